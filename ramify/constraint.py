@@ -1,0 +1,156 @@
+"""What an output must look like: one type for every kind of constraint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from ramify.errors import InvalidConstraint
+
+Kind = Literal["json_schema", "json_object", "regex", "ebnf", "lark", "choices", "structural_tag"]
+
+Whitespace = Literal["natural", "compact"] | int
+"""White space in JSON: "natural" is one space after each comma and colon, "compact" none, and a number
+up to so many spaces, tabs and line ends wherever JSON allows them."""
+
+Strict = bool | Literal["validate"]
+"""What becomes of a schema keyword that cannot be enforced: it is refused (True), checked once the value
+is there ("validate"), or left out (False)."""
+
+MAX_WHITESPACE = 100
+"""Most white space between two tokens that can be asked for."""
+
+MAX_SOURCE_BYTES = 1 << 20
+"""Longest constraint accepted, in UTF-8 bytes; a larger one is refused before anybody parses it."""
+
+
+class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A constraint on the text of one generation.
+
+    `source` is the JSON text of the schema (key order kept), the regular expression, the EBNF
+    or Lark grammar, a JSON array of strings for ``choices``, the JSON text of a structural tag, or empty
+    for ``json_object``.
+
+    The other fields are for JSON alone. `any_order`: the properties that a schema names may come in any
+    order, not only in the schema's.
+    """
+
+    kind: Kind
+    source: str = ""
+    whitespace: Whitespace = "natural"
+    any_order: bool = False
+    strict: Strict = True
+
+    @property
+    def key(self) -> str:
+        """A stable hash: equal constraints compile once."""
+        said = f"{self.kind}\0{self.source}"
+        options = (self.whitespace, self.any_order, self.strict)
+        if options != ("natural", False, True):
+            said += f"\0{options}"
+        return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def check(self) -> Constraint:
+        """Return self; raise `InvalidConstraint` when it is too large, empty or not text, or an option has
+        a value that it cannot have."""
+        self._check_options()
+        try:
+            size = len(self.source.encode())
+        except UnicodeEncodeError:
+            raise InvalidConstraint(f"The {self.kind} is not valid Unicode.", field=self.kind) from None
+        if size > MAX_SOURCE_BYTES:
+            raise InvalidConstraint(
+                f"The {self.kind} has {size} bytes; at most {MAX_SOURCE_BYTES} are accepted.",
+                field=self.kind,
+                remedy="Split it, or move constant text into the prompt.",
+            )
+        if not self.source and self.kind != "json_object":
+            raise InvalidConstraint(f"The {self.kind} is empty.", field=self.kind)
+        return self
+
+    def _check_options(self) -> None:
+        size = self.whitespace
+        known = size in ("natural", "compact") or (
+            isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= MAX_WHITESPACE
+        )
+        if not known:
+            raise InvalidConstraint(
+                f'whitespace is {size!r}; it must be "natural", "compact", or a number from 0 to '
+                f"{MAX_WHITESPACE}.",
+                field="whitespace",
+            )
+        if not isinstance(self.any_order, bool):
+            raise InvalidConstraint(
+                f"any_order is {self.any_order!r}; it must be a boolean.", field="any_order"
+            )
+        if self.strict not in (True, False, "validate"):
+            raise InvalidConstraint(
+                f'strict is {self.strict!r}; it must be true, false or "validate".', field="strict"
+            )
+        for field in ("whitespace", "any_order", "strict"):
+            if not self.kind.startswith("json_") and getattr(self, field) != getattr(_PLAIN, field):
+                raise InvalidConstraint(
+                    f"{field} is for JSON, not for a constraint of kind {self.kind}.", field=field
+                )
+
+
+_PLAIN = Constraint(kind="json_object")
+
+
+def json_schema(
+    schema: Mapping[str, Any] | bool | str,
+    *,
+    whitespace: Whitespace = "natural",
+    any_order: bool = False,
+    strict: Strict = True,
+) -> Constraint:
+    """A constraint from a JSON schema given as a mapping, a boolean, or JSON text."""
+    if isinstance(schema, str):
+        source = schema
+    else:
+        try:
+            source = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidConstraint(
+                f"The schema cannot be written as JSON: {error}.", field="json_schema"
+            ) from None
+    return Constraint(
+        kind="json_schema", source=source, whitespace=whitespace, any_order=any_order, strict=strict
+    ).check()
+
+
+def json_object(*, whitespace: Whitespace = "natural") -> Constraint:
+    """Any JSON object."""
+    return Constraint(kind="json_object", whitespace=whitespace).check()
+
+
+def regex(pattern: str) -> Constraint:
+    """Output that matches `pattern` from its first to its last character."""
+    return Constraint(kind="regex", source=pattern).check()
+
+
+def ebnf(grammar: str) -> Constraint:
+    """Output of a context-free grammar in GBNF notation with a ``root`` rule."""
+    return Constraint(kind="ebnf", source=grammar).check()
+
+
+def lark(grammar: str) -> Constraint:
+    """Output of a grammar in Lark's notation with a ``start`` rule, as llguidance reads it."""
+    return Constraint(kind="lark", source=grammar).check()
+
+
+def choices(options: Sequence[str]) -> Constraint:
+    """Exactly one of `options`."""
+    if not options or any(not isinstance(option, str) for option in options):
+        raise InvalidConstraint("choices must be a non-empty list of strings.", field="choices")
+    return Constraint(kind="choices", source=json.dumps(list(options), ensure_ascii=False)).check()
+
+
+def structural_tag(tag: Mapping[str, Any] | str) -> Constraint:
+    """Free text in which triggered tags hold constrained content (XGrammar structural tags)."""
+    source = tag if isinstance(tag, str) else json.dumps(tag, ensure_ascii=False)
+    return Constraint(kind="structural_tag", source=source).check()

@@ -1,0 +1,62 @@
+"""One background event loop for the whole process: the sync facade of everything async runs on it."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+SIGNAL_CHECK_S = 1.0
+
+_lock = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+
+
+def background_loop() -> asyncio.AbstractEventLoop:
+    """The process's background loop, started in a daemon thread at the first call."""
+    global _loop
+    with _lock:
+        if _loop is None or _loop.is_closed():
+            loop = _new_loop()
+            started = threading.Event()
+            loop.call_soon(started.set)
+            threading.Thread(target=loop.run_forever, name="ramify-loop", daemon=True).start()
+            started.wait()
+            _loop = loop
+        return _loop
+
+
+def submit(coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+    """Start `coroutine` on the background loop."""
+    return asyncio.run_coroutine_threadsafe(coroutine, background_loop())
+
+
+def wait(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run `coroutine` on the background loop and block for its result; Ctrl-C cancels it."""
+    if threading.current_thread().name == "ramify-loop":
+        coroutine.close()
+        raise RuntimeError("A blocking call was made on Ramify's own event loop; use the async form there.")
+    future = submit(coroutine)
+    try:
+        while True:
+            # CPython misses a signal that comes just before a wait without a time limit begins.
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                return future.result(SIGNAL_CHECK_S)
+            if future.done():
+                return future.result()  # it was the coroutine that timed out
+    except BaseException:
+        future.cancel()
+        raise
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()

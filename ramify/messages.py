@@ -1,0 +1,401 @@
+"""The messages that travel round the ring of processes, grouped by their receiver.
+
+    frontend ──▶ tokenizer ──▶ scheduler ──▶ detokenizer ──▶ frontend
+
+Data goes one way round; only `Abort` and `Failed` may enter out of turn. Every request ends in
+exactly one final message: a `TextChunk` whose `finish` is set, or a `Failed`. All are frozen msgspec
+structs; this module needs the standard library and msgspec alone.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from ramify.constraint import Constraint
+from ramify.errors import ErrorInfo
+from ramify.sampling import SamplingParams
+
+Segment = str | tuple[int, ...]
+"""A piece of a prompt: text still to be tokenised, or token ids to be taken as they are."""
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
+    """Base of all messages; the tag is the class name."""
+
+
+class ProgramHint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the runtime may know of the program that a request belongs to."""
+
+    program: str
+    """Identifies the program run; its leases end with `EndProgram`."""
+    lease_s: float = 0.0
+    """Keep this request's pages leased for so many seconds after it ends; 0 takes no lease."""
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of a tool that the model has made."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON text."""
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    role: str
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    """What an assistant turn called, after its content."""
+    tool_call_id: str = ""
+    """Which call the content of a tool turn is the result of."""
+    name: str = ""
+    """The tool whose result this is, where it is known."""
+    reasoning: str = ""
+    """What an assistant turn thought before its content; templates show it or leave it out."""
+
+
+class Preamble(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Free text that comes before what the constraint is about: reasoning, or prose before a tool call.
+
+    It ends with the text `end`, which belongs to the output. With `start` the prompt is made to end in
+    that text, whether or not the chat template writes it.
+    """
+
+    end: str
+    start: str = ""
+    max_tokens: int | None = None
+    """After so many tokens of free text `end` is forced; with 0 the output begins with it."""
+    optional: bool = False
+    """The output may stop without `end`, and so without what comes after it."""
+    end_ids: tuple[int, ...] = ()
+    """The tokens of `end`, filled in by the tokenizer."""
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Log-probabilities (natural log, of the unmodified distribution) of a run of tokens.
+
+    All lists have one entry per token. `logprobs` holds None for the first token of a prompt.
+    """
+
+    ids: tuple[int, ...] = ()
+    logprobs: tuple[float | None, ...] = ()
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """Per token the most likely (id, logprob) pairs, best first; empty when none were asked for."""
+    texts: tuple[str, ...] = ()
+    """Per token its text, filled in by the detokenizer."""
+    top_texts: tuple[tuple[str, ...], ...] = ()
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a request cost. prompt = cached + computed prompt tokens."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens whose KV pages were found in the tree."""
+    completion_tokens: int = 0
+    forced_tokens: int = 0
+    """Completion tokens that the grammar left no choice about, appended without sampling."""
+    retractions: int = 0
+    queue_s: float = 0.0
+    """Arrival at the scheduler to the first forward pass."""
+    first_token_s: float = 0.0
+    """Arrival at the scheduler to the first output token."""
+    total_s: float = 0.0
+    """Arrival at the scheduler to the end."""
+
+
+class Finish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a generation ended; `matched` is the stop string or stop token id that ended it."""
+
+    reason: FinishReason
+    matched: str | int | None = None
+
+
+# --- to the tokenizer ---------------------------------------------------------------------------
+
+
+class Generate(Message, frozen=True, kw_only=True):
+    """One generation. Either `prompt` or `chat` is given; `sampling.n` is 1 here (the frontend fans out)."""
+
+    rid: str
+    prompt: tuple[Segment, ...] = ()
+    chat: tuple[ChatMessage, ...] | None = None
+    """Rendered with the model's own template, followed by its generation prompt."""
+    tools: str = ""
+    """JSON text of the list of tools that the chat template is given; empty for none."""
+    template_kwargs: str = ""
+    """JSON text of the object of further variables that the chat template is given."""
+    preambles: tuple[Preamble, ...] = ()
+    """In their order in the output; after the last one comes the constraint, or text of any kind."""
+    sampling: SamplingParams = SamplingParams()
+    constraint: Constraint | None = None
+    hint: ProgramHint | None = None
+    scope: str = ""
+    """Cache scope: pages put in under one scope are invisible to every other."""
+
+
+# --- to the scheduler ---------------------------------------------------------------------------
+
+
+class Submit(Message, frozen=True, kw_only=True):
+    """A tokenised `Generate`."""
+
+    rid: str
+    ids: tuple[int, ...]
+    sampling: SamplingParams
+    constraint: Constraint | None = None
+    preambles: tuple[Preamble, ...] = ()
+    hint: ProgramHint | None = None
+    scope: str = ""
+    open_end: bool = False
+    """The prompt ends in text that may have been meant to go on inside its last token."""
+
+
+class Abort(Message, frozen=True, kw_only=True):
+    """Stop working on `rid`; unknown ids are ignored.
+
+    From the frontend it is answered by a last chunk with finish reason "abort". With `silent` (the
+    detokenizer has found a stop string and has ended the request itself) nothing is answered.
+    """
+
+    rid: str
+    silent: bool = False
+
+
+class EndProgram(Message, frozen=True, kw_only=True):
+    """The program has ended: its leases are released."""
+
+    program: str
+
+
+class FlushCache(Message, frozen=True, kw_only=True):
+    """Drop every page that no running request uses; answered by `Reply`."""
+
+    rid: str
+
+
+class GetStats(Message, frozen=True, kw_only=True):
+    """Ask the scheduler for its counters; answered by `Reply` with a `SchedulerStats`."""
+
+    rid: str
+
+
+class GrammarReady(Message, frozen=True, kw_only=True):
+    """From a grammar compiler: the serialised grammar of the constraint with this key."""
+
+    key: str
+    engine: str
+    payload: bytes
+
+
+class GrammarFailed(Message, frozen=True, kw_only=True):
+    """From a grammar compiler: the constraint with this key cannot be compiled."""
+
+    key: str
+    error: ErrorInfo
+
+
+class CompilerDied(Message, frozen=True, kw_only=True):
+    """The grammar compiler process that was started as number `generation` has ended."""
+
+    generation: int
+
+
+class CompileGrammar(Message, frozen=True, kw_only=True):
+    """To a grammar compiler."""
+
+    key: str
+    constraint: Constraint
+
+
+# --- to the detokenizer -------------------------------------------------------------------------
+
+
+class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one step produced for one request."""
+
+    rid: str
+    ids: tuple[int, ...] = ()
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None
+    first: bool = False
+    """The request's first chunk: `sampling` and `context` are set."""
+    sampling: SamplingParams | None = None
+    """For its stop strings and the treatment of special tokens."""
+    context: tuple[int, ...] = ()
+    """The prompt's last ids: some tokenizers spell a token differently at the start of a text."""
+    overlap: str = ""
+    """On the first chunk: the end of the prompt that the output's first token begins with."""
+    usage: Usage | None = None
+    """Set on the first and the last chunk."""
+    finish: Finish | None = None
+
+
+class StepOutput(Message, frozen=True, kw_only=True):
+    """Everything one scheduler step produced, in one message."""
+
+    chunks: tuple[TokenChunk, ...]
+
+
+# --- to the frontend ----------------------------------------------------------------------------
+
+
+class Violation(msgspec.Struct, frozen=True, kw_only=True):
+    """A schema keyword that an output does not satisfy."""
+
+    instance: str
+    """JSON pointer into the output."""
+    schema: str
+    """JSON pointer of the keyword."""
+    message: str
+
+
+class TextChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """New text of one request. The last one has `finish` set.
+
+    A stop string can end the visible text inside a token: `kept_ids` counts the output ids whose
+    text is wholly visible, and `tail` is the visible text after them, so that the visible output is
+    exactly ``decode(ids[:kept_ids]) + tail``. Both are set with `finish`. Where the first output token
+    replaces the end of the prompt (token healing), all of the text is in `tail`.
+    """
+
+    rid: str
+    text: str = ""
+    ids: tuple[int, ...] = ()
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None
+    usage: Usage | None = None
+    finish: Finish | None = None
+    kept_ids: int = 0
+    tail: str = ""
+    violations: tuple[Violation, ...] | None = None
+    """With `finish`, where the constraint is validated afterwards: what the output does not satisfy."""
+
+
+class StepText(Message, frozen=True, kw_only=True):
+    """The text of one scheduler step."""
+
+    chunks: tuple[TextChunk, ...]
+
+
+class Failed(Message, frozen=True, kw_only=True):
+    """The request ended in an error."""
+
+    rid: str
+    error: ErrorInfo
+
+
+class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters since start, and the state of now. Pages: free + evictable + leased + in_use == total."""
+
+    running: int
+    waiting: int
+    compiling: int
+    """Requests that wait for their grammar."""
+    steps: int
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    forced_tokens: int
+    retractions: int
+    evicted_pages: int
+    pages_total: int
+    pages_free: int
+    pages_evictable: int
+    pages_leased: int
+    pages_in_use: int
+    page_size: int
+    step_s: float
+    """Seconds spent in steps."""
+    model_s: float
+    """Of these, seconds in the forward pass."""
+
+
+class Reply(Message, frozen=True, kw_only=True):
+    """Answer to a control message."""
+
+    rid: str
+    stats: SchedulerStats | None = None
+    flushed: bool | None = None
+
+
+class ToolPieces(msgspec.Struct, frozen=True, kw_only=True):
+    """How the chat template writes tools and results in a conversation that begins with a system turn."""
+
+    start: str
+    """What precedes the system content when there are tools."""
+    place: Literal["system", "user"]
+    """The tools end the system content, or begin that of the user turn after it."""
+    before: str
+    between: str
+    after: str
+    """What stands around the tools, each as JSON."""
+    indent: int | None
+    """Of that JSON, in spaces; None: all in one line."""
+    quoted: bool
+    """A result is shown as a JSON string, whose quotes belong to the pieces of the tool turn."""
+
+
+class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """The model's chat template as pieces that can be appended one turn at a time.
+
+    A conversation is ``prefix[">system"] + content + suffix["system"] + prefix["system>user"] + …``:
+    `prefix` is keyed by "previous role>role" (empty previous role at the start, where a template may
+    insert a default system turn), `suffix` by role.
+    """
+
+    prefix: dict[str, str]
+    suffix: dict[str, str]
+    exact: bool
+    """Composition equalled the Jinja template on every probe conversation."""
+    tool_format: str = "generic"
+    """Name of the format that the template writes tool calls in (`ramify.tool_calls.formats`)."""
+    tools: ToolPieces | None = None
+    """How tools are told of; None where that cannot be appended as the template writes it."""
+    difference: str = ""
+    """Where `exact` is False: the first probe conversation that differs, in both forms."""
+    variables: tuple[str, ...] = ()
+    """What the template reads beside messages, tools, special tokens and add_generation_prompt."""
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client may know of the served model."""
+
+    name: str
+    path: str
+    vocab_size: int
+    context_length: int
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    dtype: str
+    device: str
+    chat_format: ChatFormat | None
+    """None when the model has no chat template."""
+
+
+class Ready(Message, frozen=True, kw_only=True):
+    """A process of the ring is up. The tokenizer and the scheduler each fill in what they know."""
+
+    role: str
+    pid: int
+    error: ErrorInfo | None = None
+    """Set when it could not start."""
+    chat_format: ChatFormat | None = None
+    model_info: ModelInfo | None = None
+    pages_total: int = 0
+    max_prompt_tokens: int = 0
+    load_s: float = 0.0
+
+
+ToTokenizer = Generate | Abort | EndProgram | FlushCache | GetStats
+"""All but `Generate` are passed on as they are, so that they stay in order with the requests."""
+ToScheduler = (
+    Submit | Abort | EndProgram | FlushCache | GetStats | GrammarReady | GrammarFailed | CompilerDied
+)
+ToDetokenizer = StepOutput | Reply | Failed
+ToFrontend = StepText | Reply | Failed | Ready
