@@ -1,0 +1,151 @@
+"""The books of the cache, recounted from scratch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ramify.radix.key import TOKEN_BYTES, first_token
+from ramify.radix.lease import LeaseBook
+from ramify.radix.node import Node, Root
+from ramify.radix.pages import PagePool
+from ramify.radix.stats import ConservationError
+from ramify.radix.tree import RadixTree
+from ramify.radix.usage import Usage
+
+if TYPE_CHECKING:
+    from ramify.radix.cache import Hold
+
+
+def verify(
+    tree: RadixTree,
+    usage: Usage,
+    pool: PagePool,
+    leases: LeaseBook,
+    private: set[int],
+    holds: Iterable[Hold],
+) -> None:
+    """Raise `ConservationError` with all that does not balance. O(tokens and pages in the tree)."""
+    nodes = list(tree.nodes())
+    wrong: list[str] = []
+    for node in nodes:
+        wrong += _shape(node, tree.page_size)
+    wrong += _ownership(nodes, pool, private)
+    wrong += _claims(nodes, leases, holds)
+    wrong += _usage(nodes, usage)
+    for hold in holds:
+        wrong += _hold(hold, tree, private)
+    if wrong:
+        raise ConservationError("; ".join(wrong))
+
+
+def _name(node: Node) -> str:
+    return f"node [{node.start}, {node.end})"
+
+
+def _shape(node: Node, page_size: int) -> list[str]:
+    """Edges, borders and page counts."""
+    wrong = []
+    parent = node.parent
+    if isinstance(node, Root):
+        if parent is not None or node.tokens or node.pages or not (node.children or node.locks):
+            wrong.append(f"the root of scope {node.scope!r} is not an empty prefix that somebody needs")
+    elif parent is None:
+        wrong.append(f"{_name(node)} is reachable but has no parent")
+    else:
+        slots = -(-node.end // page_size) - node.start // page_size
+        if not node.tokens or len(node.tokens) % TOKEN_BYTES or node.start != parent.end:
+            wrong.append(f"{_name(node)} does not continue its parent, {_name(parent)}")
+        if len(node.pages) != slots:
+            wrong.append(f"{_name(node)} has {len(node.pages)} pages for {slots} slots")
+        if node.borrows_head and not _is_lent(node, page_size):
+            wrong.append(f"{_name(node)} borrows page {node.pages[0]} that no ancestor has in that slot")
+        if node.last_used > parent.last_used:
+            wrong.append(f"{_name(node)} was used after its parent")
+    for first, child in node.children.items():
+        if child.parent is not node or first_token(child.tokens) != first:
+            wrong.append(f"{_name(child)} is misfiled under {_name(node)}")
+    return wrong
+
+
+def _is_lent(node: Node, page_size: int) -> bool:
+    """Whether an ancestor accounts for the head page of `node` and has it in the same slot."""
+    slot = node.start // page_size
+    step = node.parent
+    while step is not None and step.pages and -(-step.end // page_size) - 1 == slot:
+        if step.pages[-1] == node.pages[0] and (len(step.pages) > 1 or not step.borrows_head):
+            return True
+        step = step.parent
+    return False
+
+
+def _ownership(nodes: list[Node], pool: PagePool, private: set[int]) -> list[str]:
+    """Every page is free, private, or accounted for by one node."""
+    owners: Counter[int] = Counter(pool.free_pages)
+    owners.update(private)
+    for node in nodes:
+        owners.update(node.owned_pages)
+    lost = [page for page in range(pool.num_pages) if not owners[page]]
+    twice = [page for page, count in owners.items() if count > 1]
+    wrong = [f"pages {lost} are nowhere"] if lost else []
+    if twice:
+        wrong.append(f"pages {sorted(twice)} are in two places")
+    if len(owners) - len(lost) > pool.num_pages:
+        wrong.append("there are pages that the pool does not know")
+    return wrong
+
+
+def _claims(nodes: list[Node], leases: LeaseBook, holds: Iterable[Hold]) -> list[str]:
+    """Locks and leases on each node are those that end there or below."""
+    locks: Counter[Node | None] = Counter(hold.node for hold in holds)
+    leased = Counter({node: leases.at(node) for node in nodes if leases.at(node)})
+    wrong = []
+    if leased.total() != len(leases):
+        wrong.append(f"{len(leases)} leases, {leased.total()} of them on nodes of the tree")
+    for node in reversed(nodes):  # children first
+        if (node.locks, node.leases) != (locks[node], leased[node]):
+            wrong.append(
+                f"{_name(node)} counts {node.locks} locks and {node.leases} leases;"
+                f" it has {locks[node]} and {leased[node]}"
+            )
+        if node.parent is not None:
+            locks[node.parent] += locks[node]
+            leased[node.parent] += leased[node]
+    return wrong
+
+
+def _usage(nodes: list[Node], usage: Usage) -> list[str]:
+    """The page counts, and the queue of leaves."""
+    pages: Counter[str] = Counter()
+    for node in nodes:
+        pages["locked" if node.locks else "leased" if node.leases else "evictable"] += node.owned
+    wrong = [
+        f"{counted} pages counted as {state}, {pages[state]} are"
+        for state, counted in (
+            ("locked", usage.locked_pages),
+            ("leased", usage.leased_pages),
+            ("evictable", usage.evictable_pages),
+        )
+        if counted != pages[state]
+    ]
+    idle = {node for node in nodes if node.parent is not None and not node.locks and not node.children}
+    queued = {node for node in nodes if node.ticket}
+    if idle != queued or len(idle) != len(usage.queue):
+        wrong.append(f"{len(usage.queue)} leaves are queued for eviction, {len(idle)} can be evicted")
+    wrong += [f"{_name(node)} is queued as if its lease were different" for node in usage.queue.misfiled()]
+    return wrong
+
+
+def _hold(hold: Hold, tree: RadixTree, private: set[int]) -> list[str]:
+    """The hold's pages are those of its path, but for a page of its own in a partial last slot."""
+    node = hold.node
+    if node is None or node.end != hold.length:
+        return [f"a hold of {hold.length} tokens is on {'nothing' if node is None else _name(node)}"]
+    whole = hold.length // tree.page_size
+    wrong = []
+    if hold.pages[:whole] != tree.path_pages(node)[:whole]:
+        wrong.append(f"the table of a hold on {_name(node)} is not that of its path")
+    if hold.private_from not in (whole, -(-hold.length // tree.page_size)):
+        wrong.append(f"a hold of {hold.length} tokens has private pages from slot {hold.private_from} on")
+    return wrong

@@ -1,0 +1,19 @@
+"""The prefix cache that shares nothing: a baseline, an oracle, and the way to switch sharing off."""
+
+from __future__ import annotations
+
+from ramify.radix.cache import Committed, Hold, Match, PrefixCache
+from ramify.radix.key import Tokens
+
+
+class NaiveCache(PrefixCache):
+    """Same interface and same errors; every match is empty and every page stays private to its request."""
+
+    def match(self, tokens: Tokens, scope: str = "", limit: int | None = None) -> Match:
+        """Always of length 0."""
+        return super().match(tokens[:0], scope, limit)
+
+    def commit(self, hold: Hold, tokens: Tokens, pages: list[int]) -> Committed:
+        """Keeps nothing: the hold stays empty, and the table is returned as it is."""
+        self._checked(hold, tokens, pages)
+        return Committed(list(pages), hold.private_from)

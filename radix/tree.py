@@ -1,0 +1,173 @@
+"""The shape of the prefix tree: finding, cutting, growing and joining nodes. Who may go is not known here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ramify.radix.key import TOKEN_BYTES, first_token, shared_bytes
+from ramify.radix.node import Node, Root
+
+
+class RadixTree:
+    """One root per cache scope. `version` changes whenever a node is cut, added, joined or removed."""
+
+    def __init__(self, page_size: int) -> None:
+        if page_size < 1:
+            raise ValueError(f"page_size is {page_size}; it must be at least 1.")
+        self.page_size = page_size
+        self.version = 0
+        self.roots: dict[str, Root] = {}
+
+    def root(self, scope: str) -> Root:
+        """The root of `scope`, made where there is none."""
+        root = self.roots.get(scope)
+        if root is None:
+            root = self.roots[scope] = Root(scope)
+        return root
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes, parents before their children."""
+        stack: list[Node] = list(self.roots.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def walk(self, node: Node, key: bytes) -> tuple[Node, int]:
+        """Follow `key` down from the end of `node`; changes nothing.
+
+        Returns the deepest node that shares a token with it (`node` itself if none does), and how many
+        bytes of `key` match; the last of them may lie within that node.
+        """
+        ids = memoryview(key).cast("i")
+        position, size = 0, len(key)
+        while position < size:
+            child = node.children.get(ids[position // TOKEN_BYTES])
+            if child is None:
+                break
+            edge = child.tokens
+            if not key.startswith(edge, position):
+                return child, position + shared_bytes(edge, key, position)
+            position += len(edge)
+            node = child
+        return node, position
+
+    def path_pages(self, node: Node) -> list[int]:
+        """The page of every slot of ``[0, node.end)``."""
+        path = []
+        while node.parent is not None:
+            path.append(node)
+            node = node.parent
+        pages: list[int] = []
+        for node in reversed(path):
+            pages[node.start // self.page_size :] = node.pages
+        return pages
+
+    def split(self, node: Node, at: int) -> Node:
+        """Cut `node` before token `at`, ``start < at < end``, and return the new upper part.
+
+        `node` stays the lower part, so that what ends at its end still does.
+        """
+        parent = node.parent
+        assert parent is not None
+        assert node.start < at < node.end
+        cut = (at - node.start) * TOKEN_BYTES
+        head = node.start // self.page_size
+        upper = Node(
+            parent,
+            node.tokens[:cut],
+            node.start,
+            node.pages[: -(-at // self.page_size) - head],
+            node.borrows_head,
+        )
+        upper.locks, upper.leases, upper.last_used = node.locks, node.leases, node.last_used
+        parent.adopt(first_token(upper.tokens), upper)
+        node.tokens = node.tokens[cut:]
+        node.start = at
+        node.pages = node.pages[at // self.page_size - head :]
+        node.borrows_head = at % self.page_size > 0
+        upper.adopt(first_token(node.tokens), node)
+        self.version += 1
+        return upper
+
+    def append(self, parent: Node, tokens: bytes, pages: tuple[int, ...], borrows_head: bool) -> Node:
+        """Add a leaf under `parent`, which has no child that starts with the same token."""
+        first = first_token(tokens)
+        assert first not in parent.children
+        leaf = Node(parent, tokens, parent.end, pages, borrows_head)
+        leaf.last_used = parent.last_used
+        parent.adopt(first, leaf)
+        self.version += 1
+        return leaf
+
+    def trim(self, leaf: Node, count: int) -> tuple[int, ...]:
+        """Cut the last `count` pages off `leaf`, at least one fewer than it has, and return them."""
+        assert not leaf.children
+        assert 0 < count < len(leaf.pages)
+        kept, cut = leaf.pages[:-count], leaf.pages[-count:]
+        end = (leaf.start // self.page_size + len(kept)) * self.page_size
+        leaf.tokens = leaf.tokens[: (end - leaf.start) * TOKEN_BYTES]
+        leaf.pages = kept
+        self.version += 1
+        return cut
+
+    def remove(self, leaf: Node) -> Node:
+        """Take `leaf` out and return its parent. The caller frees its pages."""
+        parent = leaf.parent
+        assert parent is not None
+        assert not leaf.children
+        parent.disown(first_token(leaf.tokens))
+        self.version += 1
+        return parent
+
+    def prune(self, node: Node) -> None:
+        """Forget `node` if it is a root that nobody needs."""
+        if isinstance(node, Root) and not node.children and not node.locks:
+            del self.roots[node.scope]
+            self.version += 1
+
+    def join(self, child: Node) -> tuple[int, ...] | None:
+        """Let `child` absorb its parent where nothing tells the two apart any more.
+
+        That is where the same holds and leases need both; the caller sees to it that both were last used
+        together. Keeps paths as short as the branches that are left. Returns the pages that are no longer
+        needed: none, or the parent's copy of the page in which they meet; None where they cannot be joined.
+        """
+        parent = child.parent
+        assert parent is not None
+        grandparent = parent.parent
+        if (
+            grandparent is None
+            or len(parent.children) != 1
+            or parent.locks != child.locks
+            or parent.leases != child.leases
+        ):
+            return None
+        pages, borrows_head = parent.pages, parent.borrows_head
+        spare: tuple[int, ...] = ()
+        if child.start % self.page_size:
+            meeting = pages[-1]
+            if meeting != child.pages[0]:
+                if not self._supersedes(child):
+                    return None
+                if len(pages) > 1 or not borrows_head:
+                    spare = (meeting,)
+                borrows_head = borrows_head and len(pages) > 1
+            pages = pages[:-1]
+        child.tokens = parent.tokens + child.tokens
+        child.start = parent.start
+        child.pages = pages + child.pages
+        child.borrows_head = borrows_head
+        grandparent.adopt(first_token(child.tokens), child)
+        parent.parent = None
+        self.version += 1
+        return spare
+
+    def _supersedes(self, child: Node) -> bool:
+        """Whether nobody but `child`'s parent needs the parent's page of the slot in which they meet.
+
+        `child` has a copy of its own. The parent's page may still be in the table of a request that runs
+        through both, and may be borrowed by nodes below `child` that begin in that slot.
+        """
+        slot_end = (child.start // self.page_size + 1) * self.page_size
+        return not (child.borrows_head or child.locks) and (not child.children or child.end >= slot_end)

@@ -1,0 +1,90 @@
+"""Which tree pages are in use, leased or evictable: kept up to date along the paths that change."""
+
+from __future__ import annotations
+
+from ramify.radix.eviction import EvictionPolicy, EvictionQueue
+from ramify.radix.node import Node
+
+
+class Usage:
+    """Counts locks and leases on nodes, the pages in each state, and queues the leaves that may go.
+
+    A node is in use while it has locks, else leased while it has leases, else evictable. Both are
+    counted on every node of a path, so a parent is never less needed than its child. Each call costs
+    O(nodes on the path).
+    """
+
+    def __init__(self, policy: EvictionPolicy) -> None:
+        self.queue = EvictionQueue(policy)
+        self.locked_pages = 0
+        self.leased_pages = 0
+        self.evictable_pages = 0
+        self._releases = 0
+
+    def lock(self, node: Node, above: Node | None) -> None:
+        """Lock the path from below `above` (None: from the root on) to `node`."""
+        step: Node | None = node
+        while step is not above:
+            assert step is not None
+            if not step.locks:
+                self._count(step, -1)
+                self.queue.discard(step)
+                self.locked_pages += step.owned
+            step.locks += 1
+            step = step.parent
+
+    def unlock(self, node: Node) -> None:
+        """Take one lock off the path from the root to `node`, which is now the most recently used."""
+        self._releases += 1
+        step: Node | None = node
+        while step is not None:
+            step.last_used = self._releases
+            step.locks -= 1
+            if not step.locks:
+                self.locked_pages -= step.owned
+                self._count(step, 1)
+                self.offer(step)
+            step = step.parent
+
+    def lease(self, node: Node) -> None:
+        """Put one lease on the path from the root to `node`."""
+        self._change_leases(node, 1)
+
+    def unlease(self, node: Node) -> None:
+        """Take one lease off the path from the root to `node`."""
+        self._change_leases(node, -1)
+
+    def offer(self, node: Node) -> None:
+        """Queue `node` for eviction if it is a leaf that nobody uses."""
+        if not node.locks and not node.children and node.parent is not None:
+            self.queue.push(node)
+
+    def add(self, node: Node) -> None:
+        """The pages of `node`, which nobody uses yet, enter the tree."""
+        self._count(node, 1)
+
+    def drop(self, node: Node, pages: int) -> None:
+        """`pages` of `node`, which nobody uses, leave the tree."""
+        if node.leases:
+            self.leased_pages -= pages
+        else:
+            self.evictable_pages -= pages
+
+    def _change_leases(self, node: Node, change: int) -> None:
+        step: Node | None = node
+        while step is not None:
+            if step.locks or (step.leases and step.leases + change):
+                step.leases += change
+            else:
+                self._count(step, -1)
+                step.leases += change
+                self._count(step, 1)
+                self.offer(step)
+            step = step.parent
+
+    def _count(self, node: Node, sign: int) -> None:
+        """Add (1) or take away (-1) the pages of `node` in the state that it has without locks."""
+        if node.leases:
+            self.leased_pages += sign * node.owned
+        else:
+            self.evictable_pages += sign * node.owned

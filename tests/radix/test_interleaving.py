@@ -1,0 +1,180 @@
+"""Any interleaving of requests reads its own tokens and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from ramify.radix.cache import PrefixCache
+from ramify.radix.naive import NaiveCache
+from tests.radix.world import World
+
+SCOPES = st.sampled_from(["", "b"])
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
+MORE = st.lists(st.integers(0, 1), max_size=6)
+PICK = st.integers(0, 50)
+OWNERS = st.sampled_from(["p", "q"])
+
+
+class Interleaving(RuleBasedStateMachine):
+    cache_class: type[PrefixCache] = PrefixCache
+
+    @initialize(page_size=st.integers(1, 8), num_pages=st.integers(2, 24))
+    def start(self, page_size: int, num_pages: int) -> None:
+        self.world = World(num_pages, page_size, self.cache_class)
+        self.matches: list = []
+
+    def pick(self, number: int):
+        return self.world.requests[number % len(self.world.requests)]
+
+    def running(self) -> bool:
+        return bool(self.world.requests)
+
+    @rule(scope=SCOPES, tokens=TOKENS, limit=st.none() | st.integers(0, 14))
+    def admit(self, scope, tokens, limit) -> None:
+        self.world.admit(scope, tokens, limit)
+
+    @rule(scope=SCOPES, tokens=TOKENS, limit=st.none() | st.integers(0, 14))
+    def match_for_later(self, scope, tokens, limit) -> None:
+        match = self.world.cache.match(np.array(tokens, dtype=np.int32), scope, limit)
+        self.matches.append((scope, tokens[:limit], match))
+
+    @precondition(lambda self: self.matches)
+    @rule(number=PICK, more=MORE)
+    def admit_a_stale_match(self, number, more) -> None:
+        scope, tokens, match = self.matches.pop(number % len(self.matches))
+        self.world.admit_match(scope, tokens + more, match)
+
+    @precondition(running)
+    @rule(number=PICK, cut=st.integers(0, 20), more=MORE)
+    def fork(self, number, cut, more) -> None:
+        request = self.pick(number)
+        self.world.admit(request.scope, request.tokens[:cut] + more or [0])
+
+    @precondition(running)
+    @rule(number=PICK)
+    def same_again(self, number) -> None:
+        request = self.pick(number)
+        self.world.admit(request.scope, request.tokens, max(0, len(request.tokens) - 1))
+
+    @precondition(running)
+    @rule(number=PICK, more=MORE)
+    def compute(self, number, more) -> None:
+        self.world.compute(self.pick(number), more)
+
+    @precondition(running)
+    @rule(number=PICK, count=st.integers(1, 8))
+    def compute_a_chunk(self, number, count) -> None:
+        request = self.pick(number)
+        self.world.compute(request, [], min(len(request.tokens), request.computed + count))
+
+    @precondition(running)
+    @rule(number=PICK)
+    def commit(self, number) -> None:
+        self.world.commit(self.pick(number))
+
+    @precondition(running)
+    @rule(number=PICK, more=MORE)
+    def compute_and_commit(self, number, more) -> None:
+        if self.world.compute(self.pick(number), more):
+            self.world.commit(self.pick(number))
+
+    @precondition(running)
+    @rule(number=PICK)
+    def finish(self, number) -> None:
+        self.world.retire(self.pick(number))
+
+    @precondition(running)
+    @rule(number=PICK)
+    def abort(self, number) -> None:
+        self.world.retire(self.pick(number), commit=False)
+
+    @precondition(running)
+    @rule(number=PICK)
+    def retract_and_resume(self, number) -> None:
+        request = self.pick(number)
+        self.world.retire(request)
+        self.world.admit(request.scope, request.tokens, max(0, len(request.tokens) - 1))
+
+    @precondition(running)
+    @rule(number=PICK, owner=OWNERS, seconds=st.integers(1, 5))
+    def finish_with_a_lease(self, number, owner, seconds) -> None:
+        self.world.retire(self.pick(number), owner=owner, seconds=seconds)
+
+    @precondition(running)
+    @rule(number=PICK, owner=OWNERS, seconds=st.integers(1, 5))
+    def lease(self, number, owner, seconds) -> None:
+        self.world.cache.lease(self.pick(number).hold, owner, seconds)
+
+    @rule(seconds=st.integers(1, 4))
+    def time_passes(self, seconds) -> None:
+        self.world.clock.now += seconds
+
+    @rule(owner=OWNERS)
+    def end_leases(self, owner) -> None:
+        self.world.cache.end_leases(owner)
+        assert self.world.cache.end_leases(owner) == 0
+
+    @rule(n=st.integers(0, 24))
+    def pressure(self, n) -> None:
+        pages = self.world.allocate(n)
+        if pages is not None:
+            self.world.cache.free(pages)
+
+    @rule()
+    def flush(self) -> None:
+        self.world.flush()
+
+    @rule(scope=SCOPES, tokens=TOKENS)
+    def probe(self, scope, tokens) -> None:
+        """A match changes nothing and finds no less than what is held, no more than what was committed."""
+        world = self.world
+        before = world.tree()
+        length = world.cache.match(np.array(tokens, dtype=np.int32), scope).length
+        assert world.tree() == before
+        longest = world.longest_committed(scope, tokens)
+        assert length <= longest
+        if not world.lost_some and self.cache_class is PrefixCache:
+            assert length == longest
+
+    @invariant()
+    def everybody_reads_its_own(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        self.world.verify()
+        for request in self.world.requests:
+            match = self.world.cache.match(np.array(request.tokens, dtype=np.int32), request.scope)
+            assert match.length >= request.hold.length
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        for request in list(self.world.requests):
+            self.world.retire(request)
+        self.world.verify()
+        counts = self.world.cache.counts()
+        assert counts.in_use == 0
+        self.world.flush()
+        assert self.world.cache.counts().free == counts.total
+        assert len(self.world.cache._tree.roots) == 0
+
+
+class NaiveInterleaving(Interleaving):
+    cache_class = NaiveCache
+
+
+def few(examples: int, steps: int) -> settings:
+    return settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
+
+TestInterleaving = Interleaving.TestCase
+TestInterleaving.settings = few(200, 40)
+TestNaiveInterleaving = NaiveInterleaving.TestCase
+TestNaiveInterleaving.settings = few(25, 30)

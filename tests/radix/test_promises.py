@@ -1,0 +1,415 @@
+"""One test for each promise of the cache."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from ramify.radix.cache import PrefixCache
+from ramify.radix.naive import NaiveCache
+from tests.radix.world import World
+
+
+def tokens(start: int, stop: int) -> list[int]:
+    return list(range(start, stop))
+
+
+def run(world: World, sequence: list[int], scope: str = "") -> int:
+    """Run a request to its end. Returns how many of its tokens came from the tree."""
+    request = world.admit(scope, sequence)
+    assert request is not None
+    assert world.compute(request, [])
+    world.retire(request)
+    world.verify()
+    return request.reused
+
+
+@pytest.mark.parametrize("page_size", range(1, 9))
+def test_sharing_is_exact_to_the_token(page_size: int) -> None:
+    world = World(300, page_size)
+    sequence = tokens(0, 20)
+    run(world, sequence)
+    for fork in range(21):
+        assert run(world, [*sequence[:fork], 1000 + fork, 7]) == fork
+
+
+@pytest.mark.parametrize("page_size", range(1, 9))
+@pytest.mark.parametrize("fork", range(1, 17))
+def test_a_fork_copies_at_most_one_page(page_size: int, fork: int) -> None:
+    world = World(100, page_size)
+    run(world, tokens(0, 16))
+    before = world.cache.counts()
+    request = world.admit("", [*tokens(0, fork), 99])
+    assert request is not None
+    shared = fork // page_size
+    assert request.pages[:shared] == request.hold.pages[:shared]
+    assert (request.copy is not None) == (fork % page_size > 0)
+    assert before.free - world.cache.counts().free == 1, "one page: for the new token, and for the copy"
+
+
+def test_a_long_prompt_that_is_wholly_cached_needs_no_more_than_one_page() -> None:
+    world = World(40, 4)
+    run(world, tokens(0, 100))
+    request = world.admit("", tokens(0, 100), limit=99)
+    assert request is not None
+    assert request.reused == 99
+    assert world.cache.counts().free == 40 - 25 - 1
+
+
+def test_scopes_do_not_see_each_other() -> None:
+    world = World(20, 4)
+    assert run(world, tokens(0, 10), "a") == 0
+    assert run(world, tokens(0, 10), "b") == 0
+    assert run(world, tokens(0, 10), "") == 0
+    assert run(world, tokens(0, 10), "a") == 10
+    assert world.cache.match(tokens(0, 10), "c").length == 0
+
+
+def test_a_match_changes_nothing() -> None:
+    world = World(20, 4)
+    run(world, tokens(0, 10))
+    run(world, tokens(50, 60))
+    before = world.tree()
+    for _ in range(3):
+        assert world.cache.match(tokens(0, 6)).length == 6
+    assert world.tree() == before
+    world.allocate(15)  # 14 are free: the sequence that was used first loses a page, though just matched
+    assert world.cache.match(tokens(0, 10)).length == 8
+    assert world.cache.match(tokens(50, 60)).length == 10
+
+
+def test_a_limit_bounds_the_match() -> None:
+    world = World(20, 4)
+    run(world, tokens(0, 10))
+    assert [world.cache.match(tokens(0, 10), limit=limit).length for limit in (0, 5, 10, 11)] == [
+        0,
+        5,
+        10,
+        10,
+    ]
+    with pytest.raises(ValueError, match="limit is -1"):
+        world.cache.match(tokens(0, 10), limit=-1)
+
+
+def test_leaves_go_first_and_the_least_recently_used_of_them() -> None:
+    world = World(12, 2)
+    run(world, tokens(0, 8))  # 4 pages
+    run(world, [*tokens(0, 4), 20, 21, 22, 23])  # 2 more below the first 2
+    run(world, [*tokens(0, 4), 30, 31, 32, 33])  # 2 more
+    run(world, [*tokens(0, 4), 20, 21, 22, 23])  # the first branch is the oldest now
+    world.cache.free(world.allocate(4 + 2) or [])
+    assert world.cache.match(tokens(0, 8)).length == 4
+    assert world.cache.match([*tokens(0, 4), 30, 31, 32, 33]).length == 8
+    world.cache.free(world.allocate(6 + 2) or [])
+    assert world.cache.match([*tokens(0, 4), 30, 31, 32, 33]).length == 4
+    world.cache.free(world.allocate(8 + 3) or [])
+    assert world.cache.match([*tokens(0, 4), 20, 21, 22, 23]).length == 2
+    world.verify()
+
+
+def test_eviction_takes_no_more_than_is_missing() -> None:
+    world = World(10, 4)
+    run(world, tokens(0, 38))
+    pages = world.allocate(3)
+    assert pages is not None
+    assert world.cache.match(tokens(0, 38)).length == 28
+    world.cache.free(pages)
+    world.verify()
+
+
+def test_a_policy_chooses_the_leaf() -> None:
+    class ShortestPrefix:
+        def key(self, node) -> float:
+            return node.end
+
+    cache = PrefixCache(6, 1, policy=ShortestPrefix())
+    for sequence in ([1, 2, 3, 4], [5, 6]):
+        hold = cache.acquire(cache.match(sequence))
+        cache.commit(hold, sequence, cache.allocate(len(sequence)))
+        cache.release(hold)
+    cache.allocate(2)
+    assert (cache.match([1, 2, 3, 4]).length, cache.match([5, 6]).length) == (4, 0)
+
+
+def test_what_runs_is_never_evicted() -> None:
+    world = World(10, 2)
+    request = world.admit("", tokens(0, 8))
+    assert request is not None
+    world.compute(request, [])
+    world.commit(request)
+    run(world, [*tokens(0, 8), 50, 51])
+    assert world.cache.available() == 6
+    assert world.cache.allocate(7) is None
+    assert len(world.cache.allocate(6) or []) == 6
+    assert world.cache.match(tokens(0, 8)).length == 8
+
+
+def test_leased_pages_go_last_and_from_their_end() -> None:
+    world = World(8, 2)
+    request = world.admit("", tokens(0, 8))
+    assert request is not None
+    world.compute(request, [])
+    world.retire(request, owner="program", seconds=10)
+    run(world, tokens(20, 26))
+    counts = world.cache.counts()
+    assert (counts.free, counts.evictable, counts.leased) == (1, 3, 4)
+    world.cache.free(world.allocate(4) or [])
+    assert (world.cache.match(tokens(0, 8)).length, world.cache.match(tokens(20, 26)).length) == (8, 0)
+    pages = world.allocate(7)  # no evictable page is left: the lease gives up what is needed and no more
+    assert world.cache.match(tokens(0, 8)).length == 2
+    assert world.cache.counts().leased == 1
+    world.cache.free(pages or [])
+    assert world.cache.end_leases("program") == 1
+    assert world.cache.counts().leased == 0
+    world.verify()
+
+
+def test_a_lease_that_loses_a_branch_keeps_what_is_above() -> None:
+    world = World(8, 1)
+    run(world, [1, 2, 3])
+    request = world.admit("", [1, 2, 4, 5])
+    assert request is not None
+    world.compute(request, [])
+    world.retire(request, owner="program", seconds=10)
+    world.cache.free(world.allocate(6) or [])  # 3 are free: token 3 goes, then tokens 4 and 5
+    assert world.cache.counts().leased == 2
+    world.verify()
+    world.clock.now = 10
+    assert world.cache.counts().leased == 0
+    assert world.cache.match([1, 2]).length == 2
+    world.verify()
+
+
+def test_expired_leases_count_as_none() -> None:
+    world = World(8, 2)
+    for start in (0, 20):
+        request = world.admit("", tokens(start, start + 8))
+        assert request is not None
+        world.compute(request, [])
+        world.retire(request, owner="program", seconds=10 - start / 4)
+    assert world.cache.counts().leased == 8
+    world.clock.now = 5.0
+    pages = world.cache.allocate(4)  # before anything else looks at the clock
+    assert (world.cache.match(tokens(0, 8)).length, world.cache.match(tokens(20, 28)).length) == (8, 0)
+    world.cache.free(pages or [])
+    world.clock.now = 9.99
+    assert world.cache.counts().leased == 4
+    world.clock.now = 10.0
+    assert world.cache.counts().leased == 0
+    assert world.cache.end_leases("program") == 0
+
+
+def test_a_lease_is_renewed_and_never_shortened() -> None:
+    world = World(8, 2)
+    request = world.admit("", tokens(0, 8))
+    assert request is not None
+    world.compute(request, [])
+    world.commit(request)
+    hold = request.hold
+    world.cache.lease(hold, "program", 5)
+    world.cache.lease(hold, "program", 10)
+    world.cache.lease(hold, "program", 1)
+    world.cache.lease(hold, "other", 1)
+    world.retire(request)
+    for now, leased in ((1, 4), (5, 4), (9, 4), (10, 0)):
+        world.clock.now = now
+        assert world.cache.counts().leased == leased
+        world.verify()
+
+
+def test_a_conversation_keeps_one_lease() -> None:
+    world = World(40, 4)
+    sequence: list[int] = []
+    for turn in range(6):
+        sequence += tokens(10 * turn, 10 * turn + 5)
+        request = world.admit("", sequence)
+        assert request is not None
+        world.compute(request, [])
+        world.retire(request, owner="program", seconds=10)
+        world.verify()
+    assert world.cache.end_leases("program") == 1
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 7])
+def test_a_conversation_becomes_one_node_and_wastes_no_page(page_size: int) -> None:
+    world = World(60, page_size)
+    sequence: list[int] = []
+    for turn in range(8):
+        sequence += tokens(10 * turn, 10 * turn + 5)
+        assert run(world, sequence) == 5 * turn
+    assert len([node for *_, node in world.walk_tree() if node.parent is not None]) == 1
+    assert world.cache.counts().evictable == world.slots(len(sequence))
+
+
+def test_chunked_prefill_makes_one_node() -> None:
+    world = World(60, 4)
+    request = world.admit("", tokens(0, 50))
+    assert request is not None
+    for stop in (7, 8, 21, 40, 50):
+        world.compute(request, [], stop)
+        world.commit(request)
+        world.verify()
+    assert len([node for *_, node in world.walk_tree() if node.parent is not None]) == 1
+
+
+@pytest.mark.parametrize("page_size", range(1, 9))
+@pytest.mark.parametrize("same", range(12))
+def test_two_requests_that_compute_the_same_tokens_end_with_one_copy(page_size: int, same: int) -> None:
+    world = World(60, page_size)
+    first = world.admit("", [*tokens(0, same), 50, 51])
+    second = world.admit("", [*tokens(0, same), 60, 61])
+    assert first is not None
+    assert second is not None
+    for request in (first, second):
+        world.compute(request, [])
+        world.commit(request)
+        world.verify()
+    whole = same // page_size
+    assert first.pages[:whole] == second.pages[:whole]
+    in_use = world.slots(same + 2) * 2 - whole
+    assert world.cache.counts().in_use == in_use, "the duplicates are free"
+    for request in (second, first):
+        world.compute(request, [7])
+        world.retire(request)
+        world.verify()
+
+
+def test_the_slower_of_two_equal_requests_goes_on_writing_its_own_page() -> None:
+    world = World(20, 4)
+    first, second = (world.admit("", tokens(0, 6)) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    world.compute(first, [])
+    world.compute(second, [])
+    own = second.pages[1]
+    world.commit(first)
+    world.commit(second)
+    assert second.pages == [first.pages[0], own]
+    assert (first.private_from, second.private_from) == (2, 1)
+    world.compute(first, [100, 101])
+    world.compute(second, [200, 201, 202])
+    world.verify()
+    for request in (first, second):
+        world.retire(request)
+        world.verify()
+    assert world.cache.match([*tokens(0, 6), 200, 201, 202]).length == 9
+
+
+def test_a_pool_without_other_users_fits_a_request_of_its_size() -> None:
+    """After a flush nothing is left that could be in its way, whatever was forked before."""
+    world = World(8, 4)
+    for fork in (3, 6, 9, 13):
+        run(world, [*tokens(0, fork), 100 + fork])
+    world.flush()
+    request = world.admit("", tokens(0, 2))
+    assert request is not None
+    for token in range(2, 32):
+        assert world.compute(request, [token])
+        world.commit(request)
+        world.verify()
+    assert world.cache.counts().in_use == 8
+    assert not world.compute(request, [32])
+
+
+def test_matching_costs_the_same_in_any_tree() -> None:
+    """Counted in lines of Python that run, so that no clock is needed."""
+
+    def lines_of_a_match(others: int) -> int:
+        cache = PrefixCache(4 * others + 100, 4)
+        prompt = np.arange(64, dtype=np.int32)
+        rng = np.random.default_rng(0)
+        prompts = [prompt, *(np.r_[prompt[:32], 100 + i, rng.integers(0, 9, 6)] for i in range(others))]
+        for sequence in prompts:
+            hold = cache.acquire(cache.match(sequence, limit=len(sequence) - 1))
+            full = hold.length // 4
+            fresh = cache.allocate(-(-len(sequence) // 4) - full)
+            assert fresh is not None
+            committed = cache.commit(hold, sequence, hold.pages[:full] + fresh)
+            cache.free(committed.pages[committed.private_from :])
+            cache.release(hold)
+        lines = 0
+
+        def trace(frame, event, arg):
+            nonlocal lines
+            lines += event == "line"
+            return trace
+
+        outer = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            assert cache.match(prompt).length == 64
+        finally:
+            sys.settrace(outer)
+        return lines
+
+    assert lines_of_a_match(10) == lines_of_a_match(3000) < 60
+
+
+def test_evicting_pages_costs_by_the_pages_and_not_by_the_tree() -> None:
+    """Counted in policy keys asked for: one for each leaf that becomes one."""
+    asked = 0
+
+    class Counting:
+        def key(self, node) -> float:
+            nonlocal asked
+            asked += 1
+            return node.last_used
+
+    cache = PrefixCache(2000, 1, policy=Counting())
+    for sequence in ([i, i] for i in range(1000)):
+        hold = cache.acquire(cache.match(sequence))
+        cache.commit(hold, sequence, cache.allocate(2))
+        cache.release(hold)
+    asked = 0
+    for _ in range(100):
+        cache.free(cache.allocate(len(cache._pool) + 1))
+    assert asked <= 100
+
+
+def test_naive_and_radix_run_the_same_requests_alike() -> None:
+    """Same contents through both; the tree computes exactly what no earlier request has."""
+    rng = np.random.default_rng(7)
+    radix, naive = World(400, 5), World(400, 5, NaiveCache)
+    for _ in range(60):
+        sequence = rng.integers(0, 2, rng.integers(1, 30)).tolist()
+        known = radix.longest_committed("", sequence)
+        assert run(radix, sequence) == known
+        assert run(naive, sequence) == 0
+    assert not radix.lost_some
+    assert radix.cache.counts().evictable > 0
+    assert naive.cache.counts().free == 400
+
+
+@pytest.mark.parametrize("left", range(1, 8))
+def test_a_match_that_was_evicted_since_is_matched_again(left: int) -> None:
+    """Eviction between `match` and `acquire` cuts the node, or takes it out."""
+    world = World(8, 1)
+    run(world, tokens(0, 4))
+    run(world, tokens(20, 24))
+    match = world.cache.match(tokens(0, 4))
+    world.cache.free(world.cache.allocate(8 - left) or [])
+    assert world.admit_match("", tokens(0, 4), match) is not None  # `World` compares with a fresh match
+    world.verify()
+
+
+def test_a_match_whose_node_was_joined_since_is_matched_again() -> None:
+    world = World(12, 2)
+    first = world.admit("", tokens(0, 4))
+    assert first is not None
+    world.compute(first, [])
+    world.commit(first)
+    second = world.admit("", tokens(0, 8))  # a node of its own below the held one
+    assert second is not None
+    world.compute(second, [])
+    world.retire(second)
+    world.retire(first)
+    third = world.admit("", tokens(0, 8))
+    assert third is not None
+    match = world.cache.match(tokens(0, 4))  # ends at the upper of two nodes
+    assert match.node is not None
+    world.retire(third)  # nothing tells them apart any more
+    assert match.node.parent is None
+    assert world.admit_match("", tokens(0, 4), match) is not None
+    world.verify()

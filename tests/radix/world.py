@@ -1,0 +1,194 @@
+"""Requests on a cache whose pages have contents, so that a page shared or written wrongly is seen.
+
+A row holds what the KV of a token depends on: its scope and all tokens up to it. `World` does what the
+scheduler does with pages and what the worker does with rows; `verify` then reads every row that a
+running request or the tree relies on.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ramify.radix.cache import Hold, Match, PrefixCache
+
+POISON = "poison"
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Request:
+    """Tokens ``[0, computed)`` have been written to rows, ``[0, hold.length)`` are committed."""
+
+    def __init__(self, scope: str, tokens: list[int], hold: Hold, pages: list[int]) -> None:
+        self.scope = scope
+        self.tokens = list(tokens)
+        self.hold = hold
+        self.pages = pages
+        self.computed = hold.length
+        self.private_from = 0
+        self.copy: tuple[int, int] | None = None
+        self.reused = hold.length
+
+
+class World:
+    def __init__(self, num_pages: int, page_size: int, cache_class: type[PrefixCache] = PrefixCache) -> None:
+        self.clock = FakeClock()
+        self.cache = cache_class(num_pages, page_size, clock=self.clock)
+        self.page_size = page_size
+        self.rows = [[POISON] * page_size for _ in range(num_pages)]
+        self.requests: list[Request] = []
+        self.committed: set[tuple[str, tuple[int, ...]]] = set()
+        self.lost_some = False
+        """Something has been evicted or flushed."""
+
+    # --- what the scheduler does ------------------------------------------------------------------
+
+    def admit(self, scope: str, tokens: list[int], limit: int | None = None) -> Request | None:
+        match = self.cache.match(np.array(tokens, dtype=np.int32), scope, limit)
+        return self.admit_match(scope, tokens, match)
+
+    def admit_match(self, scope: str, tokens: list[int], match: Match) -> Request | None:
+        """`match`, of the first of `tokens`, may be stale: what is held is what the tree has now."""
+        now = self.cache.match(np.frombuffer(match.key, np.int32), scope)
+        hold = self.cache.acquire(match)
+        assert hold.length == now.length
+        self.read(scope, tokens, hold.length, hold.pages)
+        full = hold.length // self.page_size
+        fresh = self.allocate(self.slots(len(tokens)) - full)
+        if fresh is None:
+            self.cache.release(hold)
+            return None
+        request = Request(scope, tokens, hold, hold.pages[:full] + fresh)
+        request.private_from = full
+        if hold.length % self.page_size:
+            # A match of all tokens ends in the last slot, for which there is a fresh page as well.
+            request.copy = (hold.pages[full], fresh[0])
+        self.requests.append(request)
+        return request
+
+    def allocate(self, n: int) -> list[int] | None:
+        before, tree = self.cache.counts(), self.tree()
+        available = self.cache.available()
+        pages = self.cache.allocate(n)
+        after = self.cache.counts()
+        if pages is None:
+            assert n > available
+            assert (after, self.tree()) == (before, tree)
+            return None
+        assert n <= available
+        assert len(pages) == n
+        evicted = max(0, n - before.free)
+        assert after.evicted == before.evicted + evicted, "evicts exactly what is missing"
+        assert before.leased - after.leased == max(0, evicted - before.evictable), "leased pages go last"
+        self.lost_some |= evicted > 0
+        for page in pages:
+            self.rows[page] = [POISON] * self.page_size
+        return pages
+
+    def compute(self, request: Request, tokens: list[int], until: int | None = None) -> bool:
+        """Append `tokens`, and compute up to `until` (None: to the end). False where there are no pages."""
+        missing = self.slots(len(request.tokens) + len(tokens)) - len(request.pages)
+        if missing > 0:
+            fresh = self.allocate(missing)
+            if fresh is None:
+                return False
+            request.pages += fresh
+        request.tokens += tokens
+        if request.copy is not None:
+            source, target = request.copy
+            self.rows[target] = list(self.rows[source])
+            request.copy = None
+        until = len(request.tokens) if until is None else until
+        for position in range(request.computed, until):
+            page, row = request.pages[position // self.page_size], position % self.page_size
+            self.rows[page][row] = self.content(request.scope, request.tokens, position)
+        request.computed = max(request.computed, until)
+        return True
+
+    def commit(self, request: Request) -> None:
+        if request.computed == request.hold.length or request.copy is not None:
+            return
+        slots = self.slots(request.computed)
+        tokens = np.array(request.tokens[: request.computed], dtype=np.int32)
+        committed = self.cache.commit(request.hold, tokens, request.pages[:slots])
+        request.pages[:slots] = committed.pages
+        request.private_from = committed.private_from
+        self.committed.update(
+            (request.scope, tuple(request.tokens[: end + 1])) for end in range(request.computed)
+        )
+
+    def retire(self, request: Request, commit: bool = True, owner: str = "", seconds: float = 0.0) -> None:
+        if commit:
+            self.commit(request)
+        if seconds:
+            self.cache.lease(request.hold, owner, seconds)
+        self.cache.free(request.pages[request.private_from :])
+        self.cache.release(request.hold)
+        self.requests.remove(request)
+
+    def flush(self) -> None:
+        before = self.cache.counts()
+        assert self.cache.flush() == before.evictable + before.leased
+        after = self.cache.counts()
+        assert (after.evictable, after.leased, after.in_use) == (0, 0, before.in_use)
+        self.lost_some = True
+
+    # --- what must hold ---------------------------------------------------------------------------
+
+    def slots(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
+
+    @staticmethod
+    def content(scope: str, tokens: list[int], position: int) -> tuple[str, tuple[int, ...]]:
+        return scope, tuple(tokens[: position + 1])
+
+    def read(self, scope: str, tokens: list[int], length: int, pages: list[int]) -> None:
+        assert len(pages) >= self.slots(length)
+        for position in range(length):
+            found = self.rows[pages[position // self.page_size]][position % self.page_size]
+            assert found == self.content(scope, tokens, position), (position, found)
+
+    def tree(self) -> list[tuple]:
+        """All that the tree is, as values."""
+        return sorted(
+            (scope, prefix, pages, node.locks, node.leases) for scope, prefix, pages, node in self.walk_tree()
+        )
+
+    def walk_tree(self):
+        """(scope, prefix, table, node) of every node."""
+        stack = [(scope, (), (), root) for scope, root in self.cache._tree.roots.items()]
+        while stack:
+            scope, prefix, pages, node = stack.pop()
+            yield scope, prefix, pages, node
+            for child in node.children.values():
+                head = child.start // self.page_size
+                tokens = tuple(np.frombuffer(child.tokens, np.int32).tolist())
+                stack.append((scope, prefix + tokens, pages[:head] + child.pages, child))
+
+    def verify(self) -> None:
+        self.cache.check()
+        counts = self.cache.counts()
+        assert counts.free + counts.evictable + counts.leased + counts.in_use == counts.total
+        assert self.cache.available() == counts.total - counts.in_use
+        for request in self.requests:
+            if request.copy is None:
+                self.read(request.scope, request.tokens, request.computed, request.pages)
+            else:
+                full = request.hold.length // self.page_size
+                table = [*request.pages[:full], request.copy[0]]
+                self.read(request.scope, request.tokens, request.hold.length, table)
+        for scope, prefix, pages, _ in self.walk_tree():
+            assert prefix == () or (scope, prefix) in self.committed
+            self.read(scope, list(prefix), len(prefix), list(pages))
+
+    def longest_committed(self, scope: str, tokens: list[int]) -> int:
+        length = 0
+        while length < len(tokens) and (scope, tuple(tokens[: length + 1])) in self.committed:
+            length += 1
+        return length
