@@ -1,0 +1,149 @@
+"""The compiled attention against its ceilings: memory for decodes, arithmetic for prefills.
+
+    python -m benchmarks.cpu_attention [--threads 2] [--dtype bfloat16] [--heads 9 3] [--head-dim 64]
+
+Decodes print GB/s of keys and values read, beside the bandwidth measured here for reading a large array;
+prefills GFLOP/s of the visible scores, beside a large float32 matrix product. Ratios are the time of the
+torch twin, and of torch's scaled_dot_product_attention on keys and values gathered beforehand (of equal
+length, so that no padding or gathering is counted), over the kernel's. Pages lie in random order; where
+keys and values exceed `--cold-mb` the layers rotate, as in a model, so that no layer finds its own in
+the cache. Times are the best of several calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+
+from ramify.kernels.registry import ops
+
+DECODES = [(batch, context) for batch in (1, 8, 32) for context in (256, 1024, 4096)]
+PREFILLS = [(512, 0), (512, 1500), (64, 1500), (2048, 0)]
+
+
+def best(call: Callable[[], object], seconds: float = 0.4) -> float:
+    """Seconds of the fastest call."""
+    call()
+    fastest, ends = math.inf, time.perf_counter() + seconds
+    while time.perf_counter() < ends:
+        began = time.perf_counter()
+        call()
+        fastest = min(fastest, time.perf_counter() - began)
+    return fastest
+
+
+def ceilings() -> tuple[float, float]:
+    """Bytes a second that a sum over 512 MiB reads, and FLOP/s of a float32 matrix product."""
+    large = torch.ones(1 << 27)
+    bandwidth = large.nbytes / best(large.sum)
+    a = torch.randn(1024, 1024)
+    return bandwidth, 2 * 1024**3 / best(lambda: a @ a)
+
+
+class Case:
+    """Sequences of equal lengths over several layers of pages."""
+
+    def __init__(
+        self, lengths: tuple[int, int, int], heads: tuple[int, int], head_dim: int, args: argparse.Namespace
+    ) -> None:
+        batch, new, stored = lengths
+        self.new, self.stored = new, stored
+        query_heads, kv_heads = heads
+        dtype = getattr(torch, args.dtype)
+        pages = -(-stored // args.page_size)
+        self.kv_bytes = 2 * batch * stored * kv_heads * head_dim * dtype.itemsize
+        layers = max(1, min(8, round(args.cold_mb * 2**20 / self.kv_bytes)))
+        shape = (layers, batch * pages, kv_heads, args.page_size, head_dim)
+        self.k, self.v = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+        self.page_table = torch.randperm(batch * pages).to(torch.int32).view(batch, pages)
+        self.starts = torch.arange(batch + 1, dtype=torch.int32) * new
+        self.lens = torch.full((batch,), stored, dtype=torch.int32)
+        self.q = torch.randn(batch * new, query_heads, head_dim).to(dtype)
+        self.scale = head_dim**-0.5
+        visible = batch * (new * (stored - new) + new * (new + 1) // 2)
+        self.flop = 4 * query_heads * head_dim * visible
+
+    def paged(self, attention: Callable[..., torch.Tensor]) -> Callable[[], object]:
+        out = torch.empty_like(self.q)
+        layer = self._layers()
+        tables = (self.page_table, self.starts, self.lens)
+
+        def call() -> None:
+            index = next(layer)
+            attention(self.q, self.k[index], self.v[index], *tables, scale=self.scale, out=out)
+
+        return call
+
+    def dense(self) -> Callable[[], object]:
+        batch = len(self.lens)
+        q = self.q.view(batch, self.new, *self.q.shape[1:]).transpose(1, 2).contiguous()
+        k, v = (
+            pool[:, self.page_table.long()].transpose(2, 3).flatten(3, 4)[:, :, :, : self.stored].contiguous()
+            for pool in (self.k, self.v)
+        )
+        mask = None
+        if self.new > 1:
+            mask = torch.ones(self.new, self.stored, dtype=torch.bool).tril(self.stored - self.new)
+        layer = self._layers()
+
+        def call() -> None:
+            index = next(layer)
+            F.scaled_dot_product_attention(
+                q, k[index], v[index], attn_mask=mask, scale=self.scale, enable_gqa=True
+            )
+
+        return call
+
+    def _layers(self) -> Iterator[int]:
+        while True:
+            yield from range(len(self.k))
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--heads", type=int, nargs=2, default=[9, 3], metavar=("HEADS", "KV_HEADS"))
+    parser.add_argument("--head-dim", type=int, default=64)
+    parser.add_argument("--page-size", type=int, default=16)
+    parser.add_argument("--cold-mb", type=float, default=64.0)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(args.threads)
+    kernel, twin = ops("cpu").paged_attention, ops("torch").paged_attention
+    bandwidth, flops = ceilings()
+    print(f"{args.threads} threads, {args.dtype}, heads {args.heads}, head_dim {args.head_dim}")
+    print(f"ceilings: reads {bandwidth / 1e9:.1f} GB/s, float32 products {flops / 1e9:.0f} GFLOP/s")
+    print(f"{'':<28}{'us':>10}{'rate':>16}{'of ceiling':>12}{'twin':>8}{'sdpa':>8}")
+    for batch, context in DECODES:
+        case = Case((batch, 1, context), tuple(args.heads), args.head_dim, args)
+        seconds = best(case.paged(kernel))
+        rate = case.kv_bytes / seconds
+        report(f"decode {batch} x {context}", seconds, f"{rate / 1e9:.1f} GB/s", rate / bandwidth, case, twin)
+    for new, prefix in PREFILLS:
+        case = Case((1, new, new + prefix), tuple(args.heads), args.head_dim, args)
+        seconds = best(case.paged(kernel))
+        rate = case.flop / seconds
+        report(
+            f"prefill {new} after {prefix}", seconds, f"{rate / 1e9:.0f} GFLOP/s", rate / flops, case, twin
+        )
+
+
+def report(
+    name: str, seconds: float, rate: str, share: float, case: Case, twin: Callable[..., torch.Tensor]
+) -> None:
+    ratios = [best(case.paged(twin)) / seconds, best(case.dense()) / seconds]
+    columns = "".join(f"{ratio:>7.1f}x" for ratio in ratios)
+    print(f"{name:<28}{seconds * 1e6:>10.1f}{rate:>16}{share:>12.0%}{columns}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Norms, activation, rotary store, page copies and sampling: all bound by bandwidth, beside plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.kernel_cases.base import Case, Work, family
+from ramify.kernels.sampling import SamplingOptions
+from ramify.kernels.triton import activation, kv_store, logits, norm, rope, sampling
+
+_HEADS, _KV_HEADS, _DIM, _PAGE = 32, 8, 128, 16
+
+
+def _half(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float16
+
+
+def _norm(device: torch.device, tokens: int, size: int) -> Work:
+    x = torch.randn(tokens, size, dtype=_half(device), device=device)
+    weight, out = torch.ones_like(x[0]), torch.empty_like(x)
+    torchs = {"torch": lambda: F.rms_norm(x, (size,), weight, 1e-5)}
+    return Work(lambda: norm.rms_norm(x, weight, 1e-5, out=out), 2 * x.nbytes, rivals=torchs)
+
+
+def _add_norm(device: torch.device, tokens: int, size: int) -> Work:
+    x = torch.randn(tokens, size, dtype=_half(device), device=device)
+    residual, weight, out = torch.zeros_like(x), torch.ones_like(x[0]), torch.empty_like(x)
+    other = torch.zeros_like(x)
+
+    def torchs() -> torch.Tensor:
+        other.add_(x)
+        return F.rms_norm(other, (size,), weight, 1e-5)
+
+    return Work(
+        lambda: norm.add_rms_norm(x, residual, weight, 1e-5, out=out), 4 * x.nbytes, rivals={"torch": torchs}
+    )
+
+
+def _gated(device: torch.device, tokens: int, size: int) -> Work:
+    x = torch.randn(tokens, 2 * size, dtype=_half(device), device=device)
+    out = torch.empty(tokens, size, dtype=x.dtype, device=device)
+    torchs = {"torch": lambda: F.silu(x[:, :size]) * x[:, size:]}
+    return Work(lambda: activation.silu_mul(x, out=out), x.nbytes + out.nbytes, rivals=torchs)
+
+
+def _rope(device: torch.device, tokens: int, *, norms: bool) -> Work:
+    dtype = _half(device)
+    qkv = torch.randn(tokens, _HEADS + 2 * _KV_HEADS, _DIM, dtype=dtype, device=device)
+    q, k, v = qkv.split([_HEADS, _KV_HEADS, _KV_HEADS], dim=1)
+    turn = torch.polar(
+        torch.ones(tokens, _DIM // 2, device=device), torch.randn(tokens, _DIM // 2, device=device)
+    )
+    num_pages = -(-tokens // _PAGE)
+    k_pages, v_pages = torch.empty(2, num_pages, _KV_HEADS, _PAGE, _DIM, dtype=dtype, device=device)
+    slots = torch.arange(tokens, device=device)
+    weight = torch.ones(_DIM, dtype=dtype, device=device)
+    given = {"q_norm": weight, "k_norm": weight} if norms else {}
+
+    def run() -> None:
+        rope.rope_store_kv(q, k, v, turn, k_pages, v_pages, slots, **given)
+
+    def rotated(x: torch.Tensor) -> torch.Tensor:
+        if norms:
+            x = F.rms_norm(x, (_DIM,), weight, 1e-6)
+        pairs = torch.view_as_complex(x.float().view(*x.shape[:2], -1, 2))
+        return torch.view_as_real(pairs * turn[:, None]).flatten(2).to(dtype)
+
+    def torchs() -> None:
+        page, row = slots // _PAGE, slots % _PAGE
+        k_pages[page, :, row] = rotated(k)
+        v_pages[page, :, row] = v
+        q.copy_(rotated(q))
+
+    # q, k and v are read, each is written once, and so is a rotation a token read.
+    return Work(run, 2 * qkv.nbytes + turn.nbytes + slots.nbytes, rivals={"torch": torchs})
+
+
+def _copies(device: torch.device, layers: int, count: int) -> Work:
+    shape = (layers, 2 * count, _KV_HEADS, _PAGE, _DIM)
+    k, v = (torch.randn(shape, device=device).to(_half(device)) for _ in range(2))
+    src, dst = list(range(count)), list(range(count, 2 * count))
+    index = torch.tensor([src, dst], device=device)
+
+    def torchs() -> None:
+        for pages in (k, v):
+            pages[:, index[1]] = pages[:, index[0]]
+
+    return Work(lambda: kv_store.copy_pages(k, v, src, dst), k.nbytes + v.nbytes, rivals={"torch": torchs})
+
+
+def _draws(
+    device: torch.device,
+    rows: int,
+    vocab: int,
+    *,
+    masked: bool = False,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> Work:
+    """Torch draws with numbers of its own, so the tokens differ; for top-p it sorts."""
+    x = 3 * torch.randn(rows, vocab, device=device)
+    x = x.to(_half(device))
+    columns = [[value] * rows for value in (temperature, top_k, top_p, 0.0, 0.5)]
+    options = SamplingOptions.of(*columns, device)
+    mask = (
+        torch.full((rows, -(-vocab // 32)), 0x55555555, dtype=torch.int32, device=device) if masked else None
+    )
+
+    def torchs() -> torch.Tensor:
+        y = x.float()
+        if temperature == 0.0:
+            return torch.argmax(y, dim=-1)
+        if top_k or top_p < 1.0:
+            y, ids = torch.topk(y, top_k, dim=-1) if top_k else torch.sort(y, dim=-1, descending=True)
+            probs = torch.softmax(y, dim=-1)
+            probs = torch.where(torch.cumsum(probs, -1) - probs < top_p, probs, 0.0)
+            return ids.gather(1, torch.multinomial(probs, 1))
+        return torch.multinomial(torch.softmax(y, dim=-1), 1)
+
+    rivals = {} if masked else {"torch": torchs}
+    moved = x.nbytes + (0 if mask is None else mask.nbytes)
+    return Work(lambda: sampling.sample_tokens(x, options, mask), moved, rivals=rivals)
+
+
+def _log_probabilities(device: torch.device, rows: int, vocab: int, top: int) -> Work:
+    x = 3 * torch.randn(rows, vocab, device=device)
+    x = x.to(_half(device))
+    tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+
+    def torchs() -> torch.Tensor:
+        wide = torch.log_softmax(x.float(), dim=-1)
+        torch.topk(wide, top, dim=-1)
+        return wide.gather(1, tokens[:, None])
+
+    return Work(
+        lambda: logits.log_probabilities(x, tokens, top).chosen[:, None], x.nbytes, rivals={"torch": torchs}
+    )
+
+
+def _mask(device: torch.device, rows: int, vocab: int) -> Work:
+    x = torch.randn(rows, vocab, device=device).to(_half(device))
+    mask = torch.full((rows, vocab // 32), 0x55555555, dtype=torch.int32, device=device)
+    refused = torch.arange(vocab, device=device) % 2 == 1
+    torchs = {"torch": lambda: x.masked_fill_(refused, -torch.inf)}
+
+    def run() -> torch.Tensor:
+        logits.apply_mask(x, mask)
+        return x
+
+    return Work(run, 2 * x.nbytes + mask.nbytes, rivals=torchs)
+
+
+@family
+def ops(tiny: bool) -> Iterator[Case]:
+    tokens, rows, vocab = (6, 3, 1024) if tiny else (4096, 256, 128256)
+    small = 2 if tiny else 64
+    size, inner = (64, 96) if tiny else (4096, 14336)
+    yield Case(f"norm {tokens} x {size}", lambda device: _norm(device, tokens, size))
+    yield Case(f"add + norm {tokens} x {size}", lambda device: _add_norm(device, tokens, size))
+    yield Case(f"silu * up {tokens} x {inner}", lambda device: _gated(device, tokens, inner))
+    yield Case(f"rope + store {tokens}", lambda device: _rope(device, tokens, norms=False))
+    yield Case(f"norms + rope + store {tokens}", lambda device: _rope(device, tokens, norms=True))
+    yield Case(f"rope + store {small}", lambda device: _rope(device, small, norms=False))
+    yield Case("copy pages, 32 layers", lambda device: _copies(device, 2 if tiny else 32, small))
+    for count in (small, rows):
+        yield Case(f"greedy {count}", lambda device, n=count: _draws(device, n, vocab, temperature=0.0))
+        yield Case(f"draw {count}", lambda device, n=count: _draws(device, n, vocab))
+        yield Case(f"draw {count}, masked", lambda device, n=count: _draws(device, n, vocab, masked=True))
+        yield Case(f"draw {count}, top-k 50", lambda device, n=count: _draws(device, n, vocab, top_k=50))
+        yield Case(f"draw {count}, top-p 0.9", lambda device, n=count: _draws(device, n, vocab, top_p=0.9))
+    yield Case(f"mask {rows}", lambda device: _mask(device, rows, vocab))
+    yield Case(
+        f"log-probabilities {rows}, top 20", lambda device: _log_probabilities(device, rows, vocab, 20)
+    )

@@ -1,0 +1,172 @@
+"""Products with packed weights against torch's: bfloat16 `linear`, and aten's own int8 and int4 products.
+
+    python -m benchmarks.linear [--threads 2] [--rows 1 4 8 16 32 64] [--model NAME] [--seconds 0.4]
+
+The shapes are those of a model's layers and head. Each product takes another copy of its weights in turn,
+`--cold-mb` of them, so that none finds its own in a cache; contenders alternate in one loop, and each time
+is the least of several. GB/s are the weights that were read; "x" is the time of torch's bfloat16 product
+over this one. At the end: all the products of one decode step.
+
+aten's int8 has one scale a row and its int4 one for 32 inputs, like ours with an offset.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ramify.kernels.packed import PackedWeight, Rows, pack, quantised
+from ramify.kernels.registry import Linear, ops
+from ramify.runtime.config import DEFAULT_MODEL
+from ramify.runtime.model.config import ModelConfig
+from ramify.runtime.model.load import read_config
+from ramify.runtime.model.quantization import GROUPS
+from ramify.runtime.model.resolve import resolve
+
+ATEN_GROUP = 32
+
+Contender = tuple[str, int, Callable[[int], object]]
+"""A name, the bytes of one copy of its weights, and the product with copy number i."""
+
+
+def best(contenders: list[Contender], copies: int, seconds: float) -> list[float]:
+    """Seconds of each one's fastest call; they take turns of three calls."""
+    fastest = [math.inf] * len(contenders)
+    ends, index = time.perf_counter() + seconds * len(contenders), 0
+    for _, _, call in contenders:
+        call(0)
+    while time.perf_counter() < ends:
+        for place, (_, _, call) in enumerate(contenders):
+            for _ in range(3):
+                index = (index + 1) % copies
+                began = time.perf_counter()
+                call(index)
+                fastest[place] = min(fastest[place], time.perf_counter() - began)
+    return fastest
+
+
+def shapes(config: ModelConfig) -> Iterator[tuple[str, int, int, bool, int]]:
+    """Name, outputs, inputs, gated, and how many products of that shape a step makes."""
+    hidden, heads, head_dim = config.hidden_size, config.num_heads, config.head_dim
+    keys = config.num_kv_heads * head_dim
+    yield "qkv", heads * head_dim + 2 * keys, hidden, False, config.num_layers
+    yield "output", hidden, heads * head_dim, False, config.num_layers
+    yield "gate, up", 2 * config.intermediate_size, hidden, True, config.num_layers
+    yield "down", hidden, config.intermediate_size, False, config.num_layers
+    yield "head", config.vocab_size, hidden, False, 1
+
+
+def gate(y: Tensor, gated: bool) -> Tensor:
+    if not gated:
+        return y
+    first, second = y.chunk(2, dim=-1)
+    return F.silu(first) * second
+
+
+class Case:
+    """Copies of one matrix in every form."""
+
+    def __init__(self, outputs: int, inputs: int, gated: bool, cold_mb: float) -> None:
+        self.gated = gated
+        self.copies = max(1, round(cold_mb * 2**20 / (2 * outputs * inputs)))
+        self.plain = 0.05 * torch.randn(self.copies, outputs, inputs)
+        self.bf16 = self.plain.bfloat16()
+
+        def packed(form: Callable[[Tensor], Rows]) -> list[PackedWeight]:
+            return [pack(form(weight), inputs=inputs, gated=gated) for weight in self.plain]
+
+        self.packed = {
+            "bf16": packed(lambda weight: Rows(weight.bfloat16())),
+            "int8": packed(lambda weight: quantised(weight, "int8", GROUPS["int8"])),
+            "int4": packed(lambda weight: quantised(weight, "int4", GROUPS["int4"])),
+        }
+
+    def contenders(self, x: Tensor, linear: Linear) -> list[Contender]:
+        def torch_bf16(index: int) -> object:
+            return gate(F.linear(x, self.bf16[index]), self.gated)
+
+        def ours(weights: list[PackedWeight]) -> Callable[[int], object]:
+            return lambda index: linear(x, weights[index])
+
+        found: list[Contender] = [("torch bf16", self.bf16[0].nbytes, torch_bf16)]
+        for name, weights in self.packed.items():
+            size = weights[0].panels.nbytes + weights[0].scales.nbytes
+            found.append((name, size, ours(weights)))
+        return [*found, self._aten_int8(x), self._aten_int4(x)]
+
+    def _aten_int8(self, x: Tensor) -> Contender:
+        scales = (self.plain.abs().amax(-1) / 127).bfloat16()
+        numbers = (self.plain / scales.float()[..., None]).round().clamp(-127, 127).to(torch.int8)
+
+        def call(index: int) -> object:
+            return gate(torch.ops.aten._weight_int8pack_mm(x, numbers[index], scales[index]), self.gated)
+
+        return "aten int8", numbers[0].nbytes + scales[0].nbytes, call
+
+    def _aten_int4(self, x: Tensor) -> Contender:
+        groups = self.plain.unflatten(-1, (-1, ATEN_GROUP))
+        low, high = groups.amin(-1), groups.amax(-1)
+        steps = (high - low) / 15
+        numbers = ((groups - low[..., None]) / steps[..., None]).round().clamp(0, 15).int().flatten(2)
+        packed = [torch.ops.aten._convert_weight_to_int4pack_for_cpu(matrix, 1) for matrix in numbers]
+        # aten's numbers stand for (number - 8) * scale + zero.
+        scales = torch.stack([steps, low + 8 * steps], -1).bfloat16().transpose(1, 2).contiguous()
+
+        def call(index: int) -> object:
+            product = torch.ops.aten._weight_int4pack_mm_for_cpu
+            return gate(product(x, packed[index], ATEN_GROUP, scales[index]), self.gated)
+
+        return "aten int4", packed[0].nbytes + scales[0].nbytes, call
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--seconds", type=float, default=0.4, help="for each contender, shape and row count")
+    parser.add_argument("--cold-mb", type=float, default=150.0)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(args.threads)
+    linear = ops("cpu").linear
+    assert linear is not None
+    large = torch.ones(1 << 26)
+    (seconds,) = best([("read", large.nbytes, lambda index: large.sum())], 1, args.seconds)
+    print(f"{args.threads} threads; reading a large array: {large.nbytes / seconds / 1e9:.1f} GB/s")
+    steps: Counter[tuple[int, str]] = Counter()
+    for shape, outputs, inputs, gated, count in shapes(read_config(resolve(args.model).weights)):
+        case = Case(outputs, inputs, gated, args.cold_mb)
+        for rows in args.rows:
+            contenders = case.contenders(torch.randn(rows, inputs).bfloat16(), linear)
+            times = best(contenders, case.copies, args.seconds)
+            columns = []
+            for (name, size, _), took in zip(contenders, times, strict=True):
+                steps[rows, name] += round(took * count * 1e9)
+                columns.append(
+                    f"{name} {took * 1e6:.0f} us {size / took / 1e9:.1f} GB/s {times[0] / took:.1f}x"
+                )
+            print(f"{shape} {outputs} x {inputs}, {rows} rows: " + " | ".join(columns), flush=True)
+    print("\nproducts of a whole step, ms (times torch's bfloat16)")
+    for rows in args.rows:
+        plain = steps[rows, "torch bf16"]
+        columns = [
+            f"{name} {took / 1e6:.2f} ({plain / took:.1f}x)"
+            for (count, name), took in steps.items()
+            if count == rows
+        ]
+        print(f"{rows} rows: " + " | ".join(columns))
+
+
+if __name__ == "__main__":
+    main()

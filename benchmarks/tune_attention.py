@@ -1,0 +1,74 @@
+"""Which tiles are fastest here: each candidate on a decode or a prefill, beside the one that is chosen today.
+
+    python -m benchmarks.tune_attention [--head-dim 128] [--page-size 16] [--seconds 0.1]
+
+For `kernels/triton/attention_config.py`. Candidates are compared in turn, from an empty cache, as in
+`benchmarks.kernels`; one that does not fit the device says so. Without a CUDA device it exits with status 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Callable
+
+import torch
+
+from benchmarks.gpu_timing import Timer
+from benchmarks.kernel_cases.attention import Inputs, Lengths, Model
+from ramify.kernels.triton.attention import plan_attention, plan_shape, run_plan
+from ramify.kernels.triton.attention_config import Tile, device_of, tiles
+
+CASES = {16: Lengths(1, (4096,) * 64), 64: Lengths(16, (8192,) * 8), 128: Lengths(8192, (8192,))}
+"""By rows of the tile: a decode, short chunks over a long prefix, a prefill."""
+
+
+def candidates(rows: int, head_dim: int) -> list[Tile]:
+    columns = [size for size in (16, 32, 64, 128) if size * head_dim <= 16384]
+    return [
+        Tile(rows, *rest)
+        for rest in itertools.product(columns, (2, 4, 8) if rows < 128 else (4, 8), (1, 2, 3))
+    ]
+
+
+def caller(inputs: Inputs, tile: Tile, *, deterministic: bool) -> Callable[[], object]:
+    shape = plan_shape(inputs.q, inputs.k, window=0, deterministic=deterministic, tile_choice=[tile])
+    plan = plan_attention(inputs.starts, inputs.lengths.lens, shape, inputs.device)
+    return lambda: run_plan(plan, inputs.q, inputs.k, inputs.v, inputs.table, inputs.out, scale=inputs.scale)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--page-size", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=0.1, help="of measuring for each candidate")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("tune_attention needs a CUDA device: torch.cuda.is_available() is False.", file=sys.stderr)
+        return 2
+    torch.manual_seed(0)
+    timer, device = Timer(), torch.device("cuda", torch.cuda.current_device())
+    model = Model(head_dim=args.head_dim, page_size=args.page_size)
+    for deterministic in (False, True):
+        chosen = tiles(args.head_dim, torch.bfloat16, device_of(device), deterministic=deterministic)
+        for (rows, lengths), now in itertools.product(CASES.items(), chosen):
+            if now.rows != rows and not deterministic:
+                continue
+            inputs = Inputs(lengths, model, device)
+            calls = {
+                str(tile): caller(inputs, tile, deterministic=deterministic)
+                for tile in {now, *candidates(now.rows, args.head_dim)}
+            }
+            times, failed = timer.medians(calls, seconds=args.seconds, least=5)
+            print(f"\n{'deterministic ' if deterministic else ''}{lengths.new} new of {lengths.lens[0]}:")
+            for name in sorted(times, key=times.__getitem__)[:6]:
+                print(f"  {times[name] * 1e6:>9.1f} us  {name}{'  <- chosen' * (name == str(now))}")
+            print(f"  chosen: {times.get(str(now), float('nan')) * 1e6:.1f} us; {len(failed)} do not fit")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""What every backend asks of its arguments, in one place, so that a twin refuses what its kernel refuses.
+
+A decode step makes these checks once a layer, so the common case is one comparison each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ramify.kernels.packed import PackedWeight
+
+DTYPES = (torch.float32, torch.bfloat16)
+ALL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def check_attention(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    page_table: Tensor,
+    query_starts: Tensor,
+    kv_lens: Tensor,
+    window: int,
+    soft_cap: float,
+    out: Tensor | None,
+    *,
+    dtypes: tuple[torch.dtype, ...] = DTYPES,
+) -> Tensor:
+    """Return `out`, or new memory for it; raise ValueError naming the argument that is wrong."""
+    shape, dtype = q.shape, q.dtype
+    if len(shape) != 3:
+        raise ValueError(f"q is {tuple(shape)}; it must be (T, heads, head_dim).")
+    _check_pages(k_pages, v_pages, dtype, dtypes)
+    _, heads, dim = shape
+    _, kv_heads, _, page_dim = k_pages.shape
+    if page_dim != dim or heads % kv_heads:
+        raise ValueError(
+            f"k_pages {tuple(k_pages.shape)} do not fit q {tuple(shape)}: head_dim must be equal and heads a "
+            "multiple of kv_heads."
+        )
+    if q.stride()[1:] != (dim, 1):
+        raise ValueError("the heads of each token of q must be contiguous.")
+    for name, indices in (("page_table", page_table), ("query_starts", query_starts), ("kv_lens", kv_lens)):
+        if indices.dtype != torch.int32 or not indices.is_contiguous():
+            raise ValueError(f"{name} must be contiguous int32.")
+    (sequences, _), (starts,), (lens,) = page_table.shape, query_starts.shape, kv_lens.shape
+    if starts != sequences + 1 or lens != sequences:
+        raise ValueError(
+            f"{sequences} rows of page_table need {sequences + 1} query_starts (not {starts}) and "
+            f"{sequences} kv_lens (not {lens})."
+        )
+    if window < 0 or soft_cap < 0.0:
+        raise ValueError(f"window is {window} and soft_cap {soft_cap}; both must be 0 (off) or more.")
+    if out is None:
+        return torch.empty(shape, dtype=dtype, device=q.device)
+    if out.shape != shape or out.dtype != dtype or out.stride()[1:] != (dim, 1):
+        raise ValueError(f"out must be {tuple(shape)} {dtype} with contiguous tokens.")
+    return out
+
+
+def check_lengths(
+    query_starts: Tensor, kv_lens: Tensor, tokens: int, capacity: int
+) -> tuple[list[int], list[int]]:
+    """Both as lists; raise ValueError naming the first sequence that does not fit."""
+    starts, lens = query_starts.tolist(), kv_lens.tolist()
+    for row, length in enumerate(lens):
+        new = starts[row + 1] - starts[row]
+        if starts[row] < 0 or not 0 <= new <= length <= capacity or starts[row + 1] > tokens:
+            raise wrong_lengths(row, tokens, capacity)
+    return starts, lens
+
+
+def wrong_lengths(row: int, tokens: int, capacity: int) -> ValueError:
+    return ValueError(
+        f"sequence {row}: query_starts must ascend within the {tokens} tokens of q, and kv_lens must count "
+        f"the new tokens and fit the {capacity} positions of a row of page_table."
+    )
+
+
+def check_store(
+    k: Tensor,
+    v: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    slots: Tensor,
+    *,
+    dtypes: tuple[torch.dtype, ...] = DTYPES,
+) -> None:
+    """Raise ValueError naming the argument that is wrong."""
+    _check_pages(k_pages, v_pages, k.dtype, dtypes)
+    _, kv_heads, _, dim = k_pages.shape
+    shape = (len(slots), kv_heads, dim)
+    if k.shape != shape or v.shape != shape or v.dtype != k.dtype:
+        raise ValueError(f"k is {tuple(k.shape)} and v {tuple(v.shape)}; both must be {shape} in one dtype.")
+    if k.stride()[1:] != (dim, 1) or v.stride()[1:] != (dim, 1):
+        raise ValueError("the heads of each token of k and v must be contiguous.")
+    if slots.dtype != torch.int64 or slots.dim() != 1 or not slots.is_contiguous():
+        raise ValueError("slots must be contiguous int64 of one dimension.")
+
+
+def check_copy(k_pages: Tensor, v_pages: Tensor, src: Sequence[int], dst: Sequence[int]) -> None:
+    """Raise ValueError where pages are out of range or overlap."""
+    if k_pages.shape != v_pages.shape or k_pages.dim() not in (4, 5):
+        raise ValueError(
+            f"k_pages {tuple(k_pages.shape)} and v_pages {tuple(v_pages.shape)} must be equal, with 4 axes "
+            "or with a leading axis of layers."
+        )
+    num_pages = k_pages.shape[-4]
+    if len(src) != len(dst):
+        raise ValueError(f"{len(src)} sources for {len(dst)} destinations.")
+    if len({*src, *dst}) < len({*src}) + len(dst):
+        raise ValueError("a page must not be copied to twice, nor be both a source and a destination.")
+    if src and not (min(*src, *dst) >= 0 and max(*src, *dst) < num_pages):
+        raise ValueError(f"src {list(src)} and dst {list(dst)} must lie within the {num_pages} pages.")
+
+
+def _check_pages(
+    k_pages: Tensor, v_pages: Tensor, dtype: torch.dtype, dtypes: tuple[torch.dtype, ...] = DTYPES
+) -> None:
+    if dtype not in dtypes or k_pages.dtype != dtype or v_pages.dtype != dtype:
+        raise ValueError(
+            f"new tokens are {dtype} and the pages {k_pages.dtype} and {v_pages.dtype}; all must be one of "
+            f"{_names(dtypes)}."
+        )
+    stride = k_pages.stride()
+    if k_pages.shape != v_pages.shape or stride != v_pages.stride() or len(stride) != 4 or stride[3] != 1:
+        raise ValueError(
+            f"k_pages {tuple(k_pages.shape)} and v_pages {tuple(v_pages.shape)} must be (num_pages, "
+            "kv_heads, page_size, head_dim), alike in shape and strides, with contiguous rows."
+        )
+
+
+def check_norm(
+    x: Tensor, weight: Tensor, out: Tensor | None, *, dtypes: tuple[torch.dtype, ...] = DTYPES
+) -> Tensor:
+    """Return `out`, or new memory for it; raise ValueError naming the argument that is wrong."""
+    shape, dtype = x.shape, x.dtype
+    if len(shape) not in (2, 3) or dtype not in dtypes or x.stride(-1) != 1:
+        raise ValueError(
+            f"x is {tuple(shape)} {dtype}; it must be (T, size) or (T, heads, size), {_names(dtypes)}, "
+            "contiguous in the last axis."
+        )
+    if weight.shape != shape[-1:] or weight.dtype != dtype or weight.stride(0) != 1:
+        raise ValueError(f"weight is {tuple(weight.shape)} {weight.dtype}; x is {tuple(shape)} {dtype}.")
+    if out is None:
+        return torch.empty(shape, dtype=dtype, device=x.device)
+    if out.shape != shape or out.dtype != dtype or out.stride(-1) != 1:
+        raise ValueError(f"out must be {tuple(shape)} {dtype}, contiguous in the last axis.")
+    return out
+
+
+def check_rope(q: Tensor, k: Tensor, rotation: Tensor) -> None:
+    """Raise ValueError naming the argument that is wrong; `check_store` looks at k, v and the pages."""
+    if q.dim() != 3 or q.dtype != k.dtype or k.shape[::2] != q.shape[::2]:
+        raise ValueError(
+            f"q is {tuple(q.shape)} {q.dtype} and k {tuple(k.shape)} {k.dtype}; they must be (T, heads, "
+            "head_dim) and (T, kv_heads, head_dim) in one dtype."
+        )
+    tokens, _, dim = q.shape
+    if q.stride()[1:] != (dim, 1):
+        raise ValueError("the heads of each token of q must be contiguous.")
+    if dim % 2 or rotation.shape != (tokens, dim // 2):
+        raise ValueError(f"rotation is {tuple(rotation.shape)}; q {tuple(q.shape)} needs (T, head_dim / 2).")
+    if rotation.dtype != torch.complex64 or not rotation.is_contiguous():
+        raise ValueError("rotation must be contiguous complex64.")
+
+
+def check_linear(
+    x: Tensor, weight: PackedWeight, norm: tuple[Tensor, float] | None, out: Tensor | None, add: bool
+) -> Tensor:
+    """Return `out`, or new memory for it; raise ValueError naming the argument that is wrong."""
+    if x.dim() != 2 or x.shape[1] != weight.inputs or x.dtype not in DTYPES or x.stride(1) != 1:
+        raise ValueError(
+            f"x is {tuple(x.shape)} {x.dtype}; it must be (T, {weight.inputs}) float32 or bfloat16 with "
+            "contiguous rows."
+        )
+    if norm is not None and (norm[0].shape != (weight.inputs,) or norm[0].dtype != x.dtype):
+        raise ValueError(f"norm's weight must be ({weight.inputs},) {x.dtype}.")
+    shape = (x.shape[0], weight.results)
+    if out is None:
+        if add:
+            raise ValueError("add is set, but there is no out to add to.")
+        return torch.empty(shape, dtype=x.dtype, device=x.device)
+    if out.shape != shape or out.dtype not in DTYPES or out.stride(1) != 1:
+        raise ValueError(f"out must be {shape} float32 or bfloat16 with contiguous rows.")
+    return out
+
+
+def check_add_norm(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor | None) -> Tensor:
+    """Return `out`, or new memory for it; raise ValueError naming the argument that is wrong."""
+    if x.dim() != 2 or residual.shape != x.shape or residual.dtype != x.dtype or residual.stride(1) != 1:
+        raise ValueError(
+            f"x is {tuple(x.shape)} {x.dtype} and residual {tuple(residual.shape)} {residual.dtype}; both "
+            "must be (T, size) in one dtype with contiguous rows."
+        )
+    return check_norm(x, weight, out, dtypes=ALL_DTYPES)
+
+
+def check_gated(x: Tensor, out: Tensor | None) -> Tensor:
+    """Return `out`, or new memory for it; raise ValueError naming the argument that is wrong."""
+    if x.dim() != 2 or x.shape[1] % 2 or x.dtype not in ALL_DTYPES or x.stride(1) != 1:
+        raise ValueError(
+            f"x is {tuple(x.shape)} {x.dtype}; it must be (T, 2 size), {_names(ALL_DTYPES)}, with contiguous "
+            "rows."
+        )
+    shape = (x.shape[0], x.shape[1] // 2)
+    if out is None:
+        return torch.empty(shape, dtype=x.dtype, device=x.device)
+    if out.shape != shape or out.dtype != x.dtype or out.stride(1) != 1:
+        raise ValueError(f"out must be {shape} {x.dtype} with contiguous rows.")
+    return out
+
+
+def check_head_norms(q: Tensor, q_norm: Tensor | None, k_norm: Tensor | None) -> None:
+    """Raise ValueError naming the norm weight that is wrong; `check_rope` looks at q and k."""
+    for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
+        if weight is None:
+            continue
+        if weight.shape != q.shape[-1:] or weight.dtype != q.dtype or weight.stride(0) != 1:
+            raise ValueError(
+                f"{name} is {tuple(weight.shape)} {weight.dtype}; q is {tuple(q.shape)} {q.dtype}."
+            )
+
+
+def _names(dtypes: tuple[torch.dtype, ...]) -> str:
+    return ", ".join(str(each).removeprefix("torch.") for each in dtypes)

@@ -1,0 +1,12 @@
+"""Kernels for x86-64 and Arm processors, compiled on the machine by numba's LLVM.
+
+compiler        signatures, the cache on disk, what a machine must have
+simd            vectors of float32 inside numba
+tiles           the register-blocked product and the transposing copy
+team            torch's thread pool
+attention       the plan of a call, shared out to threads
+attention_tile  one share
+kv_store        writing rows of pages and copying pages
+rope            rotary positions, fused with the write
+norm            RMS normalisation
+"""

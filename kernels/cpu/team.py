@@ -1,0 +1,54 @@
+"""The threads that kernels run on: torch's own OpenMP pool.
+
+Two pools would take the cores from each other: a worker of torch spins for a while after each operation,
+on the core that a second pool wants to wake a thread on. So the kernels fork through the very OpenMP
+library that torch is linked to. `GOMP_parallel(fn, data, threads, flags)` is the entry point that GCC's
+OpenMP code calls (libgomp ABI, "Implementing PARALLEL construct"); LLVM's and Intel's libraries have it too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from pathlib import Path
+
+import torch
+
+_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_FORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+
+
+def set_threads(count: int) -> None:
+    """Threads of the kernels and of torch: they share one pool and so one setting."""
+    torch.set_num_threads(count)
+
+
+@functools.cache
+def fork_address() -> int:
+    """Address of a C function with GOMP_parallel's signature: run `fn(data)` on so many threads at once."""
+    for library in sorted((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")):
+        try:
+            entry = ctypes.CDLL(str(library)).GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        return int(ctypes.cast(entry, ctypes.c_void_p).value or 0)
+    return python_fork_address()
+
+
+def _python_fork(body: int, data: int, threads: int, flags: int) -> None:
+    run = _BODY(body)
+    others = [threading.Thread(target=run, args=(data,)) for _ in range(threads - 1)]
+    for other in others:
+        other.start()
+    run(data)
+    for other in others:
+        other.join()
+
+
+_python_fork_pointer = _FORK(_python_fork)  # kept: the pointer dies with the object
+
+
+def python_fork_address() -> int:
+    """The same with threads of Python's, for a torch without OpenMP: 100 us a call instead of 1."""
+    return int(ctypes.cast(_python_fork_pointer, ctypes.c_void_p).value or 0)

@@ -1,0 +1,255 @@
+"""Weight matrices laid out for the compiled linear kernels, in bfloat16, int8 or int4.
+
+Sixteen outputs make a panel. A panel holds its weights in the order of the inputs, and for each input those
+of its sixteen outputs side by side, so that a kernel streams through it once:
+
+bf16   for each pair of inputs: 16 outputs x 2 inputs, bfloat16
+int8   for each input: 16 outputs, int8
+int4   for each eight inputs: 16 int32, one an output. Bits 4p to 4p + 3 are the number (0 to 15) of input
+       2p for p < 4, and of input 2p - 7 above, so that the lower and the upper half of an int32 hold the
+       two of a pair at the same place.
+
+int8 and int4 have scales, float16 or float32, for each panel and each group of inputs: 16 factors, and for
+int4 then 16 offsets. A weight is factor * number (+ offset).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Format = Literal["bf16", "int8", "int4"]
+FORMATS: tuple[Format, ...] = ("bf16", "int8", "int4")
+
+LAYOUT_VERSION = 1
+"""Changes with the layout: packed weights may lie on disk."""
+WIDTH = 16
+"""Outputs of a panel."""
+INPUT_MULTIPLE = 32
+"""Inputs are padded with zeros to a multiple of this, and of the group."""
+PANEL_MULTIPLE = 4
+"""Panels are padded with zeros to a multiple of this: kernels take up to four at once."""
+
+
+LAYOUT = np.dtype([(name, np.int64) for name in (
+    "panels_at", "panel_bytes", "scales_at", "scale_bytes", "bias_at",
+    "form", "panels", "inputs", "padded", "group", "wide", "gated", "results",
+)])  # fmt: skip
+"""A packed weight as compiled kernels see it: addresses, sizes in bytes, counts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Rows of a weight matrix, quantised or not, one after the other.
+
+    numbers : (outputs, inputs) bfloat16, int8 or, for int4, uint8 from 0 to 15
+    factors : (outputs, groups) float16 or float32; None for bfloat16
+    offsets : like factors, for int4; else None
+    """
+
+    numbers: Tensor
+    factors: Tensor | None = None
+    offsets: Tensor | None = None
+
+    @property
+    def format(self) -> Format:
+        if self.factors is None:
+            return "bf16"
+        return "int8" if self.offsets is None else "int4"
+
+    @property
+    def group(self) -> int:
+        return 0 if self.factors is None else self.numbers.shape[1] // self.factors.shape[1]
+
+    def alike(self, other: Rows) -> bool:
+        """Whether both can lie in one packed matrix."""
+        dtypes = [None if rows.factors is None else rows.factors.dtype for rows in (self, other)]
+        return self.format == other.format and self.group == other.group and dtypes[0] == dtypes[1]
+
+    def picked(self, index: Tensor) -> Rows:
+        """The rows `index`, in that order."""
+        factors = None if self.factors is None else self.factors[index]
+        return Rows(self.numbers[index], factors, None if self.offsets is None else self.offsets[index])
+
+    def joined(self, other: Rows) -> Rows:
+        """These rows, then those of `other`, which is alike."""
+
+        def both(part: Tensor | None, more: Tensor | None) -> Tensor | None:
+            return None if part is None or more is None else torch.cat([part, more])
+
+        numbers = torch.cat([self.numbers, other.numbers])
+        return Rows(numbers, both(self.factors, other.factors), both(self.offsets, other.offsets))
+
+    def values(self) -> Tensor:
+        """(outputs, inputs) float32: what the numbers stand for."""
+        numbers = self.numbers.float()
+        if self.factors is None:
+            return numbers
+        wide = self.factors.float().repeat_interleave(self.group, 1) * numbers
+        if self.offsets is not None:
+            wide += self.offsets.float().repeat_interleave(self.group, 1)
+        return wide
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PackedWeight:
+    """A packed matrix W of `linear`, (outputs, inputs).
+
+    panels : (panels, bytes) uint8
+        The weights.
+    scales : (panels, groups, 16 or 32) float16 or float32
+        Empty for bf16.
+    bias : (panels * 16,) float32
+        In the order of the panels; empty for none.
+    gated : bool
+        W is two matrices of one shape, a gate and what it lets through; their panels alternate.
+    """
+
+    format: Format
+    outputs: int
+    inputs: int
+    group: int
+    gated: bool
+    panels: Tensor
+    scales: Tensor
+    bias: Tensor
+
+    @property
+    def padded_inputs(self) -> int:
+        return self.panels.shape[1] * {"bf16": 1, "int8": 2, "int4": 4}[self.format] // (2 * WIDTH)
+
+    @functools.cached_property
+    def results(self) -> int:
+        """Numbers that `linear` gives for each row of x."""
+        return self.outputs // 2 if self.gated else self.outputs
+
+    @functools.cached_property
+    def layout(self) -> tuple[int, Any]:
+        """The address of a record of `LAYOUT`, and the record. Asked for at every call, so it is kept."""
+        record = np.zeros(1, LAYOUT)
+        record[0] = (
+            self.panels.data_ptr(), self.panels.shape[1],
+            self.scales.data_ptr(), self.scales[0].nbytes if self.group else 0,
+            self.bias.data_ptr() if len(self.bias) else 0,
+            FORMATS.index(self.format), len(self.panels), self.inputs, self.padded_inputs, self.group,
+            self.scales.dtype == torch.float32, self.gated, self.results,
+        )  # fmt: skip
+        return record.ctypes.data, record
+
+
+def quantised(weight: Tensor, form: Literal["int8", "int4"], group: int) -> Rows:
+    """Round (outputs, inputs) floating-point weights to numbers and float16 scales.
+
+    int8: the largest magnitude of a group becomes 127. int4: from its smallest to its largest weight in
+    fifteen steps. Inputs that do not fill the last group are padded with zeros.
+    """
+    wide = _padded(weight.float(), 1, group)
+    groups = wide.view(wide.shape[0], -1, group)
+    if form == "int8":
+        factors = (groups.abs().amax(-1) / 127).half()
+        numbers = _divided(groups, factors).clamp(-127, 127).to(torch.int8)
+        return Rows(numbers.view(wide.shape), factors)
+    low, high = groups.amin(-1), groups.amax(-1)
+    offsets = low.half()
+    factors = ((high - offsets.float()) / 15).half()
+    numbers = _divided(groups - offsets.float()[..., None], factors).clamp(0, 15).to(torch.uint8)
+    return Rows(numbers.view(wide.shape), factors, offsets)
+
+
+def pack(rows: Rows, *, inputs: int, bias: Tensor | None = None, gated: bool = False) -> PackedWeight:
+    """Lay `rows` out in panels. `inputs` is the number of columns before any padding.
+
+    With `gated` the first half of the rows is the gate.
+    """
+    outputs = rows.numbers.shape[0]
+    halves = 2 if gated else 1
+    multiple = max(INPUT_MULTIPLE, rows.group)
+
+    def panelled(part: Tensor) -> Tensor:
+        """(outputs, ...) to (panels, 16, ...)."""
+        split = _padded(part.view(halves, outputs // halves, *part.shape[1:]), 1, WIDTH)
+        split = split.reshape(halves, -1, WIDTH, *part.shape[1:]).transpose(0, 1).flatten(0, 1)
+        return _padded(split, 0, PANEL_MULTIPLE)
+
+    numbers = _padded(panelled(rows.numbers), 2, multiple)
+    scales = torch.empty(0, dtype=torch.float16)
+    if rows.factors is not None:
+        parts = [rows.factors] if rows.offsets is None else [rows.factors, rows.offsets]
+        padded = [_padded(panelled(part), 2, numbers.shape[2] // rows.group) for part in parts]
+        scales = torch.cat([part.transpose(1, 2) for part in padded], 2).contiguous()
+    laid_bias = torch.empty(0)
+    if bias is not None:
+        laid_bias = panelled(bias.float()).flatten().contiguous()
+    return PackedWeight(
+        rows.format, outputs, inputs, rows.group, gated, _laid_out(numbers, rows.format), scales, laid_bias
+    )
+
+
+def unpack(weight: PackedWeight) -> Tensor:
+    """(outputs, inputs) float32: what the packed weights stand for."""
+    panels, inputs = weight.panels.shape[0], weight.padded_inputs
+    if weight.format == "bf16":
+        pairs = weight.panels.view(torch.bfloat16).view(panels, inputs // 2, WIDTH, 2)
+        wide = pairs.transpose(1, 2).reshape(panels, WIDTH, inputs).float()
+    elif weight.format == "int8":
+        wide = weight.panels.view(torch.int8).view(panels, inputs, WIDTH).transpose(1, 2).float()
+    else:
+        packed = weight.panels.view(torch.int32).view(panels, inputs // 8, WIDTH).transpose(1, 2)
+        wide = torch.stack([packed >> 4 * _place(k) & 15 for k in range(8)], -1).flatten(2).float()
+    if weight.group:
+        scales = weight.scales.float().transpose(1, 2).repeat_interleave(weight.group, 2)
+        wide = wide * scales[:, :WIDTH]
+        if weight.format == "int4":
+            wide = wide + scales[:, WIDTH:]
+    return in_order(wide, weight)[:, : weight.inputs]
+
+
+def in_order(panelled: Tensor, weight: PackedWeight) -> Tensor:
+    """(panels, 16, ...) as rows in the order of W, without padding."""
+    halves = 2 if weight.gated else 1
+    half = weight.outputs // halves
+    used = -(-half // WIDTH) * halves
+    parts = panelled[:used].reshape(-1, halves, *panelled.shape[1:]).transpose(0, 1).flatten(1, 2)
+    rows: Tensor = parts[:, :half].flatten(0, 1)
+    return rows
+
+
+def _laid_out(numbers: Tensor, form: Format) -> Tensor:
+    """(panels, 16, inputs) as (panels, bytes)."""
+    panels, _, inputs = numbers.shape
+    if form == "bf16":
+        pairs = numbers.view(panels, WIDTH, inputs // 2, 2).transpose(1, 2).contiguous()
+        return pairs.view(torch.uint8).view(panels, -1)
+    if form == "int8":
+        return numbers.transpose(1, 2).contiguous().view(torch.uint8).view(panels, -1)
+    bytes_ = torch.zeros(panels, WIDTH, inputs // 8, 4, dtype=torch.uint8)
+    eights = numbers.view(panels, WIDTH, inputs // 8, 8)
+    for k in range(8):
+        place = _place(k)
+        bytes_[..., place // 2] |= eights[..., k] << 4 * (place % 2)
+    return bytes_.transpose(1, 2).contiguous().view(panels, -1)
+
+
+def _place(k: int) -> int:
+    """Which four bits of an int32 are those of input `k` of its eight."""
+    return k // 2 + 4 * (k % 2)
+
+
+def _divided(groups: Tensor, factors: Tensor) -> Tensor:
+    """The nearest whole number of factors; 0 where the factor is."""
+    wide = factors.float()[..., None]
+    return torch.where(wide == 0, 0.0, groups / wide).round()
+
+
+def _padded(part: Tensor, dimension: int, multiple: int) -> Tensor:
+    missing = -part.shape[dimension] % multiple
+    if not missing:
+        return part
+    shape = list(part.shape)
+    shape[dimension] = missing
+    return torch.cat([part, part.new_zeros(shape)], dimension)

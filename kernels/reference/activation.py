@@ -1,0 +1,27 @@
+"""The gated activation of SwiGLU, in torch."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ramify.kernels.checks import check_gated
+
+
+def silu_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """silu(gate) · up for x = (gate, up) side by side (arXiv 2002.05202): float32 inside, rounded once.
+
+    Parameters
+    ----------
+    x : (T, 2 size) float32, float16 or bfloat16; rows contiguous
+    out : (T, size), dtype of x, rows contiguous; optional
+        Where to write. Must not overlap x.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument whose shape, stride or dtype does not fit.
+    """
+    out = check_gated(x, out)
+    gate, up = x.float().chunk(2, dim=-1)
+    return out.copy_(F.silu(gate) * up)

@@ -1,0 +1,84 @@
+"""Attention over paged keys and values, in torch: one sequence after the other."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ramify.kernels.checks import check_attention, check_lengths
+
+
+def paged_attention(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    page_table: Tensor,
+    query_starts: Tensor,
+    kv_lens: Tensor,
+    *,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """softmax(scale · q kᵀ) v under the causal mask, for a packed, ragged batch of B sequences.
+
+    Prefill chunks and decodes mix freely: sequence b has ``query_starts[b+1] - query_starts[b]`` new
+    tokens, whose keys and values are in the pages already. Query j of them sits at position
+    ``kv_lens[b] - new_tokens + j`` and sees positions up to its own.
+
+    Parameters
+    ----------
+    q : (T, heads, head_dim) float32 or bfloat16; the stride between tokens may be larger
+    k_pages, v_pages : (num_pages, kv_heads, page_size, head_dim), dtype of q
+        One layer's pool. Head h reads KV head ``h // (heads / kv_heads)``. Rows past a sequence's end
+        are not used: they may hold anything.
+    page_table : (B, max_pages) int32
+        ``page_table[b, i]`` holds positions ``[i * page_size, (i + 1) * page_size)``. Entries must lie
+        in ``[0, num_pages)`` as far as `kv_lens` reaches; this is not checked.
+    query_starts : (B + 1,) int32
+        Offsets into T, ascending. Tokens outside all sequences get no output.
+    kv_lens : (B,) int32
+        Tokens in the pages, the new ones included.
+    scale : float
+        Multiplies scores.
+    window : int
+        Each query sees so many last positions, itself included; 0 sees all.
+    soft_cap : float
+        Scores become ``soft_cap * tanh(score / soft_cap)`` (arXiv 2408.00118); 0 leaves them.
+    out : (T, heads, head_dim), optional
+        Where to write; not read. Its stride between tokens may be larger.
+
+    Returns
+    -------
+    (T, heads, head_dim) in q's dtype
+
+    Raises
+    ------
+    ValueError
+        Naming the argument whose shape, stride, dtype or value does not fit.
+    """
+    out = check_attention(q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out)
+    starts, lens = check_lengths(query_starts, kv_lens, len(q), page_table.shape[1] * k_pages.shape[2])
+    heads, kv_heads, page_size = q.shape[1], k_pages.shape[1], k_pages.shape[2]
+    for row, length in enumerate(lens):
+        low, high = starts[row], starts[row + 1]
+        if low == high:
+            continue
+        pages = page_table[row, : -(-length // page_size)].long()
+        keys = k_pages[pages].transpose(0, 1).flatten(1, 2)[:, :length]  # (kv_heads, length, head_dim)
+        values = v_pages[pages].transpose(0, 1).flatten(1, 2)[:, :length]
+        queries = q[low:high].reshape(high - low, kv_heads, heads // kv_heads, -1).permute(1, 2, 0, 3)
+        # Products and sums in float32, as the kernels accumulate: (kv_heads, group, queries, length).
+        scores = torch.einsum("hgqd,hkd->hgqk", queries.float(), keys.float()) * scale
+        if soft_cap > 0.0:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        position = torch.arange(length - (high - low), length)[:, None]
+        key_position = torch.arange(length)[None, :]
+        hidden = key_position > position
+        if window > 0:
+            hidden |= key_position <= position - window
+        weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=-1)
+        mixed = torch.einsum("hgqk,hkd->qhgd", weights, values.float())
+        out[low:high] = mixed.flatten(1, 2).to(q.dtype)
+    return out

@@ -1,0 +1,113 @@
+"""Masks, edits and log-probabilities of logits, in torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ramify.kernels.sampling import (
+    LogitEdits,
+    LogProbabilities,
+    check_chosen,
+    check_edits,
+    check_logits,
+    check_mask,
+)
+
+
+def apply_mask(logits: Tensor, mask: Tensor, mask_rows: Tensor | None = None) -> None:
+    """Set the logits of refused tokens to -inf, in place.
+
+    Parameters
+    ----------
+    logits : (R, vocab) float32, float16 or bfloat16; rows contiguous
+    mask : (M, ceil(vocab / 32)) int32; rows contiguous
+        Token t is allowed where bit t % 32 of word t // 32 is set.
+    mask_rows : (R,) int32
+        Each row's mask, or -1 for a row that has none. Without it row i has mask i.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument whose shape, stride or dtype does not fit.
+    """
+    check_logits(logits)
+    check_mask(logits, mask, mask_rows)
+    logits.copy_(masked(logits, mask, mask_rows))
+
+
+def masked(logits: Tensor, mask: Tensor | None, mask_rows: Tensor | None) -> Tensor:
+    """A copy with the refused tokens at -inf."""
+    if mask is None:
+        return logits.clone()
+    token = torch.arange(logits.shape[1], device=logits.device)
+    rows = torch.arange(len(logits), device=logits.device) if mask_rows is None else mask_rows.long()
+    allowed = mask[rows.clamp(min=0)][:, token // 32] >> (token % 32) & 1
+    refused = (allowed == 0) & (rows >= 0)[:, None]
+    return logits.masked_fill(refused, -torch.inf)
+
+
+def edit_logits(logits: Tensor, edits: LogitEdits) -> Tensor:
+    """Make `edits` in place: float32 inside, rounded once; return what was there before, (N,).
+
+    Parameters
+    ----------
+    logits : (R, vocab) float32, float16 or bfloat16; rows contiguous
+    edits : places within the logits, which is not checked
+
+    Raises
+    ------
+    ValueError
+        Naming the argument whose shape, stride or dtype does not fit.
+    """
+    check_logits(logits)
+    check_edits(logits, edits)
+    rows, tokens = edits.places.long()
+    repetition, penalty, bias = edits.amounts
+    before = logits[rows, tokens]
+    x = before.float()
+    x = torch.where(x > 0, x / repetition, x * repetition) - penalty + bias
+    logits[rows, tokens] = x.to(logits.dtype)
+    return before
+
+
+def restore_logits(logits: Tensor, edits: LogitEdits, before: Tensor) -> None:
+    """Undo `edit_logits`, which returned `before`: log-probabilities are those of the model's own logits.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument whose shape, stride or dtype does not fit.
+    """
+    check_logits(logits)
+    check_edits(logits, edits, before)
+    rows, tokens = edits.places.long()
+    logits[rows, tokens] = before
+
+
+def log_probabilities(logits: Tensor, tokens: Tensor, top: int) -> LogProbabilities:
+    """Log-probabilities of one chosen token a row, and of the `top` most likely ones.
+
+    Of equally likely tokens the one with the lower id comes first. Where a row has fewer tokens above -inf,
+    its last ids are -1.
+
+    Parameters
+    ----------
+    logits : (R, vocab) float32, float16 or bfloat16, unmodified; rows contiguous
+    tokens : (R,) int64, contiguous
+    top : 0 to `MOST_LOGPROBS`; more than the vocabulary counts as the vocabulary
+
+    Raises
+    ------
+    ValueError
+        Naming the argument whose shape, stride or dtype does not fit.
+    """
+    check_logits(logits)
+    check_chosen(logits, tokens, top)
+    exact = logits.double()
+    normaliser = torch.logsumexp(exact, dim=-1, keepdim=True)
+    chosen = (exact.gather(1, tokens[:, None]) - normaliser)[:, 0]
+    values, ids = torch.sort(exact, dim=-1, descending=True, stable=True)
+    values, ids = values[:, :top], ids[:, :top]
+    ids = ids.masked_fill(values == -torch.inf, -1)
+    return LogProbabilities(chosen.float(), ids, (values - normaliser).float())

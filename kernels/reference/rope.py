@@ -1,0 +1,59 @@
+"""Rotary position embedding and the store of what it rotated, in torch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ramify.kernels.checks import check_head_norms, check_rope
+from ramify.kernels.reference.kv_store import store_kv
+
+
+def rope_store_kv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rotation: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    slots: Tensor,
+    *,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> None:
+    """Rotate q in place; rotate k and write it and v into one layer's pages (arXiv 2104.09864).
+
+    Numbers 2i and 2i + 1 of a head are the real and imaginary part of what ``rotation[t, i]`` multiplies:
+    in float32, rounded once. With norms each head is normalised before (`norm.rms_norm`); a kernel may
+    round in between.
+
+    Parameters
+    ----------
+    q : (T, heads, head_dim) float32 or bfloat16, changed in place; the stride between tokens may be larger
+    k, v : (T, kv_heads, head_dim), dtype of q, not changed; the stride between tokens may be larger
+    rotation : (T, head_dim / 2) complex64, contiguous
+    k_pages, v_pages, slots : as in `store_kv`
+    q_norm, k_norm : (head_dim,), dtype of q, contiguous; optional
+        Weights of the norm over each head of q and of k (arXiv 2505.09388).
+    eps : float
+        Of these norms.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument whose shape, stride or dtype does not fit.
+    """
+    check_rope(q, k, rotation)
+    check_head_norms(q, q_norm, k_norm)
+    store_kv(_turned(k, k_norm, eps, rotation), v, k_pages, v_pages, slots)
+    q.copy_(_turned(q, q_norm, eps, rotation))
+
+
+def _turned(x: Tensor, weight: Tensor | None, eps: float, rotation: Tensor) -> Tensor:
+    exact = x.float()
+    if weight is not None:
+        exact = F.rms_norm(exact, weight.shape, weight.float(), eps)
+    pairs = exact.reshape(*x.shape[:2], x.shape[2] // 2, 2)
+    return torch.view_as_real(torch.view_as_complex(pairs) * rotation[:, None]).flatten(2).to(x.dtype)

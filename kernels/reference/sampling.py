@@ -1,0 +1,66 @@
+"""Drawing tokens, in torch and float64."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ramify.kernels.reference.logits import masked
+from ramify.kernels.sampling import SamplingOptions, check_logits, check_mask, check_options
+
+
+def sample_tokens(
+    logits: Tensor,
+    options: SamplingOptions,
+    mask: Tensor | None = None,
+    mask_rows: Tensor | None = None,
+) -> Tensor:
+    """Choose one token a row, (R,) int64: by mask, temperature, top-k, top-p, min-p and one given number.
+
+    The draw inverts the cumulated probabilities: it takes the first token at which they pass the row's
+    uniform number. Rows with top-k or top-p cumulate from the most likely token on, the lower id first among
+    equals, and others in the order of the ids. A kernel computes probabilities in float32 and cumulates them
+    in float64. Rows do not depend on each other. A row whose tokens are all refused gives token 0.
+
+    Parameters
+    ----------
+    logits : (R, vocab) float32, float16 or bfloat16, unmodified; rows contiguous
+    options : R rows of them
+    mask, mask_rows : as in `logits.apply_mask`, optional
+
+    Raises
+    ------
+    ValueError
+        Naming the argument whose shape, stride or dtype does not fit.
+    """
+    check_logits(logits)
+    check_options(logits, options)
+    check_mask(logits, mask, mask_rows)
+    temperature, top_k, top_p, min_p = options.values[:4].float()[:, :, None]
+    uniform = options.values[4, :, None]
+    x = masked(logits.float(), mask, mask_rows)
+    best = torch.argmax(x, dim=-1)
+    x = x / torch.where(temperature > 0, temperature, 1.0)
+    probs = torch.exp((x - x.amax(dim=-1, keepdim=True)).double()).nan_to_num(0.0)
+
+    straight = _invert(torch.where(probs < min_p, 0.0, probs), uniform)
+    order = torch.sort(x, dim=-1, descending=True, stable=True).indices
+    ranked = probs.gather(1, order)
+    rank = torch.arange(x.shape[1], device=x.device)
+    ranked = torch.where((rank < top_k) | (top_k == 0), ranked, 0.0)
+    limit = top_p.double() * ranked.sum(dim=-1, keepdim=True)
+    before = torch.cumsum(ranked, dim=-1) - ranked
+    ranked = torch.where(((before < limit) | (top_p >= 1)) & (ranked >= min_p), ranked, 0.0)
+    drawn = order.gather(1, _invert(ranked, uniform)[:, None])[:, 0]
+
+    drawn = torch.where(((top_k > 0) | (top_p < 1))[:, 0], drawn, straight)
+    refused = x.amax(dim=-1) == -torch.inf
+    return torch.where((temperature[:, 0] > 0) & ~refused, drawn, best)
+
+
+def _invert(probs: Tensor, uniform: Tensor) -> Tensor:
+    mass = torch.cumsum(probs, dim=-1)
+    total = mass[:, -1:]
+    # A draw that rounds up to the whole mass must not fall on a token of probability 0.
+    target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(mass, target, right=True)[:, 0].clamp(max=probs.shape[1] - 1)

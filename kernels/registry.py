@@ -1,0 +1,255 @@
+"""Which implementation of the operations a runtime uses: chosen once, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from ramify.kernels.errors import KernelUnavailable
+from ramify.kernels.packed import PackedWeight
+from ramify.kernels.sampling import LogitEdits, LogProbabilities, SamplingOptions
+
+
+class PagedAttention(Protocol):
+    """See `reference.attention.paged_attention`."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        page_table: Tensor,
+        query_starts: Tensor,
+        kv_lens: Tensor,
+        *,
+        scale: float,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        out: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+class StoreKv(Protocol):
+    """See `reference.kv_store.store_kv`."""
+
+    def __call__(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor) -> None: ...
+
+
+class CopyPages(Protocol):
+    """See `reference.kv_store.copy_pages`."""
+
+    def __call__(self, k_pages: Tensor, v_pages: Tensor, src: Sequence[int], dst: Sequence[int]) -> None: ...
+
+
+class RopeStoreKv(Protocol):
+    """See `reference.rope.rope_store_kv`."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rotation: Tensor,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        slots: Tensor,
+        *,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> None: ...
+
+
+class RmsNorm(Protocol):
+    """See `reference.norm.rms_norm`."""
+
+    def __call__(self, x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor: ...
+
+
+class Linear(Protocol):
+    """See `reference.linear.linear`."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: PackedWeight,
+        *,
+        norm: tuple[Tensor, float] | None = None,
+        out: Tensor | None = None,
+        add: bool = False,
+    ) -> Tensor: ...
+
+
+class AddRmsNorm(Protocol):
+    """See `reference.norm.add_rms_norm`."""
+
+    def __call__(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
+    ) -> Tensor: ...
+
+
+class SiluMul(Protocol):
+    """See `reference.activation.silu_mul`."""
+
+    def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor: ...
+
+
+class ApplyMask(Protocol):
+    """See `reference.logits.apply_mask`."""
+
+    def __call__(self, logits: Tensor, mask: Tensor, mask_rows: Tensor | None = None) -> None: ...
+
+
+class EditLogits(Protocol):
+    """See `reference.logits.edit_logits`."""
+
+    def __call__(self, logits: Tensor, edits: LogitEdits) -> Tensor: ...
+
+
+class RestoreLogits(Protocol):
+    """See `reference.logits.restore_logits`."""
+
+    def __call__(self, logits: Tensor, edits: LogitEdits, before: Tensor) -> None: ...
+
+
+class SampleTokens(Protocol):
+    """See `reference.sampling.sample_tokens`."""
+
+    def __call__(
+        self,
+        logits: Tensor,
+        options: SamplingOptions,
+        mask: Tensor | None = None,
+        mask_rows: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+class LogProbabilitiesOf(Protocol):
+    """See `reference.logits.log_probabilities`."""
+
+    def __call__(self, logits: Tensor, tokens: Tensor, top: int) -> LogProbabilities: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SamplingOps:
+    """From logits to tokens, where the logits lie: only R tokens leave the device."""
+
+    edit_logits: EditLogits
+    restore_logits: RestoreLogits
+    sample_tokens: SampleTokens
+    log_probabilities: LogProbabilitiesOf
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ops:
+    """The operations of one backend. All have the same signatures and meaning in every backend."""
+
+    paged_attention: PagedAttention
+    store_kv: StoreKv
+    copy_pages: CopyPages
+    rope_store_kv: RopeStoreKv
+    rms_norm: RmsNorm
+    apply_mask: ApplyMask
+    linear: Linear | None = None
+    """None where weights cannot be packed."""
+    prefers_packed: bool = False
+    """Whether `linear` is faster than torch's product with weights that are not packed."""
+    add_rms_norm: AddRmsNorm | None = None
+    silu_mul: SiluMul | None = None
+    sampling: SamplingOps | None = None
+    """None where the runtime's own sampler does it, on the host."""
+
+
+def ops(backend: Literal["cpu", "torch", "triton"]) -> Ops:
+    """The operations of `backend`.
+
+    cpu: compiled kernels for this machine. Takes seconds the first time on a machine, 0.3 s from then on;
+        nothing is compiled later.
+    torch: the reference twins.
+    triton: kernels for NVIDIA GPUs, each compiled when it is first called with a model's shapes and dtypes,
+        in seconds, and kept on disk.
+
+    Raises
+    ------
+    KernelUnavailable
+        The backend's kernels cannot run here.
+    ValueError
+        No such backend.
+    """
+    if backend == "cpu":
+        try:
+            from ramify.kernels.cpu import attention, kv_store, linear, logits, norm, rope
+        except ImportError as error:
+            raise KernelUnavailable(
+                f"the compiled kernels cannot be loaded: {error}. The torch attention backend needs "
+                "no compiler."
+            ) from error
+        return Ops(
+            attention.paged_attention,
+            kv_store.store_kv,
+            kv_store.copy_pages,
+            rope.rope_store_kv,
+            norm.rms_norm,
+            logits.apply_mask,
+            linear.linear,
+            prefers_packed=True,
+        )
+    if backend == "torch":
+        return _torch_ops()
+    if backend == "triton":
+        return _triton_ops()
+    raise ValueError(f"there is no backend {backend!r}; choose 'cpu', 'torch' or 'triton'.")
+
+
+def _torch_ops() -> Ops:
+    from ramify.kernels.reference import activation, attention, kv_store, linear, logits, norm, rope, sampling
+
+    return Ops(
+        attention.paged_attention,
+        kv_store.store_kv,
+        kv_store.copy_pages,
+        rope.rope_store_kv,
+        norm.rms_norm,
+        logits.apply_mask,
+        linear.linear,
+        add_rms_norm=norm.add_rms_norm,
+        silu_mul=activation.silu_mul,
+        sampling=SamplingOps(
+            logits.edit_logits,
+            logits.restore_logits,
+            sampling.sample_tokens,
+            logits.log_probabilities,
+        ),
+    )
+
+
+def _triton_ops() -> Ops:
+    from ramify.kernels.triton.interpret import INTERPRETED
+
+    if not INTERPRETED and not torch.cuda.is_available():
+        raise KernelUnavailable(
+            "the Triton kernels need a CUDA device, and torch.cuda.is_available() is False. The cpu and "
+            "torch attention backends need none; with TRITON_INTERPRET=1 Triton's interpreter runs them."
+        )
+    from ramify.kernels.triton import activation, attention, kv_store, logits, norm, rope, sampling
+
+    return Ops(
+        attention.paged_attention,
+        kv_store.store_kv,
+        kv_store.copy_pages,
+        rope.rope_store_kv,
+        norm.rms_norm,
+        logits.apply_mask,
+        add_rms_norm=norm.add_rms_norm,
+        silu_mul=activation.silu_mul,
+        sampling=SamplingOps(
+            logits.edit_logits,
+            logits.restore_logits,
+            sampling.sample_tokens,
+            logits.log_probabilities,
+        ),
+    )

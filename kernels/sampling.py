@@ -1,0 +1,180 @@
+"""What the sampling kernels of every backend take: options, edits of logits, and the checks of both."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.kernels.checks import ALL_DTYPES
+
+MOST_LOGPROBS = 512
+"""Most likely tokens that `log_probabilities` can be asked for."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How the tokens of R rows are drawn: one tensor, so that it is one transfer.
+
+    values : (5, R) float64, contiguous
+        temperature (0: the most likely token), top_k (0: off), top_p (1: off), min_p (0: off), and the
+        uniform number in [0, 1) that the draw inverts. All but the last are used rounded to float32.
+    ordered : bool
+        Some row has top_k above 0 or top_p below 1.
+    """
+
+    values: Tensor
+    ordered: bool
+
+    @staticmethod
+    def of(
+        temperature: Sequence[float],
+        top_k: Sequence[int],
+        top_p: Sequence[float],
+        min_p: Sequence[float],
+        uniform: Sequence[float],
+        device: torch.device | str = "cpu",
+    ) -> SamplingOptions:
+        values = np.array([temperature, top_k, top_p, min_p, uniform], dtype=np.float64)
+        ordered = bool(((values[1] > 0) | (values[2] < 1.0)).any())
+        return SamplingOptions(_moved(values, device), ordered)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LogitEdits:
+    """Changes to N logits, all different ones.
+
+    places : (2, N) int32, contiguous
+        Row and token of each.
+    amounts : (3, N) float32, contiguous
+        In the order of use: what divides a positive and multiplies another logit; what is subtracted; what
+        is added (-inf for a token that must not come).
+    """
+
+    places: Tensor
+    amounts: Tensor
+
+    @staticmethod
+    def of(rows: Sequence[RowEdits], device: torch.device | str = "cpu") -> LogitEdits:
+        """The edits of each row of the logits."""
+        found = [row.entries() for row in rows]
+        counts = [len(tokens) for tokens, _ in found]
+        places = np.empty((2, sum(counts)), np.int32)
+        places[0] = np.repeat(np.arange(len(rows)), counts)
+        amounts = np.empty((3, sum(counts)), np.float32)
+        if found:
+            np.concatenate([tokens for tokens, _ in found], out=places[1], casting="same_kind")
+            np.concatenate([values for _, values in found], axis=1, out=amounts, casting="same_kind")
+        return LogitEdits(_moved(places, device), _moved(amounts, device))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowEdits:
+    """Penalties and biases of one row, with the meaning of the sampling options of the same names.
+
+    ids : (length,) int
+        Prompt and output so far; `prompt_len` are the prompt's.
+    banned : tokens that must not come
+    """
+
+    ids: np.ndarray
+    prompt_len: int
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    banned: Sequence[int] = ()
+
+    def entries(self) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens, (N,) int64 and all different, and their amounts, (3, N) float64."""
+        seen = self.ids[:0] if self.repetition_penalty == 1.0 else self.ids
+        penalised = self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        output = self.ids[self.prompt_len :] if penalised else self.ids[:0]
+        biased = np.fromiter(self.logit_bias, np.int64, len(self.logit_bias))
+        banned = np.asarray(self.banned, np.int64)
+        tokens = np.unique(np.concatenate([seen, output, biased, banned]).astype(np.int64))
+        amounts = np.zeros((3, len(tokens)))
+        amounts[0] = 1.0
+        amounts[0, np.searchsorted(tokens, seen)] = self.repetition_penalty
+        written, counts = np.unique(output, return_counts=True)
+        at = np.searchsorted(tokens, written)
+        amounts[1, at] = self.presence_penalty + self.frequency_penalty * counts
+        amounts[2, np.searchsorted(tokens, biased)] = list(self.logit_bias.values())
+        amounts[2, np.searchsorted(tokens, banned)] = -np.inf
+        return tokens, amounts
+
+
+class LogProbabilities(NamedTuple):
+    """Natural logarithms: chosen (R,), values (R, top) in descending order; float32. ids (R, top) int64."""
+
+    chosen: Tensor
+    ids: Tensor
+    values: Tensor
+
+
+def check_logits(logits: Tensor) -> None:
+    """Raise ValueError unless `logits` are (R, vocab) with contiguous rows."""
+    if logits.dim() != 2 or logits.dtype not in ALL_DTYPES or logits.stride(1) != 1 or not logits.shape[1]:
+        raise ValueError(
+            f"logits are {tuple(logits.shape)} {logits.dtype}; they must be (R, vocab) float32, float16 or "
+            "bfloat16 with contiguous rows."
+        )
+
+
+def check_mask(logits: Tensor, mask: Tensor | None, mask_rows: Tensor | None) -> None:
+    """Raise ValueError naming what is wrong."""
+    rows, vocab = logits.shape
+    if mask is None:
+        if mask_rows is not None:
+            raise ValueError("mask_rows are given, but no mask.")
+        return
+    words = -(-vocab // 32)
+    if mask.dim() != 2 or mask.shape[1] != words or mask.dtype != torch.int32 or mask.stride(1) != 1:
+        raise ValueError(
+            f"mask is {tuple(mask.shape)} {mask.dtype}; {vocab} tokens need (M, {words}) int32 with "
+            "contiguous rows."
+        )
+    if mask_rows is None and len(mask) != rows:
+        raise ValueError(f"{len(mask)} rows of mask for {rows} of logits, and no mask_rows.")
+    if mask_rows is not None and (
+        mask_rows.shape != (rows,) or mask_rows.dtype != torch.int32 or not mask_rows.is_contiguous()
+    ):
+        raise ValueError(f"mask_rows must be contiguous ({rows},) int32.")
+
+
+def check_options(logits: Tensor, options: SamplingOptions) -> None:
+    """Raise ValueError naming what is wrong."""
+    values, rows = options.values, len(logits)
+    if values.shape != (5, rows) or values.dtype != torch.float64 or not values.is_contiguous():
+        raise ValueError(f"the options' values are {tuple(values.shape)}; they must be (5, {rows}) float64.")
+
+
+def check_edits(logits: Tensor, edits: LogitEdits, before: Tensor | None = None) -> None:
+    """Raise ValueError naming what is wrong."""
+    places, amounts = edits.places, edits.amounts
+    count = places.shape[-1]
+    if places.shape != (2, count) or places.dtype != torch.int32 or not places.is_contiguous():
+        raise ValueError("places must be contiguous (2, N) int32.")
+    if amounts.shape != (3, count) or amounts.dtype != torch.float32 or not amounts.is_contiguous():
+        raise ValueError(f"amounts must be contiguous (3, {count}) float32.")
+    if before is not None and (before.shape != (count,) or before.dtype != logits.dtype):
+        raise ValueError(f"before must be ({count},) {logits.dtype}.")
+
+
+def check_chosen(logits: Tensor, tokens: Tensor, top: int) -> None:
+    """Raise ValueError naming what is wrong."""
+    if tokens.shape != (len(logits),) or tokens.dtype != torch.int64 or not tokens.is_contiguous():
+        raise ValueError(f"tokens must be contiguous ({len(logits)},) int64.")
+    if not 0 <= top <= MOST_LOGPROBS:
+        raise ValueError(f"top is {top}; it must be 0 to {MOST_LOGPROBS}.")
+
+
+def _moved(array: np.ndarray, device: torch.device | str) -> Tensor:
+    tensor = torch.from_numpy(array)
+    if torch.device(device).type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

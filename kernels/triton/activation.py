@@ -1,0 +1,43 @@
+"""The gated activation of SwiGLU: silu(gate) · up, read once and written once."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ramify.kernels.checks import check_gated
+from ramify.kernels.triton.interpret import check_device
+from ramify.kernels.triton.launch import padded, warps
+
+_BLOCK = 2048
+"""Results of a program: 128 threads with four loads of 16 bytes each, in 16-bit numbers."""
+
+
+@triton.jit
+def _silu_mul(  # type: ignore[no-untyped-def]
+    x_ptr, out_ptr, x_row, out_row, SIZE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr
+):
+    program = tl.program_id(0)
+    row = (program // PARTS).to(tl.int64)
+    column = program % PARTS * BLOCK + tl.arange(0, BLOCK)
+    there = column < SIZE
+    gate = tl.load(x_ptr + row * x_row + column, mask=there).to(tl.float32)
+    up = tl.load(x_ptr + row * x_row + SIZE + column, mask=there).to(tl.float32)
+    power = tl.exp(-tl.abs(gate))
+    y = gate * tl.where(gate >= 0.0, 1.0, power) / (1.0 + power) * up
+    tl.store(out_ptr + row * out_row + column, y.to(out_ptr.dtype.element_ty), mask=there)
+
+
+def silu_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """As `reference.activation.silu_mul`, whose docstring is the contract."""
+    check_device(x)
+    out = check_gated(x, out)
+    size = x.shape[1] // 2
+    block = min(_BLOCK, padded(size))
+    parts = triton.cdiv(size, block)
+    _silu_mul[(len(x) * parts,)](
+        x, out, x.stride(0), out.stride(0), SIZE=size, BLOCK=block, PARTS=parts,
+        num_warps=warps(block, x.element_size(), most=8), enable_fp_fusion=False,
+    )  # fmt: skip
+    return out

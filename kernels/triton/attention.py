@@ -1,0 +1,186 @@
+"""Attention over paged keys and values: plans of a batch, and the launches that carry one out."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.kernels.checks import check_attention, check_lengths
+from ramify.kernels.triton.attention_config import CHUNK, GRAIN, Tile, block_dim, device_of, tiles
+from ramify.kernels.triton.attention_plan import Launch, Merge, Plan, Shape, Tasks, make_plan
+from ramify.kernels.triton.attention_tile import ITEM_FIELDS, attend
+from ramify.kernels.triton.interpret import check_device
+from ramify.kernels.triton.merge import AT_ONCE, merge_states
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+_LOG2_E = 1.4426950408889634
+
+
+def plan_shape(
+    q: Tensor, k_pages: Tensor, *, window: int, deterministic: bool, tile_choice: Sequence[Tile] | None = None
+) -> Shape:
+    """What of a model and device a plan depends on, read off the tensors it will be used with."""
+    _, heads, head_dim = q.shape
+    _, kv_heads, page_size, _ = k_pages.shape
+    device = device_of(q.device)
+    chosen = tuple(tile_choice or tiles(head_dim, q.dtype, device, deterministic=deterministic))
+    size = q.element_size()
+    return Shape(heads, kv_heads, head_dim, size, page_size, window, deterministic, chosen, device)
+
+
+def plan_attention(
+    query_starts: Sequence[int], kv_lens: Sequence[int], shape: Shape, device: torch.device
+) -> Plan:
+    """The plan of a flat batch, from lengths on the host.
+
+    Parameters
+    ----------
+    query_starts, kv_lens : B + 1 and B integers, as in `paged_attention`; not checked
+    shape : from `plan_shape`
+    device : where the plan's tensors go
+    """
+    starts, lens = np.asarray(query_starts, np.int64), np.asarray(kv_lens, np.int64)
+    new = starts[1:] - starts[:-1]
+    row = np.flatnonzero(new)
+    position = lens[row] - new[row]
+    begin = np.zeros_like(position)
+    grain = CHUNK if shape.deterministic else GRAIN
+    if shape.window:
+        begin = np.maximum(position - shape.window + 1, 0) // grain * grain
+    tasks = Tasks(starts[row], new[row], position, row, begin, lens[row], np.zeros(len(row), bool))
+    return make_plan(tasks, np.zeros(0, np.int64), shape, device)
+
+
+def run_plan(
+    plan: Plan,
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    page_table: Tensor,
+    out: Tensor,
+    *,
+    scale: float,
+    soft_cap: float = 0.0,
+) -> Tensor:
+    """Carry out `plan` on one layer and return `out`; shapes as in `paged_attention`, not checked again.
+
+    Launches and nothing else: no transfer, no wait.
+    """
+    _, heads, head_dim = q.shape
+    kv_heads = plan.kv_heads
+    room = plan.state_rows * kv_heads
+    states = torch.empty(room * (head_dim + 2), dtype=torch.float32, device=q.device)
+    acc, top, total = torch.split(states, [room * head_dim, room, room])
+    if soft_cap > 0.0:
+        in_factor, out_factor = scale / soft_cap, soft_cap * _LOG2_E
+    else:
+        in_factor, out_factor = 1.0, scale * _LOG2_E
+    for launch in plan.launches:
+        tile = launch.tile
+        attend[(kv_heads * len(launch.items),)](
+            q, k_pages, v_pages, out, acc, top, total, page_table, launch.items, plan.tokens,
+            q.stride(0), out.stride(0), *k_pages.stride()[:3], page_table.stride(0),
+            in_factor, out_factor, plan.window,
+            KV_HEADS=kv_heads, GROUP=heads // kv_heads, HEAD_DIM=head_dim, BLOCK_D=block_dim(head_dim),
+            BLOCK_M=tile.rows, BLOCK_N=tile.columns, PAGE_SIZE=plan.page_size,
+            CHUNK=CHUNK if plan.deterministic else 0,
+            LISTED=launch.listed, WINDOWED=plan.window > 0, SOFT_CAP=soft_cap > 0.0, PRECISION="ieee",
+            num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
+        )  # fmt: skip
+    if plan.merge is not None:
+        shaped = acc.view(-1, kv_heads, head_dim), top.view(-1, kv_heads), total.view(-1, kv_heads)
+        merge_states(shaped, out, plan.merge.tokens, plan.merge.starts, plan.merge.index)
+    return out
+
+
+def warm_up(
+    shape: Shape, q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, *, soft_cap: float = 0.0
+) -> None:
+    """Compile every form that plans of `shape` can launch, so that none is compiled while requests wait.
+
+    The tensors are as in `paged_attention`, one token being enough; they are neither read nor written.
+    """
+    device = q.device
+    none = torch.zeros(1, dtype=torch.int32, device=device)
+    item = torch.zeros(1, int(ITEM_FIELDS), dtype=torch.int32, device=device)
+    launches = tuple(Launch(tile, listed, item) for tile in shape.tiles for listed in (False, True))
+    starts = torch.zeros(2, dtype=torch.int32, device=device)
+    for states in AT_ONCE:
+        index = torch.zeros(states, dtype=torch.int32, device=device)
+        plan = Plan(
+            shape.heads, shape.kv_heads, shape.page_size, shape.window, shape.deterministic, launches, none,
+            0, Merge(none, starts, index),
+        )  # fmt: skip
+        run_plan(plan, q, k_pages, v_pages, page_table, torch.empty_like(q), scale=1.0, soft_cap=soft_cap)
+
+
+def paged_attention(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    page_table: Tensor,
+    query_starts: Tensor,
+    kv_lens: Tensor,
+    *,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    out: Tensor | None = None,
+    deterministic: bool = False,
+) -> Tensor:
+    """As `reference.attention.paged_attention`, whose docstring is the contract; float16 as well.
+
+    `scale` must be positive. `query_starts` and `kv_lens` may be on the host. Where they are on the device
+    they are fetched, which waits for it; once for all layers that are given the same two tensors, unless
+    these are inference tensors, whose changes cannot be seen. `plan_attention` and `run_plan` never wait.
+
+    deterministic : the bits of a token's output depend on nothing but its query and the keys and values it
+        sees: not on the batch, the chunk, or the pages.
+
+    Raises
+    ------
+    KernelUnavailable
+        The tensors are on the host and Triton's interpreter is off.
+    """
+    check_device(q)
+    out = check_attention(
+        q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out, dtypes=DTYPES
+    )
+    if scale <= 0.0:
+        raise ValueError(f"scale is {scale}; it must be positive.")
+    shape = plan_shape(q, k_pages, window=window, deterministic=deterministic)
+    plan = _last.get(query_starts, kv_lens, shape, len(q), page_table.shape[1] * shape.page_size, q.device)
+    return run_plan(plan, q, k_pages, v_pages, page_table, out, scale=scale, soft_cap=soft_cap)
+
+
+class _LastPlan:
+    """The plan of the last call, for the next layer's: known by its tensors and by how often they changed."""
+
+    def __init__(self) -> None:
+        self.tensors: tuple[weakref.ref[Tensor], ...] = ()
+        self.key: tuple[Any, ...] = ()
+        self.plan: Plan | None = None
+
+    def get(
+        self, starts: Tensor, lens: Tensor, shape: Shape, tokens: int, capacity: int, device: torch.device
+    ) -> Plan:
+        lengths = (starts, lens)
+        if starts.is_inference() or lens.is_inference():
+            return plan_attention(*check_lengths(*lengths, tokens, capacity), shape, device)
+        key = (shape, tokens, capacity, device, *(each._version for each in lengths))
+        same = len(self.tensors) == 2 and all(
+            known() is each for known, each in zip(self.tensors, lengths, strict=True)
+        )
+        if self.plan is None or not same or key != self.key:
+            self.plan = plan_attention(*check_lengths(*lengths, tokens, capacity), shape, device)
+            self.tensors, self.key = tuple(map(weakref.ref, lengths)), key
+        return self.plan
+
+
+_last = _LastPlan()

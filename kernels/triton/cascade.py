@@ -1,0 +1,131 @@
+"""Cascade attention: what sequences share is read once for all of them, and merged with what is their own.
+
+A node of the tree of prefixes becomes one task whose rows are the new tokens of all its members; what is left
+of each sequence becomes tasks of its own (arXiv 2402.05099, 2501.01005 describe the idea).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ramify.kernels.checks import check_attention, check_lengths
+from ramify.kernels.reference.cascade import Group, check_groups
+from ramify.kernels.triton.attention import DTYPES, plan_attention, plan_shape, run_plan
+from ramify.kernels.triton.attention_config import CHUNK, GRAIN
+from ramify.kernels.triton.attention_plan import EVERY_POSITION, Plan, Shape, Tasks, make_plan
+from ramify.kernels.triton.cascade_cost import Costs
+from ramify.kernels.triton.cascade_groups import find_groups
+from ramify.kernels.triton.interpret import check_device
+
+H100_COSTS = Costs()
+
+
+def plan_cascade(
+    query_starts: Sequence[int],
+    kv_lens: Sequence[int],
+    groups: Sequence[Group],
+    shape: Shape,
+    device: torch.device,
+) -> Plan:
+    """The plan that reads each group once, whether it pays or not.
+
+    Groups are shortened to where parts may begin: multiples of 128 positions, of 512 in a deterministic plan.
+
+    Raises
+    ------
+    ValueError
+        The groups are not nodes of one tree within the cached prefixes, or there is a window, of which
+        cascade knows nothing.
+    """
+    if shape.window:
+        raise ValueError(f"a window of {shape.window} positions leaves nothing for cascade to share.")
+    starts, lens = np.asarray(query_starts, np.int64), np.asarray(kv_lens, np.int64)
+    new = (starts[1:] - starts[:-1]).tolist()
+    check_groups(groups, (lens - new).tolist())
+    grain = CHUNK if shape.deterministic else GRAIN
+    tasks: list[tuple[int, int, int, int, int, int, bool]] = []
+    listed: list[int] = []
+    reached = [0] * len(new)
+    for members, begin, tokens in groups:
+        begin, end = begin // grain * grain, (begin + tokens) // grain * grain
+        at_work = [row for row in members if new[row]]
+        if begin == end or not at_work:
+            continue
+        place = len(listed)
+        for row in at_work:
+            listed += range(int(starts[row]), int(starts[row]) + new[row])
+            if reached[row] < begin:
+                tasks.append((int(starts[row]), new[row], EVERY_POSITION, row, reached[row], begin, False))
+            reached[row] = end
+        tasks.append((place, len(listed) - place, EVERY_POSITION, at_work[0], begin, end, True))
+    for row, (extra, stored) in enumerate(zip(new, lens.tolist(), strict=True)):
+        if extra:
+            tasks.append((int(starts[row]), extra, stored - extra, row, reached[row], stored, False))
+    first, count, position, table, low, high, kind = np.array(tasks, np.int64).reshape(-1, 7).T
+    columns = Tasks(first, count, position, table, low, high, kind.astype(bool))
+    return make_plan(columns, np.array(listed, np.int64), shape, device)
+
+
+def plan_from_page_tables(
+    page_table: NDArray[np.int32],
+    query_starts: Sequence[int],
+    kv_lens: Sequence[int],
+    shape: Shape,
+    device: torch.device,
+    *,
+    costs: Costs = H100_COSTS,
+) -> Plan:
+    """The plan of a batch from what the host knows of it: cascade where `costs` says that it pays, else flat.
+
+    Parameters
+    ----------
+    page_table : (B, max_pages) int32, on the host
+    query_starts, kv_lens : B + 1 and B integers, as in `paged_attention`; not checked
+    shape : from `plan_shape`; with a window the plan is flat
+    """
+    groups: list[Group] = []
+    if not shape.window:
+        found = find_groups(page_table, query_starts, kv_lens, shape.page_size)
+        if found:
+            starts = np.asarray(query_starts, np.int64)
+            groups = costs.choose(
+                found,
+                (starts[1:] - starts[:-1]).tolist(),
+                np.asarray(kv_lens).tolist(),
+                shape,
+            )
+    if not groups:
+        return plan_attention(query_starts, kv_lens, shape, device)
+    return plan_cascade(query_starts, kv_lens, groups, shape, device)
+
+
+def cascade_attention(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    page_table: Tensor,
+    query_starts: Tensor,
+    kv_lens: Tensor,
+    groups: Sequence[Group],
+    *,
+    scale: float,
+    soft_cap: float = 0.0,
+    out: Tensor | None = None,
+    deterministic: bool = False,
+) -> Tensor:
+    """As `reference.cascade.cascade_attention`; `deterministic` as in `attention.paged_attention`."""
+    check_device(q)
+    out = check_attention(
+        q, k_pages, v_pages, page_table, query_starts, kv_lens, 0, soft_cap, out, dtypes=DTYPES
+    )
+    if scale <= 0.0:
+        raise ValueError(f"scale is {scale}; it must be positive.")
+    starts, lens = check_lengths(query_starts, kv_lens, len(q), page_table.shape[1] * k_pages.shape[2])
+    shape = plan_shape(q, k_pages, window=0, deterministic=deterministic)
+    plan = plan_cascade(starts, lens, groups, shape, q.device)
+    return run_plan(plan, q, k_pages, v_pages, page_table, out, scale=scale, soft_cap=soft_cap)

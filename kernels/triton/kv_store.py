@@ -1,0 +1,103 @@
+"""Writing new keys and values into pages, and copying pages of all layers in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ramify.kernels.checks import ALL_DTYPES, check_copy, check_store
+from ramify.kernels.triton.interpret import check_device
+from ramify.kernels.triton.launch import padded, warps
+
+_BLOCK = 2048
+"""Numbers of a program, of keys and again of values."""
+
+
+@triton.jit
+def _store(  # type: ignore[no-untyped-def]
+    k_ptr, v_ptr, k_pages_ptr, v_pages_ptr, slot_ptr,
+    k_token, v_token, page_stride, head_stride, row_stride,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    token = (program // PARTS).to(tl.int64)
+    head = program % PARTS * BLOCK_H + tl.arange(0, BLOCK_H)
+    dim = tl.arange(0, BLOCK_D)
+    there = (head < KV_HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
+    slot = tl.load(slot_ptr + token)
+    within = head[:, None] * HEAD_DIM + dim[None, :]
+    k = tl.load(k_ptr + token * k_token + within, mask=there)
+    v = tl.load(v_ptr + token * v_token + within, mask=there)
+    row = slot // PAGE_SIZE * page_stride + slot % PAGE_SIZE * row_stride
+    at = row + head.to(tl.int64)[:, None] * head_stride + dim[None, :]
+    tl.store(k_pages_ptr + at, k, mask=there)
+    tl.store(v_pages_ptr + at, v, mask=there)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _copy(  # type: ignore[no-untyped-def]
+    k_ptr, v_ptr, page_ptr, count, layer_stride, page_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Program (i, b, l): block b of the i-th page to copy, in layer l."""
+    entry = tl.program_id(0)
+    within = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = within < SIZE
+    layer = tl.program_id(2).to(tl.int64) * layer_stride
+    src = layer + tl.load(page_ptr + entry).to(tl.int64) * page_stride + within
+    dst = layer + tl.load(page_ptr + count + entry).to(tl.int64) * page_stride + within
+    k = tl.load(k_ptr + src, mask=there)
+    v = tl.load(v_ptr + src, mask=there)
+    tl.store(k_ptr + dst, k, mask=there)
+    tl.store(v_ptr + dst, v, mask=there)
+
+
+def head_block(kv_heads: int, head_dim: int) -> int:
+    """Heads of a program: a power of two, so that a token's keys are not cut more often than needed."""
+    return max(1, min(padded(kv_heads), _BLOCK // padded(head_dim)))
+
+
+def store_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor) -> None:
+    """As `reference.kv_store.store_kv`, whose docstring is the contract; float16 as well."""
+    check_device(k)
+    check_store(k, v, k_pages, v_pages, slots, dtypes=ALL_DTYPES)
+    _, kv_heads, page_size, head_dim = k_pages.shape
+    heads, block = head_block(kv_heads, head_dim), padded(head_dim)
+    parts = triton.cdiv(kv_heads, heads)
+    _store[(len(slots) * parts,)](
+        k, v, k_pages, v_pages, slots, k.stride(0), v.stride(0), *k_pages.stride()[:3],
+        KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_D=block, BLOCK_H=heads, PAGE_SIZE=page_size,
+        PARTS=parts, num_warps=warps(heads * block, k.element_size(), vectors=1, most=8),
+        enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def copy_pages(k_pages: Tensor, v_pages: Tensor, src: Sequence[int], dst: Sequence[int]) -> None:
+    """As `reference.kv_store.copy_pages`, whose docstring is the contract.
+
+    Raises
+    ------
+    ValueError
+        Also where the numbers of a page are not contiguous, or the two pools have different strides.
+    """
+    check_device(k_pages)
+    check_copy(k_pages, v_pages, src, dst)
+    shape, strides = k_pages.shape[-3:], k_pages.stride()
+    if strides != v_pages.stride() or strides[-3:] != (shape[1] * shape[2], shape[2], 1):
+        raise ValueError("each page must be contiguous, and k_pages and v_pages alike in strides.")
+    if not src:
+        return
+    on_gpu = k_pages.is_cuda
+    pages = torch.tensor([*src, *dst], dtype=torch.int32, pin_memory=on_gpu)
+    pages = pages.to(k_pages.device, non_blocking=True)
+    layers, layer_stride = (k_pages.shape[0], strides[0]) if k_pages.dim() == 5 else (1, 0)
+    size = shape.numel()
+    block = min(_BLOCK, padded(size))
+    _copy[(len(src), triton.cdiv(size, block), layers)](
+        k_pages, v_pages, pages, len(src), layer_stride, strides[-4], SIZE=size, BLOCK=block,
+        num_warps=warps(block, k_pages.element_size(), most=8), enable_fp_fusion=False,
+    )  # fmt: skip

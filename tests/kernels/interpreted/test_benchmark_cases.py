@@ -1,0 +1,43 @@
+"""The attention benchmark's cases in small: ours and torch's compute the same, and the counts are right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.kernel_cases.attention import attention
+from benchmarks.kernel_cases.base import Case, cases
+
+CASES = list(attention(True))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_rival_computes_the_same(case: Case):
+    torch.manual_seed(0)
+    work = case.build(torch.device("cpu"))
+    expected = work.run().clone()
+    assert not expected.isnan().any()
+    compared = 0
+    for call in work.rivals.values():
+        try:
+            result = call()
+        except RuntimeError:
+            continue  # a backend that this machine lacks
+        assert torch.allclose(result.float(), expected.float(), atol=4e-3)
+        compared += 1
+    assert compared >= 1
+    assert work.moved > 0
+    assert work.flop > 0
+
+
+def test_the_cases_are_registered_under_their_full_size():
+    names = [case.name for case in cases()]
+    assert len(names) == len(set(names))
+    assert {case.name for case in CASES} <= set(names)
+
+
+def test_counts():
+    """Decode 1 x 4k in tiny: 64 tokens, 2 KV heads of 64, float16; 4 query heads."""
+    work = CASES[0].build(torch.device("cpu"))
+    assert work.moved == 2 * 64 * 2 * 64 * 2 + 2 * 4 * 64 * 2
+    assert work.flop == 4 * 4 * 64 * 64

@@ -1,0 +1,52 @@
+"""Whole requests on the Triton backend, in the interpreter: tokens equal those of the torch backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ramify.kernels.registry import ops
+from ramify.kernels.triton import attention, kv_store, norm, rope
+from ramify.kernels.triton.interpret import INTERPRETED
+from tests.kernels.ops_cases import forms
+from tests.runtime.local import LocalScheduler, Result
+from tests.runtime.tiny import write_tiny
+
+assert INTERPRETED
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def answers(folder: Path, backend: str) -> list[Result]:
+    """Prefill in chunks, cached prefixes, copy-on-write of a shared page, batches of mixed lengths."""
+    torch.manual_seed(0)
+    base = torch.randint(256, (45,)).tolist()
+    local = LocalScheduler(folder, attention_backend=backend, page_size=8, chunk_tokens=32, num_pages=64)
+    first = local.complete([base, base[:3], [*base[:20], 7, 8]], max_tokens=5, ignore_eos=True, logprobs=2)
+    again = local.complete([[*base[:21], 1, 2, 3], base], max_tokens=5, ignore_eos=True, logprobs=2)
+    return first + again
+
+
+def test_greedy_tokens_equal_those_of_the_torch_backend(folder, monkeypatch):
+    kernels = [(attention, "attend"), (rope, "_rope_store"), (norm, "_rms_norm"), (kv_store, "_copy")]
+    launches = [forms(monkeypatch, module, name) for module, name in kernels]
+    expected, found = answers(folder, "torch"), answers(folder, "triton")
+    assert [result.ids for result in found] == [result.ids for result in expected]
+    assert len({token for result in found for token in result.ids}) > 3, "the model says too little"
+    for mine, theirs in zip(found, expected, strict=True):
+        for (_, value, _), (_, other, _) in zip(mine.logprobs, theirs.logprobs, strict=True):
+            assert value == pytest.approx(other, abs=1e-4)
+    assert all(launches), "every kernel was launched"
+
+
+def test_the_backend_has_everything():
+    triton, torchs = ops("triton"), ops("torch")
+    for name in triton.__slots__:
+        if name not in ("linear", "prefers_packed"):
+            assert getattr(triton, name) is not None, name
+            assert getattr(torchs, name) is not None, name

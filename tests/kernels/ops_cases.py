@@ -1,0 +1,167 @@
+"""Cases of the small Triton kernels, run by the interpreter's tests on the CPU and by the GPU's on CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ramify.kernels.triton import activation, kv_store, norm, rope
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+NORM_SHAPES = [(1, 576), (7, 64), (3, 5), (4, 100), (5, 3, 48), (0, 64), (2, 4096), (33, 1, 128)]
+GATED_SHAPES = [(1, 1), (3, 100), (2, 2048), (5, 3000), (0, 8)]
+ROPE_SHAPES = [
+    (64, 16, 4, 2),
+    (80, 3, 9, 3),
+    (128, 1, 4, 4),
+    (6, 5, 5, 1),
+    (50, 64, 16, 2),
+    (256, 16, 20, 10),
+]
+"""(head_dim, page_size, heads, kv_heads)"""
+STORE_SHAPES = [(1, 64, 2), (3, 80, 3), (16, 64, 1), (64, 7, 2), (16, 256, 9)]
+"""(page_size, head_dim, kv_heads)"""
+
+
+def random(*shape: int, dtype: torch.dtype, device: str, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+
+def poisoned(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
+    return torch.full(shape, torch.nan, dtype=dtype, device=device)
+
+
+def assert_as_good(result: Tensor, torchs: Tensor, exact: Tensor) -> None:
+    """At most twice the error of torch at the same dtype, both against float64."""
+    if not exact.numel():
+        return
+    floor = torch.finfo(result.dtype).eps * exact.abs().max()
+    error, other = ((each.double() - exact).abs().max() for each in (result, torchs))
+    assert error <= 2 * other + 0.5 * floor, f"{error:.3g} against torch's {other:.3g}"
+    assert error <= 8 * floor, "torch at this dtype is far off itself"
+
+
+def forms(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[dict[str, Any]]:
+    """The constants that the launches of `module.name` from here on are compiled for."""
+    seen: list[dict[str, Any]] = []
+    kernel = getattr(module, name)
+
+    class Recorder:
+        def __getitem__(self, grid: Any) -> Any:
+            def call(*args: Any, **options: Any) -> Any:
+                seen.append({key: value for key, value in options.items() if key.isupper()})
+                return kernel[grid](*args, **options)
+
+            return call
+
+    monkeypatch.setattr(module, name, Recorder())
+    return seen
+
+
+def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    exact = x.double()
+    return exact / (exact.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+
+
+def check_norm(shape: Sequence[int], dtype: torch.dtype, device: str) -> None:
+    x = random(*shape[:-1], 2 * shape[-1], dtype=dtype, device=device)[..., : shape[-1]]  # strided rows
+    weight = random(shape[-1], dtype=dtype, device=device, seed=1)
+    out = poisoned(*shape, dtype=dtype, device=device)
+    assert norm.rms_norm(x, weight, 1e-5, out=out) is out
+    assert_as_good(out, F.rms_norm(x, weight.shape, weight, 1e-5), normed(x, weight, 1e-5))
+    for row in range(min(2, len(x))):
+        assert torch.equal(norm.rms_norm(x[row : row + 1], weight, 1e-5), out[row : row + 1]), "alone"
+    assert norm.rms_norm(x, weight, 1e-5, out=x) is x
+    assert torch.equal(x, out)
+
+
+def check_add_norm(shape: Sequence[int], dtype: torch.dtype, device: str) -> None:
+    x, residual = (random(*shape, dtype=dtype, device=device, seed=seed) for seed in (1, 2))
+    weight = random(shape[-1], dtype=dtype, device=device, seed=3)
+    total = x + residual
+    out = poisoned(*shape, dtype=dtype, device=device)
+    assert norm.add_rms_norm(x, residual, weight, 1e-5, out=out) is out
+    if dtype == torch.bfloat16 and device == "cpu":  # the interpreter cuts float32 off instead of rounding
+        assert torch.allclose(residual, total, rtol=2**-7)
+    else:
+        assert torch.equal(residual, total), "the sum is rounded once"
+    assert torch.equal(out, norm.rms_norm(residual, weight, 1e-5)), "the bits of two steps"
+
+
+def check_gated(shape: Sequence[int], dtype: torch.dtype, device: str) -> None:
+    rows, size = shape
+    x = 4 * random(rows, 2 * size + 8, dtype=dtype, device=device)[:, : 2 * size]
+    out = poisoned(*shape, dtype=dtype, device=device)
+    assert activation.silu_mul(x, out=out) is out
+    gate, up = x.chunk(2, -1)
+    assert_as_good(out, F.silu(gate) * up, F.silu(gate.double()) * up.double())
+
+
+def check_rope(
+    shape: tuple[int, int, int, int], tokens: int, dtype: torch.dtype, device: str, norms: str = ""
+) -> None:
+    """`norms`: which of "q" and "k" have one."""
+    dim, page_size, heads, kv_heads = shape
+    num_pages = tokens // page_size + 3
+    qkv = random(tokens, heads + 2 * kv_heads, dim, dtype=dtype, device=device)
+    angle = 9 * random(tokens, dim // 2, dtype=torch.float32, device=device, seed=1)
+    rotation = torch.polar(torch.ones_like(angle), angle)
+    slots = torch.randperm(num_pages * page_size)[:tokens].to(device)
+    weights = {name: random(dim, dtype=dtype, device=device, seed=2 + i) for i, name in enumerate("qk")}
+    given = {f"{name}_norm": weights[name] for name in norms}
+    fused = qkv.clone()
+    q, k, v = fused.split([heads, kv_heads, kv_heads], dim=1)
+    k_pages = poisoned(num_pages, kv_heads, page_size, dim, dtype=dtype, device=device)
+    v_pages = k_pages.clone()
+    rope.rope_store_kv(q, k, v, rotation, k_pages, v_pages, slots, **given, eps=1e-5)
+    assert torch.equal(fused[:, heads:], qkv[:, heads:]), "k and v are left as they were"
+    page, offset = slots // page_size, slots % page_size
+    assert torch.equal(v_pages[page, :, offset], v)
+    for name, result, before in (("q", q, qkv[:, :heads]), ("k", k_pages[page, :, offset], k)):
+        exact, torchs = before.double(), before
+        if name in norms:
+            exact = normed(before, weights[name], 1e-5)
+            torchs = F.rms_norm(before, (dim,), weights[name], 1e-5)
+        assert_as_good(result, _turned(torchs.float(), rotation).to(dtype), _turned(exact, rotation))
+    k_pages[page, :, offset] = torch.nan
+    v_pages[page, :, offset] = torch.nan
+    assert k_pages.isnan().all(), "no other row was written"
+    assert v_pages.isnan().all()
+
+
+def _turned(x: Tensor, rotation: Tensor) -> Tensor:
+    pairs = torch.view_as_complex(x.reshape(*x.shape[:2], x.shape[2] // 2, 2).contiguous())
+    return torch.view_as_real(pairs * rotation[:, None].to(pairs.dtype)).flatten(2)
+
+
+def check_store(shape: tuple[int, int, int], dtype: torch.dtype, device: str) -> None:
+    page_size, dim, kv_heads = shape
+    tokens, num_pages = 37, 50
+    qkv = random(tokens, 4 + 2 * kv_heads, dim, dtype=dtype, device=device)
+    k, v = qkv[:, 4 : 4 + kv_heads], qkv[:, 4 + kv_heads :]
+    layers = poisoned(2, 2, num_pages, kv_heads, page_size, dim, dtype=dtype, device=device)
+    slots = torch.randperm(num_pages * page_size)[:tokens].to(device)
+    expected = layers.clone()
+    page, offset = slots // page_size, slots % page_size
+    expected[0, 1][page, :, offset], expected[1, 1][page, :, offset] = k, v
+    kv_store.store_kv(k, v, layers[0, 1], layers[1, 1], slots)
+    assert torch.equal(layers.nan_to_num(9.0), expected.nan_to_num(9.0))
+
+
+def check_copy(layers: tuple[int, ...], dtype: torch.dtype, device: str, page: tuple[int, int, int]) -> None:
+    pools = [random(*layers, 8, *page, dtype=dtype, device=device, seed=seed) for seed in (1, 2)]
+    for pool in pools:
+        pool.select(-4, 6).fill_(torch.nan)
+    expected = [pool.clone() for pool in pools]
+    for pool in expected:
+        pool[..., [5, 7, 1], :, :, :] = pool[..., [0, 0, 2], :, :, :]
+    kv_store.copy_pages(*pools, [0, 0, 2], [5, 7, 1])
+    for pool, want in zip(pools, expected, strict=True):
+        assert torch.equal(pool.nan_to_num(9.0), want.nan_to_num(9.0))
+    kv_store.copy_pages(*pools, [], [])

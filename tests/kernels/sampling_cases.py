@@ -1,0 +1,212 @@
+"""Cases of the sampling kernels, run by the interpreter's tests on the CPU and by the GPU's on CUDA.
+
+What they are compared with: the twin in float64, and the runtime's own sampler.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.kernels.reference import logits as twin_logits
+from ramify.kernels.reference import sampling as twin
+from ramify.kernels.sampling import LogitEdits, RowEdits, SamplingOptions
+from ramify.kernels.triton import logits as kernels
+from ramify.kernels.triton.sampling import sample_tokens
+from ramify.runtime.worker import sampler
+from ramify.sampling import SamplingParams
+
+
+@dataclasses.dataclass
+class Row:
+    """One row's options, and what of it is masked or changed."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+STRAIGHT = [Row(0.0), Row(), Row(0.3), Row(3.0), Row(min_p=0.1), Row(2.0, min_p=0.02), Row(0.7, min_p=1.0)]
+ORDERED = [
+    Row(top_k=1),
+    Row(top_k=7),
+    Row(2.0, top_k=40, top_p=0.9),
+    Row(top_p=0.5),
+    Row(top_p=0.95, min_p=0.05),
+    Row(top_k=20, min_p=0.2),
+    Row(1.5, top_k=10**6, top_p=0.8),
+    Row(top_p=1e-6),
+]
+FAR = [
+    Row(50.0, top_p=0.99),
+    Row(50.0, top_k=1100),
+    Row(50.0, top_k=1100, top_p=0.9, min_p=0.5),
+    Row(50.0, top_p=0.9999, min_p=0.75),
+]
+"""Rows that may take more tokens than there are candidates."""
+
+
+def options(rows: Sequence[Row], uniforms: Sequence[float], device: str) -> SamplingOptions:
+    columns = [[getattr(row, field.name) for row in rows] for field in dataclasses.fields(Row)]
+    return SamplingOptions.of(*columns, uniforms, device)
+
+
+def logits_of(rows: int, vocab: int, dtype: torch.dtype, device: str, seed: int = 0) -> Tensor:
+    """Strided rows, NaN between them."""
+    random = torch.Generator().manual_seed(seed)
+    wide = torch.full((rows, vocab + 48), torch.nan, dtype=dtype)
+    wide[:, :vocab] = 3 * torch.randn(rows, vocab, generator=random)
+    return wide.to(device)[:, :vocab]
+
+
+def mask_of(rows: int, vocab: int, device: str, *, share: float = 0.5, seed: int = 0) -> Tensor:
+    """(rows, words) int32: allows about `share` of the tokens, and sets the bits beyond the vocabulary."""
+    bits = np.random.default_rng(seed).random((rows, -(-vocab // 32) * 32)) < share
+    bits[:, vocab // 2] = True  # no row without a token
+    bits[:, vocab:] = True
+    words = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+    return torch.from_numpy(words).to(device)
+
+
+def check_draws(
+    rows: Sequence[Row],
+    vocab: int,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    masked: str = "none",
+    share: float = 0.5,
+    repeats: int = 1,
+) -> Tensor:
+    """Tokens equal the twin's and in float32 the runtime's. masked: none, all, or some rows by index."""
+    rows = [row for row in rows for _ in range(repeats)]
+    count = len(rows)
+    uniforms = np.random.default_rng(vocab).random(count)
+    uniforms[:2] = (0.0, 1 - 2**-53)[:count]
+    given = options(rows, uniforms.tolist(), device)
+    logits = logits_of(count, vocab, dtype, device)
+    before = logits.clone()
+    mask = mask_rows = None
+    if masked != "none":
+        mask = mask_of(count, vocab, device, share=share)
+    if masked == "some":
+        mask_rows = torch.arange(count, dtype=torch.int32).flip(0)
+        mask_rows[::3] = -1
+        mask_rows = mask_rows.to(device)
+    tokens = sample_tokens(logits, given, mask, mask_rows)
+    assert torch.equal(logits.nan_to_num(7.0), before.nan_to_num(7.0)), "the logits are left alone"
+    expected = twin.sample_tokens(logits, given, mask, mask_rows)
+    assert tokens.tolist() == expected.tolist()
+    words = [None] * count
+    if mask is not None:
+        order = range(count) if mask_rows is None else mask_rows.tolist()
+        words = [None if index < 0 else mask[index].cpu().numpy() for index in order]
+    if dtype == torch.float32:  # others have ties, which the runtime's sampler takes as its sort leaves them
+        assert tokens.tolist() == runtimes(logits, rows, uniforms, words)
+    return tokens
+
+
+def runtimes(
+    logits: Tensor, rows: Sequence[Row], uniforms: Sequence[float], masks: Sequence[Any]
+) -> list[int]:
+    """What the CPU's sampler draws."""
+    specs = [
+        sampler.SamplingRow(
+            params=SamplingParams(**dataclasses.asdict(row)),
+            uniform=float(uniform),
+            ids=np.zeros(0, np.int32),
+            prompt_len=0,
+            mask=mask,
+        )
+        for row, uniform, mask in zip(rows, uniforms, masks, strict=True)
+    ]
+    found: list[int] = sampler.sample(logits.float().cpu().clone(), specs).tolist()
+    return found
+
+
+def check_frequencies(vocab: int, row: Row, device: str, steps: int = 200) -> None:
+    """Evenly spaced uniforms draw each token as often as it is likely."""
+    logits = logits_of(1, vocab, torch.float32, device)
+    uniforms = [(step + 0.5) / steps for step in range(steps)]
+    tokens = sample_tokens(logits.expand(steps, vocab), options([row] * steps, uniforms, device))
+    expected = twin.sample_tokens(logits.expand(steps, vocab), options([row] * steps, uniforms, device))
+    assert tokens.tolist() == expected.tolist()
+    assert len(set(tokens.tolist())) > 2
+
+
+def check_mask(vocab: int, dtype: torch.dtype, device: str, *, listed: bool) -> None:
+    logits = logits_of(5, vocab, dtype, device)
+    mask = mask_of(4 if listed else 5, vocab, device)
+    mask[2] = -1  # a row whose mask allows everything
+    rows = torch.tensor([3, -1, 0, 0, 2], dtype=torch.int32, device=device) if listed else None
+    expected = twin_logits.masked(logits, mask, rows)
+    kernels.apply_mask(logits, mask, rows)
+    assert torch.equal(logits, expected)
+    assert (logits == -torch.inf).any()
+
+
+def make_edits(vocab: int) -> list[RowEdits]:
+    random = np.random.default_rng(3)
+    ids = random.integers(0, vocab, 40).astype(np.int32)
+    bias = {int(ids[30]): 5.5, int(ids[0]): -3.25, vocab - 1: 100.0}
+    return [
+        RowEdits(ids, 25),
+        RowEdits(ids, 25, repetition_penalty=1.3, presence_penalty=0.7, frequency_penalty=0.3),
+        RowEdits(ids, 25, frequency_penalty=-0.1, logit_bias=bias),
+        RowEdits(ids, 0, repetition_penalty=0.8, logit_bias=bias, banned=[0, int(ids[30])]),
+        RowEdits(ids[:0], 0, presence_penalty=1.0, banned=[3]),
+    ]
+
+
+def check_edits(vocab: int, dtype: torch.dtype, device: str) -> None:
+    """Float32 logits change as the runtime changes them, bit for bit; others are rounded once; all return."""
+    logits = logits_of(5, vocab, dtype, device)
+    original, expected = logits.clone(), logits.float().cpu().clone()
+    specs = make_edits(vocab)
+    for row, spec in enumerate(specs):
+        names = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
+        params = SamplingParams(**{name: getattr(spec, name) for name in names})
+        sampler._adjust(
+            expected[row],
+            sampler.SamplingRow(
+                params=params, uniform=0.0, ids=spec.ids, prompt_len=spec.prompt_len, banned=list(spec.banned)
+            ),
+        )
+    edits = LogitEdits.of(specs, device)
+    before = kernels.edit_logits(logits, edits)
+    if dtype == torch.bfloat16 and device == "cpu":  # the interpreter cuts float32 off instead of rounding
+        assert torch.allclose(logits, expected.to(dtype), rtol=2**-7)
+    else:
+        assert torch.equal(logits.cpu(), expected.to(dtype))
+    other = original.clone()
+    assert torch.equal(twin_logits.edit_logits(other, edits), before)
+    kernels.restore_logits(logits, edits, before)
+    assert torch.equal(logits, original)
+    twin_logits.restore_logits(other, edits, before)
+    assert torch.equal(other, original)
+
+
+def check_logprobs(logits: Tensor, top: int) -> None:
+    """At most twice the error of torch in float32, both against float64; ids are those of a stable sort."""
+    rows, vocab = logits.shape
+    tokens = torch.arange(rows, device=logits.device) * 37 % vocab
+    result = kernels.log_probabilities(logits, tokens, top)
+    exact = twin_logits.log_probabilities(logits, tokens, top)
+    assert torch.equal(result.ids, exact.ids)
+    assert result.values.shape == (rows, min(top, vocab))
+    precise = torch.log_softmax(logits.double(), -1)
+    torchs = torch.log_softmax(logits.float(), -1)
+    for found, at in ((result.chosen[:, None], tokens[:, None]), (result.values, result.ids.clamp(min=0))):
+        want, have = precise.gather(1, at), torchs.gather(1, at)
+        seen = want > -torch.inf
+        assert torch.equal(found[~seen].double(), want[~seen])
+        if seen.any():
+            floor = torch.finfo(torch.float32).eps * want[seen].abs().max()
+            error, other = ((each[seen].double() - want[seen]).abs().max() for each in (found, have))
+            assert error <= 2 * other + floor

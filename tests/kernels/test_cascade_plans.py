@@ -1,0 +1,189 @@
+"""Cascade on the host: the tree found in page tables, the cost model, and the twin against flat attention."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.kernels.reference import attention as flat
+from ramify.kernels.reference.cascade import Group, attention_state, cascade_attention, merge_states
+from ramify.kernels.triton.attention_config import H100, tiles
+from ramify.kernels.triton.attention_plan import Shape
+from ramify.kernels.triton.cascade_cost import Costs
+from ramify.kernels.triton.cascade_groups import find_groups
+
+from .cascade_cases import Branch, make_tree
+
+LLAMA = Shape(32, 8, 128, 2, 64, 0, False, tiles(128, torch.bfloat16, H100), H100)
+"""Llama-3.1-8B in bfloat16."""
+
+
+@st.composite
+def tables(draw):
+    """(page_table, query_starts, kv_lens, page_size): few page ids, so that much is equal."""
+    page_size = draw(st.integers(1, 3))
+    rows = draw(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=7))
+    width = max(map(len, rows))
+    table = np.array([row + [9] * (width - len(row)) for row in rows], np.int32)
+    lens = [draw(st.integers(0, len(row) * page_size)) for row in rows]
+    new = [draw(st.integers(0, length)) for length in lens]
+    return table, [0, *np.cumsum(new).tolist()], lens, page_size
+
+
+@given(tables())
+def test_groups_are_exactly_the_shared_leading_pages(case):
+    """Page i of two sequences is in one group if and only if all their pages up to i are equal and cached."""
+    table, starts, lens, page_size = case
+    groups = find_groups(*case)
+    new = np.diff(starts)
+    pages = [(length - count) // page_size if count else 0 for length, count in zip(lens, new, strict=True)]
+    together: set[tuple[int, int, int]] = set()
+    for members, begin, tokens in groups:
+        assert len(members) > 1
+        assert tokens > 0
+        assert begin % page_size == tokens % page_size == 0
+        for page in range(begin // page_size, (begin + tokens) // page_size):
+            for one in members:
+                for other in members:
+                    assert (one, other, page) not in together, "no page is read twice"
+                    together.add((one, other, page))
+    expected = {
+        (one, other, page)
+        for one in range(len(lens))
+        for other in range(len(lens))
+        for page in range(min(pages[one], pages[other]))
+        if (table[one, : page + 1] == table[other, : page + 1]).all()
+        and sum(
+            pages[third] > page and (table[third, : page + 1] == table[one, : page + 1]).all()
+            for third in range(len(lens))
+        )
+        > 1
+    }
+    assert together == expected
+    assert [group.begin for group in groups] == sorted(group.begin for group in groups)
+
+
+def test_groups_of_a_deep_tree():
+    table = np.array([[1, 2, 3, 8], [1, 2, 4, 9], [1, 2, 3, 7], [5, 2, 3, 6]], np.int32)
+    groups = find_groups(table, [0, 1, 2, 3, 4], [14, 14, 14, 14], 4)
+    assert groups == [Group((0, 1, 2), 0, 8), Group((0, 2), 8, 4)]
+
+
+# The cost model.
+
+
+@pytest.mark.parametrize(
+    ("branches", "shared", "suffix", "pays"),
+    [
+        (1, 8192, 100, False),
+        (2, 64, 100, False),
+        (64, 128, 4000, False),
+        (4, 8192, 100, True),
+        (64, 1024, 100, True),
+        (64, 8192, 100, True),
+        (64, 32768, 100, True),
+        (2, 1024, 30000, False),
+    ],
+)
+def test_when_a_shared_prefix_pays(branches, shared, suffix, pays):
+    costs = Costs()
+    assert costs.pays(costs.estimate(branches, shared, suffix, LLAMA)) == pays
+
+
+def test_more_branches_or_more_shared_tokens_pay_more():
+    costs = Costs()
+
+    def saved(branches: int, shared: int) -> float:
+        estimate = costs.estimate(branches, shared, 200, LLAMA)
+        return estimate.flat - estimate.cascade
+
+    for fixed in (8, 64):
+        assert sorted(range(256, 32768, 512), key=lambda shared: saved(fixed, shared)) == [
+            *range(256, 32768, 512)
+        ]
+        gains = [saved(branches, 100 * fixed) for branches in (2, 8, 32, 128)]
+        assert gains == sorted(gains)
+
+
+def test_long_prefills_already_read_a_prefix_often_enough():
+    costs = Costs()
+    decode = costs.estimate(8, 8192, 100, LLAMA)
+    prefill = costs.estimate(8, 8192, 2048, LLAMA, new=2048)
+    assert costs.pays(decode)
+    assert not costs.pays(prefill)
+
+
+def test_nodes_are_chosen_one_by_one():
+    root, small, large = Group(tuple(range(32)), 0, 4096), Group((0, 1), 4096, 16), Group((2, 3), 4096, 16384)
+    lens = [4300] * 32
+    lens[2] = lens[3] = 20600
+    chosen = Costs().choose([root, small, large], [1] * 32, lens, LLAMA)
+    assert root in chosen
+    assert small not in chosen
+    assert large in chosen
+    assert Costs().choose([Group((0, 1), 0, 16)], [1, 1], [20, 20], LLAMA) == []
+    assert Costs().choose([root], [0] * 32, lens, LLAMA) == []
+
+
+# The twin.
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("soft_cap", [0.0, 3.0])
+def test_the_twin_equals_flat_attention(dtype, soft_cap):
+    branches = [Branch((0, 1), 9, 1), Branch((0, 1), 30, 5), Branch((0, 2), 1, 1), Branch((0,), 7, 0)]
+    batch = make_tree((3, 2, 4), [*branches, Branch((), 5, 5)], dtype=dtype)
+    groups = find_groups(batch.page_table.numpy(), batch.query_starts.tolist(), batch.kv_lens.tolist(), 16)
+    assert groups == [Group((0, 1, 2), 0, 48), Group((0, 1), 48, 32)]
+    options = {"scale": 0.125, "soft_cap": soft_cap}
+    expected = flat.paged_attention(*batch, **options)
+    atol = (1e-6 if dtype == torch.float32 else 2**-8) * float(expected.abs().max())
+    for some in (groups, groups[:1], []):
+        result = cascade_attention(*batch, some, **options)
+        assert torch.allclose(result.float(), expected.float(), atol=atol)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.integers(0, 2**31))
+def test_merging_parts_gives_the_whole(counts, seed):
+    random = torch.Generator().manual_seed(seed)
+    q = torch.randn(3, 4, 8, generator=random)
+    total = sum(counts) + 1
+    keys, values = (torch.randn(total, 2, 8, generator=random) for _ in range(2))
+    whole, lse = attention_state(q, keys, values, None, 0.3)
+    cuts = [*counts, 1]
+    parts = [
+        attention_state(q, k, v, None, 0.3) for k, v in zip(keys.split(cuts), values.split(cuts), strict=True)
+    ]
+    merged, merged_lse = merge_states(*(torch.stack(part) for part in zip(*parts, strict=True)))
+    assert torch.allclose(merged, whole, atol=1e-6)
+    assert torch.allclose(merged_lse, lse, atol=1e-6)
+
+
+def test_an_empty_part_may_hold_anything():
+    outs = torch.full((2, 1, 1, 4), torch.nan)
+    outs[0] = 2.0
+    lses = torch.tensor([0.5, -torch.inf]).view(2, 1, 1)
+    merged, lse = merge_states(outs, lses)
+    assert torch.equal(merged, outs[0])
+    assert lse.item() == 0.5
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        [Group((), 0, 16)],
+        [Group((1, 0), 0, 16)],
+        [Group((0, 2), 0, 16)],
+        [Group((0, 1), 0, 0)],
+        [Group((0, 1), 0, 17)],
+        [Group((0, 1), 0, 16), Group((0,), 8, 8)],
+    ],
+)
+def test_groups_that_are_no_tree_are_refused(groups):
+    batch = make_tree((1,), [Branch((0,), 3, 3), Branch((0,), 2, 2)])
+    with pytest.raises(ValueError, match=f"group {len(groups) - 1}"):
+        cascade_attention(*batch, groups, scale=1.0)

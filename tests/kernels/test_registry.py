@@ -1,0 +1,145 @@
+"""Choosing a backend, compiling once a machine, and saying so where that cannot be done."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import llvmlite.binding
+import pytest
+from numba import int64
+
+from ramify.kernels.cpu import compiler
+from ramify.kernels.registry import ops
+
+CLOSURE = """
+from ramify.kernels.cpu.compiler import compiled
+from numba import int64
+
+def build(sources):
+    @compiled(int64(int64))
+    def doubled(x):
+        sources
+        return 2 * x
+    return doubled
+"""
+
+
+def test_an_unknown_backend_is_refused_by_name():
+    with pytest.raises(ValueError, match="'cuda'"):
+        ops("cuda")
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+def test_without_a_compiler_the_refusal_names_the_remedy_and_torch_still_works():
+    code = """
+from ramify.kernels.registry import ops
+from ramify.kernels.errors import KernelUnavailable
+ops("torch")
+try:
+    ops("cpu")
+except KernelUnavailable as error:
+    print(error)
+"""
+    result = run(code, NUMBA_DISABLE_JIT="1")
+    assert "NUMBA_DISABLE_JIT" in result.stdout, result.stderr
+    assert "torch attention backend" in result.stdout
+    missing = "import sys; sys.modules['numba'] = None\n" + code
+    result = run(missing)
+    assert "cannot be loaded" in result.stdout, result.stderr
+
+
+HOST = llvmlite.binding.get_host_cpu_features()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "features", "lanes"), [("haswell", "+avx,+avx2,+fma", 8), ("x86-64", "+sse2", 4)]
+)
+@pytest.mark.skipif(not HOST.get("avx2"), reason="imitates older x86-64 processors on one with AVX2")
+def test_kernels_for_narrower_vectors(name, features, lanes):
+    """The same tests with code for another processor: 10 s of compiling the first time."""
+    environment = {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features}
+    result = run("from ramify.kernels.cpu.simd import LANES; print(LANES)", **environment)
+    assert result.stdout.strip() == str(lanes), result.stderr
+    here = Path(__file__).parent
+    names = ("paged_attention", "tiles", "rope_and_norm", "linear")
+    files = [here / f"test_{name}.py" for name in names]
+    code = (
+        f"import pytest, sys; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', *{[*map(str, files)]}]))"
+    )
+    result = run(code, **environment)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not HOST.get("avx512bf16"), reason="runs the code for AMD's AVX512_BF16")
+def test_products_by_dots_of_bfloat16():
+    """Taken on AMD's processors only; Intel's run them as well, more slowly."""
+    environment = {"NUMBA_CPU_NAME": "znver4", "NUMBA_CPU_FEATURES": HOST.flatten()}
+    file = Path(__file__).parent / "test_linear.py"
+    code = f"""
+import pytest, sys
+from ramify.kernels.cpu import linear_tiles
+assert linear_tiles.DOTS
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", {str(file)!r}]))
+"""
+    result = run(code, **environment)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_second_process_compiles_nothing():
+    ops("cpu")  # compiled by now
+    code = """
+from numba.core import event
+compiled = []
+class Listener(event.Listener):
+    def on_start(self, event): pass
+    def on_end(self, event): compiled.append(event.data["dispatcher"].py_func.__qualname__)
+event.register("numba:compile", Listener())
+from ramify.kernels.registry import ops
+ops("cpu")
+print(compiled)
+"""
+    result = run(code)
+    assert result.stdout.strip() == "[]", result.stdout + result.stderr
+
+
+def test_a_change_in_any_source_compiles_anew(tmp_path, monkeypatch):
+    (tmp_path / "closure_for_cache.py").write_text(CLOSURE)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("closure_for_cache")
+    for digest, hits in (("one", 0), ("two", 0), ("one", 1)):
+        built = module.build(digest)
+        assert built(21) == 42
+        assert sum(built.stats.cache_hits.values()) == hits
+
+
+def test_where_nothing_can_be_cached_it_compiles_with_a_warning(caplog):
+    namespace: dict = {}
+    exec(CLOSURE, namespace)  # code without a file has no place in numba's cache
+    with caplog.at_level(logging.WARNING):
+        assert namespace["build"]("digest")(4) == 8
+    assert "NUMBA_CACHE_DIR" in caplog.text
+
+
+def test_what_does_not_compile_is_unavailable():
+    with pytest.raises(compiler.KernelUnavailable, match="cannot compile broken"):
+
+        @compiler.compiled(int64(int64))
+        def broken(x):
+            return x.no_such_thing

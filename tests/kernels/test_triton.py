@@ -1,0 +1,58 @@
+"""The Triton kernels: their interpreter tests in a process of their own, and what happens without either."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.kernels import line
+from ramify.kernels.errors import KernelUnavailable
+
+from .attention_cases import make_batch
+
+FILES = sorted((Path(__file__).parent / "interpreted").glob("test_*.py"))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem.removeprefix("test_"))
+def test_in_the_interpreter(file: Path):
+    """The interpreter is switched on before triton is first imported, and for a whole process."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(file)]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+
+
+def test_without_a_gpu_and_without_the_interpreter_the_refusal_says_so():
+    from ramify.kernels.triton import attention, interpret
+
+    assert not interpret.INTERPRETED
+    with pytest.raises(KernelUnavailable, match="CUDA device, or TRITON_INTERPRET=1"):
+        attention.paged_attention(*make_batch([(1, 3)]), scale=1.0)
+
+
+def test_every_interpreter_test_is_run():
+    assert FILES
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device to measure")
+def test_the_benchmark_says_what_it_needs():
+    command = [sys.executable, "-m", "benchmarks.kernels"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2
+    assert "needs a CUDA device" in done.stderr
+
+
+def test_a_line_of_the_benchmark():
+    row = {"case": "decode", "seconds": 2e-4, "bound": "bandwidth", "rate": 3e12, "of_ceiling": 0.75}
+    text = line({**row, "rivals": {"torch math": 4.0, "torch flash": 1.25, "flat": 5.5}})
+    assert text.split() == ["decode", "200.0", "3000", "GB/s", "75%", "1.25x", "flash", "flat", "5.50x"]
+    text = line({**row, "bound": "products", "rate": 4.1e14, "rivals": {}})
+    assert text.split() == ["decode", "200.0", "410.0", "TFLOP/s", "75%"]
+    assert "skipped: too large" in line({"case": "decode", "skipped": "too large"})

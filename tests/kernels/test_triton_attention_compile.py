@@ -1,0 +1,100 @@
+"""The attention kernel compiled for GPUs that are not here: instructions, shared memory, every dtype."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, CompiledKernel
+
+from ramify.kernels.triton import attention_tile, merge
+from ramify.kernels.triton.attention_config import CHUNK, Device, Tile, block_dim, tiles
+
+TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+SHARED = {80: 166912, 90: 232448}
+"""Bytes of shared memory that a program may have: A100, H100."""
+
+
+def compiled(function, types: dict[str, str], constants: dict, generation: int, **options) -> CompiledKernel:
+    signature = {name: types.get(name, "constexpr") for name in function.arg_names}
+    aligned = [name for name in types if name.endswith(("_ptr", "_stride")) and name != "table_stride"]
+    source = ASTSource(
+        function,
+        signature,
+        {(function.arg_names.index(name),): value for name, value in constants.items()},
+        {(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    return triton.compile(source, target=GPUTarget("cuda", generation, 32), options=options)
+
+
+def compile_attend(
+    tile: Tile, head_dim: int, dtype: torch.dtype, generation: int, *, chunk: int = 0, **flags
+) -> CompiledKernel:
+    types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), f"*{TYPES[dtype]}")
+    types |= dict.fromkeys(("part_ptr", "top_ptr", "total_ptr"), "*fp32")
+    types |= dict.fromkeys(("table_ptr", "item_ptr", "token_ptr"), "*i32")
+    strides = ("q_stride", "out_stride", "page_stride", "head_stride", "row_stride")
+    types |= dict.fromkeys((*strides, "table_stride", "window"), "i32")
+    types |= {"in_factor": "fp32", "out_factor": "fp32"}
+    constants = {
+        "KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": head_dim, "BLOCK_D": block_dim(head_dim),
+        "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "PAGE_SIZE": 16, "CHUNK": chunk, "LISTED": False,
+        "WINDOWED": False, "SOFT_CAP": False, "PRECISION": "ieee", **flags,
+    }  # fmt: skip
+    return compiled(
+        attention_tile.attend, types, constants, generation,
+        num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("generation", "head_dim"), [(80, 128), (90, 128), (90, 256)])
+def test_tiles_use_tensor_cores_and_fit_the_shared_memory(generation, head_dim):
+    """Blocks of keys arrive asynchronously; from 64 rows on Hopper multiplies by warp groups."""
+    for tile in tiles(head_dim, torch.bfloat16, Device(100, SHARED[generation])):
+        kernel = compile_attend(tile, head_dim, torch.bfloat16, generation)
+        assert kernel.metadata.shared <= SHARED[generation]
+        text = kernel.asm["ptx"]
+        assert "cp.async" in text
+        assert ("wgmma.mma_async" in text) == (generation == 90 and tile.rows >= 64)
+        assert ("mma.sync" in text) != ("wgmma.mma_async" in text)
+
+
+def test_two_blocks_are_on_their_way_on_a_hopper():
+    """The page table takes every other stage: less, and each program waits for the memory at each block."""
+    for tile in tiles(128, torch.bfloat16, Device(132, SHARED[90])):
+        kernel = compile_attend(tile, 128, torch.bfloat16, 90)
+        block = 2 * tile.columns * 128 * 2
+        assert kernel.metadata.shared >= 2 * block
+
+
+@pytest.mark.parametrize("page_size", [16, 64])
+@pytest.mark.parametrize(("windowed", "capped", "listed"), [(True, False, False), (False, True, True)])
+def test_every_flag_compiles(windowed, capped, listed, page_size):
+    flags = {"WINDOWED": windowed, "SOFT_CAP": capped, "LISTED": listed, "PAGE_SIZE": page_size}
+    compile_attend(Tile(16, 64, 4, 2), 128, torch.float16, 90, **flags)
+
+
+def test_the_deterministic_form_compiles_for_every_dtype():
+    for dtype, head_dim in itertools.product((torch.bfloat16, torch.float32), (128, 256)):
+        (tile,) = tiles(head_dim, dtype, Device(132, SHARED[90]), deterministic=True)
+        kernel = compile_attend(tile, head_dim, dtype, 90, chunk=CHUNK)
+        assert kernel.metadata.shared <= SHARED[90]
+
+
+def test_no_multiplication_is_fused_behind_our_back():
+    """Only the written fused multiply-adds: the bits do not depend on what a compiler's version fuses."""
+    (tile,) = tiles(128, torch.bfloat16, Device(132, SHARED[90]), deterministic=True)
+    text = compile_attend(tile, 128, torch.bfloat16, 90, chunk=CHUNK).asm["ptx"]
+    assert "mul.rn.f32" in text
+    assert not re.search(r"\b(mul|add|sub)\.(ftz\.)?f32", text), "what is not .rn may be fused"
+
+
+def test_merge_compiles():
+    pointers = dict.fromkeys(("part_ptr", "top_ptr", "total_ptr"), "*fp32") | {"out_ptr": "*bf16"}
+    types = pointers | dict.fromkeys(("token_ptr", "start_ptr", "index_ptr"), "*i32") | {"out_stride": "i32"}
+    constants = {"KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": 80, "BLOCK_D": 128, "AT_ONCE": 8}
+    compiled(merge._merge, types, constants, 90, num_warps=1, enable_fp_fusion=False)

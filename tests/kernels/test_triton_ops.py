@@ -1,0 +1,70 @@
+"""The small Triton kernels through Triton's compiler, for two generations of GPUs, without one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ramify.kernels.errors import KernelUnavailable
+from ramify.kernels.registry import ops
+from ramify.kernels.sampling import LogitEdits, SamplingOptions
+from ramify.kernels.triton import activation, kv_store, logits, norm, rope, sampling
+
+from .compiled import compiling
+
+HALF = torch.bfloat16
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
+def test_without_a_device_the_backend_is_refused():
+    with pytest.raises(KernelUnavailable, match="need a CUDA device"):
+        ops("triton")
+
+
+@pytest.fixture(autouse=True)
+def no_device(monkeypatch: pytest.MonkeyPatch):
+    for module in (activation, kv_store, norm, rope):
+        monkeypatch.setattr(module, "check_device", lambda tensor: None)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_kernels_compile_and_move_sixteen_bytes_at_once(monkeypatch, capability):
+    x, weight = torch.zeros(8, 4096, dtype=HALF), torch.zeros(4096, dtype=HALF)
+    qkv = torch.zeros(8, 48, 128, dtype=HALF)
+    q, k, v = qkv.split([32, 8, 8], dim=1)
+    head = torch.zeros(128, dtype=HALF)
+    pages = torch.zeros(3, 8, 16, 128, dtype=HALF)
+    turn, slots = torch.zeros(8, 64, dtype=torch.complex64), torch.arange(8)
+    with compiling(capability, monkeypatch) as texts:
+        norm.rms_norm(x, weight, 1e-5)
+        norm.rms_norm(q, head, 1e-5)
+        norm.add_rms_norm(x, x.clone(), weight, 1e-5)
+        activation.silu_mul(x)
+        kv_store.store_kv(k, v, pages, pages.clone(), slots)
+        kv_store.copy_pages(pages, pages.clone(), [0], [1])
+        rope.rope_store_kv(q, k, v, turn, pages, pages.clone(), slots)
+        rope.rope_store_kv(q, k, v, turn, pages, pages.clone(), slots, q_norm=head, k_norm=head)
+    assert set(texts) == {"_rms_norm", "_add_rms_norm", "_silu_mul", "_store", "_copy", "_rope_store"}
+    for name, text in texts.items():
+        assert "ld.global.v4.b32" in text, name
+        assert "st.global.v4.b32" in text, name
+        assert "st.shared.v4" not in text, f"{name} moves whole tiles between threads"
+
+
+def test_sampling_compiles_and_moves_sixteen_bytes_at_once(monkeypatch):
+    for module in (sampling, logits):
+        monkeypatch.setattr(module, "check_device", lambda tensor: None)
+    x = torch.zeros(4, 128256, dtype=HALF)
+    mask, mask_rows = torch.zeros(4, 4008, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    columns = [1.0] * 4, [5] * 4, [0.9] * 4, [0.1] * 4, [0.5] * 4
+    edits = LogitEdits(torch.zeros(2, 7, dtype=torch.int32), torch.zeros(3, 7))
+    with compiling(90, monkeypatch) as texts:
+        sampling.sample_tokens(x, SamplingOptions.of(*columns), mask, mask_rows)
+        logits.apply_mask(x, mask, mask_rows)
+        logits.restore_logits(x, edits, logits.edit_logits(x, edits))
+        logits.log_probabilities(x, torch.zeros(4, dtype=torch.int64), 5)
+    assert set(texts) == {"scan", "threshold", "collect", "_pick", "_mask", "_edit", "_finish"}
+    for name in ("scan", "collect", "_pick", "_mask"):
+        assert "ld.global.v4.b32" in texts[name], name
+    assert "st.global.v4.b32" in texts["_mask"]
+    assert "local" not in texts["scan"], "nothing is spilt"
