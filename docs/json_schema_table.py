@@ -1,0 +1,136 @@
+"""Writes the table of keywords in docs/json-schema.md from a run of the tests' schemas.
+
+``python docs/json_schema_table.py``; with ``--check`` it only says whether the table is up to date.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from ramify import constraint  # noqa: E402
+from ramify.errors import InvalidConstraint  # noqa: E402
+from ramify.runtime.grammar.formats import FORMATS  # noqa: E402
+from ramify.runtime.grammar.json_text import parse_json  # noqa: E402
+from ramify.runtime.grammar.policy import compile_constraint, load_grammar  # noqa: E402
+from ramify.runtime.grammar.schema_check import KEYWORDS  # noqa: E402
+from ramify.runtime.grammar.schema_grammar import compile_schema  # noqa: E402
+from ramify.runtime.grammar.schema_order import in_schema_order  # noqa: E402
+from ramify.runtime.grammar.unenforceable import Unenforceable  # noqa: E402
+from tests.grammar import keyword_cases  # noqa: E402
+from tests.grammar.collection import suite  # noqa: E402
+from tests.grammar.logic_cases import LOGIC_CASES  # noqa: E402
+from tests.grammar.test_refusals import BAD_SCHEMAS  # noqa: E402
+from tests.grammar.vocabularies import tiny, tokenise  # noqa: E402
+
+PAGE = ROOT / "docs" / "json-schema.md"
+BEGIN = "<!-- keywords: written by `python docs/json_schema_table.py` from a run of the tests' schemas -->\n"
+END = "<!-- /keywords -->"
+ENGINES = {"frames": "own", "xgrammar": "XGrammar"}
+
+
+class Tried(NamedTuple):
+    """A schema that was compiled, and how many of its instances went through or did not, as they must."""
+
+    keywords: frozenset[str]
+    engine: str
+    right: int
+    wrong: int
+
+
+def trials() -> Iterator[Tried]:
+    known = [(*case,) for case in (keyword_cases.CASES | LOGIC_CASES).values()]
+    known += [(case.schema, *case.instances) for case in suite.cases()]
+    for schema, valid, invalid in known:
+        try:
+            engine, payload = compile_constraint(constraint.json_schema(schema), tiny())
+        except InvalidConstraint:
+            continue
+        grammar = load_grammar(engine, payload, tiny())
+        counts = [0, 0]
+        for wanted, instances in ((True, valid), (False, invalid)):
+            for instance in instances:
+                matcher = grammar.matcher()
+                tokens = tokenise(in_schema_order(schema, instance), tiny())
+                counts[(all(map(matcher.accept, tokens)) and matcher.complete) != wanted] += 1
+        yield Tried(frozenset(keywords_of(schema)), engine, *counts)
+
+
+def keywords_of(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict):
+        for keyword, value in schema.items():
+            yield keyword
+            inner = value.values() if keyword in _MAPS and isinstance(value, dict) else [value]
+            for child in inner:
+                yield from keywords_of(child)
+    elif isinstance(schema, list):
+        for child in schema:
+            yield from keywords_of(child)
+
+
+_MAPS = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
+
+
+def refusals() -> dict[str, list[str]]:
+    """What is refused by each keyword, as the schemas that the tests have for it say."""
+    found: dict[str, list[str]] = {}
+    bad = [schema for schema, _, _ in BAD_SCHEMAS] + [case.schema for case in suite.cases()]
+    for schema in bad:
+        try:
+            compile_schema(parse_json(json.dumps(schema)))
+        except Unenforceable as error:
+            keyword = (error.pointer or "").rpartition("/")[2]
+            reasons = found.setdefault(keyword, [])
+            reason = re.sub(r" \(position .*?\)", "", error.message)
+            if keyword in KEYWORDS and reason not in reasons:
+                reasons.append(reason)
+        except InvalidConstraint:
+            continue
+    return found
+
+
+def table() -> str:
+    tried = list(trials())
+    refused = refusals()
+    lines = [
+        "| keyword | | engine | schemas | instances | refused, or checked afterwards |",
+        "| --- " * 6 + "|",
+    ]
+    for keyword in sorted(KEYWORDS, key=str.lower):
+        own = [trial for trial in tried if keyword in trial.keywords]
+        wrong = sum(trial.wrong for trial in own)
+        status = "enforced" if own and not wrong else f"{wrong} wrong" if own else "not tried"
+        if status == "enforced" and keyword in refused:
+            status = "in part"
+        engines = ", ".join(sorted({ENGINES[trial.engine] for trial in own}))
+        right = sum(trial.right for trial in own)
+        reasons = " ".join(refused.get(keyword, ["-"]))
+        lines.append(f"| `{keyword}` | {status} | {engines} | {len(own)} | {right} | {reasons} |")
+    formats = ", ".join(f"`{name}`" for name in FORMATS)
+    return "\n" + "\n".join(lines) + f"\n\nFormats: {formats}.\n\n"
+
+
+def updated(page: str) -> str:
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + BEGIN + table() + END + after
+
+
+def main() -> int:
+    page = PAGE.read_text()
+    wanted = updated(page)
+    if "--check" in sys.argv[1:]:
+        return int(page != wanted)
+    PAGE.write_text(wanted)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

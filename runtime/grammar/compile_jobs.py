@@ -1,0 +1,253 @@
+"""Compile jobs, each in a forked process of its own that may hang, crash or run out of memory.
+
+A job first runs in the quick lane, alone and for `QUICK_S` of processor time at most: nearly all are done
+by then, and the next need not wait for one that is not. What takes longer goes on in the slow lane, one at
+a time and at the lowest priority; the others are stopped until it is their turn.
+
+The cores are the model's. Compiling may take `SHARE` of one; whoever comes when that is used up compiles at
+the lowest priority from the beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import dataclasses
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from ramify.errors import InvalidConstraint, Overloaded, RamifyError
+from ramify.messages import CompileGrammar, GrammarFailed, GrammarReady
+
+Answer = GrammarReady | GrammarFailed
+
+QUICK_S = 0.3
+SHARE = 0.1
+SAVED_S = 1.0
+"""Most processor time that is saved up while nothing is compiled."""
+MAX_WAIT_S = 30.0
+"""How long a job may wait for the slow lane."""
+WALL_FACTOR = 4.0
+"""A job may take so many times its processor time by the clock: at the lowest priority it has to wait."""
+CHECK_S = 0.05
+MAX_STOPPED = 16
+"""Long jobs that wait for the slow lane; each holds the memory that it has taken."""
+LOWEST_PRIORITY = 19
+
+SIMPLIFY = "Simplify it: fewer or smaller repetitions, shorter enumerations, less nesting."
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(GrammarReady | GrammarFailed)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Child:
+    """A job's process. `wall_s` is how long it ran before `since`, when it was last set going."""
+
+    job: CompileGrammar
+    pid: int
+    pipe: int
+    since: float
+    wall_s: float = 0.0
+    received: bytearray = dataclasses.field(default_factory=bytearray)
+    timer: asyncio.TimerHandle | None = None
+
+    def running_s(self) -> float:
+        """By the clock, without the time for which it was stopped."""
+        return self.wall_s + time.monotonic() - self.since
+
+
+class CompileJobs:
+    """Runs `compile_job` in children and gives each answer to `send`, on the running event loop.
+
+    A child may take `timeout_s` of processor time, and calls `enter` first of all (to limit its memory).
+    """
+
+    def __init__(
+        self,
+        compile_job: Callable[[CompileGrammar], Answer],
+        send: Callable[[Answer], None],
+        *,
+        timeout_s: float,
+        enter: Callable[[], None] = lambda: None,
+        quick_s: float = QUICK_S,
+    ) -> None:
+        self._compile = compile_job
+        self._send = send
+        self._timeout_s = timeout_s
+        self._enter = enter
+        self._quick_s = min(quick_s, timeout_s)
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[CompileGrammar] = deque()
+        self._quick: _Child | None = None
+        self._slow: _Child | None = None
+        self._stopped: deque[_Child] = deque()
+        self._credit_s = SAVED_S
+        self._credit_at = time.monotonic()
+
+    def submit(self, job: CompileGrammar) -> None:
+        self._queue.append(job)
+        self._next_quick()
+
+    def close(self) -> None:
+        """Kill all children."""
+        for child in (self._quick, self._slow, *self._stopped):
+            if child is not None:
+                self._bury(child)
+        self._quick = self._slow = None
+        self._stopped.clear()
+        self._queue.clear()
+
+    # --- lanes ------------------------------------------------------------------------------------
+
+    def _next_quick(self) -> None:
+        if self._quick is not None or not self._queue:
+            return
+        child = self._quick = self._start(self._queue.popleft())
+        now = time.monotonic()
+        self._credit_s = min(SAVED_S, self._credit_s + SHARE * (now - self._credit_at))
+        self._credit_at = now
+        if self._credit_s <= 0.0:
+            os.setpriority(os.PRIO_PROCESS, child.pid, LOWEST_PRIORITY)
+        self._watch(child, self._quick_s, self._takes_long)
+
+    def _watch(self, child: _Child, limit_s: float, over: Callable[[_Child], None]) -> None:
+        """Call `over` when `child` has taken `limit_s` of processor time, or too long by the clock."""
+        left_s = min(limit_s - _cpu_s(child.pid), WALL_FACTOR * limit_s - child.running_s())
+        if left_s <= 0.0:
+            over(child)
+        else:
+            child.timer = self._loop.call_later(max(left_s, CHECK_S), self._watch, child, limit_s, over)
+
+    def _takes_long(self, child: _Child) -> None:
+        self._quick = None
+        if self._quick_s >= self._timeout_s:
+            self._fail(child, _overrun(self._timeout_s))
+        elif self._slow is None:
+            os.setpriority(os.PRIO_PROCESS, child.pid, LOWEST_PRIORITY)
+            self._run_slow(child)
+        elif len(self._stopped) < MAX_STOPPED:
+            os.kill(child.pid, signal.SIGSTOP)
+            os.setpriority(os.PRIO_PROCESS, child.pid, LOWEST_PRIORITY)
+            child.wall_s = child.running_s()
+            child.timer = self._loop.call_later(MAX_WAIT_S, self._waited_in_vain, child)
+            self._stopped.append(child)
+        else:
+            self._fail(child, _busy(self._timeout_s))
+        self._next_quick()
+
+    def _waited_in_vain(self, child: _Child) -> None:
+        self._stopped.remove(child)
+        self._fail(child, _busy(self._timeout_s))
+
+    def _run_slow(self, child: _Child) -> None:
+        self._slow = child
+        self._watch(child, self._timeout_s, self._overran)
+
+    def _overran(self, child: _Child) -> None:
+        self._slow = None
+        self._fail(child, _overrun(self._timeout_s))
+        self._next_slow()
+
+    def _next_slow(self) -> None:
+        if self._slow is None and self._stopped:
+            child = self._stopped.popleft()
+            if child.timer is not None:
+                child.timer.cancel()
+            child.since = time.monotonic()
+            os.kill(child.pid, signal.SIGCONT)
+            self._run_slow(child)
+
+    # --- children ---------------------------------------------------------------------------------
+
+    def _start(self, job: CompileGrammar) -> _Child:
+        reading, writing = os.pipe()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._be_child(job, parent, writing)
+        os.close(writing)
+        os.set_blocking(reading, False)
+        child = _Child(job, pid, reading, time.monotonic())
+        self._loop.add_reader(reading, self._read, child)
+        return child
+
+    def _be_child(self, job: CompileGrammar, parent: int, pipe: int) -> None:
+        try:
+            _die_with(parent)
+            self._enter()
+            body = _encoder.encode(self._compile(job))
+            while body:
+                body = body[os.write(pipe, body) :]
+        finally:
+            os._exit(0)  # nothing of the parent's is to be cleaned up here
+
+    def _read(self, child: _Child) -> None:
+        data = os.read(child.pipe, 1 << 20)
+        if data:
+            child.received += data
+            return
+        if child is self._quick:
+            self._quick = None
+        else:
+            self._slow = None
+        if child.received:
+            self._bury(child)
+            self._send(_decoder.decode(child.received))
+        else:
+            self._fail(
+                child,
+                InvalidConstraint(
+                    "The compiler died of the constraint, most likely for lack of memory.", remedy=SIMPLIFY
+                ),
+            )
+        self._next_quick()
+        self._next_slow()
+
+    def _fail(self, child: _Child, error: RamifyError) -> None:
+        self._bury(child)
+        error.field = child.job.constraint.kind
+        self._send(GrammarFailed(key=child.job.key, error=error.to_info()))
+
+    def _bury(self, child: _Child) -> None:
+        if child.timer is not None:
+            child.timer.cancel()
+        self._loop.remove_reader(child.pipe)
+        os.close(child.pipe)
+        os.kill(child.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
+        _, _, used = os.wait4(child.pid, 0)
+        self._credit_s -= used.ru_utime + used.ru_stime
+
+
+def _cpu_s(pid: int) -> float:
+    """Processor time that a process has taken, of the user and of the system (proc(5))."""
+    with open(f"/proc/{pid}/stat") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _busy(retry_after: float) -> Overloaded:
+    return Overloaded(
+        "Too many constraints that take long to compile are waiting.",
+        retry_after=retry_after,
+        remedy=SIMPLIFY,
+    )
+
+
+def _overrun(timeout_s: float) -> InvalidConstraint:
+    return InvalidConstraint(f"The constraint took more than {timeout_s:g} s to compile.", remedy=SIMPLIFY)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, however that comes about."""
+    if sys.platform == "linux":
+        set_parent_death_signal = 1  # PR_SET_PDEATHSIG, prctl(2)
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)

@@ -1,0 +1,162 @@
+"""Which engine serves which constraint: the one that enforces it exactly, then the faster one.
+
+    regex, choices                  frames
+    json_schema, json_object        rules of our own making (`schema_grammar`, `gbnf`, `structural_tag`):
+    ebnf, structural_tag            frames; else xgrammar, where they have no deterministic automaton or too
+                                    large a one
+    lark                            llguidance
+
+What comes out of `compile_constraint` is bytes for `load_grammar` in another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import ModuleType
+
+from ramify.constraint import Constraint, Kind
+from ramify.errors import InvalidConstraint
+from ramify.runtime.grammar import regex_syntax
+from ramify.runtime.grammar.ebnf import ROOT, write_grammar
+from ramify.runtime.grammar.expression import Expression, alt, size, text
+from ramify.runtime.grammar.frame_compiler import MAX_STATES, compile_rules
+from ramify.runtime.grammar.frame_engine import FrameGrammar
+from ramify.runtime.grammar.gbnf import grammar_rules
+from ramify.runtime.grammar.json_text import parse_json
+from ramify.runtime.grammar.matcher import Grammar
+from ramify.runtime.grammar.positions import TooLarge
+from ramify.runtime.grammar.schema_grammar import Options, schema_rules
+from ramify.runtime.grammar.structural_tag import structural_tag_rules
+from ramify.runtime.grammar.token_trie import token_trie
+from ramify.runtime.grammar.vocabulary import Vocabulary
+
+MAX_SIZE = 50_000
+"""Most characters of a pattern with its repetitions written out."""
+
+MAX_CHOICE_STATES = 1_000_000
+"""Most states of a list of choices: one for each character in which they differ."""
+
+Compiled = tuple[str, bytes]
+"""The engine's name, and what it reads."""
+
+
+def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> Compiled:
+    """Compile; may take long, and much memory: the caller sets the limits.
+
+    Raises `InvalidConstraint`, for schemas with the JSON pointer of what is wrong or not enforceable.
+    """
+    constraint.check()
+    if constraint.kind in ("json_schema", "json_object"):
+        return _json(constraint, vocabulary)
+    return _COMPILERS[constraint.kind](constraint.source, vocabulary)
+
+
+def load_grammar(engine: str, payload: bytes, vocabulary: Vocabulary) -> Grammar:
+    """The grammar that `compile_constraint` made for the same vocabulary."""
+    return _LOADERS[engine](payload, vocabulary)
+
+
+def prepare(vocabulary: Vocabulary) -> None:
+    """Do now what the first automaton would otherwise wait for (0.1 s at 49k tokens)."""
+    token_trie(vocabulary)
+
+
+def prepare_xgrammar(vocabulary: Vocabulary) -> None:
+    """Do now what the first context-free grammar would otherwise wait for.
+
+    Importing XGrammar takes 0.7 s where torch is loaded and 2 s where it is not, and most constraints are
+    regular: a process does this when it is idle, not at its start.
+    """
+    _xgrammar().tokenizer_info(vocabulary)
+
+
+def _xgrammar() -> ModuleType:
+    from ramify.runtime.grammar import xgrammar_engine
+
+    return xgrammar_engine
+
+
+def _llguidance() -> ModuleType:
+    from ramify.runtime.grammar import llguidance_engine
+
+    return llguidance_engine
+
+
+def _regex(source: str, vocabulary: Vocabulary) -> Compiled:
+    expression = regex_syntax.full_match(source)
+    if size(expression) > MAX_SIZE:
+        raise InvalidConstraint(
+            f"The pattern has {size(expression)} characters with its repetitions written out; at most "
+            f"{MAX_SIZE} are accepted.",
+            remedy="Use smaller repetition counts.",
+        )
+    return _regular(expression, vocabulary)
+
+
+def _regular(expression: Expression, vocabulary: Vocabulary, most_states: int = MAX_STATES) -> Compiled:
+    try:
+        return "frames", compile_rules({ROOT: expression}, vocabulary, most_states).to_bytes()
+    except TooLarge:
+        raise InvalidConstraint(
+            "The constraint has too many states with its repetitions written out.",
+            remedy="Use fewer or smaller repetitions.",
+        ) from None
+
+
+def _choices(source: str, vocabulary: Vocabulary) -> Compiled:
+    options = parse_json(source)
+    if not isinstance(options, list) or not options or not all(isinstance(o, str) for o in options):
+        raise InvalidConstraint("The choices are not a non-empty JSON array of strings.", field="choices")
+    for i, option in enumerate(options):
+        try:
+            spelled = option.encode()
+        except UnicodeEncodeError:
+            raise _bad_choice(i, "is not valid Unicode") from None
+        if not vocabulary.spelled_bytes.issuperset(spelled):
+            raise _bad_choice(i, "has a character that this model's tokenizer cannot spell")
+    return _regular(alt(*map(text, options)), vocabulary, MAX_CHOICE_STATES)
+
+
+def _bad_choice(i: int, what: str) -> InvalidConstraint:
+    return InvalidConstraint(f"Choice {i} {what}.", field="choices", pointer=f"/{i}")
+
+
+def _json(constraint: Constraint, vocabulary: Vocabulary) -> Compiled:
+    schema = parse_json(constraint.source) if constraint.kind == "json_schema" else {"type": "object"}
+    options = Options(constraint.whitespace, constraint.any_order, constraint.strict)
+    rules = schema_rules(schema, options)
+    return _rules(rules, vocabulary)
+
+
+def _rules(rules: Mapping[str, Expression], vocabulary: Vocabulary) -> Compiled:
+    try:
+        return "frames", compile_rules(rules, vocabulary).to_bytes()
+    except TooLarge:
+        return "xgrammar", _xgrammar().compile_ebnf(write_grammar(rules), vocabulary)
+
+
+def _ebnf(source: str, vocabulary: Vocabulary) -> Compiled:
+    return _rules(grammar_rules(source), vocabulary)
+
+
+def _structural_tag(source: str, vocabulary: Vocabulary) -> Compiled:
+    return _rules(structural_tag_rules(parse_json(source)), vocabulary)
+
+
+def _lark(source: str, vocabulary: Vocabulary) -> Compiled:
+    return "llguidance", _llguidance().compile_lark(source, vocabulary)
+
+
+_COMPILERS: dict[Kind, Callable[[str, Vocabulary], Compiled]] = {
+    "regex": _regex,
+    "choices": _choices,
+    "ebnf": _ebnf,
+    "structural_tag": _structural_tag,
+    "lark": _lark,
+}
+
+_LOADERS: dict[str, Callable[[bytes, Vocabulary], Grammar]] = {
+    "frames": FrameGrammar,
+    "xgrammar": lambda payload, vocabulary: _xgrammar().XGrammarGrammar(payload, vocabulary),
+    "llguidance": lambda payload, vocabulary: _llguidance().LarkGrammar(payload, vocabulary),
+}

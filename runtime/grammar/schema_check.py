@@ -1,0 +1,333 @@
+"""Is it a JSON schema at all? Keyword values of the right type, references that lead somewhere.
+
+Draft 2020-12, and the forms of draft-07. What a keyword means is not looked at here. Keywords that
+no draft defines are annotations, as the specification has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import Any, NoReturn
+from urllib.parse import unquote, urljoin
+
+from ramify.errors import InvalidConstraint
+
+Schema = dict[str, Any] | bool
+
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+MAX_DEPTH = 200
+UNSAID = 10
+"""The draft of a schema without ``$schema``: the keywords of all drafts count."""
+
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+MAX_NUMBER_DIGITS = 400
+
+
+class SchemaDocument:
+    """A checked schema: subschemas are named by their JSON pointer (RFC 6901) from the root.
+
+    Raises `InvalidConstraint` with the pointer of the first thing that is wrong.
+    """
+
+    def __init__(self, root: Any) -> None:
+        self.root = root
+        self.draft = _draft(root)
+        self._seen: dict[str, Schema] = {}
+        self._bases: dict[str, str] = {}
+        self._resources: dict[str, str] = {"": ""}
+        self._anchors: dict[tuple[str, str], str] = {}
+        self._dynamic: dict[str, list[str]] = {}
+        self._alike: dict[Any, str] = {}
+        self._canonical: dict[str, str] = {}
+        self._check(root, "", 0, "")
+        self._check_references()
+
+    def at(self, pointer: str) -> Schema:
+        return self._seen[pointer]
+
+    def keywords(self, pointer: str) -> dict[str, Any]:
+        """The keywords that count in a subschema that is no boolean: up to draft-07 ``$ref`` stands alone."""
+        schema = self._seen[pointer]
+        assert isinstance(schema, dict)
+        if self.draft <= 7 and "$ref" in schema:
+            return {"$ref": schema["$ref"]}
+        return schema
+
+    def canonical(self, pointer: str) -> str:
+        """The first pointer at which the same subschema stands."""
+        return self._canonical.get(pointer, pointer)
+
+    def target(self, pointer: str, keyword: str = "$ref") -> str:
+        """The pointer that the reference at `pointer` leads to."""
+        schema = self._seen[pointer]
+        assert isinstance(schema, dict)
+        reference: str = schema[keyword]
+        where = f"{pointer}/{keyword}"
+        named, _, fragment = reference.partition("#")
+        base = self._bases[pointer]
+        resource = urljoin(base, named).rstrip("#") if named else base
+        if resource not in self._resources:
+            raise InvalidConstraint(
+                f"The {keyword} {reference!r} leads out of the schema.",
+                pointer=where,
+                remedy="Put the schema it names under $defs and refer to it as '#/$defs/name'.",
+            )
+        fragment = unquote(fragment)
+        if fragment and not fragment.startswith("/"):
+            if (resource, fragment) not in self._anchors:
+                _refuse(where, f"The {keyword} {reference!r} leads nowhere: there is no such $anchor")
+            found = self._anchors[resource, fragment]
+        else:
+            found = self._resources[resource] + fragment
+        if found not in self._seen:
+            # A reference may name a place that no keyword says is a schema.
+            self._check(self._find(found, where, reference), found, found.count("/"), resource)
+        if keyword == "$dynamicRef":
+            self._require_one_anchor(where, fragment)
+        return found
+
+    def _require_one_anchor(self, where: str, name: str) -> None:
+        if len(self._dynamic.get(name, ())) > 1:
+            raise InvalidConstraint(
+                f"$dynamicRef is enforced where one $dynamicAnchor has its name; {name!r} has several.",
+                pointer=where,
+                remedy="Use $ref.",
+            )
+
+    def _check_references(self) -> None:
+        done: set[str] = set()
+        while len(done) < len(self._seen):
+            for pointer, schema in list(self._seen.items()):
+                if pointer in done:
+                    continue
+                done.add(pointer)
+                for keyword in REFERENCES:
+                    if isinstance(schema, dict) and keyword in schema:
+                        self.target(pointer, keyword)
+
+    def _find(self, pointer: str, where: str, reference: str) -> Any:
+        here = self.root
+        for step in pointer.split("/")[1:]:
+            name = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(here, dict) and name in here:
+                here = here[name]
+            elif isinstance(here, list) and name.isdecimal() and int(name) < len(here):
+                here = here[int(name)]
+            else:
+                _refuse(where, f"The reference {reference!r} leads nowhere")
+        return here
+
+    def _check(self, schema: Any, pointer: str, depth: int, base: str) -> Any:
+        """Check a subschema and those below it; its content as a key."""
+        if not isinstance(schema, dict | bool):
+            _refuse(pointer, f"A schema is an object or a boolean, not {_kind(schema)}")
+        if depth > MAX_DEPTH:
+            _refuse(pointer, f"The schema is nested more than {MAX_DEPTH} deep")
+        self._seen[pointer] = schema
+        if isinstance(schema, bool):
+            return schema
+        base = self._enter(schema, pointer, base)
+        self._bases[pointer] = base
+        content: list[Any] = [base]
+        for keyword, value in schema.items():
+            where = f"{pointer}/{escape(keyword)}"
+            check = _VALUES.get(keyword)
+            if check is not None and not self._is_older_form(keyword, value):
+                check(where, keyword, value)
+            keys = [
+                (below, self._check(child, where + below, depth + 1, base))
+                for below, child in _children(keyword, value)
+            ]
+            if keyword in KEYWORDS:
+                content.append((keyword, tuple(keys) if keys and keyword != "dependencies" else repr(value)))
+        first = self._alike.setdefault(tuple(content), pointer)
+        self._canonical[pointer] = first
+        return first
+
+    def _is_older_form(self, keyword: str, value: Any) -> bool:
+        """Draft-04, and OpenAPI 3.0 after it, say with a boolean whether minimum is exclusive."""
+        return (
+            keyword in ("exclusiveMinimum", "exclusiveMaximum")
+            and isinstance(value, bool)
+            and self.draft in (4, UNSAID)
+        )
+
+    def _enter(self, schema: dict[str, Any], pointer: str, base: str) -> str:
+        """Note the names that the subschema has; the base URI inside it."""
+        identifier = schema.get("id" if self.draft == 4 else "$id")
+        if isinstance(identifier, str) and not (self.draft <= 7 and "$ref" in schema):
+            named, _, fragment = identifier.partition("#")
+            if named:
+                base = urljoin(base, named)
+                self._resources.setdefault(base, pointer)
+                if not pointer:
+                    self._resources[""] = ""
+            if fragment:
+                self._anchors[base, fragment] = pointer
+        for keyword in ("$anchor", "$dynamicAnchor"):
+            if isinstance(schema.get(keyword), str):
+                self._anchors[base, schema[keyword]] = pointer
+                if keyword == "$dynamicAnchor":
+                    self._dynamic.setdefault(schema[keyword], []).append(pointer)
+        return base
+
+
+def _draft(root: Any) -> int:
+    """The number of the draft that ``$schema`` names; drafts from 2019 on are 8 and more."""
+    name = root.get("$schema") if isinstance(root, dict) else None
+    if isinstance(name, str):
+        for draft in (4, 6, 7):
+            if f"draft-0{draft}" in name:
+                return draft
+        if "draft-03" in name:
+            raise InvalidConstraint("Draft-03 is not supported.", pointer="/$schema", remedy="Use 2020-12.")
+        if "2019-09" in name:
+            return 8
+        if "json-schema.org" in name:
+            return 9
+    return UNSAID
+
+
+def escape(name: str) -> str:
+    """`name` as a step of a JSON pointer."""
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _children(keyword: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The subschemas that a keyword's value holds, with the rest of their pointers."""
+    if keyword in _ONE_SCHEMA | _UNEVALUATED or (keyword == "items" and not isinstance(value, list)):
+        yield "", value
+    elif keyword in _SCHEMA_LISTS or keyword == "items":
+        for i, child in enumerate(value):
+            yield f"/{i}", child
+    elif keyword in _SCHEMA_MAPS:
+        for name, child in value.items():
+            yield f"/{escape(name)}", child
+    elif keyword == "dependencies":
+        for name, child in value.items():
+            if not isinstance(child, list):
+                yield f"/{escape(name)}", child
+
+
+_SAYING = """
+type enum const multipleOf maximum exclusiveMaximum minimum exclusiveMinimum maxLength minLength pattern
+format maxItems minItems uniqueItems items prefixItems additionalItems contains maxContains minContains
+maxProperties minProperties required properties patternProperties additionalProperties propertyNames
+dependencies dependentRequired dependentSchemas allOf anyOf oneOf not if then else
+unevaluatedProperties unevaluatedItems nullable
+"""
+KEYWORDS = frozenset([*_SAYING.split(), *REFERENCES])
+"""The keywords that say which values are valid."""
+
+_ONE_SCHEMA = frozenset(
+    ["additionalProperties", "additionalItems", "propertyNames", "contains", "not", "if", "then", "else"]
+)
+_UNEVALUATED = frozenset(["unevaluatedProperties", "unevaluatedItems"])
+_SCHEMA_LISTS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
+_SCHEMA_MAPS = frozenset(["properties", "patternProperties", "dependentSchemas", "$defs", "definitions"])
+
+
+def _refuse(pointer: str, message: str) -> NoReturn:
+    raise InvalidConstraint(f"{message}.", pointer=pointer)
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | Decimal():
+            return "a number"
+        case str():
+            return "a string"
+        case list():
+            return "an array"
+    return "an object"
+
+
+def _number(pointer: str, keyword: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | Decimal):
+        _refuse(pointer, f"{keyword} is a number, not {_kind(value)}")
+    if abs(Decimal(value).adjusted()) > MAX_NUMBER_DIGITS:
+        _refuse(pointer, f"{keyword} has more than {MAX_NUMBER_DIGITS} digits")
+
+
+def _multiple(pointer: str, keyword: str, value: Any) -> None:
+    _number(pointer, keyword, value)
+    if value <= 0:
+        _refuse(pointer, f"{keyword} must be above 0")
+
+
+def _count(pointer: str, keyword: str, value: Any) -> None:
+    _number(pointer, keyword, value)
+    if value != int(value) or value < 0:
+        _refuse(pointer, f"{keyword} is an integer of 0 or more")
+
+
+def _boolean(pointer: str, keyword: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        _refuse(pointer, f"{keyword} is a boolean, not {_kind(value)}")
+
+
+def _string(pointer: str, keyword: str, value: Any) -> None:
+    if not isinstance(value, str):
+        _refuse(pointer, f"{keyword} is a string, not {_kind(value)}")
+
+
+def _list(pointer: str, keyword: str, value: Any) -> None:
+    if not isinstance(value, list):
+        _refuse(pointer, f"{keyword} is an array, not {_kind(value)}")
+
+
+def _some(pointer: str, keyword: str, value: Any) -> None:
+    _list(pointer, keyword, value)
+    if not value:
+        _refuse(pointer, f"{keyword} must not be empty")
+
+
+def _map(pointer: str, keyword: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        _refuse(pointer, f"{keyword} is an object, not {_kind(value)}")
+
+
+def _names(pointer: str, keyword: str, value: Any) -> None:
+    _list(pointer, keyword, value)
+    for i, name in enumerate(value):
+        if not isinstance(name, str):
+            _refuse(f"{pointer}/{i}", f"{keyword} holds strings, not {_kind(name)}")
+
+
+def _names_by_name(pointer: str, keyword: str, value: Any) -> None:
+    _map(pointer, keyword, value)
+    for name, names in value.items():
+        if keyword == "dependentRequired" or isinstance(names, list):
+            _names(f"{pointer}/{escape(name)}", keyword, names)
+
+
+def _type(pointer: str, keyword: str, value: Any) -> None:
+    names = value if isinstance(value, list) else [value]
+    if not names:
+        _refuse(pointer, "type must not be empty")
+    for name in names:
+        if name not in TYPES:
+            _refuse(pointer, f"{name!r} is not a type; there are {', '.join(TYPES)}")
+
+
+_VALUES: dict[str, Callable[[str, str, Any], None]] = {
+    "type": _type,
+    "enum": _some,
+    "multipleOf": _multiple,
+    "required": _names,
+    "dependentRequired": _names_by_name,
+    "dependencies": _names_by_name,
+    "uniqueItems": _boolean,
+    **dict.fromkeys(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"], _number),
+    **dict.fromkeys(["minLength", "maxLength", "minItems", "maxItems"], _count),
+    **dict.fromkeys(["minProperties", "maxProperties", "minContains", "maxContains"], _count),
+    **dict.fromkeys(["pattern", "format", "$anchor", "$dynamicAnchor", *REFERENCES], _string),
+    **dict.fromkeys(["allOf", "anyOf", "oneOf"], _some),
+    "prefixItems": _list,
+    **dict.fromkeys(_SCHEMA_MAPS, _map),
+}

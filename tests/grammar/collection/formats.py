@@ -1,0 +1,118 @@
+"""Formats checked with the standard library, apart from the patterns that grammars are made of."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import datetime
+import ipaddress
+import re
+import uuid
+from urllib.parse import urlsplit
+
+import jsonschema
+
+CHECKER = jsonschema.FormatChecker(formats=())
+_TIME = re.compile(r"\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+
+
+def _checks(name: str, raises: tuple[type[Exception], ...] = (ValueError,)):
+    def register(check):
+        return CHECKER.checks(name, raises)(
+            lambda value: not isinstance(value, str) or check(value) is not False
+        )
+
+    return register
+
+
+@_checks("date")
+def _date(text: str) -> bool:
+    return re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII) is not None and bool(
+        datetime.date.fromisoformat(text)
+    )
+
+
+@_checks("time")
+def _time(text: str) -> bool:
+    return _TIME.fullmatch(text) is not None and bool(
+        datetime.time.fromisoformat(re.sub(r"\.\d+", "", text).upper().replace("Z", "+00:00")) or True
+    )
+
+
+@_checks("date-time")
+def _date_time(text: str) -> bool:
+    return text[10:11] in ("T", "t") and _date(text[:10]) and _time(text[11:])
+
+
+@_checks("email")
+def _email(text: str) -> bool:
+    local, _, domain = text.partition("@")
+    return (
+        bool(re.fullmatch(r"[^@\s\"(),:;<>\[\\\]]+", local, re.ASCII))
+        and _dotted(local)
+        and _hostname(domain)
+    )
+
+
+def _dotted(local: str) -> bool:
+    return all(local.split("."))
+
+
+@_checks("hostname")
+def _hostname(text: str) -> bool:
+    labels = text.split(".")
+    return len(text) < 254 and all(
+        re.fullmatch(r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?", label) and label[2:4] != "--"
+        for label in labels
+    )
+
+
+@_checks("ipv4")
+def _ipv4(text: str) -> bool:
+    return bool(ipaddress.IPv4Address(text)) or True
+
+
+@_checks("ipv6")
+def _ipv6(text: str) -> bool:
+    return "%" not in text and (bool(ipaddress.IPv6Address(text)) or True)
+
+
+@_checks("uri")
+def _uri(text: str) -> bool:
+    if not re.fullmatch(r"([a-zA-Z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9a-fA-F]{2})*", text):
+        return False
+    parts = urlsplit(text)
+    return bool(re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*:", text)) and bool(parts.scheme) and text.count("#") < 2
+
+
+@_checks("uuid")
+def _uuid(text: str) -> bool:
+    return re.fullmatch(r"[0-9a-fA-F-]{36}", text) is not None and str(uuid.UUID(text)) == text.lower()
+
+
+@_checks("json-pointer")
+def _json_pointer(text: str) -> bool:
+    return text == "" or (text.startswith("/") and re.search("~(?![01])", text) is None)
+
+
+@_checks("regex", (re.error,))
+def _regex(text: str) -> bool:
+    return bool(re.compile(text))
+
+
+@_checks("byte", (binascii.Error, ValueError))
+def _byte(text: str) -> bool:
+    return base64.b64encode(base64.b64decode(text, validate=True)) == text.encode() or _loose(text)
+
+
+def _loose(text: str) -> bool:
+    """Bits that the padding leaves over need not be zero."""
+    return re.fullmatch(r"([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?", text) is not None
+
+
+for _bits in (32, 64):
+
+    def _in_range(value: object, most: int = 1 << (_bits - 1)) -> bool:
+        return isinstance(value, bool | str | list | dict | None) or -most <= value < most  # type: ignore[operator]
+
+    CHECKER.checks(f"int{_bits}")(_in_range)

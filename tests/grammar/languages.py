@@ -1,0 +1,37 @@
+"""Whole texts against an expression or an automaton, on the pushdown engine, byte by byte."""
+
+from __future__ import annotations
+
+from ramify.errors import InvalidConstraint
+from ramify.runtime.grammar.derivative import CharAutomaton, to_rules
+from ramify.runtime.grammar.ebnf import ROOT, Rules
+from ramify.runtime.grammar.expression import Call, Expression
+from ramify.runtime.grammar.frame_compiler import compile_rules
+from ramify.runtime.grammar.frame_engine import FrameGrammar
+from ramify.runtime.grammar.vocabulary import Vocabulary
+
+BYTES = Vocabulary((b"", *(bytes([byte]) for byte in range(256))), (0,))
+
+
+class Language:
+    """The texts of `expression`; perhaps there are none."""
+
+    def __init__(self, expression: Expression, rules: Rules | None = None) -> None:
+        bodies = {**(rules.bodies if rules else {}), ROOT: expression}
+        try:
+            compiled = compile_rules(bodies, BYTES)
+        except InvalidConstraint:
+            self._grammar = None
+        else:
+            self._grammar = FrameGrammar(compiled.to_bytes(), BYTES)
+
+    def accepts(self, data: bytes) -> bool:
+        if self._grammar is None:
+            return False
+        matcher = self._grammar.matcher()
+        return matcher.accept_bytes(data) and matcher.complete
+
+
+def language_of(automaton: CharAutomaton) -> Language:
+    rules = Rules()
+    return Language(to_rules(automaton, rules, lambda chars: chars) if automaton.edges else Call(ROOT), rules)

@@ -1,0 +1,201 @@
+"""Compile jobs in real children: limits, lanes, crashes. Each job says itself what its compilation does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify import constraint
+from ramify.constraint import Constraint
+from ramify.loop import wait
+from ramify.messages import CompileGrammar, GrammarFailed, GrammarReady
+from ramify.runtime.grammar import compile_jobs
+from ramify.runtime.grammar.compile_jobs import Answer, CompileJobs
+from ramify.runtime.grammar.compiler import answer, limit_memory
+from ramify.runtime.grammar.grammar_files import GrammarFiles
+from ramify.runtime.grammar.policy import load_grammar
+from tests.grammar.vocabularies import accepts, tiny
+
+EXPONENTIAL = constraint.regex("(a|b)*a(a|b){26}")
+"""Its deterministic automaton has more than 100 million states."""
+
+
+def job_of(wanted: Constraint) -> CompileGrammar:
+    return CompileGrammar(key=wanted.key, constraint=wanted)
+
+
+def compile_really(job: CompileGrammar) -> Answer:
+    return answer(job, tiny())
+
+
+def behave(job: CompileGrammar) -> Answer:
+    """Do what the constraint's source says."""
+    match job.constraint.source:
+        case "hang":
+            while True:
+                time.sleep(1)
+        case "crash":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "spin":
+            end = time.process_time() + 0.4
+            while time.process_time() < end:
+                pass
+    return GrammarReady(key=job.key, engine=job.constraint.source, payload=str(os.getpid()).encode())
+
+
+def told(job: str) -> CompileGrammar:
+    return CompileGrammar(key=job, constraint=Constraint(kind="regex", source=job.rstrip("0123456789")))
+
+
+async def run(
+    jobs: list[CompileGrammar], compile_job: Callable[[CompileGrammar], Answer], **options: Any
+) -> list[Answer]:
+    """The answers in the order in which they come."""
+    answers: list[Answer] = []
+    all_there = asyncio.Event()
+
+    def take(outcome: Answer) -> None:
+        answers.append(outcome)
+        if len(answers) == len(jobs):
+            all_there.set()
+
+    options = {"timeout_s": 30.0} | options
+    runner = CompileJobs(compile_job, take, **options)
+    try:
+        for job in jobs:
+            runner.submit(job)
+        await asyncio.wait_for(all_there.wait(), 60)
+    finally:
+        runner.close()
+    return answers
+
+
+def test_it_answers_good_and_bad() -> None:
+    good = constraint.choices(["日本", "x"])
+    bad = constraint.json_schema({"type": "objekt"})
+    first, second = wait(run([job_of(good), job_of(bad)], compile_really))
+    assert isinstance(first, GrammarReady)
+    assert first.key == good.key
+    assert accepts(load_grammar(first.engine, first.payload, tiny()), "日本")
+    assert isinstance(second, GrammarFailed)
+    assert second.error.pointer == "/type"
+
+
+def test_too_much_memory_ends_the_job_alone() -> None:
+    jobs = [job_of(EXPONENTIAL), job_of(constraint.choices(["a"]))]
+    answers = wait(run(jobs, compile_really, enter=lambda: limit_memory(256 << 20)))
+    by_key = {outcome.key: outcome for outcome in answers}
+    assert isinstance(by_key[EXPONENTIAL.key], GrammarFailed)
+    assert isinstance(by_key[jobs[1].key], GrammarReady)
+
+
+def test_a_crash_ends_the_job_alone() -> None:
+    crashed, fine = wait(run([told("crash"), told("fine")], behave))
+    assert isinstance(crashed, GrammarFailed)
+    assert crashed.error.field == "regex"
+    assert isinstance(fine, GrammarReady)
+
+
+def test_a_job_that_hangs_delays_nobody_and_ends() -> None:
+    jobs = [told("hang1"), told("hang2"), *(told(f"fine{i}") for i in range(5))]
+    answers = wait(run(jobs, behave, timeout_s=0.5, quick_s=0.02))
+    assert [outcome.key for outcome in answers] == [f"fine{i}" for i in range(5)] + ["hang1", "hang2"]
+    for outcome in answers[-2:]:
+        assert isinstance(outcome, GrammarFailed)
+        assert "0.5 s" in outcome.error.message
+
+
+def test_long_jobs_take_turns_and_all_end() -> None:
+    answers = wait(run([told(f"spin{i}") for i in range(4)], behave, quick_s=0.02))
+    assert all(isinstance(outcome, GrammarReady) for outcome in answers)
+
+
+def test_no_more_long_jobs_are_kept_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_jobs, "MAX_STOPPED", 1)
+    answers = wait(run([told(f"hang{i}") for i in range(4)], behave, timeout_s=1.0, quick_s=0.02))
+    codes = sorted(outcome.error.code for outcome in answers if isinstance(outcome, GrammarFailed))
+    assert codes == ["invalid_constraint", "invalid_constraint", "overloaded", "overloaded"]
+
+
+def test_children_end_with_their_parent() -> None:
+    """What a killed compiler process leaves behind is ended by the kernel."""
+    reading, writing = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        try:
+            os.close(reading)
+
+            async def forever() -> None:
+                runner = CompileJobs(behave, lambda _: None, timeout_s=60)
+                runner.submit(told("hang"))
+                await asyncio.sleep(60)
+
+            asyncio.run(asyncio.wait_for(_then_kill(forever()), 60))
+        finally:
+            os._exit(1)
+    os.close(writing)
+    os.waitpid(parent, 0)
+    assert os.read(reading, 1) == b"", "the child still holds its end of the pipe"
+    os.close(reading)
+
+
+async def _then_kill(running: Any) -> None:
+    task = asyncio.create_task(running)
+    await asyncio.sleep(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+    await task
+
+
+def test_files_answer_what_was_compiled_before(tmp_path: Path) -> None:
+    job = job_of(constraint.choices(["a", "b"]))
+    ready = compile_really(job)
+    assert isinstance(ready, GrammarReady)
+    files = GrammarFiles(tiny(), tmp_path / "new")
+    assert files.get(job) is None
+    files.put(job, ready)
+    assert GrammarFiles(tiny(), tmp_path / "new").get(job) == ready
+    (written,) = (tmp_path / "new").iterdir()
+    written.write_bytes(written.read_bytes()[:-5])
+    assert files.get(job) is None, "a torn file is as good as none"
+
+
+def test_files_are_bounded_and_the_oldest_go_first(tmp_path: Path) -> None:
+    files = GrammarFiles(tiny(), tmp_path, max_bytes=3000)
+    jobs = [told(f"fine{i}") for i in range(4)]
+    for i, job in enumerate(jobs):
+        files.put(job, GrammarReady(key=job.key, engine="e", payload=bytes(900)))
+        for path in tmp_path.iterdir():
+            os.utime(path, (path.stat().st_mtime - 10, path.stat().st_mtime - 10))
+        if i >= 1:
+            assert files.get(jobs[0]) is not None  # and so it was used last
+    assert files.get(jobs[1]) is None
+    assert files.get(jobs[3]) is not None
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    files = GrammarFiles(tiny(), tmp_path / "file")
+    job = told("fine")
+    files.put(job, GrammarReady(key=job.key, engine="e", payload=b""))
+    assert files.get(job) is None
+
+
+def test_a_failure_that_nobody_foresaw_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ramify.runtime.grammar import compiler
+
+    for error in (MemoryError(), RecursionError(), ZeroDivisionError("oh")):
+
+        def fail(*_: object, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(compiler, "compile_constraint", fail)
+        answer = compiler.answer(CompileGrammar(key="k", constraint=constraint.regex("a")), tiny())
+        assert isinstance(answer, GrammarFailed)
+        assert (answer.error.code, answer.error.field) == ("invalid_constraint", "regex")

@@ -1,0 +1,84 @@
+"""Formats: what is written is of the format, also where strings must be counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ramify import constraint
+from ramify.runtime.grammar.derivative import Derivatives, explore
+from ramify.runtime.grammar.expression import ANY_CHAR, Expression, nullable, repeat
+from ramify.runtime.grammar.formats import FORMATS, Texts, meaning
+from ramify.runtime.grammar.instance import validate
+from ramify.runtime.grammar.string_patterns import searched
+from tests.grammar.vocabularies import accepts, compiled
+
+OF_STRINGS = {name: texts for name in FORMATS if isinstance(texts := meaning(name, ""), Texts)}
+
+
+def is_part_of(part: Expression, whole: Expression) -> bool:
+    """All that `part` matches is matched by `whole`."""
+    derivatives = Derivatives({})
+    start = tuple(frozenset([expression]) for expression in (repeat(ANY_CHAR, 0, None), part, whole))
+
+    def only_part(lefts: Any) -> bool:
+        return any(map(nullable, lefts[1])) and not any(map(nullable, lefts[2]))
+
+    found = explore(start, derivatives.joint_steps, only_part, 50_000)
+    assert found is not None
+    return not any(found.final)
+
+
+@pytest.mark.parametrize("name", OF_STRINGS)
+def test_what_is_written_is_of_the_format(name: str) -> None:
+    whole, written, counted = (searched("", text).expression for text in OF_STRINGS[name])
+    assert is_part_of(written, whole)
+    if OF_STRINGS[name].counted:
+        assert is_part_of(counted, whole)
+
+
+LONG = "https://example.org/" + "a" * 180
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"format": "uri", "maxLength": 2048}, ["https://a.b/c?d#e", LONG], ["a", "https://" + "a" * 2048]),
+        ({"format": "uri", "maxLength": 20}, ["https://a.b/c"], [LONG, ""]),
+        ({"format": "email", "maxLength": 255}, ["ada.l@mail.example.org"], ["ada", "a" * 250 + "@a.bcd"]),
+        ({"format": "email", "maxLength": 10}, ["a@b.de"], ["ada.l@mail.example.org"]),
+        ({"format": "hostname", "maxLength": 64}, ["a.example.org"], ["a" * 65, "-"]),
+        (
+            {"format": "uri", "pattern": "^https://", "minLength": 10},
+            ["https://ab"],
+            ["https://a", "urn:abcdefgh"],
+        ),
+        ({"pattern": "^(?!\\s*$).+", "maxLength": 10_000}, ["x", " a "], ["", "  "]),
+    ],
+)
+def test_formats_and_patterns_with_a_length(schema: Any, valid: list[str], invalid: list[str]) -> None:
+    schema = {"type": "string", **schema}
+    grammar = compiled(constraint.json_schema(schema))
+    for text in valid:
+        assert accepts(grammar, f'"{text}"'), text
+        assert validate(schema, text) == []
+    for text in invalid:
+        assert not accepts(grammar, f'"{text}"'), text
+        assert validate(schema, text) != []
+
+
+@pytest.mark.parametrize(
+    ("name", "valid", "invalid"),
+    [
+        ("email", ['"quoted @ text"@a.b', "a@[127.0.0.1]"], ["a@b c"]),
+        ("time", ["23:59:60Z"], ["22:59:60Z"]),
+        ("hostname", [".".join("abcdefghijk")], ["a..b"]),
+        ("regex", ["((((a))))(?=b)"], ["(", "[z-a]"]),
+    ],
+)
+def test_the_whole_format_is_validated(name: str, valid: list[str], invalid: list[str]) -> None:
+    for text in valid:
+        assert validate({"format": name}, text) == []
+    for text in invalid:
+        assert validate({"format": name}, text) != []

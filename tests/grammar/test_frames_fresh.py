@@ -1,0 +1,196 @@
+"""Texts that must differ from those before them, against all the texts that there are."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from ramify.errors import InvalidConstraint
+from ramify.runtime.grammar.ebnf import ROOT, write_grammar
+from ramify.runtime.grammar.expression import Call, Chars, Expression, Fresh, alt, optional, repeat, seq, text
+from ramify.runtime.grammar.frame_compiler import compile_rules
+from ramify.runtime.grammar.matcher import Matcher
+from ramify.runtime.grammar.positions import TooLarge
+from ramify.runtime.grammar.vocabulary import Vocabulary
+from tests.grammar.test_frames import MANY, built
+from tests.grammar.test_frames_costs import budget_mask
+from tests.grammar.vocabularies import mask_of
+
+WORDS = st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=5, unique=True)
+BYTES = (b"[", b"]", b",", b"a", b"b", b'"', b"(", b")")
+
+
+def array(item: Expression, low: int, high: int | None) -> Expression:
+    """Of `low` to `high` different items."""
+    fresh = Fresh(item)
+    more = repeat(seq(text(","), fresh), max(0, low - 1), None if high is None else high - 1)
+    inside = seq(fresh, more)
+    return seq(text("["), inside if low else optional(inside), text("]"))
+
+
+def sentences(words: list[str], low: int, high: int) -> list[str]:
+    return [
+        "[" + ",".join(chosen) + "]"
+        for count in range(low, min(high, len(words)) + 1)
+        for chosen in itertools.permutations(words, count)
+    ]
+
+
+def check(matcher: Matcher, vocabulary: Vocabulary, texts: list[bytes], seed: int) -> None:
+    """On a random walk masks, ends and budgets are those of the list of all texts."""
+    chooser = random.Random(seed)
+    said = b""
+    for _ in range(9):
+        mask = mask_of(matcher, vocabulary)
+        assert matcher.complete == (said in texts)
+        for token, spelling in enumerate(vocabulary.tokens):
+            wanted = any(t.startswith(said + spelling) for t in texts) if spelling else said in texts
+            assert mask[token] == wanted, (said, spelling)
+            assert matcher.fork().accept(token) == wanted
+        check_costs(matcher, vocabulary, mask, texts, said)
+        going_on = [int(token) for token in np.flatnonzero(mask) if vocabulary.tokens[token]]
+        if not going_on:
+            break
+        token = chooser.choice(going_on)
+        assert matcher.accept(token)
+        said += vocabulary.tokens[token]
+
+
+def check_costs(
+    matcher: Matcher, vocabulary: Vocabulary, mask: np.ndarray, texts: list[bytes] | None, said: bytes
+) -> None:
+    completion, needed = matcher.completion(), matcher.completion_tokens
+    assert completion is not None
+    assert needed is not None
+    assert len(completion) <= needed
+    rest = b"".join(vocabulary.tokens[token] for token in completion)
+    assert texts is None or said + rest in texts
+    for budget in (needed, needed + 1, needed + 4):
+        allowed = budget_mask(matcher, vocabulary, budget)  # type: ignore[arg-type]
+        for token in range(vocabulary.size):
+            after = matcher.fork()
+            in_time = after.accept(token) and (after.finished or (after.completion_tokens or 0) < budget)
+            assert allowed[token] == in_time, (said, vocabulary.tokens[token], budget)
+        assert allowed.any()
+    assert not (allowed & ~mask).any()
+
+
+@MANY
+@given(WORDS, st.integers(0, 3), st.integers(0, 4), st.data(), st.integers(0, 1000), st.booleans())
+def test_few_words(
+    words: list[str], low: int, more: int, data: st.DataObject, seed: int, called: bool
+) -> None:
+    high = max(1, low + more)
+    assume(low <= len(words))
+    pieces = st.text("ab,[]", min_size=2, max_size=4).map(str.encode)
+    vocabulary = Vocabulary((b"", *BYTES, *data.draw(st.lists(pieces, max_size=20))), (0,))
+    item = alt(*map(text, words))
+    body = array(item, low, high)
+    rules = {ROOT: seq(text("("), Call("array"), text(")")), "array": body} if called else {ROOT: body}
+    matcher = built(rules, vocabulary).matcher()
+    texts = [f"({said})" if called else said for said in sentences(words, low, high)]
+    check(matcher, vocabulary, [said.encode() for said in texts], seed)
+
+
+@MANY
+@given(st.integers(0, 4), st.data(), st.integers(0, 1000))
+def test_endless_words(low: int, data: st.DataObject, seed: int) -> None:
+    string = seq(text('"'), repeat(Chars(((0x61, 0x62),)), 0, None), text('"'))
+    nested = alt(string, seq(text("("), Call("value"), text(")")))
+    pieces = st.text('ab,[]"()', min_size=2, max_size=5).map(str.encode)
+    vocabulary = Vocabulary((b"", *BYTES, *data.draw(st.lists(pieces, max_size=25))), (0,))
+    rules = {ROOT: array(Call("value"), low, None), "value": nested}
+    matcher = built(rules, vocabulary).matcher()
+    chooser = random.Random(seed)
+    said = b""
+    for _ in range(14):
+        mask = mask_of(matcher, vocabulary)
+        for token, spelling in enumerate(vocabulary.tokens):
+            if spelling:
+                assert mask[token] == may_begin(said + spelling, low), (said, spelling)
+        check_costs(matcher, vocabulary, mask, None, said)
+        # What closes an item or ends it, more often than not: only then are there used ones.
+        going_on = [int(token) for token in np.flatnonzero(mask) if vocabulary.tokens[token]]
+        closing = [token for token in going_on if vocabulary.tokens[token][-1:] in b'",)']
+        going_on = closing if closing and chooser.random() < 0.7 else going_on
+        if not going_on:
+            break
+        token = chooser.choice(going_on)
+        assert matcher.accept(token)
+        said += vocabulary.tokens[token]
+
+
+def may_begin(data: bytes, low: int) -> bool:
+    """Some array of at least `low` different values begins with `data`."""
+    if not b"[".startswith(data[:1]):
+        return False
+    used: set[bytes] = set()
+    rest = data[1:]
+    while rest:
+        if rest[:1] == b"]" and not used:
+            return rest == b"]" and low == 0
+        found = re.match(rb'(\(*)(?:("[ab]*)(?:(")(\)*))?)?', rest)
+        assert found is not None
+        opened, _, closed, closing = found.groups()
+        if closed is None:
+            return found.end() == len(rest)
+        missing = len(opened) - len(closing)
+        value = rest[: found.end()] + b")" * missing
+        if missing < 0 or value in used:
+            return False
+        rest = rest[found.end() :]
+        if missing:
+            return not rest
+        used.add(value)
+        if rest[:1] == b"]":
+            return rest == b"]" and len(used) >= low
+        if rest and rest[:1] != b",":
+            return False
+        rest = rest[1:]
+        if rest[:1] == b"]":
+            return False
+    return True
+
+
+def test_the_same_text_in_another_array_is_fresh() -> None:
+    vocabulary = Vocabulary((b"", *BYTES), (0,))
+    word = alt(text("a"), text("b"))
+    rules = {
+        ROOT: seq(text("("), Call("array"), text(","), Call("array"), text(")")),
+        "array": array(word, 2, 2),
+    }
+    grammar = built(rules, vocabulary)
+    for said, wanted in ((b"([a,b],[a,b])", True), (b"([a,b],[b,b])", False), (b"([a,a],[a,b])", False)):
+        matcher = grammar.matcher()
+        assert (matcher.accept_bytes(said) and matcher.complete) == wanted
+    matcher = grammar.matcher(b"ab")
+    assert matcher.forced_bytes() == b"ab(["
+    assert matcher.accept_bytes(b"ab([a,b]")
+    assert not matcher.accept_bytes(b",[a,a]")
+    assert matcher.accept_bytes(b",[a,b])")
+    matcher.rollback(1)
+    assert matcher.forced_bytes() == b",["
+
+
+def test_what_cannot_be_told_is_refused() -> None:
+    vocabulary = Vocabulary((b"", *BYTES), (0,))
+    words = alt(text("a"), text("b"))
+    with pytest.raises(InvalidConstraint, match="not enough"):
+        compile_rules({ROOT: array(words, 3, None)}, vocabulary)
+    inner = array(words, 0, 2)
+    with pytest.raises(TooLarge):
+        compile_rules({ROOT: array(Call("inner"), 0, None), "inner": inner}, vocabulary)
+    with pytest.raises(TooLarge):
+        compile_rules({ROOT: seq(Fresh(words), Fresh(text("b")))}, vocabulary)
+    with pytest.raises(TooLarge):
+        compile_rules({ROOT: alt(Fresh(words), text("ab"))}, vocabulary)
+    with pytest.raises(TooLarge):
+        compile_rules({ROOT: Fresh(optional(words))}, vocabulary)
+    with pytest.raises(InvalidConstraint, match="must differ"):
+        write_grammar({ROOT: Fresh(words)})

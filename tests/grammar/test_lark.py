@@ -1,0 +1,164 @@
+"""Grammars in Lark's notation: what is accepted, what a matcher does, and what is refused."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.errors import EngineError, InvalidConstraint
+from ramify.runtime.grammar.llguidance_engine import LarkGrammar, LarkMatcher, compile_lark
+from tests.grammar.vocabularies import CONTROL, STOP, accepts, mask_of, takes, tiny, tokenise
+
+SUM = r"""
+start: sum
+sum: product (("+" | "-") product)*
+product: NUMBER ("*" NUMBER)*
+NUMBER: /[0-9]{1,3}/
+%ignore " "
+"""
+NESTED = 'start: "(" start ")" | "x" | ""'
+
+
+def grammar(source: str) -> LarkGrammar:
+    return LarkGrammar(compile_lark(source, tiny()), tiny())
+
+
+@pytest.mark.parametrize(
+    ("source", "inside", "outside"),
+    [
+        (SUM, ["1", "1+22*333", "1 + 2 - 3*4"], ["", "1+", "1111", "a"]),
+        (NESTED, ["", "x", "((x))", "()"], ["(", "(x", "y"]),
+        ('start: "日本" /[é-ü]/?', ["日本", "日本ö"], ["z", "日本z"]),
+        ('start: %json {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}',
+         ['{"a": 1}'], ['{"a": "b"}', "{}"]),
+    ],
+)  # fmt: skip
+def test_what_is_accepted(source: str, inside: list[str], outside: list[str]) -> None:
+    compiled = grammar(source)
+    assert all(accepts(compiled, text) for text in inside)
+    assert not any(accepts(compiled, text) for text in outside)
+
+
+def walk(matcher: LarkMatcher, seed: int, steps: int) -> list[int]:
+    chooser = random.Random(seed)
+    taken: list[int] = []
+    for _ in range(steps):
+        taken.append(int(chooser.choice(np.flatnonzero(mask_of(matcher, tiny())))))
+        assert matcher.accept(taken[-1])
+        if matcher.finished:
+            break
+    return taken
+
+
+@pytest.mark.parametrize("source", [SUM, NESTED])
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), back=st.integers(0, 20))
+def test_the_matcher_keeps_its_promises(source: str, seed: int, back: int) -> None:
+    compiled = grammar(source)
+    matcher = compiled.matcher()
+    taken = walk(matcher, seed, seed % 15)
+    twin = matcher.fork()
+    back = min(back, len(taken))
+    matcher.rollback(back)
+    fresh = compiled.matcher()
+    assert all(map(fresh.accept, taken[: len(taken) - back]))
+    allowed = mask_of(fresh, tiny())
+    assert (mask_of(matcher, tiny()) == allowed).all()
+    assert (matcher.finished, matcher.complete) == (fresh.finished, fresh.complete)
+    assert matcher.forced_bytes() == fresh.forced_bytes()
+    assert not allowed[CONTROL]
+    assert not allowed[480:].any()
+    assert allowed[STOP] == (fresh.complete and not fresh.finished)
+    for token in range(tiny().size):
+        assert fresh.fork().accept(token) == allowed[token]
+    assert all(map(matcher.accept, taken[len(taken) - back :]))
+    assert (mask_of(matcher, tiny()) == mask_of(twin, tiny())).all()
+    with pytest.raises(ValueError, match="take back"):
+        matcher.rollback(len(taken) + 1)
+
+
+def test_bytes_count_as_one_token() -> None:
+    matcher = grammar(SUM).matcher()
+    assert matcher.accept_bytes(b"12+")
+    assert not matcher.accept_bytes(b"3a")
+    assert matcher.accept_bytes(b"3")
+    assert matcher.complete
+    assert matcher.accept(STOP)
+    assert matcher.finished
+    assert not matcher.accept_bytes(b"4")
+    matcher.rollback(2)
+    assert not matcher.complete
+    matcher.rollback(1)
+    assert takes(matcher, tokenise("7", tiny()), tiny())
+
+
+def test_what_is_forced() -> None:
+    matcher = grammar('start: "abc" ("d" | "e")').matcher()
+    assert matcher.forced_bytes() == b"abc"
+    assert takes(matcher, tokenise("abc", tiny()), tiny())
+    assert matcher.forced_bytes() == b""
+    assert takes(matcher, tokenise("d", tiny()), tiny())
+    assert matcher.forced_token() == STOP
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ('start: "a', "line 1, column 10"),
+        ('start: "a"\n  | b', 'line 1, column 8: unknown name: "b"'),
+        ('foo: "a"', "start"),
+        ("start: /(?=a)b/", "line 1, column 8"),
+        ("start: /(a)\\1/", "line 1, column 8"),
+        ('start: %json {"type": "strin"}', "Invalid type"),
+        ("start: <[5]>", "tokens"),
+        ("start: <|control|>", "tokens"),
+        ('start: a\na[temperature=0.5]: "b"', "line 2: sampling attributes"),
+        ('start: a\na[max_tokens=3]: "b"', "sampling attributes"),
+        ("start: " + "(" * 5000 + '"a"' + ")" * 5000, "nested"),
+        ("start: /[^\\x00-\\x{10FFFF}]/", "No text"),
+        ("@@", "line 1"),
+        ("\x00", "The grammar"),
+    ],
+)
+def test_what_is_refused_says_why(source: str, why: str) -> None:
+    with pytest.raises(InvalidConstraint) as error:
+        compile_lark(source, tiny())
+    assert why in error.value.message
+    assert len(error.value.message) < 400
+    assert error.value.field == "lark"
+
+
+def test_signs_in_quotes_are_text() -> None:
+    matcher = grammar('start: "<[5]>" /x\\[temperature\\]/ // <|x|>').matcher()
+    assert matcher.accept_bytes(b"<[5]>x[temperature]")
+    assert matcher.complete
+
+
+def test_a_prefix_comes_first() -> None:
+    matcher = grammar('start: "bc" | "d"').matcher(b"a")
+    assert not matcher.fork().accept(tokenise("b", tiny())[0])
+    assert takes(matcher, tokenise("abc", tiny()), tiny())
+    assert matcher.complete
+
+
+def test_a_grammar_that_grows_too_ambiguous_ends_with_its_reason() -> None:
+    matcher = grammar('start: start start start | start start | "a" | ""').matcher()
+
+    def go_on() -> None:
+        for _ in range(3000):
+            mask_of(matcher, tiny())
+            assert matcher.accept_bytes(b"a")
+
+    with pytest.raises(EngineError, match="max is 500"):
+        go_on()
+
+
+def test_a_grammar_that_is_too_large_is_refused() -> None:
+    rules = "\n".join(f'r{i}: "a" r{(i * 7) % 12_000} | "x{i}"' for i in range(12_000))
+    start = " | ".join(f"r{i}" for i in range(12_000))
+    with pytest.raises(InvalidConstraint, match=r"too complex|max is 500"):
+        compile_lark(f"start: {start}\n{rules}", tiny())

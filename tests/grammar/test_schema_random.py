@@ -1,0 +1,51 @@
+"""Random schemas: grammar, validator and the jsonschema package agree on every value.
+
+Grammars are read by a recogniser that has nothing in common with the engines.
+"""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+import jsonschema
+import pytest
+
+from ramify.errors import InvalidConstraint
+from ramify.runtime.grammar.instance import validate
+from ramify.runtime.grammar.json_text import parse_json
+from ramify.runtime.grammar.schema_grammar import schema_rules
+from ramify.runtime.grammar.schema_order import in_schema_order
+from ramify.runtime.grammar.unenforceable import Unenforceable
+from tests.grammar.random_schemas import VALUES, Schemas
+from tests.grammar.recogniser import Recogniser
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_all_agree(seed: int) -> None:
+    random = Random(seed)
+    schemas = Schemas(random)
+    refused = 0
+    for _ in range(40):
+        schema = schemas.schema(random.choice([1, 2, 2, 3]))
+        oracle = jsonschema.Draft202012Validator(schema)
+        allowed = [oracle.is_valid(value) for value in VALUES]
+        assert [not validate(schema, value) for value in VALUES] == allowed, json.dumps(schema)
+        grammar = grammar_of(schema)
+        if isinstance(grammar, Recogniser):
+            written = [in_schema_order(schema, value) for value in VALUES]
+            assert list(map(grammar.accepts, written)) == allowed, json.dumps(schema)
+        elif isinstance(grammar, Unenforceable):
+            refused += 1
+        else:
+            assert "No JSON value" in str(grammar)
+            assert not any(allowed), json.dumps(schema)
+    assert refused <= 4
+
+
+def grammar_of(schema: Any) -> Recogniser | InvalidConstraint:
+    try:
+        return Recogniser(schema_rules(parse_json(json.dumps(schema))))
+    except InvalidConstraint as error:
+        return error

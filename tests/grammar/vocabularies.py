@@ -1,0 +1,107 @@
+"""Vocabularies for the tests, and feeding texts through matchers token by token."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from ramify.constraint import Constraint
+from ramify.runtime.grammar.ebnf import write_grammar
+from ramify.runtime.grammar.json_text import parse_json, spelled
+from ramify.runtime.grammar.matcher import Grammar, Matcher, mask_words
+from ramify.runtime.grammar.policy import compile_constraint, load_grammar
+from ramify.runtime.grammar.schema_grammar import schema_rules
+from ramify.runtime.grammar.vocabulary import Vocabulary, from_tokenizer
+from ramify.runtime.grammar.xgrammar_engine import XGrammarGrammar, compile_ebnf
+
+CORPUS = [
+    '{"name": "Ada Lovelace", "age": 36, "tags": ["a", "b"], "ok": true, "none": null, "score": 0.25}',
+    '{"city": "Zürich", "país": "España", "日本": "東京", "items": [1, 22, 333], "when": "2024-02-29"}',
+    "The quick brown fox jumps over the lazy dog. ja nein yes no maybe true false",
+    '[-1, 10, 100, 1000, 1e5, 0.5, 3.14159] {"a": {"b": {"c": []}}} "\\n\\t\\"\\\\ \\u00e9"',
+]
+STOP, CONTROL = 0, 1
+
+
+@cache
+def tiny_tokenizer() -> Tokenizer:
+    """Byte-level BPE: two special tokens, the 256 bytes, and some merges."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=480,
+        min_frequency=1,
+        show_progress=False,
+        special_tokens=["<stop>", "<control>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+@cache
+def tiny() -> Vocabulary:
+    """Its logits are wider than its tokens, as many models' are."""
+    return from_tokenizer(tiny_tokenizer(), vocab_size=500, stop_ids=[STOP])
+
+
+def compiled(constraint: Constraint, vocabulary: Vocabulary | None = None) -> Grammar:
+    vocabulary = vocabulary or tiny()
+    return load_grammar(*compile_constraint(constraint, vocabulary), vocabulary)
+
+
+def through_xgrammar(schema: object, vocabulary: Vocabulary | None = None) -> Grammar:
+    """The grammar of `schema` on the engine that a regular one is not given to by itself."""
+    vocabulary = vocabulary or tiny()
+    rules = schema_rules(parse_json(json.dumps(schema)))
+    return XGrammarGrammar(compile_ebnf(write_grammar(rules), vocabulary), vocabulary)
+
+
+def tokenise(text: str | bytes, vocabulary: Vocabulary) -> list[int]:
+    """Some spelling of `text` in tokens: the longest token first."""
+    data = text.encode() if isinstance(text, str) else text
+    by_bytes = {spelling: token for token, spelling in enumerate(vocabulary.tokens) if spelling}
+    tokens = []
+    while data:
+        length = next(n for n in range(min(len(data), 32), 0, -1) if data[:n] in by_bytes)
+        tokens.append(by_bytes[data[:length]])
+        data = data[length:]
+    return tokens
+
+
+def mask_of(matcher: Matcher, vocabulary: Vocabulary) -> np.ndarray:
+    """(vocab,) bool."""
+    row = np.zeros(mask_words(vocabulary.size), np.int32)
+    if not matcher.fill_mask(row):
+        return np.ones(vocabulary.size, bool)
+    return np.unpackbits(row.view(np.uint8), bitorder="little")[: vocabulary.size].astype(bool)
+
+
+def takes(matcher: Matcher, tokens: list[int], vocabulary: Vocabulary) -> bool:
+    """Feed `tokens`; at each step the mask must say what `accept` does. True if all went in."""
+    for token in tokens:
+        allowed = bool(mask_of(matcher, vocabulary)[token])
+        assert matcher.accept(token) == allowed
+        if not allowed:
+            return False
+    return True
+
+
+def accepts(grammar: Grammar, text: str, vocabulary: Vocabulary | None = None) -> bool:
+    """`text` is a sentence: its tokens go in, and then the stop token, which nothing else allows."""
+    vocabulary = vocabulary or tiny()
+    matcher = grammar.matcher()
+    if not takes(matcher, tokenise(text, vocabulary), vocabulary):
+        return False
+    mask = mask_of(matcher, vocabulary)
+    assert [bool(mask[stop]) for stop in vocabulary.stop_ids] == [matcher.complete] * len(vocabulary.stop_ids)
+    return takes(matcher, [vocabulary.stop_ids[0]], vocabulary) and matcher.finished
+
+
+def json_text(value: object) -> str:
+    """`value` as Ramify writes it."""
+    return spelled(parse_json(json.dumps(value)))
