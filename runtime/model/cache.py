@@ -1,0 +1,66 @@
+"""Ramify's cache folder: entries that appear whole or not at all, also under concurrent writers."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+
+def home() -> Path:
+    """`$RAMIFY_HOME`, or `~/.cache/ramify`."""
+    given = os.environ.get("RAMIFY_HOME")
+    return Path(given).expanduser() if given else Path.home() / ".cache" / "ramify"
+
+
+def ensure(entry: Path, build: Callable[[Path], None]) -> Path:
+    """The folder `entry`; where it does not exist yet, `build` fills a folder that then becomes it.
+
+    A folder under its final name is complete: it is built under another name, flushed to disk, and
+    renamed. Of several processes one builds and the others wait for it. What an interrupted build
+    left behind is removed by the next.
+    """
+    if entry.is_dir():
+        return entry
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(entry.with_name(f".{entry.name}.lock")):
+        if entry.is_dir():  # somebody else has built it meanwhile
+            return entry
+        partial = entry.with_name(f".{entry.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        try:
+            build(partial)
+            for path in partial.rglob("*"):
+                _flush(path)
+            partial.rename(entry)
+            _flush(entry.parent)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return entry
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Held until the block or the process ends. The file stays: removing it would let two hold it."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.warning("Waiting for another process that holds %s", path)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,45 @@
+"""Which files make up a checkpoint folder. No torch here: the frontend checks before workers load."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ramify.errors import InvalidRequest, NotFound
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint folder; raises `NotFound` where one of its shards is missing."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            content: dict[str, Any] = json.loads(index.read_text(encoding="utf-8"))
+            paths = [folder / name for name in sorted(set(content["weight_map"].values()))]
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise InvalidRequest(f"{index} is not a shard index: {error!r}.", field="model") from None
+    else:
+        paths = [folder / "model.safetensors"]
+    for path in paths:
+        if not path.is_file():
+            raise NotFound(
+                f"{folder} lacks {path.name}.", field="model", remedy="Fetch the checkpoint again."
+            )
+    return paths
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return (folder / "tokenizer.json").is_file()
+
+
+def missing_file(folder: Path) -> str | None:
+    """The first file that a usable checkpoint folder needs and this one lacks; None when complete."""
+    if not (folder / "config.json").is_file():
+        return "config.json"
+    if not has_tokenizer(folder):
+        return "tokenizer.json"
+    try:
+        weight_files(folder)
+    except NotFound as error:
+        return error.message
+    return None

@@ -1,0 +1,149 @@
+"""The frame of every decoder-only model: embedding, layers, final norm, head. Knows nothing of KV pages."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ramify.kernels.packed import PackedWeight, Rows, pack
+from ramify.kernels.reference import linear as reference
+from ramify.runtime.model.config import ModelConfig
+from ramify.runtime.model.layers import Linear, LinearOp, NormOp, RMSNorm, Slot, Slots, under
+from ramify.runtime.model.rope import rotations
+
+
+class Attend(Protocol):
+    """Attention of one layer over everything computed so far, supplied by the caller of `Model.forward`."""
+
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Tensor, *, window: int = 0
+    ) -> Tensor:
+        """Rotate q and k, store k and v, return softmax(q kᵀ / sqrt(head_dim)) v under the causal mask.
+
+        q: (T, heads, head_dim); k, v: (T, kv_heads, head_dim); all in the model's dtype, q and k
+        not rotated yet. They may be views of one buffer: the last two dimensions are contiguous, the
+        stride between tokens may be larger. q and k may be changed in place; all are overwritten after
+        the call: copy what is kept.
+        rotation: (T, head_dim / 2) complex64: numbers 2i and 2i + 1 of a head are the real and the
+        imaginary part of what ``rotation[t, i]`` multiplies (`rope.rotate_`).
+        window: a token sees so many tokens, itself included; 0 means all.
+        Returns (T, heads, head_dim), in the same dtype.
+        """
+        ...
+
+
+class Layer(nn.Module, ABC):
+    """One transformer layer."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, rotation: Tensor, attend: Attend) -> Tensor:
+        """x: (T, hidden), changed in place and returned. rotation: (T, head_dim / 2) complex64."""
+
+    @abstractmethod
+    def slots(self) -> Slots:
+        """Its checkpoint tensors, named below "model.layers.N."."""
+
+
+class Model(nn.Module, ABC):
+    """A decoder-only transformer for inference. A batch is ragged and packed: T tokens of any requests."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = config
+        shape = (config.vocab_size, config.hidden_size)
+        self.embedding = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+        self.layers = nn.ModuleList(self.layer(index, dtype) for index in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype)
+        self.head = (
+            self.embedding
+            if config.tie_embeddings
+            else nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+        )
+        self.packed_head: PackedWeight | None = None
+        """Once packed: what `logits` multiplies by. `head` is empty then, unless it is the embedding."""
+        self._head_op: LinearOp = reference.linear
+        self._head_rows: Rows | None = None
+        self.rotations = rotations(config.rope, config.head_dim, config.context_length)
+
+    @abstractmethod
+    def layer(self, index: int, dtype: torch.dtype) -> Layer:
+        """Build layer `index`."""
+
+    @torch.inference_mode()
+    def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Hidden states after the final norm, (T, hidden).
+
+        ids, positions: (T,) int64; a position is the token's index in its own request.
+        """
+        x = F.embedding(ids, self.embedding)
+        rotation = self.rotations[positions]  # (T, head_dim / 2)
+        for layer in self.layers:
+            x = layer(x, rotation, attend)
+        return self.norm.forward(x)
+
+    def use_norm(self, rms_norm: NormOp) -> None:
+        """Compute all norms with `rms_norm` from now on."""
+        for module in self.modules():
+            if isinstance(module, RMSNorm):
+                module.op = rms_norm
+
+    def use_linear(self, linear: LinearOp) -> None:
+        """Multiply by packed weights with `linear` from now on."""
+        self._head_op = linear
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.op = linear
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(R, hidden) -> (R, vocab) float32."""
+        if self.packed_head is None:
+            return F.linear(hidden, self.head).float()
+        out = hidden.new_empty((len(hidden), self.config.vocab_size), dtype=torch.float32)
+        return self._head_op(hidden, self.packed_head, out=out)
+
+    @torch.inference_mode()
+    def pack(self, form: Callable[[Tensor], Rows] | None) -> None:
+        """Lay all matrices out for the kernels: quantised rows as they came, others as form(weight).
+
+        Without `form` others stay as they are.
+        """
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.pack(form)
+        rows = self._head_rows
+        if rows is None and form is not None:
+            rows = form(self.head)
+        if rows is not None:
+            self.use_packed_head(pack(rows, inputs=self.config.hidden_size))
+
+    def use_packed_head(self, packed: PackedWeight) -> None:
+        """Multiply by this from now on; an unpacked head of its own is dropped."""
+        self.packed_head, self._head_rows = packed, None
+        if not self.config.tie_embeddings:
+            self.head = nn.Parameter(self.head.new_empty(0), requires_grad=False)
+
+    def slots(self) -> Slots:
+        """Every tensor of the checkpoint and where it goes."""
+        tied = self.config.tie_embeddings
+        yield "model.embed_tokens.weight", Slot(self.embedding, keep=self._keep_embedding if tied else None)
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, Layer)
+            yield from under(f"model.layers.{index}.", layer.slots())
+        yield from under("model.norm.", self.norm.slots())
+        if not tied:
+            yield "lm_head.weight", Slot(self.head, keep=self._keep_head)
+
+    def _keep_head(self, rows: Rows) -> bool:
+        self._head_rows = rows
+        return True
+
+    def _keep_embedding(self, rows: Rows) -> bool:
+        """For the head; the embedding itself is looked up by row and needs its values."""
+        self._head_rows = rows
+        return False

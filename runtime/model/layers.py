@@ -1,0 +1,211 @@
+"""The parts that decoder-only transformers share: fused linear maps, RMS norm, the gated MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ramify.kernels.packed import PackedWeight, Rows, pack
+from ramify.kernels.reference import linear as reference
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one tensor of a checkpoint goes."""
+
+    target: Tensor
+    rotary_heads: int = 0
+    """Above 0: the rows are so many heads whose rotary pairs have to lie side by side."""
+    keep: Callable[[Rows], bool] | None = None
+    """Takes quantised rows instead of their values; says whether it does."""
+
+
+Slots = Iterator[tuple[str, Slot]]
+"""Names as in Hugging Face checkpoints, below the owner's own prefix."""
+
+
+class NormOp(Protocol):
+    """x / sqrt(mean(x²) + eps) · weight over the last dimension (arXiv 1910.07467), in float32 inside."""
+
+    def __call__(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+
+
+def plain_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+class RMSNorm(nn.Module):
+    """The norm's weight; `op` computes it."""
+
+    def __init__(self, size: int, eps: float, *, dtype: torch.dtype, rotary: bool = False) -> None:
+        super().__init__()
+        self.weight = _parameter(torch.ones(size, dtype=dtype))
+        self.eps, self.rotary = eps, rotary
+        self.op: NormOp = plain_norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.op(x, self.weight, self.eps)
+
+    def slots(self) -> Slots:
+        yield "weight", Slot(self.weight, 1 if self.rotary else 0)
+
+
+class LinearOp(Protocol):
+    """See `kernels.reference.linear.linear`."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: PackedWeight,
+        *,
+        norm: tuple[Tensor, float] | None = None,
+        out: Tensor | None = None,
+        add: bool = False,
+    ) -> Tensor: ...
+
+
+class Linear(nn.Module):
+    """x ↦ x Wᵀ + b for several projections of the same input, stacked into one matrix.
+
+    `parts` maps the checkpoint's name of each projection to its number of rows. With `gated` there are two,
+    and the result is silu(first) · second.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        parts: Mapping[str, int],
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        rotary: Mapping[str, int] | None = None,
+        gated: bool = False,
+    ) -> None:
+        super().__init__()
+        self.parts = dict(parts)
+        self.rotary = dict(rotary or {})
+        self.gated = gated
+        outputs = sum(self.parts.values())
+        self.weight: Tensor = _parameter(torch.empty(outputs, inputs, dtype=dtype))
+        self.bias = _parameter(torch.empty(outputs, dtype=dtype)) if bias else None
+        self.packed: list[PackedWeight] = []
+        """Once packed: matrices below each other that together are `weight`, which is empty from then on."""
+        self.op: LinearOp = reference.linear
+        self._rows: dict[str, Rows] = {}
+
+    def forward(self, x: Tensor, norm: RMSNorm | None = None) -> Tensor:
+        """(T, inputs) -> (T, outputs), half as many when gated; of norm(x) where a norm is given."""
+        if len(self.packed) == 1:
+            return self.op(x, self.packed[0], norm=None if norm is None else (norm.weight, norm.eps))
+        if norm is not None:
+            x = norm.op(x, norm.weight, norm.eps)
+        if not self.packed:
+            y = F.linear(x, self.weight, self.bias)
+            return _gated(y) if self.gated else y
+        y = x.new_empty(len(x), sum(part.outputs for part in self.packed))
+        self._parts(x, y, add=False)
+        return _gated(y) if self.gated else y
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual += x Wᵀ + b, in place: one matrix product and no temporary."""
+        if self.packed:
+            self._parts(x, residual, add=True)
+            return residual
+        residual.addmm_(x, self.weight.t())
+        return residual if self.bias is None else residual.add_(self.bias)
+
+    def _parts(self, x: Tensor, out: Tensor, *, add: bool) -> None:
+        if len(self.packed) == 1:
+            self.op(x, self.packed[0], out=out, add=add)
+            return
+        start = 0
+        for part in self.packed:
+            self.op(x, part, out=out[:, start : start + part.outputs], add=add)
+            start += part.outputs
+
+    def slots(self) -> Slots:
+        start = 0
+        for name, rows in self.parts.items():
+            heads = self.rotary.get(name, 0)
+            yield f"{name}.weight", Slot(self.weight[start : start + rows], heads, partial(self._keep, name))
+            if self.bias is not None:
+                yield f"{name}.bias", Slot(self.bias[start : start + rows], heads)
+            start += rows
+
+    def _keep(self, name: str, rows: Rows) -> bool:
+        self._rows[name] = rows
+        return True
+
+    def pack(self, form: Callable[[Tensor], Rows] | None) -> None:
+        """Replace `weight` by packed matrices: of the quantised rows that were kept, else of form(weight).
+
+        Without `form` and with a part of which no rows were kept, `weight` stays.
+        """
+        if form is None and len(self._rows) < len(self.parts):
+            for name, part in zip(
+                self.parts, torch.split(self.weight, list(self.parts.values())), strict=True
+            ):
+                if name in self._rows:
+                    part.copy_(self._rows[name].values())
+            self._rows = {}
+            return
+        inputs = self.weight.shape[1]
+        found: list[Rows] = []
+        for name, part in zip(self.parts, torch.split(self.weight, list(self.parts.values())), strict=True):
+            rows = self._rows.get(name) or form(part)  # type: ignore[misc]
+            if found and found[-1].alike(rows):
+                found[-1] = found[-1].joined(rows)
+            else:
+                found.append(rows)
+        counts = [len(rows.numbers) for rows in found]
+        biases = [None] * len(found) if self.bias is None else list(torch.split(self.bias, counts))
+        self.use_packed(
+            [
+                pack(rows, inputs=inputs, bias=bias, gated=self.gated and len(found) == 1)
+                for rows, bias in zip(found, biases, strict=True)
+            ]
+        )
+
+    def use_packed(self, packed: list[PackedWeight]) -> None:
+        """Multiply by these from now on; the unpacked weights are dropped."""
+        self.packed = packed
+        self.weight, self.bias = _parameter(self.weight.new_empty(0)), None
+        self._rows = {}
+
+
+def _gated(y: Tensor) -> Tensor:
+    gate, through = y.chunk(2, dim=-1)
+    return F.silu(gate) * through
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) · up(x)): SwiGLU (arXiv 2002.05202)."""
+
+    def __init__(self, hidden: int, intermediate: int, *, bias: bool, dtype: torch.dtype) -> None:
+        super().__init__()
+        parts = {"gate_proj": intermediate, "up_proj": intermediate}
+        self.gate_up = Linear(hidden, parts, bias=bias, dtype=dtype, gated=True)
+        self.down = Linear(intermediate, {"down_proj": hidden}, bias=bias, dtype=dtype)
+
+    def add_to(self, residual: Tensor, norm: RMSNorm) -> Tensor:
+        """residual += mlp(norm(residual)), in place. (T, hidden)."""
+        return self.down.add_to(residual, self.gate_up.forward(residual, norm))  # (T, intermediate)
+
+    def slots(self) -> Slots:
+        yield from self.gate_up.slots()
+        yield from self.down.slots()
+
+
+def under(prefix: str, slots: Slots) -> Slots:
+    """The same slots with `prefix` before their names."""
+    return ((prefix + name, slot) for name, slot in slots)
+
+
+def _parameter(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)

@@ -1,0 +1,56 @@
+"""Llama (arXiv 2302.13971, 2407.21783): pre-norm, rotary positions, grouped queries, SwiGLU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ramify.runtime.model.config import ModelConfig
+from ramify.runtime.model.decoder import Attend, Layer, Model
+from ramify.runtime.model.layers import GatedMLP, Linear, RMSNorm, Slots, under
+
+
+class LlamaLayer(Layer):
+    """x += attention(norm(x)); x += mlp(norm(x))."""
+
+    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.index, self.window = index, config.windows[index]
+        self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        hidden, queries, keys = config.hidden_size, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        self.attention_norm = RMSNorm(hidden, config.norm_eps, dtype=dtype)
+        self.qkv = Linear(
+            hidden,
+            {"q_proj": queries, "k_proj": keys, "v_proj": keys},
+            bias=config.qkv_bias,
+            dtype=dtype,
+            rotary={"q_proj": self.heads, "k_proj": self.kv_heads},
+        )
+        self.output = Linear(queries, {"o_proj": hidden}, bias=config.output_bias, dtype=dtype)
+        self.mlp_norm = RMSNorm(hidden, config.norm_eps, dtype=dtype)
+        self.mlp = GatedMLP(hidden, config.intermediate_size, bias=config.mlp_bias, dtype=dtype)
+
+    def forward(self, x: Tensor, rotation: Tensor, attend: Attend) -> Tensor:
+        q, k, v = self.project(x)
+        attended = attend(self.index, q, k, v, rotation, window=self.window)  # (T, heads, head_dim)
+        self.output.add_to(x, attended.flatten(1))
+        return self.mlp.add_to(x, self.mlp_norm)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of norm(x): (T, heads or kv_heads, head_dim) views of one buffer."""
+        qkv = self.qkv.forward(x, self.attention_norm)
+        qkv = qkv.view(len(x), -1, self.head_dim)  # (T, heads + 2 kv_heads, head_dim)
+        q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        return q, k, v
+
+    def slots(self) -> Slots:
+        yield from under("input_layernorm.", self.attention_norm.slots())
+        yield from under("self_attn.", self.qkv.slots())
+        yield from under("self_attn.", self.output.slots())
+        yield from under("post_attention_layernorm.", self.mlp_norm.slots())
+        yield from under("mlp.", self.mlp.slots())
+
+
+class Llama(Model):
+    def layer(self, index: int, dtype: torch.dtype) -> Layer:
+        return LlamaLayer(self.config, index, dtype)

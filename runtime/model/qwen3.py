@@ -1,0 +1,32 @@
+"""Qwen3 (arXiv 2505.09388): Llama with a norm over each query and key head before the rotation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ramify.runtime.model.config import ModelConfig
+from ramify.runtime.model.decoder import Layer, Model
+from ramify.runtime.model.layers import RMSNorm, Slots, under
+from ramify.runtime.model.llama import LlamaLayer
+
+
+class Qwen3Layer(LlamaLayer):
+    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
+        super().__init__(config, index, dtype)
+        self.q_norm = RMSNorm(config.head_dim, config.norm_eps, dtype=dtype, rotary=True)
+        self.k_norm = RMSNorm(config.head_dim, config.norm_eps, dtype=dtype, rotary=True)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(x)
+        return self.q_norm(q), self.k_norm(k), v
+
+    def slots(self) -> Slots:
+        yield from super().slots()
+        yield from under("self_attn.q_norm.", self.q_norm.slots())
+        yield from under("self_attn.k_norm.", self.k_norm.slots())
+
+
+class Qwen3(Model):
+    def layer(self, index: int, dtype: torch.dtype) -> Layer:
+        return Qwen3Layer(self.config, index, dtype)

@@ -1,0 +1,80 @@
+"""Rotary position embedding (RoFormer, arXiv 2104.09864) as a complex multiplication, in place.
+
+Two numbers that rotate together lie side by side, as in the paper, so that a head is a row of complex
+numbers and rotating it is one multiplication. Checkpoints in the Hugging Face layout hold them half a
+head apart; `weights.py` reorders the rows of the projections once, at load. Scores are unchanged,
+because queries and keys are reordered alike.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ramify.runtime.model.config import Rope
+
+
+def rotations(rope: Rope, head_dim: int, length: int) -> Tensor:
+    """exp(i · position · frequency): complex64 of shape (length, head_dim / 2)."""
+    frequencies, scale = _frequencies(rope, head_dim)
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
+    return torch.complex(angles.cos() * scale, angles.sin() * scale)
+
+
+def rotate_(x: Tensor, rotation: Tensor) -> Tensor:
+    """Rotate heads in place. x: (T, heads, head_dim), rotation: (T, head_dim / 2) complex64.
+
+    Below float32 the product is still formed in float32 and rounded once.
+    """
+    pairs = (x.shape[0], x.shape[1], -1, 2)
+    if x.dtype == torch.float32:
+        torch.view_as_complex(x.view(pairs)).mul_(rotation[:, None])
+        return x
+    exact = x.float()
+    torch.view_as_complex(exact.view(pairs)).mul_(rotation[:, None])
+    return x.copy_(exact)
+
+
+def _frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
+    """Radians per position, float32 of shape (head_dim / 2,), and what cos and sin are multiplied by."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    plain = 1.0 / rope.theta**exponents
+    if rope.kind == "linear":
+        return plain / rope.factor, 1.0
+    if rope.kind == "factors":
+        return plain / torch.tensor(rope.factors, dtype=torch.float32), 1.0
+    if rope.kind == "llama3":
+        return _llama3(rope, plain), 1.0
+    if rope.kind == "yarn":
+        scale = rope.attention_factor
+        if scale is None:
+            scale = 0.1 * math.log(rope.factor) + 1.0 if rope.factor > 1.0 else 1.0
+        return _yarn(rope, plain, head_dim), scale
+    return plain, 1.0
+
+
+def _llama3(rope: Rope, plain: Tensor) -> Tensor:
+    turns = rope.original_context_length * plain / (2 * math.pi)  # over the original context
+    ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    return torch.lerp(plain / rope.factor, plain, ramp.clamp(0.0, 1.0))
+
+
+def _yarn(rope: Rope, plain: Tensor, head_dim: int) -> Tensor:
+    def dimension(turns: float) -> float:
+        """The (fractional) frequency index that makes so many turns over the original context."""
+        return (
+            head_dim
+            * math.log(rope.original_context_length / (turns * 2 * math.pi))
+            / (2 * math.log(rope.theta))
+        )
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # a step, without dividing by zero
+    ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)
+    return torch.lerp(plain, plain / rope.factor, ramp.clamp(0.0, 1.0))

@@ -1,0 +1,176 @@
+"""How a chat template writes tools and results, as pieces that can be appended, found by probing and proved.
+
+The pieces count only if composing them equals the template on whole conversations with tools, calls and
+results; a template that moves the tools along, or shows calls with what no model writes, has none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ramify.messages import ChatFormat, ToolPieces
+from ramify.tool_calls.formats import FORMATS, ToolFormat
+
+INDENTS = (None, 4, 2)
+"""How templates print JSON."""
+
+_TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": f"probe_{number}",
+            "description": "Say “hello” & <wave>.",
+            "parameters": {
+                "type": "object",
+                "properties": {"key": {"type": "integer", "description": "A key."}},
+                "required": ["key"],
+            },
+        },
+    }
+    for number in (1, 2)
+]
+_SYSTEM, _USER = "systemword", "userword"
+_RESULTS = ("plain", '{"a": "quoted"}', "two\nlines é")
+
+
+def tool_pieces(tokenizer: Any, chat: ChatFormat) -> ToolPieces | None:
+    """The pieces of `tokenizer.chat_template`, beside those of `chat`; None where they prove wrong."""
+    form = FORMATS[chat.tool_format]
+    between_turns = chat.suffix.get("system", "") + chat.prefix.get("system>user", "\0")
+    opening = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}]
+    one, two = (_render(tokenizer, opening, _TOOLS[:count], generation=False) for count in (1, 2))
+    if not form.native or one is None or two is None:
+        return None
+    before, found, rest = one.partition(_SYSTEM)
+    around, found_user, _ = rest.partition(_USER)
+    two_around = two.partition(_SYSTEM)[2].partition(_USER)[0]
+    if not found or not found_user:
+        return None
+    for place, indent in itertools.product(("system", "user"), INDENTS):
+        if place == "system" and around.endswith(between_turns):
+            described, both = (text.removesuffix(between_turns) for text in (around, two_around))
+        elif place == "user" and around.startswith(between_turns):
+            described, both = (text.removeprefix(between_turns) for text in (around, two_around))
+        else:
+            continue
+        first, second = (written(tool, indent) for tool in _TOOLS)
+        lead, shown, after = described.partition(first)
+        between = both[len(lead) + len(first) :].partition(second)[0]
+        pieces = ToolPieces(
+            start=before,
+            place=place,  # type: ignore[arg-type]
+            before=lead,
+            between=between,
+            after=after,
+            indent=indent,
+            quoted=_is_quoted(chat),
+        )
+        if shown and _is_proved(tokenizer, chat, pieces, form):
+            return pieces
+    return None
+
+
+def written(tool: Any, indent: int | None) -> str:
+    """A tool as the ``tojson`` of transformers' templates prints it."""
+    return json.dumps(tool, ensure_ascii=False, indent=indent)
+
+
+def _is_quoted(chat: ChatFormat) -> bool:
+    """Results are shown as JSON strings."""
+    return chat.prefix.get("assistant>tool", "").endswith('"') and chat.suffix.get("tool", "").startswith('"')
+
+
+def _is_proved(tokenizer: Any, chat: ChatFormat, pieces: ToolPieces, form: ToolFormat) -> bool:
+    counts = (1, 2) if form.separator is not None else (1,)
+    for tools, calls in itertools.product((1, 2), counts):
+        messages = _conversation(calls)
+        for end in range(2, len(messages) + 1):
+            if messages[end - 1]["role"] not in ("user", "tool") or (
+                end < len(messages) and messages[end]["role"] == "tool"
+            ):
+                continue  # the model does not go on from here
+            part = messages[:end]
+            composed = _compose(chat, pieces, form, _TOOLS[:tools], part)
+            if composed is None or composed != _render(tokenizer, part, _TOOLS[:tools], generation=True):
+                return False
+    return True
+
+
+def _conversation(calls: int) -> list[dict[str, Any]]:
+    """One that calls tools, hears of them, goes on, and calls again."""
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Go."},
+    ]
+    ids = (f"a1b2c3d4{number}" for number in range(9))  # Mistral's templates insist on nine characters
+    for turn in range(2):
+        made: list[dict[str, Any]] = [
+            {
+                "id": next(ids),
+                "type": "function",
+                "function": {"name": f"probe_{number + 1}", "arguments": {"key": turn}},
+            }
+            for number in range(calls)
+        ]
+        messages.append({"role": "assistant", "content": "", "tool_calls": made})
+        for call, text in zip(made, _RESULTS[turn:], strict=False):
+            name = call["function"]["name"]
+            messages.append({"role": "tool", "tool_call_id": call["id"], "name": name, "content": text})
+        messages.append({"role": "assistant", "content": "So."})
+        messages.append({"role": "user", "content": f"And {turn}?"})
+    return messages
+
+
+def _compose(
+    chat: ChatFormat,
+    pieces: ToolPieces,
+    form: ToolFormat,
+    tools: Sequence[Any],
+    messages: Sequence[dict[str, Any]],
+) -> str | None:
+    """What a program appends in such a conversation, up to where the model goes on."""
+    told = pieces.before + pieces.between.join(written(tool, pieces.indent) for tool in tools) + pieces.after
+    text, previous = "", ""
+    for index, message in enumerate(messages):
+        role, content = message["role"], message["content"]
+        key = f"{previous}>{role}"
+        if key not in chat.prefix or role not in chat.suffix:
+            return None
+        text += pieces.start if index == 0 else chat.prefix[key]
+        if role == "tool" and pieces.quoted:
+            content = json.dumps(content, ensure_ascii=False)[1:-1]
+        if index == 0 and pieces.place == "system":
+            content += told
+        elif index == 1 and pieces.place == "user":
+            content = told + content
+        text += content + _calls(form, message.get("tool_calls", ())) + chat.suffix[role]
+        previous = role
+    key = f"{previous}>assistant"
+    return text + chat.prefix[key] if key in chat.prefix else None
+
+
+def _calls(form: ToolFormat, calls: Sequence[dict[str, Any]]) -> str:
+    if not calls:
+        return ""
+    opening, middle, end = form.call
+    functions = [call["function"] for call in calls]
+    made = [opening + one["name"] + middle + json.dumps(one["arguments"]) + end for one in functions]
+    return form.begin + (form.separator or "").join(made) + form.end
+
+
+def _render(tokenizer: Any, messages: Sequence[Any], tools: Sequence[Any], *, generation: bool) -> str | None:
+    try:
+        text: str = tokenizer.apply_chat_template(
+            msgspec.to_builtins(messages),  # templates may change what they are given
+            tools=msgspec.to_builtins(tools),
+            tokenize=False,
+            add_generation_prompt=generation,
+        )
+    except Exception:  # a template is a program of its own
+        return None
+    return text

@@ -1,0 +1,93 @@
+"""From a checkpoint's tensors to a model's parameters: every tensor is used and none is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ramify.errors import InvalidRequest
+from ramify.kernels.packed import Rows
+from ramify.runtime.model.checkpoint import weight_files
+from ramify.runtime.model.decoder import Model
+from ramify.runtime.model.layers import Slot
+
+RotaryLayout = Literal["halves", "pairs"]
+"""Where a checkpoint holds the two numbers of a rotary pair: half a head apart, or side by side."""
+
+
+@torch.inference_mode()
+def fill(model: Model, tensors: Iterable[tuple[str, Tensor | Rows]], *, layout: RotaryLayout) -> None:
+    """Copy `tensors` (Hugging Face names) into `model`, converting to its dtype.
+
+    Quantised rows are kept as they are where the model can multiply by them, else copied as their values.
+
+    Raises `InvalidRequest` naming a tensor that is missing, unknown or of another shape.
+    """
+    slots = dict(model.slots())
+    missing = set(slots)
+    stored_head: Tensor | None = None
+    for name, entry in tensors:
+        tensor = entry.numbers if isinstance(entry, Rows) else entry
+        if name.endswith(".rotary_emb.inv_freq"):
+            continue  # written by old versions of transformers; it follows from the config
+        if name == "lm_head.weight" and model.config.tie_embeddings:
+            stored_head = entry.values() if isinstance(entry, Rows) else entry
+            continue
+        slot = slots.get(name)
+        if slot is None:
+            raise _bad(f"has a tensor that a {model.config.family} model does not: {name}")
+        if name not in missing:
+            raise _bad(f"holds {name} twice")
+        if tensor.shape != slot.target.shape:
+            raise _bad(f"gives {name} shape {tuple(tensor.shape)}; {tuple(slot.target.shape)} is needed")
+        if isinstance(entry, Rows):
+            _keep(slot, entry, layout)
+        elif not tensor.is_floating_point() or tensor.element_size() < 2:
+            raise _bad(f"holds {name} as {tensor.dtype}; float32, float16 or bfloat16 is needed")
+        else:
+            _copy(slot, tensor, layout)
+        missing.discard(name)
+    if missing:
+        names = ", ".join(sorted(missing)[:3])
+        raise _bad(f"lacks {len(missing)} of its {len(slots)} tensors: {names}{', …' * (len(missing) > 3)}")
+    if stored_head is not None and not torch.equal(stored_head.to(model.head), model.head):
+        raise _bad("ties its head to its embedding, yet stores another head in lm_head.weight")
+
+
+def _copy(slot: Slot, tensor: Tensor, layout: RotaryLayout) -> None:
+    if slot.rotary_heads and layout == "halves":
+        heads, inputs = slot.rotary_heads, tensor.shape[1:]
+        halves = tensor.view(heads, 2, -1, *inputs)  # (heads, half, pair, …)
+        slot.target.view(heads, -1, 2, *inputs).copy_(halves.transpose(1, 2))
+    else:
+        slot.target.copy_(tensor)
+
+
+def _keep(slot: Slot, rows: Rows, layout: RotaryLayout) -> None:
+    if slot.rotary_heads and layout == "halves":
+        order = torch.arange(len(rows.numbers)).view(slot.rotary_heads, 2, -1).transpose(1, 2)
+        rows = rows.picked(order.flatten())
+    if slot.keep is None or not slot.keep(rows):
+        slot.target.copy_(rows.values())
+
+
+def tensors_in_folder(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the safetensors files of `folder`, mapped into memory, one at a time."""
+    for path in weight_files(folder):
+        try:
+            with safe_open(path, framework="pt") as shard:
+                for name in shard.keys():  # noqa: SIM118 - not a mapping
+                    yield name, shard.get_tensor(name)
+        except SafetensorError as error:
+            raise InvalidRequest(
+                f"{path} is not a readable safetensors file: {error}.", field="model"
+            ) from None
+
+
+def _bad(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"This checkpoint {reason}.", field="model")

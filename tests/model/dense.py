@@ -1,0 +1,43 @@
+"""A plain reference for `Attend`: contiguous keys and values of one request, masked attention in float32."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ramify.runtime.model.load import Model
+from ramify.runtime.model.rope import rotate_
+
+
+class DenseAttend:
+    """Keeps every layer's keys and values; each call appends to them."""
+
+    def __init__(self) -> None:
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Tensor, *, window: int = 0
+    ) -> Tensor:
+        q, k = rotate_(q, rotation), rotate_(k, rotation)
+        empty = k.new_empty(0, *k.shape[1:])
+        keys = self.keys[layer] = torch.cat((self.keys.get(layer, empty), k))
+        values = self.values[layer] = torch.cat((self.values.get(layer, empty), v))
+        group = q.shape[1] // k.shape[1]
+        scores = torch.einsum("thd,shd->hts", q.float(), keys.repeat_interleave(group, 1).float())
+        distance = torch.arange(len(keys) - len(q), len(keys))[:, None] - torch.arange(len(keys))
+        hidden = distance < 0
+        if window:
+            hidden |= distance >= window
+        weights = (scores * q.shape[-1] ** -0.5).masked_fill(hidden, -torch.inf).softmax(-1)
+        return torch.einsum("hts,shd->thd", weights, values.repeat_interleave(group, 1).float()).to(q.dtype)
+
+
+def logits(model: Model, ids: Tensor, *, step: int = 0) -> Tensor:
+    """Logits of every position, (T, vocab), computed `step` tokens at a time (0: all at once)."""
+    attend, rows = DenseAttend(), []
+    for start in range(0, len(ids), step or len(ids)):
+        part = ids[start : start + (step or len(ids))]
+        hidden = model(part, torch.arange(start, start + len(part)), attend)
+        rows.append(model.logits(hidden))
+    return torch.cat(rows)

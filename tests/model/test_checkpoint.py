@@ -1,0 +1,203 @@
+"""Safetensors folders: sharded, tied, damaged, or of a model that is not implemented."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ramify.errors import InvalidRequest, NotFound, UnsupportedField
+from ramify.runtime.model.config import config_from_folder, config_from_hf
+from ramify.runtime.model.load import dummy_model, load_model
+
+from .checkpoints import Case, build, expected, prompt, save
+from .dense import logits
+
+LLAMA = Case("llama", "llama")
+TIED = Case("tied", "llama", {"tie_word_embeddings": True})
+
+
+def change(folder: Path, **fields: Any) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps({name: value for name, value in config.items() if value is not ...}))
+
+
+def change_tensors(folder: Path, **changes: torch.Tensor | None) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path) | changes
+    save_file(
+        {name: tensor for name, tensor in tensors.items() if tensor is not None}, path, {"format": "pt"}
+    )
+
+
+def test_shards(tmp_path: Path) -> None:
+    reference = build(LLAMA)
+    files = save(reference, tmp_path, max_shard_size="30KB")
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    assert len(shards) > 3
+    ids = prompt()
+    model = load_model(files, dtype=torch.float32)
+    torch.testing.assert_close(logits(model, ids), expected(reference, ids), atol=1e-4, rtol=0)
+    shards[1].unlink()
+    with pytest.raises(NotFound, match=shards[1].name):
+        load_model(files, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    "case", [LLAMA, Case("qwen3", "qwen3", {"head_dim": 16})], ids=lambda case: case.name
+)
+def test_bfloat16_errs_no_more_than_transformers_does(case: Case, tmp_path: Path) -> None:
+    """Both against float32 arithmetic on the same rounded weights; twice its error is allowed."""
+    half = build(case, dtype=torch.bfloat16)
+    files = save(half, tmp_path)
+    ids = prompt()
+    wanted = logits(load_model(files, dtype=torch.float32), ids)
+    error = (logits(load_model(files, dtype=torch.bfloat16), ids) - wanted).abs()
+    allowed = (expected(half, ids) - wanted).abs()
+    assert error.max() <= 2 * allowed.max()
+    assert error.mean() <= 1.2 * allowed.mean()
+
+
+def test_a_tied_head_may_be_stored_as_well_if_it_is_the_same(tmp_path: Path) -> None:
+    reference = build(TIED)
+    files = save(reference, tmp_path)
+    embedding = reference.get_input_embeddings().weight.detach()
+    change_tensors(tmp_path, **{"lm_head.weight": embedding.clone()})
+    assert load_model(files, dtype=torch.float32).head.shape == embedding.shape
+    change_tensors(tmp_path, **{"lm_head.weight": embedding + 1})
+    with pytest.raises(InvalidRequest, match=r"lm_head\.weight"):
+        load_model(files, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model.norm.weight": None}, r"lacks 1 .*model\.norm\.weight"),
+        ({"model.extra.weight": torch.zeros(2)}, r"llama model does not: model\.extra\.weight"),
+        ({"model.norm.weight": torch.zeros(7)}, r"model\.norm\.weight shape \(7,\)"),
+        ({"model.norm.weight": torch.zeros(48, dtype=torch.int32)}, r"torch\.int32"),
+        ({"model.norm.weight": torch.zeros(48, dtype=torch.float8_e4m3fn)}, r"float8"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(
+    changes: dict[str, torch.Tensor | None], said: str, tmp_path: Path
+) -> None:
+    files = save(build(LLAMA), tmp_path)
+    change_tensors(tmp_path, **changes)
+    with pytest.raises(InvalidRequest, match=said):
+        load_model(files, dtype=torch.float32)
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    files = save(build(LLAMA), tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(InvalidRequest, match="not a readable safetensors file"):
+        load_model(files, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"model_type": "gpt_oss"}, "model_type"),
+        ({"model_type": ...}, "model_type"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"num_local_experts": 8}, "num_local_experts"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type"),
+        ({"rope_parameters": ..., "rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_type"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "mscale": 0.7}},
+            r"rope_scaling\.mscale",
+        ),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor",
+        ),
+    ],
+)
+def test_what_is_not_implemented_is_refused_by_name(
+    fields: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    save(build(LLAMA), tmp_path)
+    change(tmp_path, **fields)
+    with pytest.raises(UnsupportedField, match=named):
+        config_from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"hidden_size": ...}, "hidden_size"),
+        ({"num_key_value_heads": 4}, "6 heads cannot share 4"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "without a factor"),
+    ],
+)
+def test_an_inconsistent_config_is_refused(fields: dict[str, Any], said: str, tmp_path: Path) -> None:
+    save(build(LLAMA), tmp_path)
+    change(tmp_path, **fields)
+    with pytest.raises(InvalidRequest, match=said):
+        config_from_folder(tmp_path)
+
+
+def test_config_in_the_spelling_of_transformers_4(tmp_path: Path) -> None:
+    scaling = {"factor": 4.0, "type": "yarn", "original_max_position_embeddings": 32}
+    save(build(LLAMA), tmp_path)
+    change(tmp_path, rope_parameters=..., rope_theta=5e5, rope_scaling=scaling, head_dim=None)
+    config = config_from_folder(tmp_path)
+    assert (config.rope.kind, config.rope.theta, config.rope.factor) == ("yarn", 5e5, 4.0)
+    assert config.rope.original_context_length == 32
+    assert config.head_dim == 8
+
+
+def test_generation_config_names_the_end_tokens(tmp_path: Path) -> None:
+    save(build(LLAMA), tmp_path)
+    generation = tmp_path / "generation_config.json"
+    generation.write_text(json.dumps({"eos_token_id": [7, 2, 7]}))
+    assert config_from_folder(tmp_path).eos_token_ids == (7, 2)
+    generation.write_text("{}")
+    assert config_from_folder(tmp_path).eos_token_ids == (2,)
+    generation.write_text("[")
+    with pytest.raises(InvalidRequest, match=r"generation_config\.json is not JSON"):
+        config_from_folder(tmp_path)
+
+
+def test_sliding_window_is_what_a_cache_may_drop() -> None:
+    base = {"model_type": "qwen2", "vocab_size": 9, "hidden_size": 8, "intermediate_size": 8}
+    base |= {"num_hidden_layers": 4, "num_attention_heads": 2, "max_position_embeddings": 64}
+    upper = config_from_hf(base | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2})
+    assert upper.windows == (0, 0, 5, 5)
+    assert upper.sliding_window == 0
+    everywhere = config_from_hf(base | {"model_type": "mistral", "sliding_window": 5})
+    assert everywhere.sliding_window == 5
+
+
+def test_a_shorter_context(tmp_path: Path) -> None:
+    files = save(build(LLAMA), tmp_path)
+    model = load_model(files, dtype=torch.float32, context_length=50)
+    assert model.config.context_length == 50
+    ids = prompt()
+    whole = load_model(files, dtype=torch.float32)
+    torch.testing.assert_close(logits(model, ids), logits(whole, ids), atol=0, rtol=0)
+    with pytest.raises(InvalidRequest, match="1 to 128 tokens"):
+        load_model(files, dtype=torch.float32, context_length=129)
+
+
+def test_dummy_weights_are_random_and_repeatable(tmp_path: Path) -> None:
+    save(build(Case("qwen3", "qwen3", {"head_dim": 16})), tmp_path)
+    config = config_from_folder(tmp_path)
+    ids = prompt()
+    one, same, other = (
+        logits(dummy_model(config, dtype=torch.float32, seed=seed), ids) for seed in (3, 3, 4)
+    )
+    assert torch.isfinite(one).all()
+    assert one.std() > 0
+    torch.testing.assert_close(one, same, atol=0, rtol=0)
+    assert not torch.allclose(one, other)

@@ -1,0 +1,191 @@
+"""GGUF files give the model they were written from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from transformers import PreTrainedModel
+
+from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.runtime.model import gguf_weights
+from ramify.runtime.model.gguf_header import read_header
+from ramify.runtime.model.load import load_model, read_config
+from ramify.runtime.model.resolve import ModelFiles
+
+from .checkpoints import Case, build, expected, prompt
+from .dense import logits
+from .gguf_files import write_gguf
+
+LLAMA = Case("llama", "llama")
+
+
+def load(path: Path) -> torch.nn.Module:
+    return load_model(ModelFiles(name="tiny", weights=path, tokenizer=path.parent), dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("case", "architecture"),
+    [
+        (LLAMA, "llama"),
+        (
+            Case("llama", "llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+            "llama",
+        ),
+        (Case("mistral", "mistral", {"sliding_window": None}), "llama"),
+        (Case("qwen2", "qwen2", {"tie_word_embeddings": True}), "qwen2"),
+        (Case("qwen3", "qwen3", {"head_dim": 16}), "qwen3"),
+    ],
+    ids=["llama", "llama tied biases", "mistral", "qwen2", "qwen3"],
+)
+def test_logits_equal_transformers(case: Case, architecture: str, tmp_path: Path) -> None:
+    reference = build(case)
+    write_gguf(reference, tmp_path / "tiny.gguf", architecture)
+    ids = prompt()
+    model = load(tmp_path / "tiny.gguf")
+    torch.testing.assert_close(logits(model, ids), expected(reference, ids), atol=1e-4, rtol=0)
+    assert model.config.eos_token_ids == (2, 3)
+    assert model.config.bos_token_id == 1
+
+
+@pytest.mark.parametrize(
+    ("case", "metadata"),
+    [
+        (
+            Case(
+                "linear",
+                "llama",
+                {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}},
+            ),
+            {"rope.scaling.type": "linear", "rope.scaling.factor": 3.0},
+        ),
+        (
+            Case(
+                "yarn",
+                "qwen3",
+                {
+                    "head_dim": 16,
+                    "rope_parameters": {
+                        "rope_type": "yarn",
+                        "rope_theta": 1e4,
+                        "factor": 4.0,
+                        "original_max_position_embeddings": 32,
+                    },
+                },
+            ),
+            {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 32,
+            },
+        ),
+        (Case("window", "mistral", {"sliding_window": 9}), {"attention.sliding_window": 9}),
+    ],
+    ids=lambda value: value.name if isinstance(value, Case) else "",
+)
+def test_metadata_that_changes_the_model(
+    case: Case, metadata: dict[str, int | float | str], tmp_path: Path
+) -> None:
+    reference = build(case)
+    architecture = "llama" if case.model_type == "mistral" else case.model_type
+    write_gguf(reference, tmp_path / "tiny.gguf", architecture, metadata=metadata)
+    ids = prompt()
+    model = load(tmp_path / "tiny.gguf")
+    torch.testing.assert_close(logits(model, ids), expected(reference, ids), atol=1e-4, rtol=0)
+
+
+def test_rope_factors_are_read_from_their_tensor(tmp_path: Path) -> None:
+    """Llama 3.1 files hold its stretched frequencies as divisors; equal ones are linear scaling."""
+    scaled = build(
+        Case("", "llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}})
+    )
+    write_gguf(scaled, tmp_path / "tiny.gguf", "llama", rope_factors=np.full(4, 3.0))
+    ids = prompt()
+    model = load(tmp_path / "tiny.gguf")
+    assert model.config.rope.factors == (3.0,) * 4
+    torch.testing.assert_close(logits(model, ids), expected(scaled, ids), atol=1e-4, rtol=0)
+
+
+@pytest.fixture
+def wide() -> PreTrainedModel:
+    """Rows long enough for every block size."""
+    shape = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_hidden_layers": 1}
+    return build(Case("", "llama", shape))
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+@pytest.mark.parametrize("chunk", [512, gguf_weights.CHUNK])
+def test_every_block_type(
+    kind: str, chunk: int, wide: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the chunk, the values are those that `gguf` gives for the whole tensor."""
+    monkeypatch.setattr(gguf_weights, "CHUNK", chunk)
+    type_ = GGMLQuantizationType[kind]
+    write_gguf(wide, tmp_path / "tiny.gguf", "llama", matrices=type_)
+    found = dict(gguf_weights.tensors_in_file(read_header(tmp_path / "tiny.gguf"), torch.float32))
+    for name in ("model.layers.0.mlp.down_proj.weight", "model.embed_tokens.weight"):
+        original = wide.get_parameter(name).detach().numpy()
+        wanted = torch.from_numpy(dequantize(quantize(original, type_), type_))
+        torch.testing.assert_close(found[name], wanted, atol=0, rtol=0)
+
+
+def test_weights_come_in_the_wanted_dtype(wide: PreTrainedModel, tmp_path: Path) -> None:
+    write_gguf(wide, tmp_path / "tiny.gguf", "llama", matrices=GGMLQuantizationType.Q8_0)
+    header = read_header(tmp_path / "tiny.gguf")
+    full = dict(gguf_weights.tensors_in_file(header, torch.float32))
+    for name, tensor in gguf_weights.tensors_in_file(header, torch.bfloat16):
+        torch.testing.assert_close(tensor, full[name].bfloat16(), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "named"),
+    [
+        ({"expert_count": 8}, "llama.expert_count"),
+        ({"rope.dimension_count": 4}, "llama.rope.dimension_count"),
+        ({"rope.scaling.type": "longrope"}, "llama.rope.scaling.type"),
+    ],
+)
+def test_what_is_not_implemented_is_refused_by_name(
+    metadata: dict[str, int | float | str], named: str, tmp_path: Path
+) -> None:
+    write_gguf(build(LLAMA), tmp_path / "tiny.gguf", "llama", metadata=metadata)
+    with pytest.raises(UnsupportedField, match=named):
+        read_config(tmp_path / "tiny.gguf")
+
+
+def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
+    write_gguf(build(LLAMA), tmp_path / "tiny.gguf", "gemma3")
+    with pytest.raises(UnsupportedField, match="gemma3"):
+        read_config(tmp_path / "tiny.gguf")
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    write_gguf(build(LLAMA), tmp_path / "tiny.gguf", "llama", drop="blk.1.attn_v.weight")
+    with pytest.raises(InvalidRequest, match=r"lacks 1 of .* model\.layers\.1\.self_attn\.v_proj\.weight"):
+        load(tmp_path / "tiny.gguf")
+
+
+def test_a_file_cut_short_is_refused_wherever_it_ends(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(build(LLAMA), path, "llama")
+    whole = path.read_bytes()
+    for size in (0, 3, 20, 1000, 60_000, len(whole) - 5000):
+        path.write_bytes(whole[:size])
+        with pytest.raises(InvalidRequest, match=r"tiny\.gguf|ends inside"):
+            load(path)
+    path.write_bytes(b"PK\x03\x04" + whole[4:])
+    with pytest.raises(InvalidRequest, match="not GGUF"):
+        load(path)
+
+
+def test_the_header_is_read_without_the_vocabulary(tmp_path: Path) -> None:
+    write_gguf(build(LLAMA), tmp_path / "tiny.gguf", "llama")
+    header = read_header(tmp_path / "tiny.gguf")
+    assert "tokenizer.ggml.tokens" not in header.metadata
+    assert "tokenizer.ggml.token_type" not in header.metadata
+    assert header.metadata["llama.block_count"] == 3
+    assert header.shapes["blk.0.ffn_down.weight"] == (48, 80)

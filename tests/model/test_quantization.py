@@ -1,0 +1,213 @@
+"""Weights that stay packed: as GGUF files hold them, rounded to int8 and int4, and on disk."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+
+from ramify.errors import InvalidRequest, RamifyError
+from ramify.kernels.packed import Rows, unpack
+from ramify.kernels.registry import ops
+from ramify.runtime.model import load, packed_cache
+from ramify.runtime.model.gguf_blocks import rows_of
+from ramify.runtime.model.gguf_header import read_header
+from ramify.runtime.model.gguf_weights import tensors_in_file
+from ramify.runtime.model.layers import Linear
+from ramify.runtime.model.load import Model, load_model
+from ramify.runtime.model.quantization import resolve_quantization
+from ramify.runtime.model.resolve import ModelFiles
+
+from .checkpoints import Case, build, prompt, save
+from .dense import logits
+from .gguf_files import write_gguf
+
+SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+LLAMA = Case("llama", "llama", SHAPE)
+QWEN2 = Case("qwen2", "qwen2", {**SHAPE, "tie_word_embeddings": True})
+
+SCALES_AT = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q8_0": [0], "Q4_K": [0, 2], "Q6_K": [208]}
+"""Where each type's blocks hold their float16 scales; all other bytes may be anything."""
+
+
+@pytest.mark.parametrize("kind", SCALES_AT)
+def test_blocks_stand_for_the_same_numbers(kind: str) -> None:
+    """Any bytes at all give what `gguf` makes of them, to the bit, without a float in between."""
+    type_ = GGMLQuantizationType[kind]
+    block, size = GGML_QUANT_SIZES[type_]
+    generator = np.random.default_rng(0)
+    raw = generator.integers(0, 256, (40, 3, size), dtype=np.uint8)
+    for at in SCALES_AT[kind]:
+        scales = generator.standard_normal((40, 3, 1)).astype(np.float16)
+        scales[0], scales[1] = 0, 6e-8  # nothing, and the smallest number above it
+        raw[..., at : at + 2] = scales.view(np.uint8)
+    rows = rows_of(raw.reshape(-1), type_, (40, 3 * block))
+    assert rows is not None
+    assert np.array_equal(rows.values().numpy(), dequantize(raw.reshape(40, -1), type_))
+
+
+def test_types_without_a_packed_form_come_as_floats(tmp_path: Path) -> None:
+    kinds = {"attn_q": GGMLQuantizationType.Q5_1, "attn_k": GGMLQuantizationType.F16}
+    path = tmp_path / "tiny.gguf"
+    write_gguf(build(LLAMA), path, "llama", matrices=GGMLQuantizationType.Q8_0, others=kinds)
+    for name, entry in tensors_in_file(read_header(path), torch.float32, quantised=True):
+        plain = any(part in name for part in ("q_proj", "k_proj", "norm"))
+        assert isinstance(entry, torch.Tensor if plain else Rows), name
+
+
+def loaded(path: Path, quantization: str, dtype: torch.dtype = torch.float32) -> Model:
+    files = ModelFiles(name="tiny", weights=path, tokenizer=path.parent)
+    model = load_model(files, dtype=dtype, quantization=quantization, packed=True)  # type: ignore[arg-type]
+    linear = ops("cpu").linear
+    assert linear is not None
+    model.use_linear(linear)
+    return model
+
+
+MIXES: list[dict[str, GGMLQuantizationType]] = [
+    {},
+    {"attn_v": GGMLQuantizationType.Q8_0, "ffn_down": GGMLQuantizationType.Q8_0},
+    {"attn_k": GGMLQuantizationType.F32, "ffn_up": GGMLQuantizationType.Q8_0},
+]
+
+
+@pytest.mark.parametrize("mix", MIXES, ids=["one type", "mixed", "mixed with float32"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0"])
+@pytest.mark.parametrize("case", [LLAMA, QWEN2], ids=lambda case: case.name)
+def test_a_gguf_file_as_it_is(case: Case, kind: str, mix: dict, tmp_path: Path) -> None:
+    """The logits of the dequantised weights, up to the order of summation."""
+    path = tmp_path / "tiny.gguf"
+    write_gguf(build(case), path, case.model_type, matrices=GGMLQuantizationType[kind], others=mix)
+    ids = prompt()
+    model = loaded(path, "gguf")
+    wanted = logits(load_model(ModelFiles("tiny", path, tmp_path), dtype=torch.float32), ids)
+    torch.testing.assert_close(logits(model, ids), wanted, atol=1e-4 * wanted.std().item(), rtol=0)
+    assert model.packed_head is not None
+    assert model.packed_head.format == ("int4" if kind.startswith("Q4") else "int8")
+    assert all(layer.mlp.down.packed for layer in model.layers)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize("case", [LLAMA, QWEN2], ids=lambda case: case.name)
+def test_rounded_weights(case: Case, form: str, tmp_path: Path) -> None:
+    """The logits of a plain model that is given the rounded weights."""
+    path = save(build(case), tmp_path).weights
+    ids = prompt()
+    model = loaded(path, form)
+    plain = load_model(ModelFiles("tiny", path, path), dtype=torch.float32)
+    exact = logits(plain, ids)
+    for ours, theirs in zip(model.modules(), plain.modules(), strict=True):
+        if isinstance(ours, Linear):
+            assert [weight.format for weight in ours.packed] == [form]
+            theirs.weight.copy_(unpack(ours.packed[0]))
+    assert model.packed_head is not None
+    plain.head = torch.nn.Parameter(unpack(model.packed_head), requires_grad=False)
+    rounded = logits(plain, ids)
+    torch.testing.assert_close(logits(model, ids), rounded, atol=1e-4 * rounded.std().item(), rtol=0)
+    assert (rounded - exact).abs().max() > 1e-3 * exact.std()
+
+
+def test_bfloat16_is_packed_and_changes_nothing_else(tmp_path: Path) -> None:
+    path = save(build(QWEN2), tmp_path).weights
+    ids = prompt()
+    exact = logits(load_model(ModelFiles("tiny", path, path), dtype=torch.float32), ids)
+    plain = logits(load_model(ModelFiles("tiny", path, path), dtype=torch.bfloat16), ids)
+    model = loaded(path, "none", torch.bfloat16)
+    assert model.packed_head is not None
+    assert all(layer.qkv.packed[0].format == "bf16" for layer in model.layers)
+    error, plain_error = ((found - exact).square().mean().sqrt() for found in (logits(model, ids), plain))
+    assert error <= 1.1 * plain_error
+
+
+def test_float32_is_not_packed(tmp_path: Path) -> None:
+    model = loaded(save(build(LLAMA), tmp_path).weights, "none")
+    assert model.packed_head is None
+    assert not any(layer.qkv.packed for layer in model.layers)
+
+
+def test_what_auto_means(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.touch()
+    assert resolve_quantization("auto", file, exact=False) == "gguf"
+    assert resolve_quantization("auto", file, exact=True) == "none"
+    assert resolve_quantization("auto", tmp_path, exact=False) == "none"
+    assert resolve_quantization("int4", file, exact=True) == "int4"
+    with pytest.raises(InvalidRequest, match="no GGUF file"):
+        resolve_quantization("gguf", tmp_path, exact=False)
+
+
+def test_other_devices_refuse_by_name(tmp_path: Path) -> None:
+    files = save(build(LLAMA), tmp_path)
+    with pytest.raises(RamifyError, match="quantization"):
+        load_model(files, dtype=torch.bfloat16, device="meta", quantization="int8")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder that takes small models too."""
+    monkeypatch.setattr(packed_cache, "CACHED_FROM", 0)
+    monkeypatch.setenv("RAMIFY_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def written(case: Case, tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.gguf"
+    kinds = {"attn_v": GGMLQuantizationType.Q8_0, "ffn_up": GGMLQuantizationType.F16}
+    write_gguf(build(case), path, case.model_type, matrices=GGMLQuantizationType.Q4_1, others=kinds)
+    return path
+
+
+@pytest.mark.parametrize("quantization", ["gguf", "none", "int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", [LLAMA, QWEN2], ids=lambda case: case.name)
+def test_the_second_load_only_maps(
+    case: Case,
+    dtype: torch.dtype,
+    quantization: str,
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = written(case, tmp_path)
+    monkeypatch.setattr(packed_cache, "CACHED_FROM", 1 << 60)
+    fresh = logits(loaded(path, quantization, dtype), prompt())
+    assert not home.exists()
+    monkeypatch.setattr(packed_cache, "CACHED_FROM", 0)
+    assert torch.equal(logits(loaded(path, quantization, dtype), prompt()), fresh)
+    if quantization != "none" or dtype == torch.bfloat16:
+        monkeypatch.setattr(load, "fill", None)
+    assert torch.equal(logits(loaded(path, quantization, dtype), prompt()), fresh)
+
+
+def entries(home: Path) -> list[Path]:
+    return sorted(path for path in home.glob("packed/*/*") if path.is_dir())
+
+
+def test_another_file_is_packed_anew_and_the_old_one_goes(home: Path, tmp_path: Path) -> None:
+    path = written(LLAMA, tmp_path)
+    before = logits(loaded(path, "gguf"), prompt())
+    (old,) = entries(home)
+    write_gguf(build(LLAMA), path, "llama", matrices=GGMLQuantizationType.Q4_0)
+    os.utime(path, ns=(1, 1))
+    assert not torch.equal(before, logits(loaded(path, "gguf"), prompt()))
+    (new,) = entries(home)
+    assert new != old
+    loaded(path, "int8")
+    assert new in entries(home), "another format is another entry"
+
+
+def test_where_nothing_can_be_written_it_packs_at_every_start(
+    home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = written(LLAMA, tmp_path)
+    home.write_text("a file where the folder should be")
+    with caplog.at_level(logging.WARNING):
+        model = loaded(path, "gguf")
+    assert "cannot be cached" in caplog.text
+    assert model.packed_head is not None
