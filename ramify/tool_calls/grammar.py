@@ -1,0 +1,108 @@
+"""Tools, and the constraint on what a model writes when it calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ramify.constraint import Constraint, structural_tag
+from ramify.errors import InvalidConstraint
+from ramify.messages import Preamble
+from ramify.tool_calls.formats import ToolFormat
+
+_CONTENT = "/json_schema"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function that the model may call. `parameters` is the JSON text of an object schema."""
+
+    name: str
+    parameters: str
+    description: str = ""
+
+
+def tools_json(tools: Sequence[Tool]) -> str:
+    """The tools as chat templates take them: JSON text of OpenAI's list."""
+    return msgspec.json.encode([described(tool) for tool in tools]).decode()
+
+
+def described(tool: Tool) -> dict[str, Any]:
+    """One entry of OpenAI's list of tools; its schema is raw JSON."""
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description:
+        function["description"] = tool.description
+    return {"type": "function", "function": function | {"parameters": msgspec.Raw(tool.parameters.encode())}}
+
+
+def preamble_of(form: ToolFormat, *, required: bool) -> Preamble:
+    """What comes before the calls: their trigger at once, or any text, which may stay alone."""
+    if required:
+        return Preamble(end=form.trigger, max_tokens=0)
+    return Preamble(end=form.trigger, optional=True)
+
+
+def calls_after_trigger(
+    form: ToolFormat, tools: Sequence[Tool], *, parallel: bool, most: int | None = None
+) -> Constraint:
+    """The constraint on what follows the trigger: calls of `tools`, one or, with `parallel`, up to `most`."""
+    return _structural_tag(_calls(form, tools, parallel, form.opening.removeprefix(form.trigger), most))
+
+
+def calls_or_content(
+    form: ToolFormat,
+    tools: Sequence[Tool],
+    *,
+    parallel: bool,
+    content: dict[str, Any],
+    most: int | None = None,
+) -> Constraint:
+    """The constraint on a whole output: calls, or text of the structural tag format `content`."""
+    calls = _calls(form, tools, parallel, form.opening, most)
+    return _structural_tag({"type": "or", "elements": [calls, content]})
+
+
+def _calls(
+    form: ToolFormat, tools: Sequence[Tool], parallel: bool, opening: str, most: int | None
+) -> dict[str, Any]:
+    before, between, after = form.call
+    one = {
+        "type": "or",
+        "elements": [
+            {
+                "type": "tag",
+                "begin": tool.name + between,
+                "content": {"type": "json_schema", "json_schema": msgspec.Raw(tool.parameters.encode())},
+                "end": after,
+            }
+            for tool in tools
+        ],
+    }
+    elements: list[dict[str, Any]] = [{"type": "const_string", "value": opening}, one]
+    if parallel and form.separator is not None:
+        another = [{"type": "const_string", "value": form.separator + before}, one]
+        more: dict[str, Any] = {"type": "sequence", "elements": another}
+        if most is None:
+            elements.append({"type": "star", "content": more})
+        elif most > 1:
+            elements.append({"type": "repeat", "content": more, "min": 0, "max": most - 1})
+    if form.end:
+        elements.append({"type": "const_string", "value": form.end})
+    return {"type": "sequence", "elements": elements}
+
+
+def _structural_tag(form: dict[str, Any]) -> Constraint:
+    source = msgspec.json.encode({"type": "structural_tag", "format": form}).decode()
+    return structural_tag(source)
+
+
+def blamed_tool(error: InvalidConstraint, tools: Sequence[Tool]) -> tuple[int, str] | None:
+    """Which tool's parameters `error` is about, and the pointer inside of them; None if none."""
+    before, found, inside = (error.pointer or "").partition(f"/content{_CONTENT}")
+    if not found:
+        return None
+    index = before.rpartition("/")[2]
+    return (int(index), inside) if index.isdigit() and int(index) < len(tools) else None

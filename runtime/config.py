@@ -1,0 +1,75 @@
+"""Configuration: a ladder of frozen dataclasses. Resolving "auto" returns a new one by `replace`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What the ring of processes needs to know. Sizes in tokens unless the name says otherwise."""
+
+    model: str = DEFAULT_MODEL
+    """A name, a hub id, a local folder, or a `.gguf` file."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: bfloat16 where the processor multiplies it natively, else float32."""
+    quantization: Literal["auto", "none", "int8", "int4", "gguf"] = "auto"
+    """Weights. gguf: as the file holds them. int8, int4: rounded. auto: gguf for a GGUF file, else none; none
+    where float32 was asked for."""
+    device: Literal["auto", "cpu"] = "auto"
+    attention_backend: Literal["auto", "cpu", "torch"] = "auto"
+    """cpu: the compiled kernel that reads pages in place. torch: its reference twin."""
+    cache: Literal["radix", "naive"] = "radix"
+    """naive: the same interface without sharing, for baselines."""
+    page_size: int = 16
+    kv_memory_gb: float = 1.0
+    """Memory for KV pages, in GiB; ignored when `num_pages` is given."""
+    num_pages: int | None = None
+    context_length: int | None = None
+    """At most the model's own; None takes the model's own."""
+    max_running: int = 128
+    """Requests in one batch."""
+    chunk_tokens: int = 512
+    """Prompt tokens computed in one step, over all requests."""
+    max_waiting: int = 2048
+    """Requests queued before the frontend answers 429."""
+    policy: Literal["prefix", "fcfs"] = "prefix"
+    """prefix: longest cached prefix first, ageing with waiting time. fcfs: by arrival."""
+    threads: int | None = None
+    """Compute threads of the scheduler; None takes the cores that this process may use."""
+    jump_forward: bool = True
+    """Text that a grammar forces is appended as the tokenizer spells it, without the model choosing its
+    tokens one by one (which may split words in ways that the model has not seen in training)."""
+    grammar_timeout_s: float = 5.0
+    """How much processor time a constraint may take to compile before its requests are refused."""
+    grammar_memory_gb: float = 1.0
+    """How much memory a constraint may take to compile."""
+    seed: int = 0
+    """Seeds requests that bring no seed of their own."""
+    log_level: str = "warning"
+    check_pages: bool = False
+    """Check the page equation after every step (tests)."""
+
+    def __post_init__(self) -> None:
+        for name in ("page_size", "max_running", "chunk_tokens", "max_waiting"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.num_pages is not None and self.num_pages < 2:
+            raise ValueError(f"num_pages is {self.num_pages}; it must be at least 2.")
+        if self.kv_memory_gb <= 0:
+            raise ValueError(f"kv_memory_gb is {self.kv_memory_gb}; it must be above 0.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerConfig(EngineConfig):
+    """What `ramify serve` adds."""
+
+    host: str = "127.0.0.1"
+    port: int = 30000
+    api_key: str | None = None
+    served_model_name: str | None = None
+    drain_s: float = 30.0
+    """How long SIGTERM waits for running requests."""

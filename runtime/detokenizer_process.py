@@ -1,0 +1,152 @@
+"""The detokenizer process: output ids become text; stop strings end requests here.
+
+``python -m ramify.runtime.detokenizer_process``
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ramify.messages import (
+    Abort,
+    Failed,
+    Finish,
+    Ready,
+    StepOutput,
+    StepText,
+    TextChunk,
+    ToDetokenizer,
+    TokenChunk,
+    TokenLogprobs,
+    Usage,
+)
+from ramify.runtime.detokenize import TextStream
+from ramify.runtime.ipc import Inbox, Outbox, Sockets
+from ramify.runtime.model.tokenizer import load_tokenizer
+from ramify.runtime.worker_process import reporting_start_up, take_orders
+
+
+class Detokenizer:
+    """Holds the open outputs. `abort` is told the ids of requests that a stop string has ended."""
+
+    def __init__(self, tokenizer: Any, abort: Callable[[str], None]) -> None:
+        # The Rust tokenizer's own decode: the Python wrapper around it costs several times as much.
+        self._decode = tokenizer.backend_tokenizer.decode
+        self._abort = abort
+        self._open: dict[str, _Output] = {}
+        self._token_texts: dict[int, str] = {}
+
+    def step(self, output: StepOutput) -> StepText | None:
+        """The text of one step; None when nothing became visible."""
+        chunks = [text for chunk in output.chunks if (text := self._chunk(chunk)) is not None]
+        return StepText(chunks=tuple(chunks)) if chunks else None
+
+    def forget(self, rid: str) -> None:
+        self._open.pop(rid, None)
+
+    def _chunk(self, chunk: TokenChunk) -> TextChunk | None:
+        if chunk.first:
+            sampling = chunk.sampling
+            assert sampling is not None
+            skip = sampling.skip_special_tokens
+            self._open[chunk.rid] = _Output(
+                TextStream(
+                    lambda ids: self._decode(ids, skip_special_tokens=skip),
+                    stop=sampling.stop,
+                    context=chunk.context,
+                    overlap=chunk.overlap,
+                ),
+                usage=chunk.usage or Usage(),
+            )
+        output = self._open.get(chunk.rid)
+        if output is None:
+            return None  # ended by a stop string; the scheduler has not heard of it yet
+        return self._continue(output, chunk)
+
+    def _continue(self, output: _Output, chunk: TokenChunk) -> TextChunk:
+        finish = chunk.finish
+        stop_token = finish is not None and isinstance(finish.matched, int)
+        ids = chunk.ids[:-1] if stop_token else chunk.ids
+        text, matched = output.stream.push(ids)
+        output.ids += len(chunk.ids)
+        if chunk.usage is not None:
+            output.usage = chunk.usage
+        usage = None
+        output.shown_ids += len(ids)
+        kept_ids, tail = output.shown_ids, ""
+        if matched is not None:
+            if finish is None:
+                self._abort(chunk.rid)
+            finish = Finish(reason="stop", matched=matched)
+            kept_ids, tail = output.stream.cut()
+        elif finish is not None:
+            text += output.stream.flush()
+        if finish is not None and output.stream.healed:
+            kept_ids, tail = 0, output.stream.text  # the first id spells more than the text begins with
+        if finish is not None:
+            usage = msgspec.structs.replace(output.usage, completion_tokens=output.ids)
+            self.forget(chunk.rid)
+        return TextChunk(
+            rid=chunk.rid,
+            text=text,
+            ids=chunk.ids,
+            logprobs=self._with_texts(chunk.logprobs),
+            prompt_logprobs=self._with_texts(chunk.prompt_logprobs),
+            usage=usage,
+            finish=finish,
+            kept_ids=kept_ids if finish is not None else 0,
+            tail=tail,
+        )
+
+    def _with_texts(self, logprobs: TokenLogprobs | None) -> TokenLogprobs | None:
+        if logprobs is None:
+            return None
+        return msgspec.structs.replace(
+            logprobs,
+            texts=tuple(self._token_text(token) for token in logprobs.ids),
+            top_texts=tuple(tuple(self._token_text(token) for token, _ in top) for top in logprobs.top),
+        )
+
+    def _token_text(self, token: int) -> str:
+        text = self._token_texts.get(token)
+        if text is None:
+            text = self._token_texts[token] = self._decode([token], skip_special_tokens=False)
+        return text
+
+
+class _Output:
+    def __init__(self, stream: TextStream, usage: Usage) -> None:
+        self.stream = stream
+        self.usage = usage
+        self.ids = 0
+        self.shown_ids = 0  # without a stop token
+
+
+def main() -> None:
+    orders = take_orders("detokenizer")
+    sockets = Sockets(Path(orders.sockets))
+    inbox: Inbox[ToDetokenizer] = Inbox(sockets.detokenizer, ToDetokenizer)
+    scheduler, frontend = Outbox(sockets.scheduler), Outbox(sockets.frontend)
+    with reporting_start_up("detokenizer", frontend):
+        tokenizer = load_tokenizer(Path(orders.tokenizer))
+    detokenizer = Detokenizer(tokenizer, lambda rid: scheduler.send(Abort(rid=rid, silent=True)))
+    frontend.send(Ready(role="detokenizer", pid=os.getpid()))
+    while True:
+        message = inbox.recv()
+        if isinstance(message, StepOutput):
+            text = detokenizer.step(message)
+            if text is not None:
+                frontend.send(text)
+        elif message is not None:
+            if isinstance(message, Failed):
+                detokenizer.forget(message.rid)
+            frontend.send(message)
+
+
+if __name__ == "__main__":
+    main()

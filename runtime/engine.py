@@ -1,0 +1,279 @@
+"""The engine in a user's script: the same ring of processes as the server's, without HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import dataclasses
+import weakref
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from ramify.constraint import Constraint
+from ramify.loop import background_loop, submit, wait
+from ramify.messages import (
+    ChatMessage,
+    Finish,
+    Generate,
+    ModelInfo,
+    Preamble,
+    SchedulerStats,
+    Segment,
+    TextChunk,
+    TokenLogprobs,
+    Usage,
+)
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.server.frontdesk import FrontDesk
+from ramify.sampling import SamplingParams
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished generation."""
+
+    text: str
+    ids: tuple[int, ...]
+    finish: Finish
+    usage: Usage
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None
+
+
+class Engine:
+    """Runs a model in processes of its own; a backend for programs (`ramify.lang.backends.base`).
+
+    Parameters
+    ----------
+    model : str
+        A name, a hub id, a local folder, or a `.gguf` file.
+    **options
+        The other fields of `ramify.runtime.config.EngineConfig`.
+
+    The processes start with the first use, or with `start`, and end with `close`, at the end of a
+    ``with`` block, at the interpreter's exit, or with this process, however it ends.
+
+    Examples
+    --------
+    >>> with Engine() as engine:  # doctest: +SKIP
+    ...     engine.complete("The capital of France is", max_tokens=4).text
+    ' Paris.'
+    """
+
+    name = "engine"
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        if model is not None:
+            options["model"] = model
+        self.config = EngineConfig(**options)
+        self._desk = FrontDesk(self.config)
+        self._start_lock: asyncio.Lock | None = None
+        self._started = False
+        self._closed = False
+        _open_engines.add(self)
+
+    # --- life -------------------------------------------------------------------------------------
+
+    def start(self) -> Engine:
+        """Start the processes and wait until they are ready."""
+        wait(self._ensure_started())
+        return self
+
+    def close(self) -> None:
+        """End the processes; what still runs fails. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._started and background_loop().is_running():
+            wait(self._desk.aclose())
+        else:
+            self._desk.close_now()
+        _open_engines.discard(self)
+
+    shutdown = close
+
+    def __enter__(self) -> Engine:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- a backend for programs, on the background loop ---------------------------------------------
+
+    async def info(self) -> ModelInfo:
+        await self._ensure_started()
+        return self._desk.info
+
+    async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        """The chunks of one generation; see `FrontDesk.generate`."""
+        await self._ensure_started()
+        async with contextlib.aclosing(self._desk.generate(request)) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                yield chunk
+
+    async def end_program(self, program: str) -> None:
+        if self._started:
+            await self._desk.end_program(program)
+
+    async def aclose(self) -> None:
+        self._closed = True
+        await self._desk.aclose()
+        _open_engines.discard(self)
+
+    # --- without a program --------------------------------------------------------------------------
+
+    def complete(
+        self,
+        prompt: str | Sequence[Segment] | None = None,
+        *,
+        chat: Sequence[ChatMessage] | None = None,
+        constraint: Constraint | None = None,
+        preambles: Sequence[Preamble] = (),
+        scope: str = "",
+        **sampling: Any,
+    ) -> Completion:
+        """Generate once and wait. `sampling` takes the fields of `SamplingParams`."""
+        return wait(
+            self.acomplete(
+                prompt, chat=chat, constraint=constraint, preambles=preambles, scope=scope, **sampling
+            )
+        )
+
+    def complete_many(
+        self,
+        prompts: Sequence[str | Sequence[Segment]],
+        *,
+        constraint: Constraint | None = None,
+        **sampling: Any,
+    ) -> list[Completion]:
+        """Generate for all `prompts` in one batch; results in their order."""
+
+        async def together() -> list[Completion]:
+            return list(
+                await asyncio.gather(
+                    *(self.acomplete(prompt, constraint=constraint, **sampling) for prompt in prompts)
+                )
+            )
+
+        return wait(together())
+
+    async def acomplete(
+        self,
+        prompt: str | Sequence[Segment] | None = None,
+        *,
+        chat: Sequence[ChatMessage] | None = None,
+        constraint: Constraint | None = None,
+        preambles: Sequence[Preamble] = (),
+        scope: str = "",
+        **sampling: Any,
+    ) -> Completion:
+        """As `complete`; callable on any event loop."""
+        if prompt is None:
+            segments: tuple[Segment, ...] = ()
+        else:
+            segments = (prompt,) if isinstance(prompt, str) else tuple(prompt)
+        request = Generate(
+            rid=self._desk.new_rid(),
+            prompt=segments,
+            chat=None if chat is None else tuple(chat),
+            sampling=SamplingParams(**sampling),
+            constraint=constraint,
+            preambles=tuple(preambles),
+            scope=scope,
+        )
+        if asyncio.get_running_loop() is background_loop():
+            return await self._collect(request)
+        return await asyncio.wrap_future(submit(self._collect(request)))
+
+    def stats(self) -> SchedulerStats:
+        """Counters and the state of the pages."""
+
+        async def ask() -> SchedulerStats:
+            await self._ensure_started()
+            return await self._desk.stats()
+
+        return wait(ask())
+
+    def flush_cache(self) -> bool:
+        """Drop every page that no running request uses."""
+
+        async def ask() -> bool:
+            await self._ensure_started()
+            return await self._desk.flush_cache()
+
+        return wait(ask())
+
+    def get_server_info(self) -> dict[str, Any]:
+        """The configuration, the model and the counters, in plain types."""
+
+        async def ask() -> dict[str, Any]:
+            await self._ensure_started()
+            return {
+                **dataclasses.asdict(self.config),
+                "model_info": msgspec.to_builtins(self._desk.info),
+                "stats": msgspec.to_builtins(await self._desk.stats()),
+            }
+
+        return wait(ask())
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The worker processes by role."""
+        return self._desk.pids
+
+    async def _collect(self, request: Generate) -> Completion:
+        text: list[str] = []
+        ids: list[int] = []
+        logprobs: list[TokenLogprobs] = []
+        prompt_logprobs = None
+        async with contextlib.aclosing(self.generate(request)) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                text.append(chunk.text)
+                ids += chunk.ids
+                if chunk.logprobs is not None:
+                    logprobs.append(chunk.logprobs)
+                prompt_logprobs = chunk.prompt_logprobs or prompt_logprobs
+                last = chunk
+        assert last.finish is not None
+        return Completion(
+            text="".join(text),
+            ids=tuple(ids),
+            finish=last.finish,
+            usage=last.usage or Usage(),
+            logprobs=concatenate(logprobs) if request.sampling.logprobs is not None else None,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    async def _ensure_started(self) -> None:
+        if self._started:
+            return
+        if self._start_lock is None:
+            self._start_lock = asyncio.Lock()
+        async with self._start_lock:
+            if not self._started:
+                await self._desk.start()
+                self._started = True
+
+
+def concatenate(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
+    """One run of tokens from consecutive ones."""
+    return TokenLogprobs(
+        **{
+            field: tuple(entry for part in parts for entry in getattr(part, field))
+            for field in TokenLogprobs.__struct_fields__
+        }
+    )
+
+
+_open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for engine in list(_open_engines):
+        engine._desk.close_now()

@@ -1,0 +1,98 @@
+"""The sockets between the processes: msgpack over ZeroMQ PUSH/PULL on ``ipc://`` paths.
+
+This is the only file that imports zmq. A process binds one `Inbox` and connects an `Outbox` to each
+peer it sends to. Sends never block: what may be in flight is bounded by the frontend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import zmq
+
+T = TypeVar("T")
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Inbox(Generic[T]):
+    """Receives messages of type `kind` (a union of tagged structs) at `path`."""
+
+    def __init__(self, path: Path, kind: Any) -> None:
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
+        self._socket.set_hwm(0)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(f"ipc://{path}")
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def recv(self, timeout_s: float | None = None) -> T | None:
+        """The next message; None when none came within `timeout_s` (None: wait for ever)."""
+        timeout_ms = None if timeout_s is None else max(0, int(timeout_s * 1000) + 1)
+        if self._socket.poll(timeout_ms) == 0:
+            return None
+        return self._decoder.decode(self._socket.recv())
+
+    def drain(self) -> list[T]:
+        """All messages that are there now, without waiting."""
+        messages = []
+        while True:
+            try:
+                messages.append(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                return messages
+
+    def attach(self, loop: asyncio.AbstractEventLoop, handle: Callable[[T], None]) -> None:
+        """Call `handle` on `loop` for every message from now on."""
+
+        def readable() -> None:
+            # ZeroMQ's descriptor is edge-triggered: it must be read until nothing is left.
+            for message in self.drain():
+                handle(message)
+
+        self._loop = loop
+        loop.add_reader(int(self._socket.getsockopt(zmq.FD)), readable)
+        loop.call_soon(readable)
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_reader(int(self._socket.getsockopt(zmq.FD)))
+            self._loop = None
+        self._socket.close()
+
+
+class Outbox:
+    """Sends messages to the `Inbox` at `path`, which may be bound later."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+        self._socket.set_hwm(0)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.connect(f"ipc://{path}")
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Queue `message`. Raises UnicodeEncodeError for text that is not valid Unicode."""
+        self._socket.send(_encoder.encode(message))
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close; `linger_s` is how long queued messages may still go out."""
+        self._socket.close(linger=int(linger_s * 1000))
+
+
+class Sockets:
+    """Where the processes of one ring listen, in a private directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.tokenizer = directory / "tokenizer"
+        self.scheduler = directory / "scheduler"
+        self.detokenizer = directory / "detokenizer"
+        self.frontend = directory / "frontend"
+
+    def compiler(self, generation: int) -> Path:
+        """The grammar compiler that was started as number `generation`."""
+        return self.directory / f"compiler-{generation}"

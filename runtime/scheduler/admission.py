@@ -1,0 +1,96 @@
+"""Which waiting requests join the batch: by policy, while tokens and pages last.
+
+A request that shares more with one that is being prefilled than with the tree waits for it, so that
+nothing is computed twice. It waits no longer than the other takes to get there: every chunk of a prefill
+is shared as soon as it is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ramify.radix.cache import Match
+from ramify.runtime.scheduler.pages import RequestPages
+from ramify.runtime.scheduler.policy import Policy
+from ramify.runtime.scheduler.request import Request
+
+WINDOW = 256
+"""Waiting requests that the policy looks at, oldest first: matching costs about 20 us each."""
+
+RESERVED_PAGES = 1
+"""Pages left free for every running request, so that decoding does not retract at once what was admitted."""
+
+
+class Candidate(NamedTuple):
+    request: Request
+    match: Match
+
+
+class Admission:
+    """Picks from the waiting requests. `waiting` is kept in the order of arrival."""
+
+    def __init__(self, pages: RequestPages, policy: Policy, max_running: int) -> None:
+        self._pages = pages
+        self._policy = policy
+        self._max_running = max_running
+
+    def next(
+        self, waiting: Sequence[Request], running: Sequence[Request], budget: int, now: float
+    ) -> list[Request]:
+        """The requests that join now, pages taken; at most as many as prefill within `budget` tokens.
+
+        The first that does not fit into the pages ends the round: nobody overtakes it, so it does not
+        starve behind smaller ones.
+        """
+        admitted: list[Request] = []
+        room = self._max_running - len(running)
+        if room <= 0 or budget <= 0 or not waiting:
+            return admitted
+        window = waiting[:WINDOW]
+        if self._policy.needs_match:
+            candidates = [Candidate(request, self._pages.match(request)) for request in window]
+            candidates.sort(
+                key=lambda found: (
+                    self._policy.key(found.request, found.match.length, now),
+                    found.request.arrival,
+                )
+            )
+        else:
+            ordered = sorted(window, key=lambda request: (self._policy.key(request, 0, now), request.arrival))
+            candidates = [Candidate(request, self._pages.match(request)) for request in ordered[:room]]
+        prefilling = [request for request in running if request.prefilling]
+        for request, match in candidates:
+            if budget <= 0 or len(admitted) >= room:
+                break
+            if self._about_to_be_computed(request, match.length, prefilling):
+                continue
+            reserve = RESERVED_PAGES * (len(running) + len(admitted))
+            if not self._pages.try_admit(request, match, reserve) and (
+                running or admitted or not self._pages.admit_alone(request)
+            ):
+                break
+            admitted.append(request)
+            budget -= request.extend_len
+            prefilling.append(request)
+        return admitted
+
+    def _about_to_be_computed(self, request: Request, matched: int, prefilling: Sequence[Request]) -> bool:
+        limit = request.match_limit
+        if matched >= limit:
+            return False
+        return any(
+            other.scope == request.scope
+            and min(common_prefix(request.ids, other.ids[: other.prompt_len]), limit) > matched
+            for other in prefilling
+        )
+
+
+def common_prefix(left: np.ndarray, right: np.ndarray) -> int:
+    """Tokens that two sequences share from the start."""
+    length = min(len(left), len(right))
+    differs = left[:length] != right[:length]
+    first = int(differs.argmax()) if length else 0
+    return first if length and differs[first] else length

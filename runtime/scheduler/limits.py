@@ -1,0 +1,59 @@
+"""What the model and the pages allow, and the requests that ask for more."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ramify.errors import InvalidRequest, PromptTooLong, UnsupportedField
+from ramify.messages import Submit
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one engine. `kv_tokens` is what all pages hold together."""
+
+    context_length: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    kv_tokens: int
+
+    def max_tokens(self, message: Submit) -> int:
+        """How many tokens the request may generate.
+
+        Raises `PromptTooLong` where prompt and `max_tokens` do not fit, `InvalidRequest` for token ids
+        outside of the vocabulary, `UnsupportedField` for options that exclude each other.
+        """
+        sampling = message.sampling
+        prompt_len = len(message.ids)
+        longest = min(self.context_length, self.kv_tokens)
+        if prompt_len > longest or (prompt_len == longest and sampling.max_tokens != 0):
+            raise PromptTooLong(
+                f"The prompt has {prompt_len} tokens; this engine takes at most {longest - 1}"
+                f" (context {self.context_length}, room in the KV pages for {self.kv_tokens}).",
+                field="prompt",
+                remedy="Shorten it, or give the engine a larger context_length or kv_memory_gb.",
+            )
+        room = longest - prompt_len
+        if sampling.max_tokens is not None and sampling.max_tokens > room:
+            raise PromptTooLong(
+                f"The prompt's {prompt_len} tokens and max_tokens={sampling.max_tokens} exceed the limit"
+                f" of {longest} tokens.",
+                field="max_tokens",
+                remedy=f"Ask for at most {room} tokens.",
+            )
+        for field, tokens in (
+            ("prompt", message.ids),
+            ("stop_token_ids", sampling.stop_token_ids),
+            ("logit_bias", tuple(sampling.logit_bias)),
+        ):
+            if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
+                raise InvalidRequest(
+                    f"{field} has a token id outside of the vocabulary (0 … {self.vocab_size - 1}).",
+                    field=field,
+                )
+        if message.constraint is not None and sampling.ignore_eos:
+            raise UnsupportedField(
+                "ignore_eos cannot be combined with a constraint: the constraint says where the output ends.",
+                field="ignore_eos",
+            )
+        return room if sampling.max_tokens is None else sampling.max_tokens

@@ -1,0 +1,85 @@
+"""What a step tells the detokenizer: one message for all requests that have something new."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ramify.messages import Finish, StepOutput, TokenChunk, TokenLogprobs
+from ramify.runtime.scheduler.request import CONTEXT_IDS, Request
+
+Logprob = tuple[int, float | None, tuple[tuple[int, float], ...]]
+"""Token id, its log-probability, and the most likely (id, log-probability) pairs."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Pending:
+    request: Request
+    ids: list[int]
+    logprobs: list[Logprob]
+    finish: Finish | None = None
+
+
+class StepOutputs:
+    """Collects one step's tokens and ends."""
+
+    def __init__(self) -> None:
+        self._pending: dict[str, _Pending] = {}
+
+    def token(self, request: Request, token: int, logprob: Logprob | None = None) -> None:
+        pending = self._of(request)
+        pending.ids.append(token)
+        if logprob is not None:
+            pending.logprobs.append(logprob)
+
+    def finish(self, request: Request, finish: Finish) -> None:
+        self._of(request).finish = finish
+
+    def drop(self, request: Request) -> None:
+        """The request has failed: what it had in this step is void."""
+        self._pending.pop(request.rid, None)
+
+    def take(self, now: float) -> StepOutput | None:
+        """The message; None when there is nothing to say."""
+        if not self._pending:
+            return None
+        chunks = tuple(self._chunk(pending, now) for pending in self._pending.values())
+        self._pending.clear()
+        return StepOutput(chunks=chunks)
+
+    def _of(self, request: Request) -> _Pending:
+        pending = self._pending.get(request.rid)
+        if pending is None:
+            pending = self._pending[request.rid] = _Pending(request, [], [])
+        return pending
+
+    def _chunk(self, pending: _Pending, now: float) -> TokenChunk:
+        request = pending.request
+        first = not request.announced
+        request.announced = True
+        prompt_logprobs = None
+        context: tuple[int, ...] = ()
+        if first:
+            context = tuple(request.ids[: request.prompt_len][-CONTEXT_IDS:].tolist())
+            if request.sampling.prompt_logprobs_start is not None:
+                prompt_logprobs = pack_logprobs(request.prompt_logprobs)
+                request.prompt_logprobs = []
+        return TokenChunk(
+            rid=request.rid,
+            ids=tuple(pending.ids),
+            logprobs=pack_logprobs(pending.logprobs) if pending.logprobs else None,
+            prompt_logprobs=prompt_logprobs,
+            first=first,
+            sampling=request.sampling if first else None,
+            context=context,
+            overlap=request.overlap.decode() if first else "",
+            usage=request.usage(now) if first or pending.finish is not None else None,
+            finish=pending.finish,
+        )
+
+
+def pack_logprobs(entries: list[Logprob]) -> TokenLogprobs:
+    return TokenLogprobs(
+        ids=tuple(token for token, _, _ in entries),
+        logprobs=tuple(value for _, value, _ in entries),
+        top=tuple(top for _, _, top in entries),
+    )

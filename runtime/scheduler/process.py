@@ -1,0 +1,195 @@
+"""The scheduler process: the only one that touches the device.
+
+``python -m ramify.runtime.scheduler.process``
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ramify.errors import EngineError
+from ramify.kernels.errors import KernelUnavailable
+from ramify.kernels.registry import Ops, ops
+from ramify.messages import CompilerDied, ModelInfo, Ready, ToScheduler
+from ramify.radix.cache import PrefixCache
+from ramify.radix.naive import NaiveCache
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.grammar.compilers import GrammarStore
+from ramify.runtime.grammar.policy import prepare_xgrammar
+from ramify.runtime.grammar.retokenize import Retokenizer, encode
+from ramify.runtime.grammar.vocabulary import from_tokenizer, load_backend
+from ramify.runtime.ipc import Inbox, Outbox, Sockets
+from ramify.runtime.model.load import load_model, read_config
+from ramify.runtime.model.quantization import resolve_quantization
+from ramify.runtime.model.resolve import ModelFiles
+from ramify.runtime.scheduler.compiler_host import CompilerHost
+from ramify.runtime.scheduler.healing import Healer
+from ramify.runtime.scheduler.limits import Limits
+from ramify.runtime.scheduler.scheduler import Scheduler
+from ramify.runtime.worker.kv_pool import KvPool, page_bytes
+from ramify.runtime.worker.runner import Runner
+from ramify.runtime.worker_process import Orders, log, reporting_start_up, take_orders
+
+IDLE_S = 0.5
+"""Without a message for so long, the scheduler does its chore."""
+
+SPARE_PAGES = 2
+"""Pages that a lone request may need beside its own tokens': the two ends of a copy-on-write."""
+
+
+def resolve_dtype(config: EngineConfig) -> torch.dtype:
+    """bfloat16 where the processor multiplies it natively, else float32."""
+    if config.dtype == "auto":
+        return torch.bfloat16 if _bf16_native() else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
+
+
+def _bf16_native() -> bool:
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def main() -> None:
+    orders = take_orders("scheduler")
+    began = time.monotonic()
+    config = orders.config
+    sockets = Sockets(Path(orders.sockets))
+    inbox: Inbox[ToScheduler] = Inbox(sockets.scheduler, ToScheduler)
+    detokenizer, frontend = Outbox(sockets.detokenizer), Outbox(sockets.frontend)
+    torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    torch.set_grad_enabled(False)
+    with reporting_start_up("scheduler", frontend):
+        shape = read_config(Path(orders.weights))
+        tokenizer = load_backend(Path(orders.tokenizer))
+        vocabulary = from_tokenizer(tokenizer, vocab_size=shape.vocab_size, stop_ids=shape.eos_token_ids)
+        compiler = CompilerHost(orders, sockets, vocabulary)
+        compiler.start()  # its imports take a second: better beside the loading than under a constraint
+        runner, cache, limits = _load(config, orders, shape.context_length)
+        grammars = GrammarStore(vocabulary, send=compiler.send, restart=compiler.restart)
+        retokenizer = Retokenizer(lambda text: encode(tokenizer, text), vocabulary)
+        scheduler = Scheduler(
+            config,
+            limits,
+            runner,
+            cache,
+            grammars,
+            detokenizer.send,
+            retokenizer=retokenizer,
+            healer=Healer(vocabulary),
+        )
+    frontend.send(
+        Ready(
+            role="scheduler",
+            pid=os.getpid(),
+            model_info=_model_info(orders, runner, limits),
+            pages_total=runner.pool.num_pages,
+            max_prompt_tokens=min(limits.context_length, limits.kv_tokens) - 1,
+            load_s=time.monotonic() - began,
+        )
+    )
+    # What is loaded stays: a collection that walks it stalls a step by tens of milliseconds.
+    gc.collect()
+    gc.freeze()
+    serve(scheduler, inbox, detokenizer, compiler, lambda: prepare_xgrammar(vocabulary))
+
+
+def serve(
+    scheduler: Scheduler,
+    inbox: Inbox[ToScheduler],
+    detokenizer: Outbox,
+    compiler: CompilerHost,
+    chore: Callable[[], None] | None,
+) -> None:
+    """The loop: receive, step, send. Sleeps only while there is nothing to do.
+
+    `chore` is done once, when nothing has come for a while.
+    """
+    while True:
+        messages = inbox.drain()
+        if not messages and not scheduler.busy:
+            message = inbox.recv(None if chore is None else IDLE_S)
+            messages = [] if message is None else [message]
+            if chore is not None and message is None:
+                chore()
+                chore = None
+        for message in messages:
+            if isinstance(message, CompilerDied):
+                if message.generation == compiler.generation:
+                    scheduler.compiler_died()
+            else:
+                scheduler.receive(message)
+        output = scheduler.step()
+        if output is not None:
+            detokenizer.send(output)
+
+
+def _load(
+    config: EngineConfig, orders: Orders, longest: int
+) -> tuple[Runner, PrefixCache | NaiveCache, Limits]:
+    """The model on its pages. `longest` is the model's own context length."""
+    dtype = resolve_dtype(config)
+    files = ModelFiles(name=orders.model_name, weights=Path(orders.weights), tokenizer=Path(orders.tokenizer))
+    context_length = min(config.context_length or longest, longest)
+    kernels = _kernels(config)
+    quantization = config.quantization
+    if quantization == "auto" and not kernels.prefers_packed:
+        quantization = "none"
+    model = load_model(
+        files,
+        dtype=dtype,
+        context_length=context_length,
+        quantization=resolve_quantization(quantization, files.weights, exact=config.dtype == "float32"),
+        packed=kernels.prefers_packed,
+    )
+    shape = model.config
+    num_pages = config.num_pages
+    if num_pages is None:
+        num_pages = int(config.kv_memory_gb * 2**30) // page_bytes(shape, config.page_size, dtype)
+    if num_pages <= SPARE_PAGES:
+        raise EngineError(
+            f"The KV memory holds {num_pages} pages; at least {SPARE_PAGES + 1} are needed.",
+            remedy="Give the engine a larger kv_memory_gb or num_pages.",
+        )
+    pool = KvPool(shape, num_pages=num_pages, page_size=config.page_size, dtype=dtype)
+    cache = (PrefixCache if config.cache == "radix" else NaiveCache)(num_pages, config.page_size)
+    limits = Limits(
+        context_length=context_length,
+        vocab_size=shape.vocab_size,
+        eos_token_ids=shape.eos_token_ids,
+        kv_tokens=(num_pages - SPARE_PAGES) * config.page_size,
+    )
+    return Runner(model, pool, kernels), cache, limits
+
+
+def _kernels(config: EngineConfig) -> Ops:
+    """The compiled kernels, or where "auto" finds that they cannot run here, their torch twins."""
+    if config.attention_backend != "auto":
+        return ops(config.attention_backend)
+    try:
+        return ops("cpu")
+    except KernelUnavailable as error:
+        log.warning("attention runs on the slow torch backend: %s", error)
+        return ops("torch")
+
+
+def _model_info(orders: Orders, runner: Runner, limits: Limits) -> ModelInfo:
+    return ModelInfo(
+        name=orders.model_name,
+        path=orders.weights,
+        vocab_size=limits.vocab_size,
+        context_length=limits.context_length,
+        eos_token_ids=limits.eos_token_ids,
+        bos_token_id=runner.model.config.bos_token_id,
+        dtype=str(runner.pool.k.dtype).removeprefix("torch."),
+        device="cpu",
+        chat_format=None,  # the tokenizer process knows it
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""A request inside the scheduler. Lengths are named by tense and derived where they can be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ramify.constraint import Constraint
+from ramify.messages import ProgramHint, Submit, Usage
+from ramify.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from ramify.radix.cache import Hold
+    from ramify.runtime.scheduler.constrained import ConstrainedOutput
+    from ramify.runtime.scheduler.healing import Healing
+
+CONTEXT_IDS = 6
+"""Prompt ids that the detokenizer is given as context: more than any tokenizer's spelling depends on."""
+
+
+class Request:
+    """One generation from its arrival to its last token.
+
+    Tokens ``[0, length)`` are known: first the prompt, then the output. Of these the KV of
+    ``[0, computed_len)`` is in pages; ``[computed_len, length)`` is to be computed, and a token is
+    sampled when a step reaches `length`. Decoding is the case where one token is to be computed,
+    prefill (and resumption after a retraction) where there are more.
+
+    Pages: `pages[i]` holds tokens ``[i * page_size, (i + 1) * page_size)``. Pages of
+    ``[0, hold.length)`` belong to the tree; those from `private_from` on are this request's own.
+    """
+
+    def __init__(self, submit: Submit, *, arrival: float, max_tokens: int, default_seed: int) -> None:
+        self.rid = submit.rid
+        self.sampling: SamplingParams = submit.sampling
+        self.constraint: Constraint | None = submit.constraint
+        self.preambles = submit.preambles
+        self.hint: ProgramHint | None = submit.hint
+        self.scope = submit.scope
+        self.arrival = arrival
+        self.max_tokens = max_tokens
+
+        self.prompt_len = len(submit.ids)
+        self.length = self.prompt_len
+        self._ids = np.empty(self.prompt_len + min(max_tokens, 256) + 1, dtype=np.int32)
+        self._ids[: self.prompt_len] = submit.ids
+
+        self.computed_len = 0
+        self.committed_len = 0
+        self.pages: list[int] = []
+        self.private_from = 0
+        self.hold: Hold | None = None
+        self.copy: tuple[int, int] | None = None
+        """(source, destination) of a partial page to be copied before the next forward pass."""
+
+        self.constrained: ConstrainedOutput | None = None
+        self.seed = self.sampling.seed if self.sampling.seed is not None else default_seed
+        self.draft_len = 0
+        """Tokens after the known ones that are likely to come: computed with them, and kept one by one as
+        they are chosen."""
+        self.healing: Healing | None = None
+        """While the draft is the end of the prompt."""
+        self.overlap = b""
+        """The end of the prompt that the first output token begins with."""
+        self.reported_len = self.prompt_len
+        """Tokens that the detokenizer has heard of, the prompt's included. Forced tokens whose
+        log-probabilities are asked for are reported when they have been computed."""
+
+        self.cached_len: int | None = None
+        """Prompt tokens found in the tree at the first admission."""
+        self.forced_tokens = 0
+        self.retractions = 0
+        self.first_pass: float | None = None
+        self.first_token: float | None = None
+        self.announced = False
+        """Its first chunk went out."""
+        self.prompt_logprobs: list[tuple[int, float | None, tuple[tuple[int, float], ...]]] = []
+
+    @property
+    def ids(self) -> np.ndarray:
+        """(length,) int32: prompt and output."""
+        return self._ids[: self.length]
+
+    @property
+    def output_len(self) -> int:
+        return max(0, self.length - self.prompt_len)
+
+    @property
+    def extend_len(self) -> int:
+        """Tokens to be computed before the next one can be sampled."""
+        return self.length - self.computed_len
+
+    @property
+    def target_len(self) -> int:
+        """Tokens with a place in the pages: the known ones and the draft."""
+        return self.length + self.draft_len
+
+    @property
+    def budget_left(self) -> int:
+        return self.max_tokens - self.output_len
+
+    @property
+    def prefilling(self) -> bool:
+        return self.computed_len < self.prompt_len
+
+    @property
+    def match_limit(self) -> int:
+        """Most tokens that may come from the tree: at least one must be computed to get logits."""
+        if self.wants_prompt_logprobs:
+            assert self.sampling.prompt_logprobs_start is not None
+            return min(self.length - 1, max(self.sampling.prompt_logprobs_start - 1, 0))
+        if self.max_tokens == 0:
+            return self.length
+        # What predicts a token that has not been reported must be computed as well.
+        return self.reported_len - 1
+
+    @property
+    def in_free_text(self) -> bool:
+        """A structural tag's text may stand anywhere between its tags: the matcher does not say where."""
+        wanted = self.constraint
+        if wanted is None or wanted.kind != "structural_tag":
+            return False
+        return any(word in wanted.source for word in ("any_text", "trigger"))
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Until the first chunk has carried them away."""
+        return self.sampling.prompt_logprobs_start is not None and not self.announced
+
+    @property
+    def known_and_draft(self) -> np.ndarray:
+        """(target_len,) int32."""
+        return self._ids[: self.target_len]
+
+    @property
+    def output(self) -> np.ndarray:
+        """(output_len,) int32."""
+        return self._ids[self.prompt_len : self.length]
+
+    def append(self, token: int) -> None:
+        if self.healing is not None:
+            # A longer token comes instead of what is left of the prompt.
+            self.prompt_len = self.length
+            self.overlap = self.healing.rest
+            self.healing = None
+        self._place(self.length, token)
+        self.length += 1
+        self.draft_len = 0
+
+    def heal(self, healing: Healing, tokens: int) -> None:
+        """Take the last `tokens` of the prompt for a draft."""
+        self.healing = healing
+        self.length = self.reported_len = self.prompt_len - tokens
+        self.draft_len = tokens
+
+    def propose(self, token: int) -> None:
+        """Make `token` the draft."""
+        self._place(self.length, token)
+        self.draft_len = 1
+
+    @property
+    def next_draft(self) -> int | None:
+        """The token that is likely to come next."""
+        return int(self._ids[self.length]) if self.draft_len else None
+
+    def keep_draft(self) -> None:
+        """The next draft token was chosen: it is known now, and computed."""
+        self.length += 1
+        self.computed_len = self.length
+        self.draft_len -= 1
+        if self.healing is not None:
+            self.reported_len = self.length
+            self.healing = self.healing.after(int(self._ids[self.length - 1])) if self.draft_len else None
+
+    def _place(self, position: int, token: int) -> None:
+        if position == len(self._ids):
+            self._ids = np.concatenate([self._ids, np.empty(len(self._ids), dtype=np.int32)])
+        self._ids[position] = token
+
+    def usage(self, now: float) -> Usage:
+        def since_arrival(moment: float | None) -> float:
+            return 0.0 if moment is None else moment - self.arrival
+
+        return Usage(
+            prompt_tokens=self.prompt_len,
+            cached_tokens=self.cached_len or 0,
+            completion_tokens=self.output_len,
+            forced_tokens=self.forced_tokens,
+            retractions=self.retractions,
+            queue_s=since_arrival(self.first_pass),
+            first_token_s=since_arrival(self.first_token),
+            total_s=now - self.arrival,
+        )

@@ -1,0 +1,98 @@
+"""The next token of each request in a step, and the log-probabilities that were asked for."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ramify.runtime.scheduler.limits import Limits
+from ramify.runtime.scheduler.output import Logprob
+from ramify.runtime.scheduler.request import Request
+from ramify.runtime.worker.runner import Runner
+from ramify.runtime.worker.sampler import SamplingRow, log_probabilities, sample
+
+LOGPROB_ROWS = 64
+"""Rows whose logits exist at one time: 64 x 49k float32 are 13 MB."""
+
+
+class Sampled(NamedTuple):
+    token: int
+    logprob: Logprob | None
+
+
+class RequestSampler:
+    """Chooses tokens as each request's own options and grammar say."""
+
+    def __init__(self, runner: Runner, limits: Limits) -> None:
+        self._runner = runner
+        self._limits = limits
+
+    def next_tokens(self, requests: Sequence[Request], logits: torch.Tensor) -> list[Sampled]:
+        """One token a request from `logits`, (requests, vocab) float32, which are changed."""
+        rows = [self._row(request) for request in requests]
+        asked = [row for row, request in enumerate(requests) if request.sampling.logprobs is not None]
+        original = logits[asked].clone() if asked else None
+        tokens = sample(logits, rows, self._runner.apply_mask)
+        logprobs: list[Logprob | None] = [None] * len(rows)
+        if original is not None:
+            top = max(requests[row].sampling.logprobs or 0 for row in asked)
+            values = log_probabilities(original, torch.from_numpy(tokens[asked]), top)
+            for row, (value, best) in zip(asked, values, strict=True):
+                logprobs[row] = (int(tokens[row]), value, best[: requests[row].sampling.logprobs])
+        return [Sampled(token, logprob) for token, logprob in zip(tokens.tolist(), logprobs, strict=True)]
+
+    def known_tokens(
+        self, request: Request, hidden: torch.Tensor, start: int, low: int, high: int
+    ) -> list[Logprob]:
+        """Log-probabilities of the known tokens at positions ``[low, high)``, low > start.
+
+        `hidden` (tokens, hidden size) are the states of positions `start` and on.
+        """
+        top = request.sampling.logprobs or 0
+        found: list[Logprob] = []
+        for first in range(low, high, LOGPROB_ROWS):
+            last = min(first + LOGPROB_ROWS, high)
+            logits = self._runner.logits(hidden[first - start - 1 : last - start - 1])
+            tokens = request.ids[first:last].astype(np.int64)
+            values = log_probabilities(logits, torch.from_numpy(tokens), top)
+            found += [(int(token), value, best) for token, (value, best) in zip(tokens, values, strict=True)]
+        return found
+
+    def _row(self, request: Request) -> SamplingRow:
+        params = request.sampling
+        mask = None if request.constrained is None else request.constrained.mask
+        if request.healing is not None and request.next_draft is not None:
+            mask = request.healing.mask(request.next_draft, mask)
+        banned: tuple[int, ...] = ()
+        if request.output_len < params.min_tokens:
+            banned = params.stop_token_ids + (() if params.ignore_eos else self._limits.eos_token_ids)
+            if mask is not None and _allows_only(mask, banned):
+                banned = ()  # the grammar says that the text ends here
+        return SamplingRow(
+            params=params,
+            uniform=uniform(request.seed, request.length - request.prompt_len)
+            if params.temperature > 0.0
+            else 0.0,
+            ids=request.ids,
+            prompt_len=request.prompt_len,
+            mask=mask,
+            banned=banned,
+        )
+
+
+def uniform(seed: int, position: int) -> float:
+    """In [0, 1), from the seed and the number of the output token alone: how the tokens before it came
+    about (sampled, forced, computed again after a retraction) makes no difference. Tokens at the end of
+    the prompt that are being healed have negative numbers."""
+    return random.Random((seed << 32) ^ (position & 0xFFFFFFFF)).random()
+
+
+def _allows_only(mask: np.ndarray, tokens: Sequence[int]) -> bool:
+    """The mask, (words,) int32, allows none but `tokens`."""
+    bits = mask.view(np.uint32)
+    allowed = int(np.bitwise_count(bits).sum())
+    return allowed == sum(int(bits[token >> 5]) >> (token & 31) & 1 for token in {*tokens})

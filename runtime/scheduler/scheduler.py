@@ -1,0 +1,460 @@
+"""The scheduler: schedule, run, postprocess.
+
+Continuous batching with one kind of work: a request's known tokens beyond its computed ones are
+computed, and when a step reaches the last of them the next token is sampled. Prefill chunks, decoding
+and resumption after a retraction are the same thing with different lengths (Orca, OSDI 22;
+Sarathi-Serve, OSDI 24), so one packed batch mixes them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import dataclasses
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ramify.errors import EngineError, InvalidRequest, RamifyError
+from ramify.messages import (
+    Abort,
+    EndProgram,
+    Failed,
+    Finish,
+    FlushCache,
+    GetStats,
+    GrammarFailed,
+    GrammarReady,
+    Reply,
+    SchedulerStats,
+    StepOutput,
+    Submit,
+)
+from ramify.radix.cache import PrefixCache
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.scheduler.admission import Admission
+from ramify.runtime.scheduler.constrained import ConstrainedOutput
+from ramify.runtime.scheduler.growth import Growth
+from ramify.runtime.scheduler.healing import MAX_TOKENS, Healer, Healing
+from ramify.runtime.scheduler.ledger import Ledger
+from ramify.runtime.scheduler.limits import Limits
+from ramify.runtime.scheduler.masks import MaskFiller
+from ramify.runtime.scheduler.output import StepOutputs
+from ramify.runtime.scheduler.pages import RequestPages
+from ramify.runtime.scheduler.policy import POLICIES
+from ramify.runtime.scheduler.request import Request
+from ramify.runtime.scheduler.sampling import RequestSampler
+from ramify.runtime.worker.batch import Extension, pack
+from ramify.runtime.worker.runner import Runner
+from ramify.runtime.worker_process import log
+
+if TYPE_CHECKING:
+    from ramify.runtime.grammar.compilers import GrammarStore
+    from ramify.runtime.grammar.matcher import Grammar
+    from ramify.runtime.grammar.retokenize import Retokenizer
+
+FORCED_RUN = 16
+"""A decoding request's forced tokens up to this number do not wait for the budget of prefill."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Planned:
+    """One request's share of a step: its tokens up to `stop` will have been computed, a draft included."""
+
+    request: Request
+    stop: int
+
+    @property
+    def samples(self) -> bool:
+        request = self.request
+        return self.stop == request.target_len and request.budget_left > 0
+
+
+class Scheduler:
+    """Owns the requests of one engine. `reply` takes what goes to the detokenizer beside step outputs."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        limits: Limits,
+        runner: Runner,
+        cache: PrefixCache,
+        grammars: GrammarStore,
+        reply: Callable[[Reply | Failed], None],
+        clock: Callable[[], float] = time.monotonic,
+        retokenizer: Retokenizer | None = None,
+        healer: Healer | None = None,
+    ) -> None:
+        self._config = config
+        self._limits = limits
+        self._runner = runner
+        self._cache = cache
+        self._grammars = grammars
+        self._reply = reply
+        self._clock = clock
+        self._pages = RequestPages(cache, config.page_size)
+        self._admission = Admission(self._pages, POLICIES[config.policy](), config.max_running)
+        self._outputs = StepOutputs()
+        self._sampler = RequestSampler(runner, limits)
+        self._masks = MaskFiller()
+        self._retokenizer = retokenizer
+        self._healer = healer
+        self._seeds = random.Random(config.seed)
+        self._requests: dict[str, Request] = {}
+        self._compiling: dict[str, Request] = {}
+        self._waiting: list[Request] = []  # both in the order of arrival
+        self._running: list[Request] = []
+        self.ledger = Ledger()
+        self._growth = Growth(
+            limits,
+            self._outputs,
+            self._sampler,
+            self.ledger,
+            self._finish,
+            jump_forward=config.jump_forward,
+        )
+        self._handlers: dict[type, Callable[..., None]] = {
+            Submit: self._submit,
+            Abort: self._abort,
+            EndProgram: self._end_program,
+            FlushCache: self._flush,
+            GetStats: lambda message: self._reply(Reply(rid=message.rid, stats=self.stats())),
+            GrammarReady: lambda message: self._settle(self._grammars.deliver(message)),
+            GrammarFailed: lambda message: self._settle(self._grammars.deliver(message)),
+        }
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do something."""
+        return bool(self._running or self._waiting)
+
+    def receive(self, message: object) -> None:
+        self._handlers[type(message)](message)
+
+    def compiler_died(self) -> None:
+        self._settle(self._grammars.compiler_died())
+
+    # --- the three verbs --------------------------------------------------------------------------
+
+    def step(self) -> StepOutput | None:
+        """One step; None when it had nothing to tell."""
+        began = self._clock()
+        plan = self.schedule(began)
+        if plan:
+            try:
+                hidden = self.run(plan)
+            except Exception as error:  # the pass as a whole failed: its requests end, the engine goes on
+                log.exception("a forward pass failed")
+                for planned in plan:
+                    self._fail(planned.request, EngineError(f"The forward pass failed: {error}"))
+            else:
+                self.postprocess(plan, hidden)
+            self.ledger.steps += 1
+        output = self._outputs.take(self._clock())
+        self.ledger.step_s += self._clock() - began
+        if self._config.check_pages:
+            self._cache.check()
+        return output
+
+    def schedule(self, now: float) -> list[Planned]:
+        """Give the running requests, oldest first, what they need, then admit waiting ones."""
+        budget = self._config.chunk_tokens
+        plan: list[Planned] = []
+        short_of_pages = False
+        for request in list(self._running):
+            if request.hold is None:
+                continue  # retracted in this loop, for an older one
+            if not self._make_room(request):
+                short_of_pages = True
+                continue
+            if not request.prefilling and request.extend_len <= FORCED_RUN:
+                plan.append(Planned(request, request.target_len))
+            elif budget > 0:
+                budget -= self._take(request, budget, plan)
+        if not short_of_pages:
+            for request in self._admission.next(self._waiting, self._running, budget, now):
+                self._start(request, now)
+                if request.extend_len == 0:
+                    self._finish(request, Finish(reason="length"))  # nothing to compute, nothing to sample
+                elif budget > 0:
+                    budget -= self._take(request, budget, plan)
+        return plan
+
+    def _take(self, request: Request, budget: int, plan: list[Planned]) -> int:
+        """Plan as many tokens of `request` as `budget` allows, and return how many."""
+        stop = min(request.target_len, request.computed_len + budget)
+        if request.length <= stop < request.target_len:
+            stop = request.target_len  # a draft is verified in the step that reaches it
+        plan.append(Planned(request, stop))
+        return stop - request.computed_len
+
+    def run(self, plan: Sequence[Planned]) -> torch.Tensor:
+        """One forward pass: (tokens, hidden size), the states of the planned tokens in their order.
+
+        The masks of the tokens to come are computed beside it.
+        """
+        began = self._clock()
+        copies = []
+        for planned in plan:
+            if planned.request.copy is not None:
+                copies.append(planned.request.copy)
+                planned.request.copy = None
+        extensions = [
+            Extension(request.known_and_draft, request.computed_len, planned.stop, request.pages)
+            for planned in plan
+            for request in (planned.request,)
+        ]
+        batch = pack(extensions, self._config.page_size, copies)
+        self._masks.begin([planned.request for planned in plan if planned.samples])
+        try:
+            hidden = self._runner.forward(batch)
+        finally:
+            self._masks.wait()
+        self.ledger.computed_tokens += len(hidden)
+        self.ledger.model_s += self._clock() - began
+        return hidden
+
+    def postprocess(self, plan: Sequence[Planned], hidden: torch.Tensor) -> None:
+        """Record what was computed, choose and append tokens, and end what is done."""
+        now = self._clock()
+        first_row = 0
+        sampling: list[tuple[Request, int]] = []  # with the row of the state that predicts the next token
+        for planned in plan:
+            request = planned.request
+            start, stop = request.computed_len, planned.stop
+            rows = hidden[first_row : first_row + stop - start]
+            with self._failing_alone(request):
+                samples = planned.samples
+                self._growth.report_computed(request, rows, start, stop)
+                prefilled = request.prefilling
+                request.computed_len = min(stop, request.length)
+                if prefilled:
+                    self._pages.commit(request)
+                if samples:
+                    sampling.append((request, first_row + request.length - 1 - start))
+                elif request.extend_len == 0:
+                    self._finish(request, Finish(reason="length"))
+            first_row += stop - start
+        if sampling:
+            began = self._clock()
+            # A draft's rows are computed with the first: most are kept, and the head's weights are read once.
+            needed = [row + i for request, row in sampling for i in range(request.draft_len + 1)]
+            logits = self._runner.logits(hidden if needed == list(range(len(hidden))) else hidden[needed])
+            self.ledger.model_s += self._clock() - began
+            place = {row: i for i, row in enumerate(needed)}
+            choices = [(request, place[row]) for request, row in sampling]
+            while choices:
+                choices = self._choose(choices, logits, now)
+
+    def _choose(
+        self, choices: list[tuple[Request, int]], logits: torch.Tensor, now: float
+    ) -> list[tuple[Request, int]]:
+        """Choose a token for each request from its row. Returns those whose draft was chosen, so that
+        the next row predicts one more token."""
+        ready: list[tuple[Request, int]] = []
+        for request, row in choices:
+            error = self._masks.error(request)
+            if error is None:
+                ready.append((request, row))
+            else:
+                self._fail(request, error)
+        if not ready:
+            return []
+        rows = [row for _, row in ready]
+        chosen = self._sampler.next_tokens(
+            [request for request, _ in ready],
+            logits if rows == list(range(len(logits))) else logits[rows],
+        )
+        more: list[tuple[Request, int]] = []
+        for (request, row), (token, logprob) in zip(ready, chosen, strict=True):
+            with self._failing_alone(request):
+                if token == request.next_draft:
+                    if self._growth.keep_draft(request, token, logprob):
+                        more.append((request, row + 1))
+                else:
+                    self._growth.accept(request, token, logprob, now)
+        self._masks.fill_now([request for request, _ in more])
+        return more
+
+    @contextlib.contextmanager
+    def _failing_alone(self, request: Request) -> Iterator[None]:
+        """What goes wrong with one request ends that request."""
+        try:
+            yield
+        except RamifyError as error:
+            self._fail(request, error)
+        except Exception as error:
+            log.exception("request %s failed", request.rid)
+            self._fail(request, EngineError(f"The request failed: {error}"))
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def _submit(self, message: Submit) -> None:
+        try:
+            max_tokens = self._limits.max_tokens(message)
+        except RamifyError as error:
+            self._reply(Failed(rid=message.rid, error=error.to_info()))
+            return
+        request = Request(
+            message,
+            arrival=self._clock(),
+            max_tokens=max_tokens,
+            default_seed=self._seeds.getrandbits(63),
+        )
+        self._requests[request.rid] = request
+        if message.open_end:
+            self._heal(request)
+        self.ledger.prompt_tokens += request.prompt_len
+        if request.constraint is None:
+            if request.preambles:
+                self._constrain(request, None)
+            else:
+                self._enqueue(request)
+            return
+        found = self._grammars.request(request.rid, request.constraint)
+        if found is None:
+            self._compiling[request.rid] = request
+        elif isinstance(found, RamifyError):
+            self._fail(request, found)
+        else:
+            self._constrain(request, found)
+
+    def _heal(self, request: Request) -> None:
+        sampling = request.sampling
+        if self._healer is None or not sampling.token_healing or sampling.prompt_logprobs_start is not None:
+            return
+        if request.max_tokens > 0 and (end := self._healer.open_end(request.ids[-MAX_TOKENS - 1 :].tolist())):
+            request.heal(Healing(self._healer, end.text), end.tokens)
+
+    def _enqueue(self, request: Request) -> None:
+        bisect.insort(self._waiting, request, key=lambda other: other.arrival)
+
+    def _abort(self, message: Abort) -> None:
+        request = self._requests.get(message.rid)
+        if request is None:
+            return
+        if message.silent:
+            self._retire(request)
+        else:
+            self._finish(request, Finish(reason="abort"))
+
+    def _end_program(self, message: EndProgram) -> None:
+        self._cache.end_leases(message.program)
+
+    def _flush(self, message: FlushCache) -> None:
+        self._cache.flush()
+        self._reply(Reply(rid=message.rid, flushed=True))
+
+    def _settle(self, settled: Sequence[tuple[str, Grammar | RamifyError]]) -> None:
+        """Requests whose grammar has come, or has failed."""
+        for rid, outcome in settled:
+            request = self._compiling.pop(rid, None)
+            if request is None:
+                continue
+            if isinstance(outcome, RamifyError):
+                self._fail(request, outcome)
+            else:
+                self._constrain(request, outcome)
+
+    def _constrain(self, request: Request, grammar: Grammar | None) -> None:
+        with self._failing_alone(request):
+            prefix = b"" if request.healing is None else request.healing.rest
+            matcher = self._grammars.matcher(grammar, request.preambles, prefix)
+            request.constrained = constrained = ConstrainedOutput(
+                matcher, self._limits.vocab_size, self._limits.eos_token_ids, self._retokenizer
+            )
+            needed = constrained.needed - request.draft_len
+            if 0 < request.max_tokens < needed:
+                raise InvalidRequest(
+                    f"The shortest text that satisfies the constraint has {needed} tokens; "
+                    f"max_tokens is {request.max_tokens}.",
+                    field="max_tokens",
+                    remedy=f"Allow at least {needed} tokens.",
+                )
+            if request.max_tokens > 0 and request.healing is None:
+                self._growth.jump(request, loose=0)
+                if (
+                    request.output_len
+                    and not request.wants_prompt_logprobs
+                    and self._growth.end_if_done(request)
+                ):
+                    return
+            self._enqueue(request)
+
+    # --- pages ------------------------------------------------------------------------------------
+
+    def _start(self, request: Request, now: float) -> None:
+        self._waiting.remove(request)
+        bisect.insort(self._running, request, key=lambda other: other.arrival)
+        if request.first_pass is None:
+            request.first_pass = now
+            request.cached_len = min(request.computed_len, request.prompt_len)
+            self.ledger.cached_tokens += request.cached_len
+
+    def _make_room(self, request: Request) -> bool:
+        """Pages for all known tokens of `request`, taken from the newest request if need be."""
+        while not self._pages.grow(request):
+            newest = self._running[-1]
+            self._retract(newest)
+            if newest is request:
+                return False
+        return True
+
+    def _retract(self, request: Request) -> None:
+        """Back to the waiting requests; its tokens, matcher and random numbers stay as they are."""
+        self._pages.release(request)
+        self._running.remove(request)
+        if not request.announced:
+            request.prompt_logprobs = []
+        request.retractions += 1
+        self.ledger.retractions += 1
+        self._enqueue(request)
+
+    # --- ends -------------------------------------------------------------------------------------
+
+    def _finish(self, request: Request, finish: Finish) -> None:
+        self._outputs.finish(request, finish)
+        self._retire(request)
+
+    def _fail(self, request: Request, error: RamifyError) -> None:
+        self._outputs.drop(request)
+        self._reply(Failed(rid=request.rid, error=error.to_info()))
+        self._retire(request)
+
+    def _retire(self, request: Request) -> None:
+        """Forget the request; its pages go to the tree."""
+        del self._requests[request.rid]
+        if self._compiling.pop(request.rid, None) is not None:
+            self._grammars.forget(request.rid)
+            return
+        self._pages.release(request)
+        for queue in (self._running, self._waiting):
+            if request in queue:
+                queue.remove(request)
+
+    def stats(self) -> SchedulerStats:
+        ledger, pages = self.ledger, self._cache.counts()
+        return SchedulerStats(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            compiling=len(self._compiling),
+            steps=ledger.steps,
+            prompt_tokens=ledger.prompt_tokens,
+            cached_tokens=ledger.cached_tokens,
+            computed_tokens=ledger.computed_tokens,
+            output_tokens=ledger.output_tokens,
+            forced_tokens=ledger.forced_tokens,
+            retractions=ledger.retractions,
+            evicted_pages=pages.evicted,
+            pages_total=pages.total,
+            pages_free=pages.free,
+            pages_evictable=pages.evictable,
+            pages_leased=pages.leased,
+            pages_in_use=pages.in_use,
+            page_size=self._config.page_size,
+            step_s=ledger.step_s,
+            model_s=ledger.model_s,
+        )

@@ -1,0 +1,28 @@
+"""The HTTP application: the OpenAI surface, SGLang's native surface, health and metrics."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from ramify.runtime.config import ServerConfig
+from ramify.runtime.server import health, native, openai
+from ramify.runtime.server.errors import add_error_handlers
+from ramify.runtime.server.middleware import AnswerBugs, CountResponses, RequireApiKey
+from ramify.runtime.server.service import Desk, Service
+
+
+def create_app(desk: Desk, config: ServerConfig) -> FastAPI:
+    """The application in front of `desk`, which must have been started on the loop that serves it."""
+    # No generated schema: bodies are read field by field, and the pages that show one need a CDN.
+    app = FastAPI(title="Ramify", openapi_url=None, docs_url=None, redoc_url=None)
+    service = Service(desk, config)
+    app.state.service = service
+    for module in (openai, native, health):
+        app.include_router(module.router)
+    add_error_handlers(app)
+    app.add_middleware(AnswerBugs)
+    # The last one added is the outermost, so that refused keys are counted too.
+    if config.api_key is not None:
+        app.add_middleware(RequireApiKey, api_key=config.api_key)
+    app.add_middleware(CountResponses, metrics=service.metrics)
+    return app

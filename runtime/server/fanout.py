@@ -1,0 +1,86 @@
+"""Several generations as one: their streams interleaved, and what each has produced so far."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TypeVar
+
+from ramify.messages import Finish, TextChunk, TokenLogprobs, Usage, Violation
+
+T = TypeVar("T")
+
+
+class Collected:
+    """What one generation has produced so far."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.usage = Usage()
+        self.finish: Finish | None = None
+        self.kept_ids = 0
+        self.tail = ""
+        self.violations: tuple[Violation, ...] | None = None
+
+    def add(self, chunk: TextChunk) -> None:
+        self.text += chunk.text
+        self.ids.extend(chunk.ids)
+        if chunk.logprobs is not None:
+            self.logprobs.append(chunk.logprobs)
+        if chunk.prompt_logprobs is not None:
+            self.prompt_logprobs.append(chunk.prompt_logprobs)
+        if chunk.usage is not None:
+            self.usage = chunk.usage
+        if chunk.finish is not None:
+            self.finish, self.kept_ids, self.tail = chunk.finish, chunk.kept_ids, chunk.tail
+            self.violations = chunk.violations
+
+
+async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """(index of the stream, item) as they come. The first error closes all streams and is raised."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as stream:
+            async for item in stream:
+                yield 0, item
+        return
+
+    queue: asyncio.Queue[tuple[int, T | None, Exception | None]] = asyncio.Queue()
+
+    async def pump(index: int, stream: AsyncGenerator[T, None]) -> None:
+        error = None
+        try:
+            async with aclosing(stream):
+                async for item in stream:
+                    queue.put_nowait((index, item, None))
+        except Exception as caught:
+            error = caught
+        queue.put_nowait((index, None, error))
+
+    tasks = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
+    try:
+        running = len(tasks)
+        while running:
+            index, new, error = await queue.get()
+            if error is not None:
+                raise error
+            if new is None:
+                running -= 1
+            else:
+                yield index, new
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def collect(streams: Sequence[AsyncGenerator[TextChunk, None]]) -> list[Collected]:
+    """Each stream run to its end."""
+    results = [Collected() for _ in streams]
+    async with aclosing(merged(streams)) as chunks:
+        async for index, chunk in chunks:
+            results[index].add(chunk)
+    return results

@@ -1,0 +1,153 @@
+"""Reading a JSON body field by field.
+
+Each field is taken once, with its type; what nobody took is refused by name. So no option can be
+accepted and ignored, and every error names the field that it is about.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.runtime.server.errors import ClientGone
+
+MAX_BODY_BYTES = 32 << 20
+"""A batch of a thousand 8,000-token prompts as ids is about 45 MB of JSON; split it."""
+
+_EMPTY: tuple[Any, ...] = (None, False, [], {}, "")
+
+
+class BodyTooLarge(InvalidRequest):
+    """413 (RFC 9110, section 15.5.14)."""
+
+    code = "body_too_large"
+    status = 413
+
+
+class Fields:
+    """The fields of one JSON object. A null counts as a field that was not given."""
+
+    def __init__(self, values: dict[str, msgspec.Raw], path: str = "") -> None:
+        self._values = values
+        self._path = path
+        self._taken: set[str] = set()
+
+    @classmethod
+    def parse(cls, body: bytes) -> Fields:
+        """The fields of the JSON object in `body`; raises `InvalidRequest` when it is none."""
+        return cls(decode(body, dict[str, msgspec.Raw], ""))
+
+    def path(self, field: str) -> str:
+        """How an error names `field`: with the objects it lies in."""
+        return f"{self._path}.{field}" if self._path else field
+
+    def given(self, field: str) -> bool:
+        """Whether the client wrote `field` at all, be it as null."""
+        return field in self._values
+
+    def take(self, field: str, kind: Any, default: Any = None) -> Any:
+        """The value of `field` as `kind` (any type that msgspec decodes), or `default`."""
+        raw = self._take_raw(field)
+        return default if raw is None else decode(raw, kind, self.path(field))
+
+    def take_text(self, field: str) -> str | None:
+        """The JSON text of `field` as the client wrote it: key order and numbers untouched."""
+        raw = self._take_raw(field)
+        if raw is None:
+            return None
+        decode(raw, Any, self.path(field))
+        return bytes(raw).decode()
+
+    def take_object(self, field: str) -> Fields | None:
+        """The fields of the object in `field`."""
+        values = self.take(field, dict[str, msgspec.Raw])
+        return None if values is None else Fields(values, self.path(field))
+
+    def take_objects(self, field: str) -> list[Fields] | None:
+        """The fields of each object in the list in `field`."""
+        items = self.take(field, list[dict[str, msgspec.Raw]])
+        if items is None:
+            return None
+        return [Fields(values, f"{self.path(field)}[{index}]") for index, values in enumerate(items)]
+
+    def refuse_rest(self, unsupported: Mapping[str, str] | None = None) -> None:
+        """Raise `UnsupportedField` for the first field that was not taken.
+
+        `unsupported` maps fields that other servers know to what can be done instead (or ""). Of
+        these, a value that asks for nothing (null, false, empty) passes.
+        """
+        unsupported = unsupported or {}
+        for field, raw in self._values.items():
+            if field in self._taken:
+                continue
+            path = self.path(field)
+            if field in unsupported:
+                if decode(raw, Any, path) in _EMPTY:
+                    continue
+                raise UnsupportedField(
+                    f"{path} is not supported.", field=path, remedy=unsupported[field] or None
+                )
+            known = [*self._taken, *unsupported]
+            near = difflib.get_close_matches(field, known, n=1)
+            raise UnsupportedField(
+                f"{path} is not a field of this request.",
+                field=path,
+                remedy=f"Did you mean {near[0]}?" if near else None,
+            )
+
+    def _take_raw(self, field: str) -> msgspec.Raw | None:
+        self._taken.add(field)
+        raw = self._values.get(field)
+        # Only null starts with an "n" in JSON.
+        return None if raw is None or memoryview(raw)[0] == ord("n") else raw
+
+
+def decode(data: bytes | msgspec.Raw, kind: Any, path: str) -> Any:
+    """`data` as `kind`; raises `InvalidRequest` that names the place in the body ("" is the body)."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        problem, _, place = str(error).partition(" - at `")
+        path += place.partition("$")[2].rstrip("`")
+    except UnicodeDecodeError:
+        problem = "it is not UTF-8"
+    except RecursionError:
+        problem = "it is nested too deeply"
+    except (msgspec.DecodeError, ValueError) as error:
+        problem = str(error)
+    if not problem[:2].isupper():  # "JSON is malformed" keeps its name
+        problem = problem[:1].lower() + problem[1:]
+    raise InvalidRequest(f"{path or 'The body'}: {problem}.", field=path or None)
+
+
+async def read_fields(request: Request) -> Fields:
+    """The fields of the request's body; raises `BodyTooLarge` or `InvalidRequest`."""
+    declared = request.headers.get("content-length", "")
+    size = int(declared) if declared.isascii() and declared.isdigit() else 0
+    parts: list[bytes] = []
+    if size <= MAX_BODY_BYTES:
+        size = 0
+        try:
+            async for part in request.stream():
+                size += len(part)
+                if size > MAX_BODY_BYTES:
+                    break
+                parts.append(part)
+        except ClientDisconnect:
+            raise ClientGone("The client went away in the middle of the body.") from None
+    if size > MAX_BODY_BYTES:
+        raise BodyTooLarge(
+            f"The body has more than {MAX_BODY_BYTES} bytes.", remedy="Split it over several requests."
+        )
+    return Fields.parse(b"".join(parts))
+
+
+def json_response(body: Any) -> Response:
+    """`body` (anything that msgspec encodes) as JSON."""
+    return Response(msgspec.json.encode(body), media_type="application/json")

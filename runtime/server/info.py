@@ -1,0 +1,40 @@
+"""What a client may ask about the model and the server."""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from ramify.runtime.server.service import Service
+
+
+def model_info(service: Service) -> dict[str, Any]:
+    """SGLang's /model_info, and the `ModelInfo` under the key ``ramify``."""
+    info = service.desk.info
+    return {
+        "model_path": info.path,
+        "served_model_name": service.model_name,
+        "tokenizer_path": info.path,
+        "is_generation": True,
+        "preferred_sampling_params": None,
+        "has_image_understanding": False,
+        "has_audio_understanding": False,
+        "ramify": msgspec.to_builtins(info),
+    }
+
+
+async def server_info(service: Service) -> dict[str, Any]:
+    """SGLang's /server_info: the configuration (without the API key) and the state of now."""
+    config = dataclasses.asdict(service.config)
+    config["api_key"] = None if config["api_key"] is None else "set"
+    return {
+        **config,
+        "model_path": service.desk.info.path,
+        "version": version("ramify"),
+        "max_prompt_tokens": service.desk.max_prompt_tokens,
+        "in_flight": service.desk.in_flight,
+        "internal_states": [msgspec.to_builtins(await service.desk.stats())],
+    }

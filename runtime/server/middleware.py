@@ -1,0 +1,88 @@
+"""Around every endpoint: the API key, the count of answers, and what to say when we have a bug."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ramify.errors import EngineError, Unauthorized
+from ramify.runtime.server.errors import error_response
+from ramify.runtime.server.metrics import Metrics
+
+logger = logging.getLogger("ramify.server")
+
+_OPEN_PATHS = frozenset({"/health"})
+
+
+class RequireApiKey:
+    """401 without ``Authorization: Bearer <key>`` (RFC 6750); /health is open to probes."""
+
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        self.app = app
+        self._expected = f"Bearer {api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
+            given = Headers(scope=scope).get("authorization", "").encode("latin-1")
+            if not hmac.compare_digest(given, self._expected):
+                error = Unauthorized("The API key is missing or wrong.", remedy="Send it as a bearer token.")
+                await error_response(error)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+class CountResponses:
+    """Counts answers by route and status."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app = app
+        self._responses = metrics.responses
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        status = 499  # nothing was sent: the client had gone
+
+        async def counting_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, counting_send)
+        finally:
+            # Unknown paths share one label, or a scanner could fill the registry.
+            endpoint = getattr(scope.get("route"), "path", "other")
+            self._responses.labels(endpoint, str(status)).inc()
+
+
+class AnswerBugs:
+    """500 for an exception that nobody expected; its traceback goes to the log, not to the client.
+
+    Starlette's own handler would raise it again after the answer, and uvicorn then drops the connection.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def noting_send(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noting_send)
+        except Exception:
+            logger.exception("%s failed", scope.get("path"))
+            if started:
+                raise
+            error = EngineError("An internal error occurred; the server's log has the details.")
+            await error_response(error)(scope, receive, send)

@@ -1,0 +1,67 @@
+"""Answers of SGLang's native surface: the text, the ids, and all that ``meta_info`` says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ramify.messages import Finish, Generate, TokenLogprobs
+from ramify.runtime.server.fanout import Collected
+
+
+def native_answer(request: Generate, result: Collected, texts: bool) -> dict[str, Any]:
+    """One generation as SGLang answers it; `texts`: log-probabilities come with the text of their tokens."""
+    usage = result.usage
+    meta: dict[str, Any] = {
+        "id": request.rid,
+        "finish_reason": result.finish and _finish_reason(result.finish, usage.completion_tokens),
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "num_retractions": usage.retractions,
+        "forced_tokens": usage.forced_tokens,
+        "kept_ids": result.kept_ids,
+        "tail": result.tail,
+        "queue_s": usage.queue_s,
+        "first_token_s": usage.first_token_s,
+        "total_s": usage.total_s,
+    }
+    if result.violations is not None:
+        meta["violations"] = result.violations
+    if request.sampling.logprobs is not None:
+        meta["input_token_logprobs"] = _token_logprobs(result.prompt_logprobs, texts)
+        meta["output_token_logprobs"] = _token_logprobs(result.logprobs, texts)
+        if request.sampling.logprobs:
+            meta["input_top_logprobs"] = _top_logprobs(result.prompt_logprobs, texts)
+            meta["output_top_logprobs"] = _top_logprobs(result.logprobs, texts)
+    return {"text": result.text, "output_ids": result.ids, "meta_info": meta}
+
+
+def _finish_reason(finish: Finish, length: int) -> dict[str, Any]:
+    match finish.reason:
+        case "stop":
+            return {"type": "stop", "matched": finish.matched}
+        case "length":
+            return {"type": "length", "length": length}
+        case "abort":
+            return {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+
+
+def _token_logprobs(runs: list[TokenLogprobs], texts: bool) -> list[tuple[float | None, int, str | None]]:
+    """SGLang's triples (log-probability, token id, text)."""
+    return [
+        (run.logprobs[i], run.ids[i], run.texts[i] if texts else None)
+        for run in runs
+        for i in range(len(run.ids))
+    ]
+
+
+def _top_logprobs(runs: list[TokenLogprobs], texts: bool) -> list[list[tuple[float, int, str | None]] | None]:
+    return [
+        [
+            (logprob, token, run.top_texts[i][k] if texts else None)
+            for k, (token, logprob) in enumerate(run.top[i])
+        ]
+        or None
+        for run in runs
+        for i in range(len(run.top))
+    ]

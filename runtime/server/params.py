@@ -1,0 +1,178 @@
+"""What the OpenAI and the native surface share: prompts, sampling options and constraints.
+
+Types, defaults and ranges are those of `ramify.sampling` and `ramify.constraint`; each surface only
+says how it spells them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from ramify.constraint import Constraint
+from ramify.errors import InvalidConstraint, InvalidRequest
+from ramify.messages import Segment, TextChunk
+from ramify.runtime.server.fields import Fields
+from ramify.sampling import SamplingParams
+
+_KINDS: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
+_KINDS["stop"] = str | tuple[str, ...]
+
+_ALL_TOKENS = -1
+"""How vLLM and SGLang spell "no top-k"."""
+
+
+def take_sampling(fields: Fields, spelling: Mapping[str, str], **values: Any) -> SamplingParams:
+    """Checked sampling options from `fields`.
+
+    `spelling` maps the surface's name of an option to ours; `values` are options that the caller has
+    worked out. An error names the field as the client spelled it.
+    """
+    spelled: dict[str, str] = {}
+    for theirs, ours in spelling.items():
+        value = fields.take(theirs, _KINDS[ours])
+        if value is None:
+            continue
+        if ours in spelled:
+            both = f"{spelled[ours]} and {fields.path(theirs)}"
+            raise InvalidRequest(f"{both} mean the same; give one.", field=fields.path(theirs))
+        spelled[ours] = fields.path(theirs)
+        values[ours] = value
+    if isinstance(values.get("stop"), str):
+        values["stop"] = (values["stop"],)
+    if values.get("top_k") == _ALL_TOKENS:
+        values["top_k"] = 0
+    return check_sampling(SamplingParams(**values), spelled)
+
+
+def check_sampling(sampling: SamplingParams, spelled: Mapping[str, str]) -> SamplingParams:
+    """`sampling.check()` with the client's spelling in its errors."""
+    try:
+        return sampling.check()
+    except InvalidRequest as error:
+        ours = error.field or ""
+        theirs = spelled.get(ours, ours)
+        message = error.message.replace(ours, theirs, 1)
+        raise InvalidRequest(message, field=theirs, remedy=error.remedy) from None
+
+
+def take_constraint(
+    fields: Fields, makers: Mapping[str, tuple[Any, Callable[[Any], Constraint]]]
+) -> tuple[str, Constraint] | None:
+    """The one constraint among the fields of `makers` (field: type, maker) and the field it was in."""
+    found: tuple[str, Constraint] | None = None
+    for field, (kind, make) in makers.items():
+        value = fields.take(field, kind)
+        if value is None:
+            continue
+        path = fields.path(field)
+        if found is not None:
+            raise InvalidConstraint(f"{found[0]} and {path} are both given; give one constraint.", field=path)
+        found = path, make_constraint(path, make, value)
+    return found
+
+
+def make_constraint(path: str, make: Callable[[Any], Constraint], value: Any) -> Constraint:
+    """`make(value)`; an error names the field at `path`."""
+    try:
+        return make(value)
+    except InvalidConstraint as error:
+        error.field = path
+        error.message = f"{path}: {error.message}"
+        raise
+
+
+def take_prompts(fields: Fields, field: str, vocab_size: int) -> tuple[list[Segment], bool] | None:
+    """The prompts in `field`, and whether it held a list of prompts.
+
+    Accepts a string, a list of strings, a list of token ids, or a list of such lists.
+    """
+    raw = fields.take(field, msgspec.Raw)
+    if raw is None:
+        return None
+    one = Fields({field: raw})
+    path = fields.path(field)
+    prompts: list[Segment]
+    match _nesting(raw):
+        case "string":
+            prompts, batch = [one.take(field, str)], False
+        case "list of strings":
+            prompts, batch = one.take(field, list[str]), True
+        case "list of ids":
+            prompts, batch = [one.take(field, tuple[int, ...])], False
+        case "list of lists":
+            prompts, batch = one.take(field, list[tuple[int, ...]]), True
+        case "empty list":
+            raise InvalidRequest(f"{path} is empty.", field=path)
+        case _:
+            raise InvalidRequest(
+                f"{path} must be a string, a list of strings, a list of token ids, or a list of such lists.",
+                field=path,
+            )
+    for index, prompt in enumerate(prompts):
+        check_segments((prompt,), f"{path}[{index}]" if batch else path, vocab_size)
+    return prompts, batch
+
+
+def check_segments(prompt: tuple[Segment, ...], path: str, vocab_size: int) -> None:
+    """Raise `InvalidRequest` for an empty prompt or a token id that the model does not have."""
+    if not any(prompt):
+        raise InvalidRequest(f"{path} is empty.", field=path)
+    for segment in prompt:
+        if isinstance(segment, str) or not segment:
+            continue
+        for worst in (min(segment), max(segment)):
+            if not 0 <= worst < vocab_size:
+                raise InvalidRequest(
+                    f"{path} has token id {worst}; the vocabulary is 0 … {vocab_size - 1}.", field=path
+                )
+
+
+def _nesting(raw: msgspec.Raw) -> str:
+    text = bytes(memoryview(raw)[:64]).lstrip()
+    if text.startswith(b'"'):
+        return "string"
+    if not text.startswith(b"["):
+        return "other"
+    inner = bytes(memoryview(raw)).lstrip()[1:].lstrip()[:1]
+    return {b'"': "list of strings", b"[": "list of lists", b"]": "empty list"}.get(inner, "list of ids")
+
+
+Explain = Callable[[InvalidConstraint], None]
+"""Lets an error in a constraint name the field that the client wrote it in."""
+
+
+def explain_by_field(path: str | None) -> Explain:
+    """Errors are about the field at `path`; None: about none that is known."""
+
+    def explain(error: InvalidConstraint) -> None:
+        error.field = path or error.field
+
+    return explain
+
+
+async def explained(
+    stream: AsyncGenerator[TextChunk, None], explain: Explain
+) -> AsyncGenerator[TextChunk, None]:
+    """`stream`, its errors explained."""
+    async with aclosing(stream):
+        try:
+            async for chunk in stream:
+                yield chunk
+        except InvalidConstraint as error:
+            explain(error)
+            raise
+
+
+def fan_out(sampling: SamplingParams) -> list[SamplingParams]:
+    """One set of options per choice: n is 1, and choice i draws with seed + i."""
+    one = msgspec.structs.replace(sampling, n=1)
+    if sampling.seed is None:
+        return [one] * sampling.n
+    return [
+        msgspec.structs.replace(one, seed=sampling.seed + i if sampling.seed + i < 2**64 else i)
+        for i in range(sampling.n)
+    ]

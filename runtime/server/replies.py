@@ -1,0 +1,255 @@
+"""The bodies of OpenAI's API (API reference, chat completions and completions), as msgspec structs.
+
+What goes beyond that API lies under a key ``ramify``, but for `matched_stop`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ramify.messages import TextChunk, TokenLogprobs, Usage, Violation
+from ramify.runtime.server.fanout import Collected
+
+_REPLACEMENT = "\ufffd"
+
+
+class Reply(msgspec.Struct, kw_only=True):
+    """Base of all bodies."""
+
+
+class PromptTokensDetails(Reply):
+    cached_tokens: int
+
+
+class UsageExtras(Reply):
+    computed_tokens: int
+    """Prompt tokens that were computed, not found in the tree."""
+    forced_tokens: int
+    """Completion tokens that the grammar left no choice about."""
+    retractions: int
+    queue_s: float
+    first_token_s: float
+    total_s: float
+
+
+class UsageReply(Reply):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    ramify: UsageExtras
+
+
+class TopLogprob(Reply):
+    token: str
+    logprob: float | None
+    bytes: list[int] | None
+    """UTF-8 of the token; null where the token is only a part of a character."""
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Reply):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class FunctionReply(Reply):
+    arguments: str
+    """JSON text; a piece of it in a stream."""
+    name: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ToolCallReply(Reply):
+    id: str
+    function: FunctionReply
+    type: str = "function"
+
+
+class ToolCallDelta(Reply):
+    index: int
+    function: FunctionReply
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatMessageReply(Reply):
+    content: str | None
+    """Null beside tool calls where there is no text."""
+    role: str = "assistant"
+    refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallReply] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChoiceExtras(Reply):
+    violations: list[Violation]
+    """Where the schema was to be validated afterwards: what the output does not satisfy."""
+
+
+class ChatChoice(Reply):
+    index: int
+    message: ChatMessageReply
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    matched_stop: str | int | None
+    ramify: ChoiceExtras | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatReply(Reply):
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageReply
+    object: str = "chat.completion"
+
+
+class Delta(Reply):
+    role: str | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType | None = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallDelta] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChunkChoice(Reply):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    matched_stop: str | int | msgspec.UnsetType | None = msgspec.UNSET
+    ramify: ChoiceExtras | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChunk(Reply):
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    object: str = "chat.completion.chunk"
+    usage: UsageReply | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class CompletionLogprobs(Reply):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+    """Where each token starts in the text, in characters."""
+
+
+class CompletionChoice(Reply):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    matched_stop: str | int | msgspec.UnsetType | None = msgspec.UNSET
+    ramify: ChoiceExtras | msgspec.UnsetType = msgspec.UNSET
+
+
+class CompletionReply(Reply):
+    """Whole answer and stream chunk alike."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    object: str = "text_completion"
+    usage: UsageReply | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class ModelCard(Reply):
+    id: str
+    created: int
+    root: str
+    max_model_len: int
+    object: str = "model"
+    owned_by: str = "ramify"
+
+
+class ModelList(Reply):
+    data: list[ModelCard]
+    object: str = "list"
+
+
+def choice_extras(outcome: TextChunk | Collected) -> ChoiceExtras | msgspec.UnsetType:
+    """What a choice says beyond OpenAI's API."""
+    found = outcome.violations
+    return msgspec.UNSET if found is None else ChoiceExtras(violations=list(found))
+
+
+def usage_reply(choices: Sequence[Collected], n: int) -> UsageReply:
+    """The usage of all choices; `n` successive ones share a prompt, which counts once.
+
+    Of n choices the first to run computes the prompt and the others find it cached; what the request
+    found cached is therefore the least that any of them found.
+    """
+    groups = [[choice.usage for choice in choices[i : i + n]] for i in range(0, len(choices), n)]
+    every: list[Usage] = [usage for group in groups for usage in group]
+    prompt = sum(max(usage.prompt_tokens for usage in group) for group in groups)
+    cached = sum(min(usage.cached_tokens for usage in group) for group in groups)
+    completion = sum(usage.completion_tokens for usage in every)
+    return UsageReply(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
+        ramify=UsageExtras(
+            computed_tokens=prompt - cached,
+            forced_tokens=sum(usage.forced_tokens for usage in every),
+            retractions=sum(usage.retractions for usage in every),
+            queue_s=min(usage.queue_s for usage in every),
+            first_token_s=min(usage.first_token_s for usage in every),
+            total_s=max(usage.total_s for usage in every),
+        ),
+    )
+
+
+def chat_logprobs(runs: Sequence[TokenLogprobs]) -> ChatLogprobs:
+    """The tokens of `runs` in the chat API's form."""
+    content = []
+    for run in runs:
+        for i, (text, logprob) in enumerate(zip(run.texts, run.logprobs, strict=True)):
+            top = []
+            if run.top:
+                top = [
+                    TopLogprob(token=token, logprob=value, bytes=_utf8(token))
+                    for token, (_, value) in zip(run.top_texts[i], run.top[i], strict=True)
+                ]
+            content.append(TokenLogprob(token=text, logprob=logprob, bytes=_utf8(text), top_logprobs=top))
+    return ChatLogprobs(content=content)
+
+
+def completion_logprobs(runs: Sequence[TokenLogprobs], offset: int) -> CompletionLogprobs:
+    """The tokens of `runs` in the completions API's form; the first starts at character `offset`."""
+    tokens: list[str] = []
+    logprobs: list[float | None] = []
+    top: list[dict[str, float] | None] = []
+    offsets: list[int] = []
+    for run in runs:
+        for i, (text, logprob) in enumerate(zip(run.texts, run.logprobs, strict=True)):
+            tokens.append(text)
+            logprobs.append(logprob)
+            offsets.append(offset)
+            offset += len(text)
+            best: dict[str, float] = {}
+            if run.top and run.top[i]:
+                for token, (_, value) in zip(run.top_texts[i], run.top[i], strict=True):
+                    best.setdefault(token, value)
+                if logprob is not None:
+                    best.setdefault(text, logprob)
+            top.append(best or None)
+    return CompletionLogprobs(
+        tokens=tokens,
+        token_logprobs=logprobs,
+        top_logprobs=top if any(top) else None,
+        text_offset=offsets,
+    )
+
+
+def _utf8(text: str) -> list[int] | None:
+    return None if _REPLACEMENT in text else list(text.encode())

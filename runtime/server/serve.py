@@ -1,0 +1,188 @@
+"""The server's process: from the configuration to a clean exit.
+
+SIGTERM (or Ctrl-C): /health answers 503 and new generations are refused, running ones get
+`ServerConfig.drain_s` to end, then the ring is stopped and the process exits with 0. A second signal
+ends the wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+
+import uvicorn
+
+from ramify.errors import InvalidRequest
+from ramify.runtime.config import ServerConfig
+from ramify.runtime.server.app import create_app
+from ramify.runtime.server.service import Desk
+
+LAST_BYTES_S = 2.0
+"""How long connections may take to send what is left once every generation has ended."""
+
+KEEP_ALIVE_S = 75
+"""How long an idle connection stays open. Longer than clients keep theirs (httpx: 5 s, most proxies: 60 s),
+so that it is they who close it and never while a request is on its way."""
+
+PORT_IN_USE = 1
+"""Exit status when the address cannot be bound."""
+
+
+def serve(config: ServerConfig) -> int:
+    """Serve until a signal comes; returns the exit status. Raises when the ring cannot be started."""
+    _log_at(config.log_level)
+    try:
+        listener = bind(config.host, config.port)
+    except OSError as error:
+        print(f"Cannot listen on {config.host}:{config.port}: {error.strerror}.", file=sys.stderr)
+        return PORT_IN_USE
+    with listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve(config, listener))
+
+
+async def _serve(config: ServerConfig, listener: socket.socket) -> int:
+    from ramify.runtime.server.frontdesk import FrontDesk
+
+    desk = FrontDesk(config)
+    with stop_signals() as stopping:
+        start = asyncio.create_task(desk.start())
+        try:
+            await _until(stopping, start)
+            if not start.done():
+                return 0
+            start.result()
+            url = f"http://{_url_host(config.host)}:{listener.getsockname()[1]}"
+            await run_server(
+                desk,
+                config,
+                listener,
+                stopping,
+                on_ready=lambda: print(f"Serving {desk.info.name} on {url}", flush=True),
+            )
+        finally:
+            start.cancel()
+            await asyncio.gather(start, return_exceptions=True)
+            await desk.aclose()
+    return 0
+
+
+async def run_server(
+    desk: Desk,
+    config: ServerConfig,
+    listener: socket.socket,
+    stopping: StopSignal,
+    on_ready: Callable[[], None],
+) -> None:
+    """Serve a started `desk` on `listener` until `stopping` is set, then drain."""
+    app = create_app(desk, config)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            ws="none",
+            timeout_keep_alive=KEEP_ALIVE_S,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=int(LAST_BYTES_S),
+        ),
+        on_ready,
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await _until(stopping, serving)
+        app.state.service.draining = True
+        stopping.clear()
+        draining = asyncio.create_task(desk.drain(config.drain_s))
+        await _until(stopping, draining, serving)
+        draining.cancel()
+        await asyncio.gather(draining, return_exceptions=True)
+        desk.abort_all()
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises OSError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        # Without a backlog a second server could bind the same address and neither would notice.
+        listener.listen(2048)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+StopSignal = asyncio.Event
+"""Set when the process is asked to stop."""
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[StopSignal]:
+    """An event that SIGTERM and SIGINT set, instead of ending the process."""
+    loop = asyncio.get_running_loop()
+    stopping = StopSignal()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    try:
+        yield stopping
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with our signal handling: its own would end the process with the signal, not with 0."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self._on_ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _until(stopping: StopSignal, *others: Awaitable[object]) -> None:
+    """Wait until `stopping` is set or one of `others` is done."""
+    stop = asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait((stop, *map(asyncio.ensure_future, others)), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stop.cancel()
+
+
+def _log_at(level: str) -> None:
+    known = logging.getLevelNamesMapping()
+    if level.upper() not in known:
+        names = ", ".join(name.lower() for name in known)
+        raise InvalidRequest(f"log_level is {level!r}; it must be one of {names}.", field="log_level")
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def _url_host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # Windows
+        return None
+    return uvloop.new_event_loop

@@ -1,0 +1,121 @@
+"""What the endpoints share: the desk, the configuration, and the record kept of every generation."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Protocol, cast
+
+from starlette.requests import Request
+
+from ramify.errors import EngineClosed, InvalidRequest
+from ramify.messages import Generate, ModelInfo, SchedulerStats, TextChunk, Usage
+from ramify.runtime.config import ServerConfig
+from ramify.runtime.server.metrics import Metrics
+
+logger = logging.getLogger("ramify.server")
+
+
+class Desk(Protocol):
+    """What the HTTP layer needs of the runtime behind it."""
+
+    max_prompt_tokens: int
+
+    @property
+    def info(self) -> ModelInfo: ...
+    @property
+    def healthy(self) -> bool: ...
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def heartbeat_age_s(self) -> float: ...
+    def generate(self, request: Generate) -> AsyncIterator[TextChunk]: ...
+    async def stats(self) -> SchedulerStats: ...
+    async def flush_cache(self) -> bool: ...
+    def abort(self, rid_prefix: str) -> int: ...
+    def abort_all(self) -> int: ...
+    async def end_program(self, program: str) -> None: ...
+    def new_rid(self) -> str: ...
+    async def drain(self, seconds: float) -> None: ...
+    async def aclose(self) -> None: ...
+
+
+class Service:
+    """One server's shared state."""
+
+    def __init__(self, desk: Desk, config: ServerConfig) -> None:
+        self.desk = desk
+        self.config = config
+        self.metrics = Metrics()
+        self.model_name = config.served_model_name or desk.info.name
+        self.started_at = int(time.time())
+        self.draining = False
+        """Set on shutdown: running generations go on, new ones are refused."""
+
+    @classmethod
+    def of(cls, request: Request) -> Service:
+        """The service of the application that `request` came to."""
+        service = request.app.state.service
+        assert isinstance(service, cls)
+        return service
+
+    def check_count(self, generations: int) -> None:
+        """Raise `InvalidRequest` when one request asks for more generations than the queue ever holds."""
+        most = self.config.max_running + self.config.max_waiting
+        if generations > most:
+            raise InvalidRequest(
+                f"The request asks for {generations} generations; this server takes at most {most}.",
+                remedy="Split it over several requests.",
+            )
+
+    async def generate(
+        self, request: Generate, endpoint: str, user: str | None = None
+    ) -> AsyncGenerator[TextChunk, None]:
+        """The desk's chunks; counts the generation and logs one line when it ends, however it ends."""
+        if self.draining:
+            raise EngineClosed("The server is shutting down.", remedy="Send the request to another one.")
+        started = previous = time.perf_counter()
+        first_token_s: float | None = None
+        usage = Usage()
+        status, finish = 499, "abort"
+        inter_token = self.metrics.inter_token_s.labels(endpoint)
+        # Closing `generate` aborts the request; the desk promises an async generator.
+        chunks = cast("AsyncGenerator[TextChunk, None]", self.desk.generate(request))
+        try:
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    usage = chunk.usage or usage
+                    if chunk.ids:
+                        now = time.perf_counter()
+                        if first_token_s is None:
+                            first_token_s = now - started
+                            self.metrics.first_token_s.labels(endpoint).observe(first_token_s)
+                        else:
+                            inter_token.observe((now - previous) / len(chunk.ids))
+                        previous = now
+                    if chunk.finish is not None:
+                        finish = chunk.finish.reason
+                        status = 499 if finish == "abort" else 200
+                    yield chunk
+        except Exception as error:
+            status, finish = getattr(error, "status", 500), "error"
+            raise
+        finally:
+            total_s = time.perf_counter() - started
+            self.metrics.generations.labels(endpoint, str(status), finish).inc()
+            self.metrics.total_s.labels(endpoint).observe(total_s)
+            logger.info(
+                "rid=%s endpoint=%s status=%d finish=%s prompt=%d cached=%d output=%d ttft=%s total=%.3fs%s",
+                request.rid,
+                endpoint,
+                status,
+                finish,
+                usage.prompt_tokens,
+                usage.cached_tokens,
+                usage.completion_tokens,
+                "-" if first_token_s is None else f"{first_token_s:.3f}s",
+                total_s,
+                f" user={user!r}" if user else "",
+            )

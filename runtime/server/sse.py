@@ -1,0 +1,94 @@
+"""Server-sent events, and work that ends when its client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing, suppress
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ramify.errors import EngineError, RamifyError
+from ramify.runtime.server.errors import ClientGone, error_body
+
+logger = logging.getLogger("ramify.server")
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(data: bytes) -> bytes:
+    """One event (WHATWG HTML, section 9.2); `data` holds no line break."""
+    return b"data: " + data + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends events as they come, and closes `events` when the client goes away.
+
+    The headers wait for the first event, so that an error before it is answered with its own status.
+    A later error is sent as a last event ``{"error": …}``.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        self.events = events
+        self.status_code = 200
+        self.background = None
+        # No proxy may hold events back or alter them.
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ClientGone):
+            await while_connected(receive, self._send_all(send))
+
+    async def _send_all(self, send: Send) -> None:
+        started = False
+        async with aclosing(self.events) as events:
+            try:
+                async for data in events:
+                    if not started:
+                        await self._start(send)
+                        started = True
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+            except Exception as error:
+                if not started:
+                    raise
+                if not isinstance(error, RamifyError):
+                    logger.exception("A stream failed.")
+                    error = EngineError("An internal error ended the stream.")
+                data = event(error_body(error))
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        if not started:
+            await self._start(send)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _start(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`; when the client goes away first, cancels it and raises `ClientGone`.
+
+    The request's body must have been read.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone("The client went away.")
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,110 @@
+"""A model's turn as it is answered: reasoning, content and tool calls, told apart while it is generated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ramify.messages import ToolCall
+from ramify.tool_calls.formats import ToolFormat
+from ramify.tool_calls.reader import Arguments, CallBegins, CallReader, Content, overlap
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Text before the end of the reasoning."""
+
+    text: str
+
+
+TurnPart = Reasoning | Content | CallBegins | Arguments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnForm:
+    """What to look for in a turn. `reasoning_end` is None where there is no reasoning to be told apart."""
+
+    reasoning_end: str | None = None
+    show_reasoning: bool = True
+    tools: ToolFormat | None = None
+
+
+class TurnReader:
+    """Takes a turn's text piece by piece and says what it is."""
+
+    def __init__(self, form: TurnForm) -> None:
+        self._form = form
+        self._end = form.reasoning_end
+        self._held = ""
+        self._calls = None if form.tools is None else CallReader(form.tools)
+
+    @property
+    def called(self) -> bool:
+        """There are calls, and the last one is finished."""
+        return self._calls is not None and self._calls.calls > 0 and not self._calls.inside
+
+    def push(self, text: str) -> list[TurnPart]:
+        """What `text` adds."""
+        if self._end is None:
+            return self._answer(text)
+        self._held += text
+        thought, found, rest = self._held.partition(self._end)
+        if found:
+            self._end, self._held = None, ""
+            return [*self._thought(thought), *self._answer(rest)]
+        kept = overlap(self._held, self._end)
+        thought, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
+        return self._thought(thought)
+
+    def close(self) -> list[TurnPart]:
+        """The output has ended: what was held back."""
+        if self._end is not None:
+            return self._thought(self._held)
+        return [] if self._calls is None else list(self._calls.close())
+
+    def _thought(self, text: str) -> list[TurnPart]:
+        return [Reasoning(text)] if text and self._form.show_reasoning else []
+
+    def _answer(self, text: str) -> list[TurnPart]:
+        if self._calls is not None:
+            return list(self._calls.push(text))
+        return [Content(text)] if text else []
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A whole turn."""
+
+    content: str
+    reasoning: str
+    calls: tuple[ToolCall, ...]
+    called: bool
+    """There are calls, and all of them are finished."""
+
+
+def read_turn(form: TurnForm, text: str) -> Turn:
+    """`text`, the whole output, taken apart."""
+    reader = TurnReader(form)
+    return _put_together(form, [*reader.push(text), *reader.close()], reader.called)
+
+
+def _put_together(form: TurnForm, parts: Sequence[TurnPart], called: bool) -> Turn:
+    content, reasoning = "", ""
+    calls: list[tuple[str, list[str]]] = []
+    for part in parts:
+        match part:
+            case Content(text):
+                content += text
+            case Reasoning(text):
+                reasoning += text
+            case CallBegins(_, name):
+                calls.append((name, []))
+            case Arguments(index, text):
+                calls[index][1].append(text)
+    new_id = form.tools.new_id if form.tools is not None else str
+    return Turn(
+        content=content,
+        reasoning=reasoning,
+        calls=tuple(ToolCall(id=new_id(), name=name, arguments="".join(pieces)) for name, pieces in calls),
+        called=called,
+    )

@@ -1,0 +1,86 @@
+"""What one forward pass computes: a packed, ragged batch of new tokens without padding."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Extension:
+    """The new tokens of one request in one step: positions ``[start, stop)`` of its `ids`.
+
+    `pages[i]` holds positions ``[i * page_size, (i + 1) * page_size)`` and reaches to `stop`.
+    """
+
+    ids: np.ndarray
+    start: int
+    stop: int
+    pages: Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """B requests with T new tokens in all.
+
+    Attributes
+    ----------
+    ids, positions, slots : (T,) int64
+        Token ids, their positions, and where their KV goes (page * page_size + offset).
+    page_table : (B, max_pages) int32
+        Rows are padded with page 0, which is never read there: `kv_lens` says where a row ends.
+    query_starts : (B + 1,) int32
+    kv_lens : (B,) int32
+        Tokens in pages after the step, new ones included.
+    copies : list of (source, destination)
+        Pages to copy first (copy-on-write).
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    page_table: torch.Tensor
+    query_starts: torch.Tensor
+    kv_lens: torch.Tensor
+    copies: list[tuple[int, int]]
+
+
+def pack(
+    extensions: Sequence[Extension], page_size: int, copies: Sequence[tuple[int, int]] = ()
+) -> ForwardBatch:
+    """Lay out `extensions` one after the other."""
+    count = len(extensions)
+    query_starts = np.zeros(count + 1, dtype=np.int32)
+    np.cumsum([extension.stop - extension.start for extension in extensions], out=query_starts[1:])
+    total = int(query_starts[-1])
+    ids = np.empty(total, dtype=np.int64)
+    positions = np.empty(total, dtype=np.int64)
+    slots = np.empty(total, dtype=np.int64)
+    kv_lens = np.fromiter((extension.stop for extension in extensions), dtype=np.int32, count=count)
+    widths = -(-kv_lens // page_size)
+    page_table = np.zeros((count, int(widths.max())), dtype=np.int32)
+    for row, extension in enumerate(extensions):
+        page_table[row, : widths[row]] = extension.pages[: widths[row]]
+        low, high = query_starts[row], query_starts[row + 1]
+        if high - low == 1:
+            position = extension.start
+            ids[low] = extension.ids[position]
+            positions[low] = position
+            slots[low] = extension.pages[position // page_size] * page_size + position % page_size
+            continue
+        span = np.arange(extension.start, extension.stop)
+        ids[low:high] = extension.ids[extension.start : extension.stop]
+        positions[low:high] = span
+        slots[low:high] = page_table[row, span // page_size].astype(np.int64) * page_size + span % page_size
+    return ForwardBatch(
+        ids=torch.from_numpy(ids),
+        positions=torch.from_numpy(positions),
+        slots=torch.from_numpy(slots),
+        page_table=torch.from_numpy(page_table),
+        query_starts=torch.from_numpy(query_starts),
+        kv_lens=torch.from_numpy(kv_lens),
+        copies=list(copies),
+    )

@@ -1,0 +1,158 @@
+"""A scheduler without processes: the tests drive its steps themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ramify.errors import RamifyError, from_info
+from ramify.kernels.registry import ops
+from ramify.messages import Failed, Finish, Reply, Submit, Usage
+from ramify.radix.cache import PrefixCache
+from ramify.radix.naive import NaiveCache
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.model.load import load_model
+from ramify.runtime.model.resolve import ModelFiles
+from ramify.runtime.scheduler.limits import Limits
+from ramify.runtime.scheduler.output import Logprob
+from ramify.runtime.scheduler.scheduler import Scheduler
+from ramify.runtime.worker.kv_pool import KvPool
+from ramify.runtime.worker.runner import Runner
+from ramify.sampling import SamplingParams
+
+
+@dataclasses.dataclass
+class Result:
+    """What has come out for one request so far."""
+
+    ids: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[Logprob] = dataclasses.field(default_factory=list)
+    prompt_logprobs: list[Logprob] = dataclasses.field(default_factory=list)
+    finish: Finish | None = None
+    usage: Usage | None = None
+    error: RamifyError | None = None
+    overlap: str = ""
+    """The end of the prompt that the first output token begins with."""
+
+    @property
+    def ended(self) -> bool:
+        return self.finish is not None or self.error is not None
+
+
+class LocalScheduler:
+    """Steps a real scheduler with a real model in this process."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module | Path,
+        *,
+        clock: Callable[[], float] | None = None,
+        grammars: Any = None,
+        retokenizer: Any = None,
+        healer: Any = None,
+        **options: Any,
+    ) -> None:
+        options.setdefault("num_pages", 256)
+        options.setdefault("dtype", "float32")
+        self.config = EngineConfig(check_pages=True, **options)
+        if isinstance(model, Path):
+            files = ModelFiles(name="tiny", weights=model, tokenizer=model)
+            model = load_model(files, dtype=getattr(torch, self.config.dtype))
+        shape = model.config
+        config = self.config
+        assert config.num_pages is not None
+        dtype = getattr(torch, config.dtype)
+        pool = KvPool(shape, num_pages=config.num_pages, page_size=config.page_size, dtype=dtype)
+        # Rows that nobody has written must not matter.
+        pool.k.fill_(float("nan"))
+        pool.v.fill_(float("nan"))
+        self.cache = (PrefixCache if config.cache == "radix" else NaiveCache)(
+            config.num_pages, config.page_size
+        )
+        limits = Limits(
+            context_length=config.context_length or shape.context_length,
+            vocab_size=shape.vocab_size,
+            eos_token_ids=shape.eos_token_ids,
+            kv_tokens=(config.num_pages - 2) * config.page_size,
+        )
+        backend = "cpu" if config.attention_backend == "auto" else config.attention_backend
+        ticks = itertools.count()
+        self.results: dict[str, Result] = {}
+        self.replies: list[Reply] = []
+        self.scheduler = Scheduler(
+            config,
+            limits,
+            Runner(model, pool, ops(backend)),
+            self.cache,
+            grammars,
+            self._reply,
+            clock or (lambda: next(ticks) * 1e-3),
+            retokenizer=retokenizer,
+            healer=healer,
+        )
+        self._count = itertools.count()
+
+    def submit(
+        self,
+        ids: Sequence[int],
+        *,
+        constraint: Any = None,
+        scope: str = "",
+        hint: Any = None,
+        open_end: bool = False,
+        **sampling: Any,
+    ) -> str:
+        rid = f"r{next(self._count)}"
+        sampling.setdefault("temperature", 0.0)
+        self.results[rid] = Result()
+        self.scheduler.receive(
+            Submit(
+                rid=rid,
+                ids=tuple(ids),
+                sampling=SamplingParams(**sampling).check(),
+                constraint=constraint,
+                scope=scope,
+                hint=hint,
+                open_end=open_end,
+            )
+        )
+        return rid
+
+    def step(self) -> None:
+        output = self.scheduler.step()
+        for chunk in output.chunks if output is not None else ():
+            result = self.results[chunk.rid]
+            assert not result.ended, "a request has exactly one final message"
+            result.ids += chunk.ids
+            result.overlap += chunk.overlap
+            for name in ("logprobs", "prompt_logprobs"):
+                entries = getattr(chunk, name)
+                if entries is not None:
+                    getattr(result, name).extend(zip(entries.ids, entries.logprobs, entries.top, strict=True))
+            result.finish = chunk.finish
+            result.usage = chunk.usage or result.usage
+
+    def run(self, limit: int = 10_000) -> None:
+        """Step until nothing is left to do."""
+        for _ in range(limit):
+            self.step()
+            if not self.scheduler.busy:
+                return
+        raise AssertionError(f"still busy after {limit} steps: {self.scheduler.stats()}")
+
+    def complete(self, prompts: Sequence[Sequence[int]], **sampling: Any) -> list[Result]:
+        rids = [self.submit(prompt, **sampling) for prompt in prompts]
+        self.run()
+        return [self.results[rid] for rid in rids]
+
+    def _reply(self, message: Reply | Failed) -> None:
+        if isinstance(message, Reply):
+            self.replies.append(message)
+        else:
+            assert not self.results[message.rid].ended
+            self.results[message.rid].error = from_info(message.error)

@@ -1,0 +1,51 @@
+"""What transformers generates greedily, with the two best logits of every step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+TIE = 1e-4
+"""Two logits closer than this may swap places: sums in another order differ by about as much."""
+
+
+@dataclasses.dataclass
+class Greedy:
+    ids: list[int]
+    margins: list[float]
+    """Per token, how far the best logit lies above the second."""
+
+
+def greedy(model: Any, prompt: Sequence[int], count: int, eos: Sequence[int] = ()) -> Greedy:
+    """`model` is a transformers causal LM in float32."""
+    from transformers import DynamicCache
+
+    ids: list[int] = []
+    margins: list[float] = []
+    cache = DynamicCache(config=model.config)
+    new = torch.tensor([list(prompt)])
+    with torch.inference_mode():
+        for _ in range(count):
+            logits = model(input_ids=new, past_key_values=cache, use_cache=True).logits[0, -1]
+            best = torch.topk(logits, 2)
+            token = int(best.indices[0])
+            ids.append(token)
+            margins.append(float(best.values[0] - best.values[1]))
+            if token in eos:
+                break
+            new = torch.tensor([[token]])
+    return Greedy(ids, margins)
+
+
+def assert_same(expected: Greedy, got: Sequence[int]) -> bool:
+    """Equal, or different from a token on where the two best logits tie. True if wholly equal."""
+    for step, (want, have) in enumerate(zip(expected.ids, got, strict=False)):
+        if want != have:
+            margin = expected.margins[step]
+            assert margin < TIE, f"token {step}: {have} instead of {want}, {margin:.2g} behind the best"
+            return False
+    assert len(got) == len(expected.ids), f"{len(got)} tokens instead of {len(expected.ids)}"
+    return True

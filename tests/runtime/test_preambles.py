@@ -1,0 +1,124 @@
+"""Preambles in a running scheduler: forced, free up to a limit, with a constraint and without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.constraint import Constraint, regex
+from ramify.errors import InvalidRequest
+from ramify.messages import CompileGrammar, Preamble, Submit
+from ramify.runtime.grammar.compiler import answer
+from ramify.runtime.grammar.compilers import GrammarStore
+from ramify.runtime.grammar.vocabulary import load_vocabulary
+from ramify.sampling import SamplingParams
+from tests.runtime.local import LocalScheduler, Result
+from tests.runtime.tiny import END_ID, VOCAB
+
+PROMPT = tuple(b"a prompt of bytes")
+DIGITS = regex("[0-9]{3}")
+
+
+class Thinking(LocalScheduler):
+    """A scheduler whose grammars compile at once, in this process. The tiny model's tokens are bytes, and
+    spelled as their ids."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.vocabulary = load_vocabulary(folder, vocab_size=VOCAB, stop_ids=[END_ID])
+        self.ids = {spelling: token for token, spelling in enumerate(self.vocabulary.tokens) if spelling}
+        self.jobs: list[CompileGrammar] = []
+        store = GrammarStore(self.vocabulary, send=self.jobs.append, restart=lambda: None)
+        super().__init__(folder, grammars=store, **options)
+
+    def ask(self, *preambles: Preamble, constraint: Constraint | None = None, **sampling: Any) -> Result:
+        rid = f"t{len(self.results)}"
+        self.results[rid] = Result()
+        known = tuple(
+            Preamble(
+                end=one.end,
+                max_tokens=one.max_tokens,
+                optional=one.optional,
+                end_ids=tuple(self.ids[bytes([byte])] for byte in one.end.encode()),
+            )
+            for one in preambles
+        )
+        options = SamplingParams(**{"temperature": 0.0, "max_tokens": 40} | sampling).check()
+        self.scheduler.receive(
+            Submit(rid=rid, ids=PROMPT, sampling=options, constraint=constraint, preambles=known)
+        )
+        for job in self.jobs:
+            self.scheduler.receive(answer(job, self.vocabulary))
+        self.jobs.clear()
+        self.run()
+        return self.results[rid]
+
+    def text(self, result: Result) -> str:
+        spelled = b"".join(self.vocabulary.tokens[token] for token in result.ids)
+        return spelled.decode(errors="replace")
+
+
+@pytest.fixture(params=[True, False], ids=["jumping", "token by token"])
+def local(tiny_folder: Path, request: pytest.FixtureRequest) -> Thinking:
+    return Thinking(tiny_folder, jump_forward=request.param)
+
+
+@pytest.mark.parametrize("logprobs", [None, 0])
+def test_a_limit_of_nothing_forces_the_end_at_once(local: Thinking, logprobs: int | None) -> None:
+    result = local.ask(Preamble(end="</x>", max_tokens=0), constraint=DIGITS, logprobs=logprobs)
+    text = local.text(result)
+    assert text.startswith("</x>")
+    assert text[4:].isdigit()
+    assert len(text) == 7
+    assert result.finish is not None
+    assert result.finish.reason == "stop"
+
+
+@pytest.mark.parametrize("limit", [1, 6])
+def test_the_free_part_is_the_models_own(local: Thinking, limit: int) -> None:
+    """Up to its limit it is what the model writes anyway, but for control tokens."""
+    banned = {"logit_bias": dict.fromkeys(range(256, VOCAB), -100.0)}
+    free = local.ask(max_tokens=limit, **banned)
+    result = local.ask(Preamble(end="</x>", max_tokens=limit), constraint=DIGITS, **banned)
+    assert result.ids[:limit] == free.ids
+    before, end, answer = local.text(result).partition("</x>")
+    assert end
+    assert before.encode(errors="replace")
+    assert len(answer) == 3
+    assert answer.isdigit()
+
+
+@pytest.mark.parametrize("budget", [7, 8, 12, 30])
+def test_room_is_left_for_the_answer(local: Thinking, budget: int) -> None:
+    for temperature in (0.0, 2.0):
+        result = local.ask(
+            Preamble(end="</x>"), constraint=DIGITS, max_tokens=budget, temperature=temperature, seed=budget
+        )
+        _, end, answer = local.text(result).partition("</x>")
+        assert (end, len(answer), answer.isdigit()) == ("</x>", 3, True)
+        assert result.finish is not None
+        assert result.finish.reason == "stop"
+
+
+def test_a_budget_without_room_is_refused(local: Thinking) -> None:
+    result = local.ask(Preamble(end="</x>"), constraint=DIGITS, max_tokens=6)
+    assert isinstance(result.error, InvalidRequest)
+    assert result.error.field == "max_tokens"
+
+
+def test_free_text_after_the_reasoning_is_cut_where_its_tokens_end(local: Thinking) -> None:
+    result = local.ask(Preamble(end="</x>", max_tokens=2), max_tokens=12, ignore_eos=False)
+    assert "</x>" in local.text(result)
+    assert result.finish is not None
+    assert result.finish.reason == ("length" if len(result.ids) == 12 else "stop")
+
+
+def test_optional_text_may_be_all(local: Thinking) -> None:
+    """The model is pushed to stop: without the end, and so without the answer."""
+    result = local.ask(Preamble(end="</x>", optional=True), constraint=DIGITS, logit_bias={END_ID: 100.0})
+    assert result.ids == [END_ID]
+    assert result.finish is not None
+    assert result.finish.reason == "stop"
+    required = local.ask(Preamble(end="</x>"), constraint=DIGITS, logit_bias={END_ID: 100.0}, max_tokens=20)
+    assert local.text(required)[-3:].isdigit()

@@ -1,0 +1,295 @@
+"""The processes: they start together, answer, survive a death, and never outlive their parent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.errors import EngineClosed, InvalidRequest, NotFound, Overloaded, RamifyError, WorkerDied
+from ramify.loop import wait
+from ramify.messages import ChatMessage, Generate, TextChunk
+from ramify.runtime.engine import Engine
+from ramify.runtime.launch import ROLES
+from ramify.sampling import SamplingParams
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_folder: Path) -> Iterator[Engine]:
+    with Engine(str(tiny_folder), dtype="float32", num_pages=256, threads=1) as engine:
+        yield engine
+
+
+def gone(pids: list[int], within_s: float = 20.0) -> bool:
+    """Whether all processes end in time; a pidfd becomes readable when its process ends."""
+    deadline = time.monotonic() + within_s
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            fd = os.pidfd_open(pid)
+            try:
+                ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+            finally:
+                os.close(fd)
+            if not ready:
+                return False
+    return True
+
+
+def children(pid: int) -> list[int]:
+    """All processes below `pid`."""
+    below: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                below.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, todo = [], [pid]
+    while todo:
+        new = below.get(todo.pop(), [])
+        found += new
+        todo += new
+    return found
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+# --- answers ------------------------------------------------------------------------------------
+
+
+def test_text_usage_and_ids_agree(engine: Engine) -> None:
+    first = engine.complete("hello", max_tokens=8, temperature=0.0, ignore_eos=True)
+    again = engine.complete("hello", max_tokens=8, temperature=0.0, ignore_eos=True)
+    assert len(first.ids) == 8
+    assert (first.text, first.ids) == (again.text, again.ids)
+    assert (first.finish.reason, first.usage.completion_tokens) == ("length", 8)
+    assert again.usage.cached_tokens == 4
+
+
+def test_chat_and_many_at_once(engine: Engine) -> None:
+    chat = engine.complete(chat=[ChatMessage(role="user", content="hi")], max_tokens=3, temperature=0.0)
+    assert chat.usage.prompt_tokens == 2 + 3
+    prompts = [f"prompt number {i}" for i in range(40)]
+    together = engine.complete_many(prompts, max_tokens=6, temperature=0.0, ignore_eos=True)
+    alone = [
+        engine.complete(prompt, max_tokens=6, temperature=0.0, ignore_eos=True) for prompt in prompts[:5]
+    ]
+    assert [result.ids for result in together[:5]] == [result.ids for result in alone]
+
+
+def test_server_info(engine: Engine) -> None:
+    info = engine.get_server_info()
+    assert info["num_pages"] == info["stats"]["pages_total"] == 256
+    assert info["model_info"]["context_length"] == 512
+
+
+def test_a_stop_string_ends_the_work(engine: Engine) -> None:
+    free = engine.complete("stop here", max_tokens=40, temperature=0.0, ignore_eos=True)
+    stop = free.text[10:13]
+    stopped = engine.complete("stop here", max_tokens=40, temperature=0.0, ignore_eos=True, stop=(stop,))
+    assert stopped.text == free.text[: free.text.index(stop)]
+    assert (stopped.finish.reason, stopped.finish.matched) == ("stop", stop)
+    assert engine.stats().running == 0
+
+
+def test_what_is_wrong_is_said(engine: Engine) -> None:
+    for options, error in (
+        ({"prompt": ""}, "empty"),
+        ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
+        ({"prompt": "x" * 600}, "600 tokens"),
+        ({"prompt": "\ud800"}, "Unicode"),
+        ({"prompt": "x", "n": 2}, "n must be 1"),
+    ):
+        with pytest.raises(InvalidRequest, match=error):
+            engine.complete(**options)  # type: ignore[arg-type]
+
+
+def test_leaving_a_stream_ends_its_work(engine: Engine) -> None:
+    async def leave() -> list[TextChunk]:
+        request = Generate(
+            rid="leaving", prompt=("abc",), sampling=SamplingParams(max_tokens=400, ignore_eos=True)
+        )
+        async with contextlib.aclosing(engine.generate(request)) as chunks:  # type: ignore[type-var]
+            return [await anext(chunks) for _ in range(3)]
+
+    assert len(wait(leave())) == 3
+    stats = engine.stats()
+    assert (stats.running, stats.waiting) == (0, 0)
+    assert stats.pages_in_use == 0
+
+
+def test_an_abort_says_so(engine: Engine) -> None:
+    async def abort() -> TextChunk:
+        request = Generate(
+            rid="doomed", prompt=("abc",), sampling=SamplingParams(max_tokens=400, ignore_eos=True)
+        )
+        last = None
+        async for chunk in engine.generate(request):
+            if last is None:
+                assert engine._desk.abort("doomed") == 1
+            last = chunk
+        assert last is not None
+        return last
+
+    finish = wait(abort()).finish
+    assert finish is not None
+    assert finish.reason == "abort"
+
+
+def test_overload_is_refused_and_harms_nobody(tiny_folder: Path) -> None:
+    with Engine(
+        str(tiny_folder), dtype="float32", num_pages=64, threads=1, max_running=2, max_waiting=2
+    ) as engine:
+
+        async def crowd() -> list[Any]:
+            return await asyncio.gather(
+                *(engine.acomplete("abc", max_tokens=30, ignore_eos=True) for _ in range(10)),
+                return_exceptions=True,
+            )
+
+        results = wait(crowd())
+        refused = [result for result in results if isinstance(result, Overloaded)]
+        assert len(refused) == 6
+        assert all(refusal.retry_after for refusal in refused)
+        assert all(len(result.ids) == 30 for result in results if not isinstance(result, BaseException))
+
+
+# --- deaths -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ["tokenizer", "scheduler", "detokenizer"])
+def test_a_killed_worker_comes_back(tiny_folder: Path, role: str) -> None:
+    with Engine(str(tiny_folder), dtype="float32", num_pages=256, threads=1) as engine:
+        before = engine.pids
+
+        async def killed() -> None:
+            request = Generate(
+                rid="victim", prompt=("abc",), sampling=SamplingParams(max_tokens=500, ignore_eos=True)
+            )
+            async for _ in engine.generate(request):
+                # Other chunks may come before the death is seen, and by then it may have been waited for.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(before[role], signal.SIGKILL)
+
+        with pytest.raises(WorkerDied, match=role):
+            wait(asyncio.wait_for(killed(), 30))  # a request that has streamed fails
+        # One that comes while the ring is down waits for the new one.
+        assert len(engine.complete("abc", max_tokens=3, ignore_eos=True).ids) == 3
+        assert not set(before.values()) & set(engine.pids.values())
+        assert gone(list(before.values()))
+
+
+def test_a_model_that_cannot_be_loaded_is_one_clear_error(tmp_path: Path, tiny_folder: Path) -> None:
+    with pytest.raises(NotFound):
+        Engine(str(tmp_path / "nothing")).start()
+    for file in tiny_folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"garbage")
+    with pytest.raises(RamifyError, match=r"safetensors|scheduler|header"):
+        Engine(str(tmp_path), threads=1).start()
+
+
+SCRIPT = """
+import os, sys, threading
+from ramify.runtime.engine import Engine
+engine = Engine({model!r}, dtype="float32", num_pages=64, threads=1).start()
+print(engine._desk._ring._directory, flush=True)
+engine.complete("x", max_tokens=2)
+print("ready", flush=True)
+sys.stdin.readline()
+{then}
+"""
+
+
+@contextlib.contextmanager
+def script(model: Path, then: str) -> Iterator[tuple[subprocess.Popen[str], Path, list[int]]]:
+    """A user's script: (process, socket directory, worker pids) once it has printed "ready"."""
+    code = textwrap.dedent(SCRIPT).format(model=str(model), then=textwrap.dedent(then))
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    try:
+        assert process.stdout is not None
+        directory = Path(process.stdout.readline().strip())
+        assert process.stdout.readline() == "ready\n"
+        assert directory.is_dir()
+        assert directory.stat().st_mode & 0o777 == 0o700
+        yield (
+            process,
+            directory,
+            [pid for pid in children(process.pid) if "-m\0ramify.runtime" in _command(pid)],
+        )
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what the script forked is in its group; workers are not
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("then", "signals", "code"),
+    [
+        ("", [], 0),
+        ("engine.close(); sys.stdin.readline()", [], 0),
+        ("raise ValueError('mine')", [], 1),
+        ("sys.exit(7)", [], 7),
+        ("sys.stdin.readline()", [signal.SIGINT], None),
+        (
+            "engine.complete('x', max_tokens=400, ignore_eos=True); sys.stdin.readline()",
+            [signal.SIGINT],
+            None,
+        ),
+        ("sys.stdin.readline()", [signal.SIGKILL], -signal.SIGKILL),
+        ("os.fork() or sys.stdin.readline(); sys.stdin.readline()", [signal.SIGKILL], -signal.SIGKILL),
+    ],
+    ids=["end", "close", "exception", "exit", "ctrl-c", "ctrl-c-busy", "kill", "kill-with-a-fork"],
+)
+def test_no_orphan_and_no_stale_socket(
+    tiny_folder: Path, then: str, signals: list[signal.Signals], code: int | None
+) -> None:
+    with script(tiny_folder, then) as (process, directory, workers):
+        assert len(workers) >= len(ROLES)
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        for number in signals:
+            process.send_signal(number)
+        if not signals:
+            process.communicate("\n", timeout=60)
+        else:
+            process.wait(60)
+        if code is not None:
+            assert process.returncode == code
+        else:
+            assert process.returncode != 0
+        assert gone(workers)
+        assert not directory.exists()
+
+
+def test_a_closed_engine_refuses(tiny_folder: Path) -> None:
+    engine = Engine(str(tiny_folder), dtype="float32", num_pages=64, threads=1).start()
+    workers = list(engine.pids.values())
+    engine.close()
+    engine.close()
+    assert gone(workers)
+    with pytest.raises(EngineClosed):
+        engine.complete("x", max_tokens=1)

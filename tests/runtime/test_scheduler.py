@@ -1,0 +1,253 @@
+"""Admission, retraction, abort, limits, sampling options and log-probabilities of the scheduler."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from ramify.errors import InvalidRequest, PromptTooLong
+from ramify.messages import Abort, EndProgram, FlushCache, GetStats, ProgramHint
+from tests.runtime.local import LocalScheduler
+from tests.runtime.oracle import greedy
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(256) for _ in range(length)]
+
+
+def test_shared_prefix_is_computed_once(tiny_model: Any) -> None:
+    """Branches that arrive together wait for the first one's prefill instead of repeating it."""
+    local = LocalScheduler(tiny_model, page_size=16, chunk_tokens=64)
+    trunk = prompt_of(200)
+    results = local.complete(
+        [[*trunk, *prompt_of(5, seed)] for seed in range(8)], max_tokens=4, ignore_eos=True
+    )
+    cached = sorted(result.usage.cached_tokens for result in results if result.usage)
+    assert cached == [0] + [200] * 7
+    # 200 once, 5 for each branch, and 3 decoded tokens a branch (the 4th is sampled, not computed).
+    assert local.scheduler.ledger.computed_tokens == 200 + 8 * 5 + 8 * 3
+
+
+def test_a_repeated_prompt_computes_one_token(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model, page_size=16)
+    prompt = prompt_of(100)
+    local.complete([prompt], max_tokens=1)
+    before = local.scheduler.ledger.computed_tokens
+    local.complete([prompt], max_tokens=1)
+    assert local.scheduler.ledger.computed_tokens - before == 1
+
+
+def test_max_tokens_0_caches_the_prompt(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model)
+    prompt = prompt_of(50)
+    for _ in range(2):  # the second one has nothing at all to compute
+        result = local.complete([prompt], max_tokens=0)[0]
+        assert result.ids == []
+        assert result.finish is not None
+        assert result.finish.reason == "length"
+    assert local.scheduler.ledger.computed_tokens == 50
+    assert local.complete([[*prompt, 1]], max_tokens=1)[0].usage.cached_tokens == 50  # type: ignore[union-attr]
+
+
+def test_a_request_that_fits_alone_always_runs(tiny_model: Any) -> None:
+    """Forks in the middle of pages make a path lock more pages than it has slots."""
+    local = LocalScheduler(tiny_model, page_size=8, num_pages=8)
+    trunk = prompt_of(40)
+    for fork in (3, 11, 19, 27, 35):
+        # Each extends the one before from the middle of a page and leaves a superseded page behind.
+        local.complete([trunk[:fork]], max_tokens=0)
+        local.complete([[*trunk[:fork], 255]], max_tokens=0)
+    result = local.complete([trunk], max_tokens=8, ignore_eos=True)[0]  # 48 tokens: all that is allowed
+    assert len(result.ids) == 8
+
+
+def test_scopes_do_not_see_each_other(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model)
+    prompt = prompt_of(50)
+    for scope in ("a", "b"):
+        rid = local.submit(prompt, scope=scope, max_tokens=1)
+        local.run()
+        assert local.results[rid].usage.cached_tokens == 0  # type: ignore[union-attr]
+    rid = local.submit(prompt, scope="a", max_tokens=1)
+    local.run()
+    assert local.results[rid].usage.cached_tokens == 49  # type: ignore[union-attr]
+
+
+def test_nobody_starves(tiny_model: Any) -> None:
+    """A stranger gets in although requests with a cached prefix keep coming."""
+    now = [0.0]
+    local = LocalScheduler(tiny_model, max_running=1, clock=lambda: now[0])
+    friends = prompt_of(300)
+    local.complete([friends], max_tokens=1)
+    stranger = local.submit(prompt_of(300, seed=1), max_tokens=1)
+    for round_ in range(200):
+        local.submit([*friends, round_ % 256], max_tokens=2, ignore_eos=True)
+        local.step()
+        now[0] += 0.01
+        if local.results[stranger].ended:
+            return
+    pytest.fail("the stranger never ran")
+
+
+def test_longest_cached_prefix_goes_first(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model, max_running=1)
+    warm = prompt_of(200)
+    local.complete([warm], max_tokens=1)
+    cold = local.submit(prompt_of(200, seed=1), max_tokens=1)
+    hot = local.submit([*warm, 7], max_tokens=1)
+    local.step()
+    assert local.results[hot].ended
+    assert not local.results[cold].ended
+
+
+def test_abort_while_waiting_and_while_running(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model, max_running=1)
+    running = local.submit(prompt_of(20), max_tokens=100, ignore_eos=True)
+    waiting = local.submit(prompt_of(20, seed=1), max_tokens=100)
+    local.step()
+    local.step()
+    for rid in (running, waiting, "unknown"):
+        local.scheduler.receive(Abort(rid=rid))
+    local.step()
+    for rid in (running, waiting):
+        finish = local.results[rid].finish
+        assert finish is not None
+        assert finish.reason == "abort"
+    assert not local.scheduler.busy
+    assert local.cache.counts().in_use == 0
+
+
+def test_a_silent_abort_says_nothing(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model)
+    rid = local.submit(prompt_of(20), max_tokens=100, ignore_eos=True)
+    local.step()
+    local.scheduler.receive(Abort(rid=rid, silent=True))
+    local.step()
+    assert not local.results[rid].ended
+    assert not local.scheduler.busy
+
+
+@pytest.mark.parametrize(
+    ("ids", "sampling", "error", "field"),
+    [
+        ([1] * 600, {"max_tokens": 1}, PromptTooLong, "prompt"),
+        ([1] * 500, {"max_tokens": 100}, PromptTooLong, "max_tokens"),
+        ([1, 5000], {"max_tokens": 1}, InvalidRequest, "prompt"),
+        ([1], {"max_tokens": 1, "stop_token_ids": (5000,)}, InvalidRequest, "stop_token_ids"),
+        ([1], {"max_tokens": 1, "logit_bias": {5000: 1.0}}, InvalidRequest, "logit_bias"),
+    ],
+)
+def test_refused(tiny_model: Any, ids: list[int], sampling: dict[str, Any], error: type, field: str) -> None:
+    local = LocalScheduler(tiny_model)
+    rid = local.submit(ids, **sampling)
+    local.step()
+    refusal = local.results[rid].error
+    assert isinstance(refusal, error)
+    assert refusal.field == field
+    assert local.complete([[1, 2, 3]], max_tokens=2)[0].ended
+
+
+def test_a_failing_forward_pass_ends_its_requests_alone(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = LocalScheduler(tiny_model)
+    rid = local.submit(prompt_of(10), max_tokens=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(local.scheduler._runner, "forward", lambda batch: 1 / 0)
+        local.step()
+    assert "forward pass failed" in str(local.results[rid].error)
+    assert local.complete([prompt_of(10)], max_tokens=3)[0].finish is not None
+
+
+def test_lease_outlives_other_pages_until_its_program_ends(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model, page_size=4, num_pages=36)
+    leased, plain = prompt_of(40), prompt_of(40, seed=1)
+    local.submit(leased, max_tokens=1, hint=ProgramHint(program="p", lease_s=1000.0))
+    local.run()
+    local.complete([plain], max_tokens=1)
+    assert local.cache.counts().leased == 10
+    local.complete([prompt_of(80, seed=2)], max_tokens=1)  # evicts what is not leased
+    assert local.cache.match(leased, "").length == 40
+    assert local.cache.match(plain, "").length < 40
+    local.scheduler.receive(EndProgram(program="p"))
+    assert local.cache.counts().leased == 0
+
+
+def test_flush_and_stats(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model)
+    local.complete([prompt_of(50)], max_tokens=2)
+    local.scheduler.receive(FlushCache(rid="f"))
+    local.scheduler.receive(GetStats(rid="s"))
+    flushed, stats = local.replies
+    assert flushed.flushed
+    assert stats.stats is not None
+    assert stats.stats.pages_free == stats.stats.pages_total == 256
+    assert stats.stats.prompt_tokens == 50
+
+
+# --- ends ---------------------------------------------------------------------------------------
+
+
+def test_stop_token_ids_and_ignore_eos(tiny_model: Any, tiny_oracle: Any) -> None:
+    prompt = prompt_of(30)
+    free = greedy(tiny_oracle, prompt, 20).ids
+    stop = free[5]
+    first = free.index(stop)
+    local = LocalScheduler(tiny_model)
+    result = local.complete([prompt], max_tokens=20, stop_token_ids=(stop,), ignore_eos=True)[0]
+    assert result.ids == free[: first + 1]
+    assert result.finish is not None
+    assert (result.finish.reason, result.finish.matched) == ("stop", stop)
+    longer = local.complete(
+        [prompt], max_tokens=20, min_tokens=first + 3, stop_token_ids=(stop,), ignore_eos=True
+    )[0]
+    assert len(longer.ids) >= first + 3
+    assert stop not in longer.ids[: first + 2]
+
+
+# --- sampling -----------------------------------------------------------------------------------
+
+
+def test_a_seed_gives_the_same_tokens_in_any_batch(tiny_model: Any) -> None:
+    options = {"max_tokens": 12, "temperature": 1.0, "seed": 11, "ignore_eos": True}
+    prompt = prompt_of(30)
+    alone = LocalScheduler(tiny_model).complete([prompt], **options)[0].ids
+    crowd = LocalScheduler(tiny_model, chunk_tokens=9, page_size=4)
+    for seed in range(6):
+        crowd.submit(prompt_of(20, seed), temperature=1.3, max_tokens=9, top_p=0.9)
+    rid = crowd.submit(prompt, **options)
+    crowd.run()
+    assert crowd.results[rid].ids == alone
+    other = LocalScheduler(tiny_model).complete([prompt], **(options | {"seed": 12}))[0].ids
+    assert other != alone
+
+
+def test_logprobs_match_the_oracle(tiny_model: Any, tiny_oracle: Any) -> None:
+    import torch
+
+    prompt = prompt_of(40)
+    local = LocalScheduler(tiny_model, chunk_tokens=16)
+    local.complete([prompt], max_tokens=1)  # a cached prefix must not hide prompt log-probabilities
+    result = local.complete([prompt], max_tokens=5, logprobs=3, prompt_logprobs_start=2, ignore_eos=True)[0]
+    ids = prompt + result.ids
+    with torch.inference_mode():
+        table = torch.log_softmax(tiny_oracle(torch.tensor([ids])).logits[0], dim=-1)
+    assert [entry[0] for entry in result.prompt_logprobs] == prompt[2:]
+    for position, (token, value, top) in enumerate(result.prompt_logprobs + result.logprobs, start=2):
+        assert token == ids[position]
+        assert value == pytest.approx(float(table[position - 1, token]), abs=1e-3)
+        best = torch.topk(table[position - 1], 3)
+        assert [pair[1] for pair in top] == pytest.approx(best.values.tolist(), abs=1e-3)
+    assert len(result.logprobs) == 5
+
+
+def test_prompt_logprobs_from_the_start(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model, chunk_tokens=16)
+    prompt = prompt_of(40)
+    result = local.complete([prompt], max_tokens=0, prompt_logprobs_start=0)[0]
+    assert [entry[0] for entry in result.prompt_logprobs] == prompt
+    assert result.prompt_logprobs[0][1] is None
+    assert all(entry[1] is not None for entry in result.prompt_logprobs[1:])

@@ -1,0 +1,177 @@
+"""Prompts become ids: segments, chats, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.errors import InvalidRequest
+from ramify.messages import ChatMessage, Generate, Preamble, ToolCall
+from ramify.runtime.model.tokenizer import load_tokenizer
+from ramify.runtime.tokenizer_process import PromptTokenizer
+from ramify.tool_calls.grammar import Tool, tools_json
+from tests.model.tool_templates import LLAMA3, MISTRAL, QWEN
+
+
+@pytest.fixture(scope="module")
+def prompts(tiny_folder: Path) -> PromptTokenizer:
+    return PromptTokenizer(load_tokenizer(tiny_folder))
+
+
+def ids(prompts: PromptTokenizer, **fields: Any) -> list[int]:
+    return list(prompts.submit(Generate(rid="r", **fields)).ids)
+
+
+def decode(tokens: list[int], folder: Path) -> str:
+    return str(load_tokenizer(folder).decode(tokens))
+
+
+def test_segments_keep_ids_and_join_texts(prompts: PromptTokenizer, tiny_folder: Path) -> None:
+    whole = ids(prompts, prompt=("héllo", " world"))
+    assert whole == ids(prompts, prompt=("héllo world",))
+    assert decode(whole, tiny_folder) == "héllo world"
+    assert ids(prompts, prompt=("ab", (7, 300), "c")) == [
+        *ids(prompts, prompt=("ab",)),
+        7,
+        300,
+        *ids(prompts, prompt=("c",)),
+    ]
+
+
+def test_chat_goes_through_the_template(prompts: PromptTokenizer, tiny_folder: Path) -> None:
+    chat = (ChatMessage(role="user", content="hi"),)
+    assert decode(ids(prompts, chat=chat), tiny_folder) == "<|user|>hi<|end|><|assistant|>"
+
+
+@pytest.mark.parametrize("prompt", [(), ("",), ((),), ("", ())])
+def test_an_empty_prompt_is_refused(prompts: PromptTokenizer, prompt: tuple[Any, ...]) -> None:
+    with pytest.raises(InvalidRequest, match="empty") as refusal:
+        ids(prompts, prompt=prompt)
+    assert refusal.value.field == "prompt"
+
+
+def test_a_template_that_raises_is_a_bad_request(tiny_folder: Path) -> None:
+    tokenizer = load_tokenizer(tiny_folder)
+    tokenizer.chat_template = "{{ raise_exception('no such role') }}"
+    with pytest.raises(InvalidRequest, match="no such role"):
+        ids(PromptTokenizer(tokenizer), chat=(ChatMessage(role="user", content="x"),))
+
+
+def test_a_model_without_template_takes_no_chat(tiny_folder: Path) -> None:
+    tokenizer = load_tokenizer(tiny_folder)
+    tokenizer.chat_template = None
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        ids(PromptTokenizer(tokenizer), chat=(ChatMessage(role="user", content="x"),))
+
+
+def test_a_spelled_beginning_token_is_not_doubled(tiny_folder: Path) -> None:
+    class WithBos:
+        bos_token_id = 1
+        chat_template = None
+
+        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+            spelled = [1] if text.startswith("<s>") else []
+            return [1] * add_special_tokens + spelled + [9] * len(text.removeprefix("<s>"))
+
+    assert ids(PromptTokenizer(WithBos()), prompt=("<s>ab",)) == [1, 9, 9]
+    assert ids(PromptTokenizer(WithBos()), prompt=("ab",)) == [1, 9, 9]
+    assert ids(PromptTokenizer(WithBos()), prompt=((5,), "a")) == [5, 9]
+
+
+TOOLS = tools_json([Tool(name="look", parameters='{"type": "object"}', description="Looks.")])
+CALL = ToolCall(id="abcdefghi", name="look", arguments='{"at": [1.50, "ü"]}')
+CALLED = (
+    ChatMessage(role="user", content="hi"),
+    ChatMessage(role="assistant", content="", tool_calls=(CALL,)),
+    ChatMessage(role="tool", content="seen", tool_call_id="abcdefghi", name="look"),
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "shown"),
+    [
+        (QWEN, '<tool_call>\n{"name": "look", "arguments": {"at": [1.5, "ü"]}}\n</tool_call>'),
+        (LLAMA3, '{"name": "look", "parameters": {"at": [1.5, "ü"]}}'),
+        (MISTRAL, '[TOOL_CALLS][{"name": "look", "arguments": {"at": [1.5, "ü"]}, "id": "abcdefghi"}]'),
+    ],
+    ids=["hermes", "llama3", "mistral"],
+)
+def test_tools_go_through_the_template(tiny_folder: Path, template: str, shown: str) -> None:
+    tokenizer = load_tokenizer(tiny_folder)
+    tokenizer.chat_template = template
+    prompts = PromptTokenizer(tokenizer)
+    text = decode(ids(prompts, chat=CALLED, tools=TOOLS), tiny_folder)
+    assert shown in text
+    assert "seen" in text
+    assert "Looks." not in decode(ids(prompts, chat=CALLED[:1]), tiny_folder)
+    assert "Looks." in decode(ids(prompts, chat=CALLED[:1], tools=TOOLS), tiny_folder)
+
+
+def test_variables_go_to_the_template(tiny_folder: Path) -> None:
+    tokenizer = load_tokenizer(tiny_folder)
+    tokenizer.chat_template = QWEN
+    chat = CALLED[:1]
+    plain = decode(ids(PromptTokenizer(tokenizer), chat=chat), tiny_folder)
+    silent = decode(
+        ids(PromptTokenizer(tokenizer), chat=chat, template_kwargs='{"enable_thinking": false}'), tiny_folder
+    )
+    assert silent == plain + "<think>\n\n</think>\n\n"
+
+
+def test_the_prompt_ends_in_the_start_of_its_preamble_once(
+    prompts: PromptTokenizer, tiny_folder: Path
+) -> None:
+    thinking = Preamble(start="<think>", end="</think>")
+    submit = prompts.submit(Generate(rid="r", prompt=("hi ",), preambles=(thinking,)))
+    assert decode(list(submit.ids), tiny_folder) == "hi <think>"
+    assert submit.preambles[0].end_ids == tuple(ids(prompts, prompt=("</think>",)))
+    assert submit.sampling.skip_special_tokens
+    for written in ("hi <think>", "hi <think>\n"):
+        assert ids(prompts, prompt=(written,), preambles=(thinking,)) == ids(prompts, prompt=(written,))
+    chat = (ChatMessage(role="user", content="hi"),)
+    assert decode(ids(prompts, chat=chat, preambles=(thinking,)), tiny_folder).endswith(
+        "<|assistant|><think>"
+    )
+
+
+def test_a_control_token_ends_a_preamble_where_it_stands_alone(prompts: PromptTokenizer) -> None:
+    submit = prompts.submit(Generate(rid="r", prompt=("hi",), preambles=(Preamble(end="<|system|>"),)))
+    assert len(submit.preambles[0].end_ids) == 1
+    assert not submit.sampling.skip_special_tokens, "the end has to show in the text"
+    with pytest.raises(InvalidRequest, match="control token"):
+        prompts.submit(Generate(rid="r", prompt=("hi",), preambles=(Preamble(end="a<|system|>"),)))
+
+
+def test_no_text_is_tokenised_twice(tiny_folder: Path) -> None:
+    """A program sends the texts between its outputs again with every call."""
+    tokenizer = load_tokenizer(tiny_folder)
+    encoded: list[str] = []
+    encode = tokenizer.encode
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(tokenizer, name)
+
+        def encode(self, text: str, **options: Any) -> Any:
+            encoded.append(text)
+            return encode(text, **options)
+
+    prompts = PromptTokenizer(Counting())
+    prompt: tuple[Any, ...] = ("A system turn, and the first question of the user.",)
+    fresh = PromptTokenizer(tokenizer)
+    for turn in range(20):
+        assert ids(prompts, prompt=prompt) == ids(fresh, prompt=prompt)
+        prompt = (*prompt, (7, 8), f"The end of answer {turn}, and the next question of the user.")
+    assert len(encoded) == len(set(encoded)) == 20
+
+
+def test_the_ids_that_are_kept_are_bounded(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramify.runtime.tokenizer_process.KNOWN_CHARACTERS", 100)
+    prompts = PromptTokenizer(load_tokenizer(tiny_folder))
+    texts = [f"{number}" * 40 for number in range(5)]
+    for text in (*texts, texts[3], texts[0]):
+        assert len(ids(prompts, prompt=(text,))) == 40
+    assert [text for text, _ in prompts._known] == [texts[3], texts[0]]
+    assert prompts._known_size == 80

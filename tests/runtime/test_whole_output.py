@@ -1,0 +1,219 @@
+"""Every output under a schema is whole, whatever the model would rather do and however few tokens it has."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+
+from ramify import constraint
+from ramify.constraint import Constraint
+from ramify.errors import InvalidRequest, from_info
+from ramify.messages import Failed, Finish, Submit
+from ramify.radix.cache import PrefixCache
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.grammar.compiler import answer
+from ramify.runtime.grammar.compilers import GrammarStore
+from ramify.runtime.grammar.retokenize import Retokenizer, encode
+from ramify.runtime.grammar.vocabulary import Vocabulary
+from ramify.runtime.scheduler.healing import Healer
+from ramify.runtime.scheduler.limits import Limits
+from ramify.runtime.scheduler.request import Request
+from ramify.runtime.scheduler.sampling import RequestSampler, Sampled
+from ramify.runtime.scheduler.scheduler import Scheduler
+from ramify.sampling import SamplingParams
+from tests.grammar.vocabularies import STOP, tiny, tiny_tokenizer
+
+CLOSED = {"additionalProperties": False}
+SCHEMAS: dict[str, Any] = {
+    "string": {"type": "string"},
+    "number": {"type": "number"},
+    "integer": {"type": "integer", "minimum": 7},
+    "enum": {"enum": ["a", "much longer than a", 12, None, {"deep": [1, 2]}]},
+    "array": {"type": "array", "items": {"type": "integer"}},
+    "rows": {"type": "array", "items": {"type": "array", "items": {"type": "string"}}, "minItems": 1},
+    "min-items": {"type": "array", "items": {"type": "boolean"}, "minItems": 4, "maxItems": 9},
+    "object": {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "note": {"type": "string"}},
+        "required": ["name", "age"],
+        **CLOSED,
+    },
+    "open-object": {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]},
+    "any-object": {"type": "object"},
+    "optional": {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "null"}}, **CLOSED},
+    "map": {"type": "object", "additionalProperties": {"type": "array", "items": {"type": "number"}}},
+    "tree": {
+        "type": "object",
+        "properties": {"value": {"type": "integer"}, "children": {"type": "array", "items": {"$ref": "#"}}},
+        "required": ["value"],
+        **CLOSED,
+    },
+    "list": {
+        "$ref": "#/$defs/list",
+        "$defs": {
+            "list": {
+                "anyOf": [
+                    {"type": "null"},
+                    {
+                        "type": "object",
+                        "properties": {"head": {"type": "string"}, "tail": {"$ref": "#/$defs/list"}},
+                        "required": ["head", "tail"],
+                        **CLOSED,
+                    },
+                ]
+            }
+        },
+    },
+    "choice": {
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": {"kind": {"const": "long"}, "text": {"type": "string", "minLength": 30}},
+                "required": ["kind", "text"],
+                **CLOSED,
+            },
+            {"type": "object", "properties": {"kind": {"const": "short"}}, "required": ["kind"], **CLOSED},
+        ]
+    },
+    "pattern": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{4,12}$"},
+    "date": {"type": "string", "format": "date-time"},
+    "unicode": {
+        "type": "object",
+        "properties": {"日本": {"type": "string", "minLength": 3}},
+        "required": ["日本"],
+        **CLOSED,
+    },
+    "anything": True,
+}
+
+
+class Prolongs(RequestSampler):
+    """Takes the allowed token after which most tokens are needed, or where many are alike any of them."""
+
+    def __init__(self, limits: Limits, seed: int) -> None:
+        super().__init__(None, limits)  # type: ignore[arg-type]
+        self._random = random.Random(seed)
+
+    def next_tokens(self, requests: Sequence[Request], logits: torch.Tensor) -> list[Sampled]:
+        return [Sampled(self._worst(request), None) for request in requests]
+
+    def _worst(self, request: Request) -> int:
+        held = request.constrained
+        assert held is not None
+        assert held.mask is not None
+        mask = held.mask
+        if request.healing is not None and request.next_draft is not None:
+            mask = request.healing.mask(request.next_draft, mask)
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+        allowed = [token for token in np.flatnonzero(bits).tolist() if token != STOP] or [STOP]
+
+        def needed(token: int) -> int:
+            matcher = held._matcher.fork()
+            assert matcher.accept(token)
+            return matcher.completion_tokens or 0
+
+        some = self._random.sample(allowed, min(len(allowed), 24))
+        return max(some, key=needed)
+
+
+class NoModel:
+    def forward(self, batch: Any) -> torch.Tensor:
+        return torch.zeros(len(batch.ids), 1)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(hidden), tiny().size)
+
+
+class Hostile:
+    """A scheduler whose sampler does its worst."""
+
+    def __init__(self, seed: int, *, jump: bool) -> None:
+        config = EngineConfig(num_pages=256, page_size=4, jump_forward=jump, check_pages=True)
+        limits = Limits(context_length=900, vocab_size=tiny().size, eos_token_ids=(STOP,), kv_tokens=1000)
+        self.jobs: list[Any] = []
+        self.failed: list[Failed] = []
+        store = GrammarStore(tiny(), send=self.jobs.append, restart=lambda: None)
+        runner: Any = NoModel()
+        self.scheduler = Scheduler(
+            config,
+            limits,
+            runner,
+            PrefixCache(256, 4),
+            store,
+            self.failed.append,  # type: ignore[arg-type]
+            retokenizer=Retokenizer(lambda text: encode(tiny_tokenizer(), text), tiny()),
+            healer=Healer(tiny()),
+        )
+        self.scheduler._sampler = Prolongs(limits, seed)
+
+    def run(self, held: Constraint, max_tokens: int, **options: Any) -> tuple[bytes, Finish, list[int]]:
+        vocabulary: Vocabulary = tiny()
+        sampling = SamplingParams(max_tokens=max_tokens)
+        self.scheduler.receive(
+            Submit(rid="r", ids=tuple(tiny_tokenizer().encode("An answer: ").ids), sampling=sampling,
+                   constraint=held, **options)
+        )  # fmt: skip
+        for job in self.jobs:
+            self.scheduler.receive(answer(job, vocabulary))
+        self.jobs.clear()
+        ids: list[int] = []
+        overlap = ""
+        for _ in range(10 * max_tokens + 10):
+            output = self.scheduler.step()
+            if self.failed:
+                raise from_info(self.failed.pop().error)
+            for chunk in output.chunks if output is not None else ():
+                ids += chunk.ids
+                overlap += chunk.overlap
+                if chunk.finish is not None:
+                    text = b"".join(vocabulary.tokens[token] for token in ids)
+                    return text.removeprefix(overlap.encode()), chunk.finish, ids
+        raise AssertionError("it does not end")
+
+
+def least(hostile: Hostile, held: Constraint) -> int:
+    """The smallest budget that is not refused."""
+    with pytest.raises(InvalidRequest, match=r"has [0-9]+ tokens") as refused:
+        hostile.run(held, 1)
+    assert refused.value.field == "max_tokens"
+    return int(refused.value.message.split(" has ")[1].split()[0])
+
+
+@pytest.mark.parametrize("open_end", [False, True], ids=["", "healed"])
+@pytest.mark.parametrize("jump", [True, False], ids=["jump", "no-jump"])
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_whole_at_every_budget(name: str, jump: bool, open_end: bool) -> None:
+    held = constraint.json_schema(SCHEMAS[name])
+    hostile = Hostile(seed=1, jump=jump)
+    try:
+        needed = least(hostile, held)
+    except pytest.fail.Exception:
+        needed = 1  # one token is enough
+    for budget in (*range(needed, needed + 9), needed + 20, needed + 45):
+        text, finish, ids = hostile.run(held, budget, open_end=open_end)
+        assert finish.reason == "stop", (budget, text)
+        assert len([token for token in ids if token != STOP]) <= budget
+        jsonschema.validate(json.loads(text), SCHEMAS[name])
+
+
+def test_too_few_tokens_are_refused_with_the_number_that_is_enough() -> None:
+    held = constraint.json_schema(SCHEMAS["object"])
+    hostile = Hostile(seed=1, jump=True)
+    needed = least(hostile, held)
+    for budget in range(1, needed):
+        with pytest.raises(InvalidRequest, match=f"has {needed} tokens"):
+            hostile.run(held, budget)
+
+
+def test_free_text_that_is_cut_is_not_called_whole() -> None:
+    """A regular expression may stop at any point and is whole; text without one is cut."""
+    text, finish, _ = Hostile(seed=3, jump=True).run(constraint.regex("[a-z]*"), 5)
+    assert finish.reason == "stop"
+    assert text.isalpha()

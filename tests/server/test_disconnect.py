@@ -1,0 +1,118 @@
+"""A client that goes away stops its work; many at once get each their own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import httpx
+import pytest
+
+from ramify.errors import WorkerDied
+from ramify.messages import TextChunk
+from ramify.runtime.server.fanout import merged
+from tests.server.desk import MODEL, FakeDesk, LiveServer
+
+BODIES: dict[str, Any] = {
+    "/v1/chat/completions": {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"model": MODEL, "prompt": "hi"},
+    "/generate": {"text": "hi"},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("hold_after", [0, 2], ids=["before the first token", "after it"])
+def test_disconnect_closes_the_generation(
+    server: LiveServer, desk: FakeDesk, path: str, stream: bool, hold_after: int
+) -> None:
+    desk.hold_after = hold_after
+    body = httpx.Request("POST", server.url + path, json=BODIES[path] | {"stream": stream})
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body.content)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(head.encode() + body.content)
+        assert desk.held.wait(10)
+        assert not desk.closed.is_set()
+    assert desk.closed.wait(10)
+    assert desk.running == set()
+
+
+def test_disconnect_closes_every_choice(server: LiveServer, desk: FakeDesk) -> None:
+    desk.hold_after = 1
+    body = httpx.Request("POST", server.url, json=BODIES["/v1/completions"] | {"n": 5}).content
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(head.encode() + body)
+        assert desk.held.wait(10)
+    assert desk.closed.wait(10)
+    assert desk.idle.wait(10)
+    assert len(desk.requests) == 5
+
+
+def test_disconnect_in_the_middle_of_the_body(
+    server: LiveServer, desk: FakeDesk, http: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(b'POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"text"')
+    assert http.post("/generate", json={"text": "hi"}).status_code == 200
+    assert len(desk.requests) == 1
+    assert caplog.text == ""
+
+
+async def test_many_clients_at_once(server: LiveServer, desk: FakeDesk) -> None:
+    async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+        answers = await asyncio.gather(
+            *(
+                client.post(
+                    "/generate", json={"text": f"number {i:04}", "sampling_params": {"max_new_tokens": 8}}
+                )
+                for i in range(64)
+            )
+        )
+    assert [answer.json()["text"] for answer in answers] == [f"BER {i:04}" for i in range(64)]
+    assert desk.running == set()
+
+
+async def test_merged_closes_all_streams_when_one_fails() -> None:
+    closed = []
+
+    async def stream(name: str, chunks: int, error: Exception | None = None) -> Any:
+        try:
+            for _ in range(chunks):
+                yield TextChunk(rid=name)
+                await asyncio.sleep(0)
+            if error is not None:
+                raise error
+            await asyncio.Event().wait()
+        finally:
+            closed.append(name)
+
+    seen = []
+
+    async def consume() -> None:
+        async for index, _ in merged([stream("a", 1), stream("b", 3), stream("c", 2, WorkerDied("gone"))]):
+            seen.append(index)
+
+    with pytest.raises(WorkerDied):
+        await consume()
+    assert sorted(closed) == ["a", "b", "c"]
+    assert seen.count(0) == 1
+    assert seen.count(2) == 2
+
+
+async def test_merged_closes_all_streams_when_it_is_closed() -> None:
+    closed = []
+
+    async def stream(name: str) -> Any:
+        try:
+            while True:
+                yield TextChunk(rid=name)
+                await asyncio.sleep(0)
+        finally:
+            closed.append(name)
+
+    both = merged([stream("a"), stream("b")])
+    await anext(both)
+    await both.aclose()
+    assert sorted(closed) == ["a", "b"]

@@ -1,0 +1,353 @@
+"""Bad requests are answered by name, and nothing else is disturbed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from ramify.errors import Overloaded, PromptTooLong, WorkerDied
+from ramify.runtime.server.fields import MAX_BODY_BYTES
+from ramify.runtime.server.native import UNSUPPORTED, UNSUPPORTED_SAMPLING
+from ramify.runtime.server.openai import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION
+from tests.server.desk import MODEL, FakeDesk, events
+
+CHAT: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+COMPLETION: Any = {"model": MODEL, "prompt": "hi", "max_tokens": 2}
+GENERATE: Any = {"text": "hi", "sampling_params": {"max_new_tokens": 2}}
+BODIES = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION, "/generate": GENERATE}
+
+
+@pytest.fixture(autouse=True)
+def still_serving(http: httpx.Client, desk: FakeDesk) -> Any:
+    """After every bad request the server answers a good one, and nothing is left running."""
+    yield
+    desk.fail_first = desk.fail_after = None
+    assert http.post("/generate", json=GENERATE).status_code == 200
+    assert desk.running == set()
+
+
+def refused(response: httpx.Response, status: int = 400) -> Any:
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert error.keys() >= {"message", "type", "param", "code"}
+    assert error["message"]
+    assert "Traceback" not in response.text
+    return error
+
+
+@pytest.mark.parametrize("field", UNSUPPORTED_CHAT)
+def test_unsupported_chat_field(http: httpx.Client, field: str) -> None:
+    error = refused(http.post("/v1/chat/completions", json=CHAT | {field: ["x"]}))
+    assert (error["param"], error["code"]) == (field, "unsupported_field")
+    assert field in error["message"]
+    assert http.post("/v1/chat/completions", json=CHAT | {field: None}).status_code == 200
+
+
+@pytest.mark.parametrize("field", UNSUPPORTED_COMPLETION)
+def test_unsupported_completion_field(http: httpx.Client, field: str) -> None:
+    error = refused(http.post("/v1/completions", json=COMPLETION | {field: "x"}))
+    assert (error["param"], error["code"]) == (field, "unsupported_field")
+
+
+@pytest.mark.parametrize("field", UNSUPPORTED)
+def test_unsupported_native_field(http: httpx.Client, field: str) -> None:
+    error = refused(http.post("/generate", json=GENERATE | {field: "x"}))
+    assert (error["param"], error["code"]) == (field, "unsupported_field")
+
+
+@pytest.mark.parametrize("field", UNSUPPORTED_SAMPLING)
+def test_unsupported_native_option(http: httpx.Client, field: str) -> None:
+    error = refused(http.post("/generate", json={"text": "hi", "sampling_params": {field: "x"}}))
+    assert (error["param"], error["code"]) == (f"sampling_params.{field}", "unsupported_field")
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_unknown_field_with_a_guess(http: httpx.Client, path: str) -> None:
+    error = refused(http.post(path, json=BODIES[path] | {"straem": True}))
+    assert error["param"] == "straem"
+    assert error["message"].endswith("Did you mean stream?")
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"model": None}, "model"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"content": "hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "critic", "content": "hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "hi"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "tool", "content": "hi", "tool_call_id": "x"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "hi", "name": "x"}]}, "messages[0].name"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[0].type",
+        ),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_completion_tokens": 3}, "max_completion_tokens"),
+        ({"max_tokens": None, "max_completion_tokens": -3}, "max_completion_tokens"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 1000}, "n"),
+        ({"seed": 2**64}, "seed"),
+        ({"stop": [1]}, "stop[0]"),
+        ({"stop": ""}, "stop"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 1000}}, "logit_bias"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 1000}, "top_logprobs"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_all": True}}, "stream_options.include_all"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        ({"response_format": {"type": "json_object"}, "regex": "a"}, "regex"),
+        ({"regex": "a", "ebnf": "b"}, "ebnf"),
+        ({"regex": ""}, "regex"),
+        ({"guided_choice": []}, "guided_choice"),
+    ],
+)
+def test_bad_chat_field(http: httpx.Client, change: dict[str, Any], param: str) -> None:
+    error = refused(http.post("/v1/chat/completions", json=CHAT | change))
+    assert error["param"] == param
+    assert param.split(".")[-1] in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": {"a": 1}}, "prompt"),
+        ({"prompt": ["hi", ""]}, "prompt[1]"),
+        ({"prompt": ["hi", 5]}, "prompt[1]"),
+        ({"prompt": [[1], []]}, "prompt[1]"),
+        ({"prompt": [1, "a"]}, "prompt[1]"),
+        ({"prompt": [1, -1]}, "prompt"),
+        ({"prompt": [1, 257]}, "prompt"),
+        ({"prompt": [[1], [999]]}, "prompt[1]"),
+        ({"best_of": 2}, "best_of"),
+        ({"echo": True, "prompt": [1, 2]}, "echo"),
+        ({"logprobs": 1000}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"min_tokens": 3}, "min_tokens"),
+        ({"messages": []}, "messages"),
+    ],
+)
+def test_bad_completion_field(http: httpx.Client, change: dict[str, Any], param: str) -> None:
+    assert refused(http.post("/v1/completions", json=COMPLETION | change))["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"text": None}, "text"),
+        ({"text": ""}, "text"),
+        ({"text": [1, 2]}, "text"),
+        ({"text": ["a", ""]}, "text[1]"),
+        ({"input_ids": [1]}, "input_ids"),
+        ({"text": None, "input_ids": "a"}, "input_ids"),
+        ({"text": None, "input_ids": [1, 300]}, "input_ids"),
+        ({"text": None, "prompt_segments": []}, "prompt_segments"),
+        ({"text": None, "prompt_segments": ["a", [300]]}, "prompt_segments"),
+        ({"text": None, "prompt_segments": [5]}, "prompt_segments[0]"),
+        ({"sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens"),
+        ({"sampling_params": {"temperature": "x"}}, "sampling_params.temperature"),
+        ({"sampling_params": {"tempature": 1}}, "sampling_params.tempature"),
+        ({"sampling_params": []}, "sampling_params"),
+        ({"text": ["a", "b"], "sampling_params": [{}, {"top_k": -2}]}, "sampling_params[1].top_k"),
+        ({"text": ["a", "b"], "rid": ["x", "x"]}, "rid"),
+        ({"text": ["a", "b"], "rid": ["x"]}, "rid"),
+        ({"return_logprob": [True, True]}, "return_logprob"),
+        ({"logprob_start_len": 0}, "logprob_start_len"),
+        ({"top_logprobs_num": 2}, "top_logprobs_num"),
+        ({"return_logprob": True, "logprob_start_len": -2}, "logprob_start_len"),
+        ({"return_logprob": True, "top_logprobs_num": 99}, "top_logprobs_num"),
+        ({"constraint": {"kind": "yaml", "source": "x"}}, "constraint.kind"),
+        ({"constraint": {"source": "x"}}, "constraint.kind"),
+        ({"constraint": {"kind": "regex"}}, "constraint.source"),
+        ({"constraint": {"kind": "regex", "source": "a", "x": 1}}, "constraint.x"),
+        ({"constraint": {"kind": "regex", "source": "a"}, "sampling_params": {"ebnf": "b"}}, "constraint"),
+        ({"program": {}}, "program.program"),
+        ({"program": {"program": "p", "lease_s": -1}}, "program.lease_s"),
+    ],
+)
+def test_bad_native_field(http: httpx.Client, change: dict[str, Any], param: str) -> None:
+    assert refused(http.post("/generate", json=GENERATE | change))["param"] == param
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"not json",
+        b"[]",
+        b'"text"',
+        b"5",
+        b"null",
+        b'{"model": }',
+        b'{"prompt": NaN}',
+        b"[" * 100_000,
+        b'{"model": "\xff"}',
+        b'{"\xff": 1}',
+        b'{"messages": "\\ud800"}',
+        b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+    ids=lambda body: repr(body[:24]),
+)
+def test_garbage(http: httpx.Client, path: str, body: bytes) -> None:
+    refused(http.post(path, content=body))
+
+
+def test_invalid_utf8_inside_a_prompt(http: httpx.Client) -> None:
+    body = json.dumps(COMPLETION).encode().replace(b"hi", b"h\xffi")
+    assert refused(http.post("/v1/completions", content=body))["param"] == "prompt"
+
+
+def test_body_too_large(http: httpx.Client) -> None:
+    error = refused(http.post("/generate", content=b" " * (MAX_BODY_BYTES + 1)), 413)
+    assert error["code"] == "body_too_large"
+
+
+def test_body_too_large_without_a_length(http: httpx.Client) -> None:
+    parts = (b" " * (1 << 20) for _ in range(MAX_BODY_BYTES // (1 << 20) + 1))
+    refused(http.post("/generate", content=parts), 413)
+
+
+def test_ten_megabyte_schema(http: httpx.Client) -> None:
+    schema = {"type": "string", "description": "x" * 10_000_000}
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    error = refused(http.post("/v1/chat/completions", json=CHAT | {"response_format": form}))
+    assert (error["param"], error["code"]) == ("response_format.json_schema.schema", "invalid_constraint")
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        ("/generate", {"text": ["a"] * 3000}),
+        ("/generate", {"text": ["a"] * 30, "sampling_params": {"n": 100}}),
+        ("/v1/completions", {"prompt": ["a"] * 30, "n": 100}),
+    ],
+)
+def test_more_generations_than_the_queue_holds(http: httpx.Client, path: str, change: dict[str, Any]) -> None:
+    assert "3000 generations" in refused(http.post(path, json=BODIES[path] | change))["message"]
+
+
+def test_unknown_model(http: httpx.Client) -> None:
+    error = refused(http.post("/v1/chat/completions", json=CHAT | {"model": "gpt-9"}), 404)
+    assert (error["param"], error["code"]) == ("model", "not_found")
+
+
+def test_no_chat_template(http: httpx.Client, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    import msgspec
+
+    monkeypatch.setattr(desk, "info", msgspec.structs.replace(desk.info, chat_format=None))
+    assert refused(http.post("/v1/chat/completions", json=CHAT))["param"] == "messages"
+
+
+@pytest.mark.parametrize("path", ["/encode", "/classify", "/start_profile", "/v1/embeddings", "/docs"])
+def test_no_such_route(http: httpx.Client, path: str) -> None:
+    assert path in refused(http.post(path, json={}), 404)["message"]
+
+
+def test_wrong_method(http: httpx.Client) -> None:
+    response = http.get("/generate")
+    assert "GET" in refused(response, 405)["message"]
+    assert "POST" in response.headers["allow"]
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_before_the_first_token_have_their_status(
+    http: httpx.Client, desk: FakeDesk, path: str, stream: bool
+) -> None:
+    body = BODIES[path] | {"stream": stream}
+    desk.fail_first = Overloaded("The queue is full.", retry_after=1.2)
+    response = http.post(path, json=body)
+    assert refused(response, 429)["type"] == "rate_limit_error"
+    assert response.headers["retry-after"] == "2"
+    desk.fail_first = PromptTooLong("Too long.", field="prompt")
+    assert refused(http.post(path, json=body))["code"] == "context_length_exceeded"
+    desk.fail_first = WorkerDied("The scheduler died.")
+    assert refused(http.post(path, json=body), 503)["type"] == "server_error"
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_an_error_in_a_stream_ends_it(http: httpx.Client, desk: FakeDesk, path: str) -> None:
+    desk.fail_after = (1, WorkerDied("The scheduler died."))
+    with http.stream("POST", path, json=BODIES[path] | {"stream": True}) as response:
+        assert response.status_code == 200
+        *_, last = events(response)
+    assert last["error"]["code"] == "worker_died"
+
+
+def test_the_openai_client_raises_a_stream_error(client: openai.OpenAI, desk: FakeDesk) -> None:
+    desk.fail_after = (1, WorkerDied("The scheduler died."))
+    with pytest.raises(openai.APIError, match="scheduler died"):
+        list(client.chat.completions.create(**CHAT, stream=True))
+
+
+def test_one_failed_choice_fails_the_request(http: httpx.Client, desk: FakeDesk) -> None:
+    desk.fail_after = (1, WorkerDied("The scheduler died."))
+    refused(http.post("/v1/chat/completions", json=CHAT | {"n": 4}), 503)
+    assert desk.running == set()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_bug_is_a_500_without_its_traceback(
+    http: httpx.Client, desk: FakeDesk, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    desk.fail_first = KeyError("secret detail")
+    with caplog.at_level(logging.ERROR):
+        response = http.post("/v1/chat/completions", json=CHAT | {"stream": stream})
+    assert "secret detail" not in response.text
+    assert refused(response, 500)["type"] == "server_error"
+    assert "secret detail" in caplog.text
+
+
+def test_a_bug_in_a_stream(http: httpx.Client, desk: FakeDesk, caplog: pytest.LogCaptureFixture) -> None:
+    desk.fail_after = (1, KeyError("secret detail"))
+    with http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as response:
+        *_, last = events(response)
+    assert last["error"]["code"] == "engine_error"
+    assert "secret detail" not in json.dumps(last)
+    assert "secret detail" in caplog.text
+
+
+def test_an_aborted_request_is_an_error_to_openai(http: httpx.Client, desk: FakeDesk) -> None:
+    desk.hold_after = 1
+    answers: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: answers.append(http.post("/v1/chat/completions", json=CHAT)))
+    thread.start()
+    assert desk.held.wait(10)
+    assert httpx.post(http.base_url.join("/abort_request"), json={"abort_all": True}).status_code == 200
+    thread.join(10)
+    assert refused(answers[0], 499)["code"] == "cancelled"
+    desk.reset()
+
+
+def test_an_aborted_stream_ends_in_an_error(http: httpx.Client, desk: FakeDesk) -> None:
+    desk.hold_after = 1
+    with http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as response:
+        assert desk.held.wait(10)
+        http.post("/abort_request", json={"abort_all": True})
+        *_, last = events(response)
+    assert last["error"]["code"] == "cancelled"
+    desk.hold_after = None

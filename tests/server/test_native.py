@@ -1,0 +1,321 @@
+"""SGLang's native surface: the calls that its RuntimeEndpoint makes, and our own fields."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from typing import Any
+
+import httpx
+import pytest
+
+from ramify.constraint import json_object
+from ramify.errors import InvalidConstraint
+from ramify.messages import ModelInfo, Preamble, ProgramHint
+from tests.server.desk import MODEL, FakeDesk, LiveServer, events
+
+SRT_KWARGS = {
+    # What SGLang's frontend sends with every generation, given or not.
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "max_new_tokens": 8,
+    "min_new_tokens": 0,
+    "n": 1,
+    "stop": [],
+    "stop_token_ids": [],
+    "stop_regex": [],
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "ignore_eos": False,
+    "regex": None,
+    "json_schema": None,
+}
+
+
+class SglangEndpoint:
+    """The HTTP calls of SGLang's RuntimeEndpoint: plain urllib, its headers, its assertion."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.model_info = json.loads(self._call("/get_model_info"))
+
+    def _call(self, path: str, body: Any = None, method: str | None = None) -> bytes:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json; charset=utf-8"}
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        with urllib.request.urlopen(request, timeout=10) as response:
+            assert response.status == 200
+            return bytes(response.read())
+
+    def flush_cache(self) -> None:
+        self._call("/flush_cache", method="POST")
+
+    def get_server_info(self) -> Any:
+        return json.loads(self._call("/server_info"))
+
+    def generate(self, body: Any) -> Any:
+        return json.loads(self._call("/generate", body))
+
+    def cache_prefix(self, text: str) -> Any:
+        return self.generate({"text": text, "sampling_params": {"max_new_tokens": 0}})
+
+    def select(self, text: str, choices: list[str]) -> list[list[Any]]:
+        """The requests of its `select`, up to the input token logprobs of each choice."""
+        prompt_tokens = self.cache_prefix(text)["meta_info"]["prompt_tokens"]
+        answers = self.generate(
+            {
+                "text": [text + choice for choice in choices],
+                "sampling_params": {"max_new_tokens": 0, "temperature": 0},
+                "return_logprob": True,
+                "return_text_in_logprobs": True,
+                "logprob_start_len": max(prompt_tokens - 2, 0),
+            }
+        )
+        return [answer["meta_info"]["input_token_logprobs"] for answer in answers]
+
+    def unconditional(self, ids: list[list[int]]) -> list[list[Any]]:
+        answers = self.generate(
+            {"input_ids": ids, "sampling_params": {"max_new_tokens": 0}, "return_logprob": True}
+        )
+        return [answer["meta_info"]["input_token_logprobs"] for answer in answers]
+
+
+@pytest.fixture
+def endpoint(server: LiveServer) -> SglangEndpoint:
+    return SglangEndpoint(server.url)
+
+
+def test_model_and_server_info(endpoint: SglangEndpoint, http: httpx.Client) -> None:
+    assert endpoint.model_info["model_path"] == "/models/byte-model"
+    assert endpoint.model_info["is_generation"] is True
+    assert http.get("/model_info").json() == endpoint.model_info
+    info = endpoint.get_server_info()
+    assert info["max_prompt_tokens"] == 4000
+    assert info["internal_states"][0]["pages_total"] == 64
+    assert http.get("/get_server_info").json()["version"] == info["version"]
+
+
+def test_model_info_carries_ours(endpoint: SglangEndpoint, desk: FakeDesk) -> None:
+    import msgspec
+
+    assert msgspec.convert(endpoint.model_info["ramify"], ModelInfo) == desk.info
+
+
+def test_generate(endpoint: SglangEndpoint) -> None:
+    answer = endpoint.generate({"text": "hello world", "sampling_params": SRT_KWARGS})
+    assert answer["text"] == "LO WORLD"
+    assert bytes(answer["output_ids"]) == b"LO WORLD"
+    meta = answer["meta_info"]
+    assert meta["finish_reason"] == {"type": "length", "length": 8}
+    assert (meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"]) == (11, 8, 0)
+    assert {"id", "num_retractions", "forced_tokens", "kept_ids", "tail", "queue_s", "total_s"} <= meta.keys()
+    assert "input_token_logprobs" not in meta
+
+
+def test_generate_stream_is_cumulative(http: httpx.Client) -> None:
+    body = {"text": "hello world", "sampling_params": SRT_KWARGS, "stream": True}
+    position, text = 0, ""
+    with http.stream("POST", "/generate", json=body) as response:
+        *chunks, done = events(response)
+    for chunk in chunks:
+        text += chunk["text"][position:]
+        position = len(chunk["text"])
+        assert chunk["meta_info"]["completion_tokens"] == len(chunk["output_ids"])
+    assert (text, done) == ("LO WORLD", "[DONE]")
+    assert [chunk["meta_info"]["finish_reason"] for chunk in chunks[:-1]] == [None] * 8
+    assert chunks[-1]["meta_info"]["finish_reason"]["type"] == "length"
+
+
+def test_stop_string(endpoint: SglangEndpoint) -> None:
+    answer = endpoint.generate({"text": "hello world", "sampling_params": SRT_KWARGS | {"stop": "WO"}})
+    assert answer["text"] == "LO "
+    assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": "WO"}
+
+
+def test_cache_prefix(endpoint: SglangEndpoint) -> None:
+    assert endpoint.cache_prefix("hello world")["output_ids"] == []
+    again = endpoint.cache_prefix("hello world")
+    assert again["meta_info"]["cached_tokens"] == 10
+
+
+def test_select(endpoint: SglangEndpoint) -> None:
+    scores = endpoint.select("ab", ["cd", "e"])
+    assert [[token[1:] for token in tokens] for tokens in scores] == [
+        [[97, "a"], [98, "b"], [99, "c"], [100, "d"]],
+        [[97, "a"], [98, "b"], [101, "e"]],
+    ]
+    assert [token[0] for token in scores[1]] == [None, -2.5, -5.5]
+    # Further into the text every token has a number, as its greedy and its unconditional method need.
+    assert all(token[0] is not None for tokens in endpoint.select("abc", ["d", "e"]) for token in tokens)
+    ids = [[token[1] for token in tokens] for tokens in scores]
+    unconditional = endpoint.unconditional(ids)
+    assert [[token[1] for token in tokens] for tokens in unconditional] == ids
+    assert [tokens[0][0] for tokens in unconditional] == [None, None]
+
+
+def test_output_logprobs_only_unless_asked(endpoint: SglangEndpoint) -> None:
+    body = {"text": "abc", "sampling_params": {"max_new_tokens": 2}, "return_logprob": True}
+    for start in ({}, {"logprob_start_len": -1}, {"logprob_start_len": None}):
+        meta = endpoint.generate(body | start)["meta_info"]
+        assert meta["input_token_logprobs"] == []
+        assert meta["output_token_logprobs"] == [[-1.5, 65, None], [-2.5, 66, None]]
+        assert "output_top_logprobs" not in meta
+
+
+def test_top_logprobs(endpoint: SglangEndpoint) -> None:
+    meta = endpoint.generate(
+        {
+            "text": "ab",
+            "sampling_params": {"max_new_tokens": 1},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "top_logprobs_num": 2,
+            "return_text_in_logprobs": True,
+        }
+    )["meta_info"]
+    best = [[-0.25, 97, "a"], [-0.5, 98, "b"]]
+    assert meta["input_top_logprobs"] == [None, best]
+    assert meta["output_top_logprobs"] == [best]
+
+
+def test_batch(endpoint: SglangEndpoint, desk: FakeDesk) -> None:
+    answers = endpoint.generate(
+        {
+            "text": ["abc", "xyz"],
+            "sampling_params": [{"max_new_tokens": 1}, {"max_new_tokens": 2}],
+            "return_logprob": [True, False],
+            "rid": ["one", "two"],
+        }
+    )
+    assert [answer["text"] for answer in answers] == ["A", "XY"]
+    assert [answer["meta_info"]["id"] for answer in answers] == ["one", "two"]
+    assert ["output_token_logprobs" in answer["meta_info"] for answer in answers] == [True, False]
+
+
+def test_batch_of_one_answers_a_list(endpoint: SglangEndpoint) -> None:
+    assert len(endpoint.generate({"text": ["abc"], "sampling_params": {"max_new_tokens": 1}})) == 1
+
+
+def test_n_answers_a_list(endpoint: SglangEndpoint) -> None:
+    options = {"max_new_tokens": 6, "n": 2, "sampling_seed": 5}
+    answers = endpoint.generate({"text": "abc", "sampling_params": options, "rid": "mine"})
+    assert [answer["text"] for answer in answers] == ["ABC(5)", "ABC(6)"]
+    assert [answer["meta_info"]["id"] for answer in answers] == ["mine-0", "mine-1"]
+
+
+def test_batch_streamed_carries_the_index(http: httpx.Client) -> None:
+    body = {"text": ["abc", "xyz"], "sampling_params": {"max_new_tokens": 3}, "stream": True}
+    texts = {}
+    with http.stream("POST", "/generate", json=body) as response:
+        for chunk in events(response)[:-1]:
+            texts[chunk["index"]] = chunk["text"]
+    assert texts == {0: "ABC", 1: "XYZ"}
+
+
+def test_put_is_post(http: httpx.Client) -> None:
+    assert http.put("/generate", json={"text": "abc", "sampling_params": {"max_new_tokens": 3}}).json()[
+        "text"
+    ] == ("ABC")
+
+
+def test_defaults(endpoint: SglangEndpoint, desk: FakeDesk) -> None:
+    endpoint.generate({"text": "abc"})
+    assert desk.requests[0].sampling.max_tokens == 128
+    endpoint.generate({"text": "abc", "sampling_params": {"max_new_tokens": None}})
+    assert desk.requests[1].sampling.max_tokens is None
+
+
+def test_our_fields(endpoint: SglangEndpoint, desk: FakeDesk) -> None:
+    answer = endpoint.generate(
+        {
+            "prompt_segments": ["ab", [99], "d"],
+            "sampling_params": {"max_new_tokens": 20},
+            "constraint": {"kind": "choices", "source": '["yes", "no"]'},
+            "program": {"program": "p1", "lease_s": 2.5},
+            "cache_scope": "tenant",
+        }
+    )
+    assert answer["text"] == "yes"
+    (request,) = desk.requests
+    assert request.prompt == ("ab", (99,), "d")
+    assert request.hint == ProgramHint(program="p1", lease_s=2.5)
+    assert request.scope == "tenant"
+
+
+@pytest.mark.parametrize(
+    ("option", "kind"),
+    [
+        ({"json_schema": '{"type": "integer"}'}, "json_schema"),
+        ({"regex": "a+"}, "regex"),
+        ({"ebnf": "root ::= 'a'"}, "ebnf"),
+        ({"structural_tag": "{}"}, "structural_tag"),
+    ],
+)
+def test_constraints(endpoint: SglangEndpoint, desk: FakeDesk, option: dict[str, str], kind: str) -> None:
+    endpoint.generate({"text": "abc", "sampling_params": option})
+    assert desk.requests[0].constraint
+    assert desk.requests[0].constraint.kind == kind
+    assert desk.requests[0].constraint.source in option.values()
+
+
+def test_flush_cache(endpoint: SglangEndpoint, desk: FakeDesk, http: httpx.Client) -> None:
+    endpoint.cache_prefix("hello")
+    endpoint.flush_cache()
+    assert endpoint.cache_prefix("hello")["meta_info"]["cached_tokens"] == 0
+    assert http.get("/flush_cache").status_code == 200
+    desk.flushed = False
+    assert http.post("/flush_cache").status_code == 400
+
+
+def test_end_program(http: httpx.Client, desk: FakeDesk) -> None:
+    assert http.post("/end_program", json={"program": "p1"}).status_code == 200
+    assert desk.ended_programs == ["p1"]
+    assert http.post("/end_program", json={}).json()["error"]["param"] == "program"
+
+
+@pytest.mark.parametrize("body", [{"rid": "mine"}, {"abort_all": True}])
+def test_abort_request(http: httpx.Client, desk: FakeDesk, body: dict[str, Any]) -> None:
+    desk.hold_after = 1
+    stream = {"text": "abc", "rid": "mine", "stream": True}
+    with http.stream("POST", "/generate", json=stream) as response:
+        assert desk.held.wait(10)
+        assert http.post("/abort_request", json=body).json() == {"aborted": 1}
+        *_, last, done = events(response)
+    assert last["meta_info"]["finish_reason"]["type"] == "abort"
+    assert done == "[DONE]"
+
+
+def test_abort_needs_to_say_what(http: httpx.Client) -> None:
+    response = http.post("/abort_request", json={"rid": ""})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "rid")
+
+
+def test_model_name_is_listed(endpoint: SglangEndpoint) -> None:
+    assert endpoint.model_info["served_model_name"] == MODEL
+
+
+def test_a_refused_constraint_names_its_field(http: httpx.Client, desk: FakeDesk) -> None:
+    desk.fail_first = InvalidConstraint("No.", field="json_schema", pointer="/not", remedy="Yes.")
+    for body, param in (
+        ({"sampling_params": {"json_schema": "{}"}}, "sampling_params.json_schema"),
+        ({"constraint": {"kind": "json_schema", "source": "{}"}}, "constraint.source"),
+    ):
+        for stream in (False, True):
+            response = http.post("/generate", json={"text": "hi", "stream": stream} | body)
+            assert response.status_code == 400
+            error = response.json()["error"]
+            assert (error["param"], error["pointer"], error["remedy"]) == (param, "/not", "Yes.")
+
+
+def test_preambles_and_json_options(http: httpx.Client, desk: FakeDesk) -> None:
+    wanted = {"kind": "json_object", "whitespace": 2}
+    body = {"text": "hi", "constraint": wanted, "preambles": [{"end": "</think>", "max_tokens": 3}]}
+    assert http.post("/generate", json=body).status_code == 200
+    assert desk.requests[-1].constraint == json_object(whitespace=2)
+    assert desk.requests[-1].preambles == (Preamble(end="</think>", max_tokens=3),)
+    response = http.post("/generate", json=body | {"preambles": [{"start": "<think>"}]})
+    assert response.json()["error"]["param"] == "preambles[0]"

@@ -1,0 +1,360 @@
+"""The OpenAI surface, driven by the official client over a real socket."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from pydantic import BaseModel
+
+from tests.server.desk import MODEL, FakeDesk, LiveServer, events
+
+USER: Any = [{"role": "user", "content": "hello world"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"zeta": {"type": "integer"}, "alpha": {"type": "string"}},
+    "required": ["zeta", "alpha"],
+}
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [card.id for card in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other/model")
+
+
+def test_chat(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=USER, max_tokens=8)
+    (choice,) = answer.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", "LO WORLD")
+    assert choice.finish_reason == "length"
+    assert choice.logprobs is None
+    assert answer.object == "chat.completion"
+    assert answer.id.startswith("chatcmpl-")
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len("<user>hello world")
+    assert answer.usage.completion_tokens == 8
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 8
+
+
+async def test_async_client(server: LiveServer) -> None:
+    async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none") as client:
+        answer = await client.chat.completions.create(model=MODEL, messages=USER, max_tokens=8)
+        assert answer.choices[0].message.content == "LO WORLD"
+        stream = await client.chat.completions.create(model=MODEL, messages=USER, max_tokens=8, stream=True)
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+    assert text == "LO WORLD"
+
+
+def test_chat_content_as_parts_and_developer_role(client: openai.OpenAI, desk: FakeDesk) -> None:
+    client.chat.completions.create(
+        model=MODEL,
+        messages=[
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        ],
+        max_tokens=1,
+    )
+    (request,) = desk.requests
+    assert request.chat is not None
+    assert [(turn.role, turn.content) for turn in request.chat] == [("system", "be brief"), ("user", "ab")]
+
+
+def test_an_answer_can_be_sent_back_as_a_message(client: openai.OpenAI, desk: FakeDesk) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=USER, max_tokens=3)
+    turn = answer.choices[0].message.model_dump()
+    assert turn["tool_calls"] is None  # the client fills in nulls, which ask for nothing
+    client.chat.completions.create(model=MODEL, messages=[*USER, turn, *USER], max_tokens=1)
+    assert [turn.role for turn in desk.requests[-1].chat or ()] == ["user", "assistant", "user"]
+
+
+def test_chat_stream(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model=MODEL, messages=USER, max_tokens=8, stream=True, stream_options={"include_usage": True}
+    )
+    *chunks, last = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "LO WORLD"
+    assert [chunk.choices[0].delta.role for chunk in chunks] == ["assistant"] + [None] * (len(chunks) - 1)
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    assert all(chunk.usage is None for chunk in chunks)
+    assert last.choices == []
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 8
+    assert len({chunk.id for chunk in [*chunks, last]}) == 1
+
+
+def test_stream_on_the_wire(http: httpx.Client) -> None:
+    body = {"model": MODEL, "messages": USER, "max_tokens": 2, "stream": True}
+    with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        *chunks, done = events(response)
+    assert done == "[DONE]"
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+def test_stream_sends_whole_characters(client: openai.OpenAI) -> None:
+    stream = client.completions.create(model=MODEL, prompt="x", max_tokens=20, stream=True)
+    texts = [chunk.choices[0].text for chunk in stream]
+    assert "".join(texts) == "X … … … … "
+    assert "\ufffd" not in "".join(texts)
+
+
+def test_usage_says_what_was_cached(client: openai.OpenAI) -> None:
+    def ask() -> Any:
+        return client.chat.completions.create(model=MODEL, messages=USER, max_tokens=1).usage
+
+    assert ask().prompt_tokens_details.cached_tokens == 0
+    again = ask()
+    assert again.prompt_tokens_details.cached_tokens == again.prompt_tokens - 1
+    assert again.ramify["computed_tokens"] == 1
+    assert again.ramify["forced_tokens"] == 0
+
+
+def test_cache_salt_keeps_scopes_apart(client: openai.OpenAI) -> None:
+    for salt in ("a", "b"):
+        answer = client.chat.completions.create(
+            model=MODEL, messages=USER, max_tokens=1, extra_body={"cache_salt": salt}
+        )
+        assert answer.usage
+        assert answer.usage.prompt_tokens_details
+        assert answer.usage.prompt_tokens_details.cached_tokens == 0
+
+
+def test_n_choices_have_their_own_seeds_and_share_the_prompt(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=USER, max_tokens=12, n=3, seed=40)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert [choice.message.content for choice in answer.choices] == [
+        f"LO WORLD({seed})" for seed in (40, 41, 42)
+    ]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len("<user>hello world")
+    assert answer.usage.completion_tokens == 36
+
+
+def test_n_choices_streamed(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model=MODEL,
+        messages=USER,
+        max_tokens=12,
+        n=3,
+        seed=40,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    texts = ["", "", ""]
+    finishes: list[str | None] = [None] * 3
+    usage = None
+    for chunk in stream:
+        usage = chunk.usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            finishes[choice.index] = choice.finish_reason
+    assert texts == ["LO WORLD(40)", "LO WORLD(41)", "LO WORLD(42)"]
+    assert finishes == ["length"] * 3
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (17, 36)
+
+
+@pytest.mark.parametrize("stop", ["WOR", ["zzz", "WOR"]])
+def test_stop(client: openai.OpenAI, stop: Any) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=USER, max_tokens=8, stop=stop)
+    choice: Any = answer.choices[0]
+    assert (choice.message.content, choice.finish_reason, choice.matched_stop) == ("LO ", "stop", "WOR")
+
+
+def test_sampling_options_arrive(client: openai.OpenAI, desk: FakeDesk) -> None:
+    client.chat.completions.create(
+        model=MODEL,
+        messages=USER,
+        max_completion_tokens=9,
+        temperature=0.5,
+        top_p=0.9,
+        presence_penalty=0.1,
+        frequency_penalty=0.2,
+        logit_bias={"65": -100},
+        seed=3,
+        stop=["a"],
+        extra_body={
+            "top_k": -1,
+            "min_p": 0.1,
+            "repetition_penalty": 1.1,
+            "min_tokens": 2,
+            "ignore_eos": True,
+            "stop_token_ids": [5],
+            "skip_special_tokens": False,
+        },
+    )
+    sampling = desk.requests[0].sampling
+    assert (sampling.max_tokens, sampling.min_tokens, sampling.seed) == (9, 2, 3)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 0, 0.1)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.1, 0.2)
+    assert (sampling.repetition_penalty, sampling.logit_bias) == (1.1, {65: -100})
+    assert (sampling.stop, sampling.stop_token_ids, sampling.ignore_eos) == (("a",), (5,), True)
+    assert sampling.skip_special_tokens is False
+
+
+def test_chat_logprobs(client: openai.OpenAI) -> None:
+    def check(logprobs: Any) -> None:
+        assert [entry.token for entry in logprobs.content] == ["L", "O"]
+        entry = logprobs.content[0]
+        assert (entry.logprob, entry.bytes) == (-(ord("L") % 8) - 0.5, [ord("L")])
+        assert [(top.token, top.logprob) for top in entry.top_logprobs] == [("a", -0.25), ("b", -0.5)]
+
+    options: dict[str, Any] = {"model": MODEL, "messages": USER, "max_tokens": 2, "logprobs": True}
+    check(client.chat.completions.create(**options, top_logprobs=2).choices[0].logprobs)
+    without_top = client.chat.completions.create(**options).choices[0].logprobs
+    assert without_top.content[0].top_logprobs == []
+    entries = []
+    for chunk in client.chat.completions.create(**options, top_logprobs=2, stream=True):
+        if chunk.choices[0].logprobs:
+            entries += chunk.choices[0].logprobs.content
+    assert [entry.token for entry in entries] == ["L", "O"]
+
+
+def test_part_of_a_character_has_no_bytes(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "…"}], max_tokens=9, logprobs=True
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert [entry.bytes for entry in logprobs.content[-3:]] == [None, None, None]
+
+
+class Pair(BaseModel):
+    zeta: int
+    alpha: str
+
+
+def test_json_schema(client: openai.OpenAI, desk: FakeDesk) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=USER,
+        response_format={"type": "json_schema", "json_schema": {"name": "pair", "schema": SCHEMA}},
+    )
+    assert json.loads(answer.choices[0].message.content or "") == {"zeta": 7, "alpha": "s"}
+    assert answer.choices[0].finish_reason == "stop"
+    constraint = desk.requests[0].constraint
+    assert constraint is not None
+    assert list(json.loads(constraint.source)["properties"]) == ["zeta", "alpha"]  # order is kept
+
+
+def test_parse_into_a_pydantic_model(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.parse(model=MODEL, messages=USER, response_format=Pair)
+    assert answer.choices[0].message.parsed == Pair(zeta=7, alpha="s")
+
+
+@pytest.mark.parametrize(
+    ("extra", "kind", "text"),
+    [
+        ({"response_format": {"type": "json_object"}}, "json_object", "{}"),
+        ({"guided_choice": ["yes", "no"]}, "choices", "yes"),
+        ({"regex": "a+"}, "regex", "<regex>"),
+        ({"ebnf": 'root ::= "a"'}, "ebnf", "<ebnf>"),
+    ],
+)
+def test_constraints(
+    client: openai.OpenAI, desk: FakeDesk, extra: dict[str, Any], kind: str, text: str
+) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=USER, extra_body=extra)
+    assert answer.choices[0].message.content == text
+    assert desk.requests[0].constraint
+    assert desk.requests[0].constraint.kind == kind
+
+
+def test_response_format_text_is_no_constraint(client: openai.OpenAI, desk: FakeDesk) -> None:
+    client.chat.completions.create(model=MODEL, messages=USER, max_tokens=1, response_format={"type": "text"})
+    assert desk.requests[0].constraint is None
+
+
+def test_completion(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model=MODEL, prompt="hello world", max_tokens=8)
+    assert (answer.object, answer.choices[0].text) == ("text_completion", "LO WORLD")
+    assert answer.usage
+    assert answer.usage.prompt_tokens_details
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0
+
+
+def test_completion_generates_sixteen_tokens_when_not_told(client: openai.OpenAI, desk: FakeDesk) -> None:
+    client.completions.create(model=MODEL, prompt="hello")
+    assert desk.requests[0].sampling.max_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("prompt", "texts"),
+    [
+        (["abc", "xyz"], ["ABC", "XYZ"]),
+        ([104, 105], ["HI "]),
+        ([[97, 98, 99], [120, 121, 122]], ["ABC", "XYZ"]),
+    ],
+)
+def test_completion_prompts(client: openai.OpenAI, prompt: Any, texts: list[str]) -> None:
+    answer = client.completions.create(model=MODEL, prompt=prompt, max_tokens=3)
+    assert [choice.text for choice in answer.choices] == texts
+    assert [choice.index for choice in answer.choices] == list(range(len(texts)))
+
+
+def test_completion_of_several_prompts_with_n(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model=MODEL, prompt=["abc", "xyz"], max_tokens=6, n=2, seed=1)
+    assert [choice.text for choice in answer.choices] == ["ABC(1)", "ABC(2)", "XYZ(1)", "XYZ(2)"]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (6, 24)
+
+
+def test_completion_stream_of_several_prompts(client: openai.OpenAI) -> None:
+    texts = ["", ""]
+    for chunk in client.completions.create(model=MODEL, prompt=["abc", "xyz"], max_tokens=3, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == ["ABC", "XYZ"]
+
+
+def test_completion_logprobs(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model=MODEL, prompt="abc", max_tokens=2, logprobs=2)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert (logprobs.tokens, logprobs.text_offset) == (["A", "B"], [0, 1])
+    assert logprobs.token_logprobs == [-(ord("A") % 8) - 0.5, -(ord("B") % 8) - 0.5]
+    # The chosen token is among the top ones even where it is not one of the two likeliest.
+    assert logprobs.top_logprobs == [{"a": -0.25, "b": -0.5, "A": -1.5}, {"a": -0.25, "b": -0.5, "B": -2.5}]
+
+
+@pytest.mark.parametrize("max_tokens", [0, 2])
+def test_echo_with_logprobs_scores_the_prompt(client: openai.OpenAI, max_tokens: int) -> None:
+    answer = client.completions.create(
+        model=MODEL, prompt="abc", max_tokens=max_tokens, echo=True, logprobs=1
+    )
+    choice = answer.choices[0]
+    assert choice.text == "abc" + "AB"[:max_tokens]
+    assert choice.logprobs is not None
+    assert choice.logprobs.tokens == list(choice.text)
+    assert choice.logprobs.text_offset == list(range(3 + max_tokens))
+    assert choice.logprobs.token_logprobs
+    assert choice.logprobs.token_logprobs[0] is None
+    assert choice.logprobs.token_logprobs[1] == -(ord("b") % 8) - 0.5
+
+
+def test_echo_streamed(client: openai.OpenAI) -> None:
+    chunks = list(
+        client.completions.create(model=MODEL, prompt="abc", max_tokens=2, echo=True, logprobs=1, stream=True)
+    )
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "abcAB"
+    runs = [chunk.choices[0].logprobs for chunk in chunks]
+    assert [token for run in runs if run for token in run.tokens or []] == list("abcAB")
+    assert [at for run in runs if run for at in run.text_offset or []] == list(range(5))
+
+
+def test_served_model_name() -> None:
+    with (
+        LiveServer(FakeDesk(), served_model_name="org/mine") as server,
+        openai.OpenAI(base_url=server.url + "/v1", api_key="none") as client,
+    ):
+        assert client.models.retrieve("org/mine").id == "org/mine"
+        answer = client.chat.completions.create(model="org/mine", messages=USER, max_tokens=1)
+        assert answer.model == "org/mine"
+        with pytest.raises(openai.NotFoundError, match="org/mine"):
+            client.chat.completions.create(model=MODEL, messages=USER)

@@ -1,0 +1,173 @@
+"""Reasoning over a socket: how it is asked for, and how it comes apart from the content."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import msgspec
+import openai
+import pytest
+
+from ramify.messages import ChatFormat, Preamble
+from tests.server.desk import MODEL, FakeDesk, events
+
+USER: Any = [{"role": "user", "content": "hi"}]
+ASK: Any = {"model": MODEL, "messages": USER}
+THINK = Preamble(start="<think>", end="</think>")
+TURN = "hm </th 日</think>\n\nFour."
+
+
+@pytest.fixture
+def thinker(desk: FakeDesk, monkeypatch: pytest.MonkeyPatch) -> FakeDesk:
+    """A model whose template reads enable_thinking, reasoning_effort and tone."""
+    variables = ("enable_thinking", "reasoning_effort", "tone")
+    found = ChatFormat(prefix={}, suffix={"user": ""}, exact=True, variables=variables)
+    monkeypatch.setattr(desk, "info", msgspec.structs.replace(desk.info, chat_format=found))
+    return desk
+
+
+def ask(client: openai.OpenAI, **fields: Any) -> Any:
+    return client.chat.completions.create(**ASK, extra_body=fields).choices[0]
+
+
+def test_reasoning_comes_apart(client: openai.OpenAI, desk: FakeDesk) -> None:
+    desk.script = [TURN]
+    message = ask(client, reasoning={}).message
+    assert message.reasoning_content == "hm </th 日"
+    assert message.content == "\n\nFour."
+    assert desk.requests[-1].preambles == (THINK,)
+    assert desk.requests[-1].constraint is None
+
+
+def test_a_stream_of_both(http: httpx.Client, desk: FakeDesk) -> None:
+    desk.script = [TURN]
+    body = ASK | {"reasoning": {}, "stream": True}
+    with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        *chunks, _ = events(response)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0]["role"] == "assistant"
+    kinds = [key for delta in deltas for key in delta if delta[key] and key != "role"]
+    assert kinds == sorted(kinds, reverse=True), "the reasoning first"
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "hm </th 日"
+    assert "".join(delta.get("content", "") for delta in deltas) == "\n\nFour."
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_cut_inside_the_reasoning(client: openai.OpenAI, desk: FakeDesk) -> None:
+    desk.script = [TURN]
+    choice = client.chat.completions.create(**ASK, max_tokens=6, extra_body={"reasoning": {}}).choices[0]
+    assert choice.finish_reason == "length"
+    assert choice.message.reasoning_content == "hm </t"  # type: ignore[attr-defined]
+    assert choice.message.content == ""
+
+
+def test_the_constraint_is_about_the_answer(client: openai.OpenAI, desk: FakeDesk) -> None:
+    desk.script = ["so</think>{}"]
+    choice = ask(client, reasoning={"max_tokens": 9}, response_format={"type": "json_object"})
+    assert (choice.message.reasoning_content, choice.message.content) == ("so", "{}")
+    request = desk.requests[-1]
+    assert request.constraint is not None
+    assert request.preambles == (msgspec.structs.replace(THINK, max_tokens=9),)
+
+
+def test_reasoning_before_a_call(client: openai.OpenAI, desk: FakeDesk) -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    desk.script = ['<tool_call>?</think>Ok <tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>']
+    choice = ask(client, reasoning={}, tools=[tool])
+    assert choice.message.reasoning_content == "<tool_call>?"
+    assert choice.message.content == "Ok "
+    assert choice.message.tool_calls[0].function.name == "f"
+    assert [preamble.end for preamble in desk.requests[-1].preambles] == ["</think>", "<tool_call>"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "preamble"),
+    [
+        ({"reasoning": {"max_tokens": 5}}, {"max_tokens": 5}),
+        ({"reasoning": {"start": "", "end": "Answer:"}}, {"start": "", "end": "Answer:"}),
+        ({"thinking_token_budget": 7}, {"max_tokens": 7}),
+        ({"thinking_budget": 0}, {"max_tokens": 0}),
+        ({"enable_thinking": True}, {}),
+        ({"separate_reasoning": True}, {}),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, {}),
+        ({}, None),
+        ({"reasoning": None}, None),
+        ({"reasoning": {"enabled": False}}, None),
+        ({"enable_thinking": False}, None),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, None),
+        ({"reasoning_effort": "none"}, None),
+        ({"separate_reasoning": False}, None),
+    ],
+)
+def test_how_it_is_asked_for(
+    client: openai.OpenAI, desk: FakeDesk, fields: dict[str, Any], preamble: dict[str, Any] | None
+) -> None:
+    ask(client, max_tokens=1, **fields)
+    wanted = () if preamble is None else (msgspec.structs.replace(THINK, **preamble),)
+    assert desk.requests[-1].preambles == wanted
+    assert desk.requests[-1].template_kwargs == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "variables"),
+    [
+        ({"reasoning": {}}, {"enable_thinking": True}),
+        ({"enable_thinking": False}, {"enable_thinking": False}),
+        ({"reasoning_effort": "none"}, {"enable_thinking": False}),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
+        ({"chat_template_kwargs": {"tone": "dry"}}, {"tone": "dry"}),
+        (
+            {"chat_template_kwargs": {"tone": {"a": [1]}, "enable_thinking": True}},
+            {"tone": {"a": [1]}, "enable_thinking": True},
+        ),
+    ],
+)
+def test_what_the_template_is_given(
+    client: openai.OpenAI, thinker: FakeDesk, fields: dict[str, Any], variables: dict[str, Any]
+) -> None:
+    ask(client, max_tokens=1, **fields)
+    assert json.loads(thinker.requests[-1].template_kwargs) == variables
+
+
+def test_not_told_apart_or_not_shown(client: openai.OpenAI, desk: FakeDesk) -> None:
+    for fields in (
+        {"reasoning": {"exclude": True}},
+        {"reasoning": {}, "include_reasoning": False},
+    ):
+        desk.script = [TURN]
+        message = ask(client, **fields).message
+        assert message.content == "\n\nFour."
+        assert not hasattr(message, "reasoning_content")
+    desk.script = [TURN]
+    message = ask(client, reasoning={}, separate_reasoning=False).message
+    assert message.content == TURN
+    assert desk.requests[-1].preambles == (THINK,)
+
+
+def test_reasoning_of_earlier_turns(client: openai.OpenAI, desk: FakeDesk) -> None:
+    turn = {"role": "assistant", "content": "4", "reasoning_content": "2 + 2"}
+    ask_again: Any = {"model": MODEL, "messages": [*USER, turn, *USER], "max_tokens": 1}
+    client.chat.completions.create(**ask_again)
+    assert (desk.requests[-1].chat or ())[1].reasoning == "2 + 2"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"reasoning": {"max_tokens": -1}}, "reasoning.max_tokens"),
+        ({"reasoning": {"end": ""}}, "reasoning.end"),
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"reasoning": {"depth": 3}}, "reasoning.depth"),
+        ({"reasoning": {}, "enable_thinking": False}, "reasoning"),
+        ({"reasoning": {"max_tokens": 1}, "thinking_budget": 2}, "thinking_budget"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"stream_reasoning": False}, "stream_reasoning"),
+        ({"chat_template_kwargs": {"tone": "dry"}}, "chat_template_kwargs.tone"),
+    ],
+)
+def test_what_is_wrong_is_named(http: httpx.Client, fields: dict[str, Any], param: str) -> None:
+    response = http.post("/v1/chat/completions", json=ASK | fields)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param

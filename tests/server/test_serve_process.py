@@ -1,0 +1,90 @@
+"""The server as a process: its ready line, its signals, its exit."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from ramify.runtime.config import ServerConfig
+from ramify.runtime.server.serve import PORT_IN_USE, bind, serve
+
+SCRIPT = """
+import asyncio, sys
+from ramify.runtime.config import ServerConfig
+from ramify.runtime.server import frontdesk
+from tests.server.desk import FakeDesk
+
+class Desk(FakeDesk):
+    def __init__(self, config):
+        super().__init__()
+        self.hold_after = 1
+    async def start(self): pass
+    async def drain(self, seconds):
+        self.release.set()
+        await super().drain(seconds)
+    async def aclose(self): print("closed", flush=True)
+
+frontdesk.FrontDesk = Desk
+from ramify.runtime.server.serve import serve
+sys.exit(serve(ServerConfig(port=0, drain_s=10)))
+"""
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", SCRIPT],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_exits_with_zero(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    assert process.stdout is not None
+    assert process.stderr is not None
+    ready = process.stdout.readline()
+    assert ready.startswith("Serving byte-model on http://127.0.0.1:")
+    url = ready.split()[-1]
+    body = {"text": "hello", "sampling_params": {"max_new_tokens": 3}, "stream": True}
+    with httpx.stream("POST", url + "/generate", json=body, timeout=20) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")  # it runs, and is held
+        process.send_signal(number)
+        assert list(lines)[-2:] == ["data: [DONE]", ""]
+    assert process.wait(20) == 0
+    assert process.stdout.read() == "closed\n"
+    assert process.stderr.read() == ""
+
+
+def test_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        assert serve(ServerConfig(port=port)) == PORT_IN_USE
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"Cannot listen on 127.0.0.1:{port}: Address already in use.\n"
+
+
+def test_host_that_cannot_be_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve(ServerConfig(host="192.0.2.1", port=0)) == PORT_IN_USE
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
+def test_binds_ipv6() -> None:
+    try:
+        listener = bind("::1", 0)
+    except OSError:
+        pytest.skip("no IPv6 loopback on this machine")
+    with listener:
+        assert listener.family == socket.AF_INET6

@@ -1,0 +1,390 @@
+"""Tool calling over a socket: what is asked of the model, and how its calls are answered and streamed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import msgspec
+import openai
+import pytest
+
+from ramify.errors import InvalidConstraint
+from ramify.messages import ChatFormat, ChatMessage, Preamble
+from ramify.tool_calls.formats import FORMATS
+from tests.server.desk import MODEL, FakeDesk, events
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1}},
+            "required": ["city"],
+        },
+    },
+}
+TIME: Any = {"type": "function", "function": {"name": "get_time"}}
+USER: Any = [{"role": "user", "content": "Weather?"}]
+ASK: Any = {"model": MODEL, "messages": USER, "tools": [WEATHER, TIME]}
+ONE = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bonn, \\"}\\u00e9"}}\n</tool_call>'
+TWO = ONE + '\n<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+
+
+def speak(desk: FakeDesk, monkeypatch: pytest.MonkeyPatch, name: str, **changes: Any) -> None:
+    """Let the desk's model have a template with this tool format."""
+    prefix = {">system": "", ">user": ""}
+    found = ChatFormat(prefix=prefix, suffix={"user": ""}, exact=True, tool_format=name, **changes)
+    monkeypatch.setattr(desk, "info", msgspec.structs.replace(desk.info, chat_format=found))
+
+
+def tag_of(desk: FakeDesk) -> Any:
+    wanted = desk.requests[-1].constraint
+    assert wanted is not None
+    assert wanted.kind == "structural_tag"
+    return json.loads(wanted.source)["format"]
+
+
+def test_calls_in_one_piece(client: openai.OpenAI, desk: FakeDesk) -> None:
+    desk.script = ["Let me see.\n" + TWO]
+    answer = client.chat.completions.create(**ASK)
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Let me see.\n"
+    first, second = choice.message.tool_calls or []
+    assert (first.type, second.type) == ("function", "function")
+    assert first.id.startswith("call_")
+    assert first.id != second.id
+    assert first.function.name == "get_weather"
+    assert json.loads(first.function.arguments) == {"city": 'Bonn, "}é'}
+    assert (second.function.name, second.function.arguments) == ("get_time", "{}")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == len(("Let me see.\n" + TWO).encode())
+
+
+def test_content_is_null_beside_calls_alone(client: openai.OpenAI, desk: FakeDesk) -> None:
+    desk.script = [ONE]
+    message = client.chat.completions.create(**ASK).choices[0].message
+    assert message.content is None
+    assert len(message.tool_calls or []) == 1
+
+
+def test_no_call_is_plain_content(client: openai.OpenAI, desk: FakeDesk) -> None:
+    desk.script = ["It rains <tool_cal"]
+    choice = client.chat.completions.create(**ASK).choices[0]
+    assert choice.finish_reason == "stop"
+    assert choice.message.content == "It rains <tool_cal"
+    assert choice.message.tool_calls is None
+
+
+def test_calls_in_a_stream(http: httpx.Client, desk: FakeDesk) -> None:
+    """Id, index and name come first, then pieces of the arguments."""
+    desk.script = ["Hm. " + TWO]
+    with http.stream("POST", "/v1/chat/completions", json=ASK | {"stream": True}) as response:
+        *chunks, done = events(response)
+    assert done == "[DONE]"
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0]["role"] == "assistant"
+    assert all("role" not in delta for delta in deltas[1:])
+    assert "".join(delta.get("content") or "" for delta in deltas) == "Hm. "
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    starts = [call for call in calls if "id" in call]
+    assert [(call["index"], call["type"], call["function"]) for call in starts] == [
+        (0, "function", {"arguments": "", "name": "get_weather"}),
+        (1, "function", {"arguments": "", "name": "get_time"}),
+    ]
+    pieces = [call for call in calls if "id" not in call]
+    assert all(
+        call.keys() == {"index", "function"} and call["function"].keys() == {"arguments"} for call in pieces
+    )
+    joined = ["".join(c["function"]["arguments"] for c in pieces if c["index"] == i) for i in (0, 1)]
+    assert joined == ['{"city": "Bonn, \\"}\\u00e9"}', "{}"]
+    assert len(pieces) > 10, "as they come"
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + [
+        "tool_calls"
+    ]
+
+
+def test_the_clients_own_accumulation(client: openai.OpenAI, desk: FakeDesk) -> None:
+    desk.script = [TWO]
+    with client.chat.completions.stream(**ASK) as stream:
+        message = stream.get_final_completion().choices[0].message
+    assert [(call.function.name, call.function.arguments) for call in message.tool_calls or []] == [
+        ("get_weather", '{"city": "Bonn, \\"}\\u00e9"}'),
+        ("get_time", "{}"),
+    ]
+
+
+def test_several_choices(client: openai.OpenAI, desk: FakeDesk) -> None:
+    desk.script = [ONE, "no call", TWO]
+    stream = client.chat.completions.create(**ASK, n=3, stream=True)
+    names: dict[int, list[str]] = {0: [], 1: [], 2: []}
+    finishes = {}
+    for chunk in stream:
+        for choice in chunk.choices:
+            for call in choice.delta.tool_calls or []:
+                if call.id:
+                    assert call.index == len(names[choice.index])
+                    assert call.function is not None
+                    names[choice.index].append(call.function.name or "")
+            finishes[choice.index] = choice.finish_reason
+    assert sorted(names.values()) == [[], ["get_weather"], ["get_weather", "get_time"]]
+    assert sorted(map(str, finishes.values())) == ["stop", "tool_calls", "tool_calls"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_cut_inside_a_call_is_a_length(client: openai.OpenAI, desk: FakeDesk, stream: bool) -> None:
+    """Names and arguments so far, and nothing made up."""
+    whole = '{"city": "Bonn, \\"}\\u00e9"}'
+    for length in range(1, len(ONE)):
+        desk.script = [ONE]
+        if stream:
+            chunks = list(client.chat.completions.create(**ASK, max_tokens=length, stream=True))
+            calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+            arguments = "".join(c.function.arguments or "" for c in calls if c.function)
+            content = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+            finish = chunks[-1].choices[0].finish_reason
+        else:
+            choice = client.chat.completions.create(**ASK, max_tokens=length).choices[0]
+            arguments = "".join(call.function.arguments for call in choice.message.tool_calls or [])
+            content, finish = choice.message.content or "", choice.finish_reason
+        assert finish == "length"
+        assert whole.startswith(arguments)
+        assert "<tool_call>".startswith(content)
+
+
+# --- what is asked of the model -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_auto_is_free_text_up_to_the_trigger(
+    client: openai.OpenAI, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    speak(desk, monkeypatch, name)
+    form = FORMATS[name]
+    before, between, after = form.call
+    desk.script = [f"Well. {form.begin}{before}get_time{between}{{}}{after}{form.end}"]
+    choice = client.chat.completions.create(**ASK).choices[0]
+    assert choice.message.content == "Well. "
+    (call,) = choice.message.tool_calls or []
+    assert (call.function.name, call.function.arguments) == ("get_time", "{}")
+    assert len(call.id) == len(form.id_prefix) + form.id_length
+    request = desk.requests[-1]
+    assert request.preambles == (Preamble(end=form.trigger, optional=True),)
+    opening, calls, *rest = tag_of(desk)["elements"]
+    assert form.trigger + opening["value"] == form.opening
+    assert [tag["begin"] for tag in calls["elements"]] == ["get_weather" + between, "get_time" + between]
+    assert calls["elements"][0]["content"]["json_schema"] == WEATHER["function"]["parameters"]
+    assert any(part["type"] == "star" for part in rest) == (form.separator is not None)
+    if form.native:
+        assert json.loads(request.tools)[0]["function"]["parameters"] == WEATHER["function"]["parameters"]
+        assert request.chat == (ChatMessage(role="user", content="Weather?"),)
+    else:
+        assert request.tools == ""
+        assert request.chat is not None
+        assert "The weather of a city." in request.chat[0].content
+
+
+@pytest.mark.parametrize(
+    ("change", "callable_names", "optional", "parallel"),
+    [
+        ({}, ["get_weather", "get_time"], True, True),
+        ({"tool_choice": "auto", "parallel_tool_calls": False}, ["get_weather", "get_time"], True, False),
+        ({"tool_choice": "required"}, ["get_weather", "get_time"], False, True),
+        ({"tool_choice": {"type": "function", "function": {"name": "get_time"}}}, ["get_time"], False, False),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {
+                        "mode": "required",
+                        "tools": [{"type": "function", "function": {"name": "get_time"}}],
+                    },
+                }
+            },
+            ["get_time"],
+            False,
+            True,
+        ),
+    ],
+)
+def test_what_may_be_called(
+    client: openai.OpenAI,
+    desk: FakeDesk,
+    change: dict[str, Any],
+    callable_names: list[str],
+    optional: bool,
+    parallel: bool,
+) -> None:
+    desk.script = [ONE]
+    client.chat.completions.create(**ASK | change)
+    _, calls, *rest = tag_of(desk)["elements"]
+    assert [tag["begin"].partition('"')[0] for tag in calls["elements"]] == callable_names
+    assert bool(rest) == parallel
+    (preamble,) = desk.requests[-1].preambles
+    assert preamble.optional == optional
+    assert preamble.max_tokens == (None if optional else 0)
+
+
+def test_none_shows_no_tools(client: openai.OpenAI, desk: FakeDesk) -> None:
+    desk.script = [ONE]
+    choice = client.chat.completions.create(**ASK, tool_choice="none").choices[0]
+    assert choice.message.content == ONE, "text, whatever it looks like"
+    assert choice.finish_reason == "stop"
+    request = desk.requests[-1]
+    assert (request.tools, request.preambles, request.constraint) == ("", (), None)
+    assert request.chat == (ChatMessage(role="user", content="Weather?"),)
+
+
+def test_parameters_that_are_left_out_are_none(client: openai.OpenAI, desk: FakeDesk) -> None:
+    client.chat.completions.create(**ASK, tool_choice="required", max_tokens=1)
+    schema = tag_of(desk)["elements"][1]["elements"][1]["content"]["json_schema"]
+    assert schema == {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def test_a_schema_without_a_type_is_made_an_object(client: openai.OpenAI, desk: FakeDesk) -> None:
+    tool: Any = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"$ref": "#/$defs/a", "$defs": {"a": {"maximum": 1.50}}}},
+    }
+    client.chat.completions.create(model=MODEL, messages=USER, tools=[tool], max_tokens=1)
+    wanted = desk.requests[-1].constraint
+    assert wanted is not None
+    assert '{"type":"object","$ref":"#/$defs/a",' in wanted.source
+
+
+def test_results_go_back(client: openai.OpenAI, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer of one turn, as the client has it, and the results of its calls."""
+    speak(desk, monkeypatch, "generic")
+    desk.script = [TWO]
+    message = client.chat.completions.create(**ASK).choices[0].message
+    first, second = message.tool_calls or []
+    results: Any = [
+        message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": first.id, "content": "rain"},
+        {"role": "tool", "tool_call_id": second.id, "content": [{"type": "text", "text": "noon"}]},
+    ]
+    client.chat.completions.create(**ASK | {"messages": USER + results, "max_tokens": 1})
+    plain = desk.requests[-1].chat or ()
+    assert [turn.role for turn in plain] == ["system", "user", "assistant", "user"]
+    assert plain[2].content == TWO
+    assert plain[3].content == (
+        "<tool_response>\nrain\n</tool_response>\n<tool_response>\nnoon\n</tool_response>"
+    )
+    speak(desk, monkeypatch, "hermes")
+    client.chat.completions.create(**ASK | {"messages": USER + results, "max_tokens": 1})
+    native = desk.requests[-1].chat or ()
+    assert [turn.role for turn in native] == ["user", "assistant", "tool", "tool"]
+    assert [call.name for call in native[1].tool_calls] == ["get_weather", "get_time"]
+    assert [(turn.tool_call_id, turn.name) for turn in native[2:]] == [
+        (first.id, "get_weather"),
+        (second.id, "get_time"),
+    ]
+
+
+def test_the_generic_description_joins_the_system_turn(
+    client: openai.OpenAI, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speak(desk, monkeypatch, "generic")
+    system: Any = [{"role": "system", "content": "Be brief."}]
+    client.chat.completions.create(**ASK | {"messages": system + USER, "max_tokens": 1})
+    first, second = desk.requests[-1].chat or ()
+    assert first.content.startswith("Be brief.\n\n")
+    assert '{"name":"get_weather","description":"The weather of a city.","parameters":{' in first.content
+    assert second.content == "Weather?"
+
+
+def test_content_or_calls(client: openai.OpenAI, desk: FakeDesk) -> None:
+    """With a response_format the answer is a call, or content of that format."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    desk.script = ['{"a": 1}', ONE]
+    choice = client.chat.completions.create(**ASK, response_format=form).choices[0]
+    assert (choice.message.content, choice.message.tool_calls) == ('{"a": 1}', None)
+    calls, content = tag_of(desk)["elements"]
+    assert content == {"type": "json_schema", "json_schema": schema}
+    assert calls["elements"][0]["value"] == '<tool_call>\n{"name": "'
+    assert desk.requests[-1].preambles == ()
+    assert client.chat.completions.create(**ASK, response_format=form).choices[0].message.tool_calls
+
+
+# --- refusals -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [TIME, TIME]}, "tools[1].function.name"),
+        ({"tools": [TIME] * 129}, "tools"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
+            "tools[0].function.parameters.type",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": [1]}}]},
+            "tools[0].function.parameters",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "f", "code": "x"}}]}, "tools[0].function.code"),
+        ({"tool_choice": "always"}, "tool_choice"),
+        ({"tool_choice": {"type": "custom"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice.function.name"),
+        ({"tools": None, "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [], "parallel_tool_calls": True}, "parallel_tool_calls"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]},
+            "messages[0].tool_calls[0].function.name",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": '{"a": '}}],
+                    }
+                ]
+            },
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        ({"response_format": {"type": "lark", "lark": 'start: "a"'}}, "response_format.lark"),
+    ],
+)
+def test_what_is_wrong_is_named(http: httpx.Client, change: dict[str, Any], param: str) -> None:
+    response = http.post("/v1/chat/completions", json=ASK | change)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refused_schema_names_its_tool(http: httpx.Client, desk: FakeDesk, stream: bool) -> None:
+    desk.fail_first = InvalidConstraint(
+        "The keyword not is not supported.",
+        field="structural_tag",
+        pointer="/format/elements/1/elements/1/content/json_schema/properties/a/not",
+        remedy="Say what is allowed instead.",
+    )
+    response = http.post("/v1/chat/completions", json=ASK | {"stream": stream})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == "tools[1].function.parameters"
+    assert error["pointer"] == "/properties/a/not"
+    assert error["remedy"] == "Say what is allowed instead."
+
+
+def test_a_control_token_cannot_be_one_of_two_alternatives(
+    http: httpx.Client, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speak(desk, monkeypatch, "mistral")
+    wanted = {"response_format": {"type": "json_object"}}
+    response = http.post("/v1/chat/completions", json=ASK | wanted)
+    assert response.json()["error"]["param"] == "response_format.type"
+    desk.script = ['[TOOL_CALLS][{"name": "get_time", "arguments": {}}]']
+    response = http.post("/v1/chat/completions", json=ASK | wanted | {"tool_choice": "required"})
+    assert response.json()["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "get_time"
