@@ -1,0 +1,1 @@
+"""The DSL: programs of many generations become requests to a backend."""

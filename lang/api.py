@@ -1,0 +1,301 @@
+"""The words that programs are written in. Names and meaning follow SGLang's frontend where it has them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+
+from ramify.constraint import Constraint, ebnf, json_schema, structural_tag
+from ramify.constraint import regex as regex_constraint
+from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField
+from ramify.lang.backends.base import Backend
+from ramify.lang.choices import ChoicesSamplingMethod, token_length_normalized
+from ramify.lang.ir import DescribeTools, Gen, Node, RoleBegin, RoleEnd, Row, Select, as_node
+from ramify.lang.options import read_options
+from ramify.lang.program import AsyncFunction, Function
+from ramify.lang.run import call_backend
+from ramify.lang.schema import Schema, dtype_schema, schema_of
+from ramify.lang.source import caller_line
+from ramify.lang.state import ProgramState
+from ramify.lang.tools import Tool, as_tools, make_tool
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def function(
+    body: Callable[Concatenate[ProgramState, P], Coroutine[Any, Any, Any]], /
+) -> AsyncFunction[P]: ...
+@overload
+def function(body: Callable[Concatenate[ProgramState, P], Any], /) -> Function[P]: ...
+@overload
+def function(
+    body: None = None, /, *, num_api_spec_tokens: None = None
+) -> Callable[[Callable[Concatenate[ProgramState, P], Any]], Function[P]]: ...
+def function(body: Callable[..., Any] | None = None, /, *, num_api_spec_tokens: int | None = None) -> Any:
+    """Make a program of a function (plain or ``async``) whose first parameter is the state."""
+    if num_api_spec_tokens is not None:
+        raise UnsupportedField("function has no option 'num_api_spec_tokens'.", field="num_api_spec_tokens")
+    if body is None:
+        return function
+    return AsyncFunction(body) if inspect.iscoroutinefunction(body) else Function(body)
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *,
+    schema: Any = None,
+    dtype: type | str | None = None,
+    regex: str | None = None,
+    json_schema: str | Mapping[str, Any] | None = None,
+    ebnf: str | None = None,
+    structural_tag: str | Mapping[str, Any] | None = None,
+    choices: Sequence[str] | None = None,
+    choices_method: ChoicesSamplingMethod | None = None,
+    validate: Callable[[Any], object] | None = None,
+    retries: int = 0,
+    keep_failed: bool = False,
+    timeout: float | None = None,
+    **options: Any,
+) -> Node:
+    """Generate text, and keep it in the variable `name`.
+
+    Args:
+        max_tokens: Most tokens; unset, that of `run`, else 128.
+        schema: What to generate: a pydantic model, dataclass, TypedDict, Literal, Enum, int, float, bool,
+            str, list[T], Optional[T], ..., a JSON schema as a mapping, or JSON text. The variable holds
+            the parsed value.
+        dtype: int, float, bool or str as in SGLang: the output is constrained and stays text.
+        regex, json_schema, ebnf, structural_tag: Constraints; the variable holds text.
+        choices, choices_method: As for `select`, which this then is.
+        validate: Called with the value; raises ValueError (pydantic's errors are such) or AssertionError
+            for one that will not do, which fails the step.
+        retries: So many times an output that does not parse or that `validate` refuses is shown to the
+            model with what is wrong with it, and generated again. The model sees its failed attempts in a
+            view of the program of their own: the program goes on with the valid output alone. Only that
+            one is streamed, when it has been found valid.
+        keep_failed: The failed attempts and their corrections stay in the program.
+        timeout: Seconds for the whole step, retries included; after them the request is aborted and the
+            step fails with `RequestTimeout` as the cause.
+        options: Fields of `ramify.sampling.SamplingParams`, or SGLang's spellings of them:
+            max_new_tokens, min_new_tokens, sampling_seed, return_logprob, top_logprobs_num,
+            logprob_start_len. With n > 1 the variable holds a list, and the first is appended.
+
+    Raises `UnsupportedField` for an option that is not honoured, `InvalidRequest` for a wrong value, and
+    `InvalidConstraint` for a constraint that is none.
+    """
+    line = caller_line()
+    given = {
+        "schema": schema,
+        "dtype": dtype,
+        "regex": regex,
+        "json_schema": json_schema,
+        "ebnf": ebnf,
+        "structural_tag": structural_tag,
+        "choices": choices,
+    }
+    set_ones = _only_one(given)
+    if retries < 0:
+        raise InvalidRequest(f"retries is {retries}; it must be 0 or more.", field="retries")
+    if keep_failed and not retries:
+        raise InvalidRequest("keep_failed needs retries.", field="keep_failed")
+    options = {"max_tokens": max_tokens, **options} if max_tokens is not None else options
+    if choices is not None:
+        options |= {"validate": validate, "retries": retries or None}
+        return _scored(name, choices, options, choices_method, timeout, line)
+    if choices_method is not None:
+        raise InvalidRequest("choices_method needs choices.", field="choices_method")
+    wanted = _wanted(set_ones)
+    return Gen(
+        name=name,
+        options=read_options(options, of="gen"),
+        constraint=wanted.constraint,
+        parse=wanted.parse,
+        stop=wanted.stop,
+        kind=schema,
+        validate=validate,
+        retries=retries,
+        keep_failed=keep_failed,
+        timeout=_seconds(timeout),
+        line=line,
+    )
+
+
+def _only_one(constraints: Mapping[str, Any]) -> dict[str, Any]:
+    """The constraints that are given; raises `InvalidConstraint` where they are several."""
+    found = {key: value for key, value in constraints.items() if value is not None}
+    if len(found) > 1:
+        raise InvalidConstraint(
+            f"One of {' and '.join(found)} can be given, not both.", field=list(found)[-1]
+        )
+    return found
+
+
+def _scored(
+    name: str | None,
+    choices: Sequence[str],
+    options: dict[str, Any],
+    method: ChoicesSamplingMethod | None,
+    timeout: float | None,
+    line: str | None,
+) -> Node:
+    """A gen with choices, which is a select; raises `UnsupportedField` for what then has no effect."""
+    temperature = options.pop("temperature", None) or 0.0
+    for extra, value in options.items():
+        if value is not None:
+            raise UnsupportedField(f"A gen with choices scores them, so {extra} has no effect.", field=extra)
+    return _select(name, choices, temperature, method, timeout, line)
+
+
+def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Node:
+    """Generate an integer; the variable holds its text, as in SGLang. ``schema=int`` gives an int."""
+    return gen(name, max_tokens, dtype=int, **options)
+
+
+def gen_string(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Node:
+    """Generate a quoted string; the variable holds it with its quotes, as in SGLang."""
+    return gen(name, max_tokens, dtype=str, **options)
+
+
+def select(
+    name: str | None = None,
+    choices: Sequence[str] | None = None,
+    temperature: float = 0.0,
+    choices_method: ChoicesSamplingMethod = token_length_normalized,
+    *,
+    timeout: float | None = None,
+) -> Node:
+    """Append the choice that the model finds most likely here, by `choices_method`.
+
+    After `timeout` seconds, if given, the step fails with `RequestTimeout` as the cause.
+    """
+    if choices is None:
+        raise InvalidRequest("select needs choices.", field="choices")
+    return _select(name, choices, temperature, choices_method, timeout, caller_line())
+
+
+def _select(
+    name: str | None,
+    choices: Sequence[str],
+    temperature: float,
+    method: ChoicesSamplingMethod | None,
+    timeout: float | None,
+    line: str | None,
+) -> Node:
+    if isinstance(choices, str) or not choices or not all(isinstance(one, str) and one for one in choices):
+        raise InvalidRequest("choices must be a list of non-empty strings.", field="choices")
+    if temperature > 1e-5:
+        raise UnsupportedField("Choices are scored at temperature 0.", field="temperature")
+    return Select(name, tuple(choices), method or token_length_normalized, _seconds(timeout), line)
+
+
+def _seconds(timeout: float | None) -> float | None:
+    if timeout is not None and not timeout > 0:
+        raise InvalidRequest(f"timeout is {timeout}; it must be above 0.", field="timeout")
+    return timeout
+
+
+def _wanted(given: Mapping[str, Any]) -> Schema:
+    """The constraint that is given, if any, and how its text is read."""
+    for kind, value in given.items():
+        return CONSTRAINTS[kind](value)
+    return Schema(None, str)
+
+
+def _as_text(build: Callable[[Any], Constraint]) -> Callable[[Any], Schema]:
+    return lambda value: Schema(build(value), str)
+
+
+CONSTRAINTS: dict[str, Callable[[Any], Schema]] = {
+    "schema": schema_of,
+    "dtype": dtype_schema,
+    "regex": _as_text(regex_constraint),
+    "json_schema": _as_text(json_schema),
+    "ebnf": _as_text(ebnf),
+    "structural_tag": _as_text(structural_tag),
+}
+
+
+@overload
+def tool(function: Callable[P, R], /) -> Tool[P, R]: ...
+@overload
+def tool(
+    function: None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout: float | None = None,
+) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make a function, plain or ``async``, one that a model may call; see `ProgramState.call_tools`.
+
+    Its parameters must have types; their JSON schema is that of pydantic. The docstring says what it does,
+    and under ``Args:`` (or as ``:param name:``) what each parameter means.
+
+    Args:
+        name: What the model calls it; unset, the function's name.
+        description: In place of the docstring's.
+        timeout: Seconds after which a call of it fails.
+    """
+    if function is None:
+        return lambda function: make_tool(function, **options)
+    return make_tool(function, **options)
+
+
+def system(content: str | Node | None = None, *, tools: Sequence[object] | None = None) -> Node:
+    """A system turn; with `tools` it ends with what the model must know to call them."""
+    return _turn("system", content, tools)
+
+
+def user(content: str | Node | None = None, *, tools: Sequence[object] | None = None) -> Node:
+    """A user turn; `tools` as of `system`, for models whose template has no system turn, or no tools."""
+    return _turn("user", content, tools)
+
+
+def assistant(content: str | Node | None = None) -> Node:
+    """An assistant turn; usually of a `gen`."""
+    return _turn("assistant", content)
+
+
+def _turn(role: str, content: str | Node | None, tools: Sequence[object] | None = None) -> Node:
+    inside = () if content is None else as_node(content).steps()
+    told = () if tools is None else (DescribeTools(as_tools(tools)),)
+    return Row((RoleBegin(role, caller_line(), tools is not None), *inside, *told, RoleEnd(role)))
+
+
+def system_begin() -> Node:
+    return RoleBegin("system", caller_line())
+
+
+def system_end() -> Node:
+    return RoleEnd("system")
+
+
+def user_begin() -> Node:
+    return RoleBegin("user", caller_line())
+
+
+def user_end() -> Node:
+    return RoleEnd("user")
+
+
+def assistant_begin() -> Node:
+    return RoleBegin("assistant", caller_line())
+
+
+def assistant_end() -> Node:
+    return RoleEnd("assistant")
+
+
+def flush_cache(backend: Backend | None = None) -> Any:
+    """Have the backend (or the default one) drop every cached prefix that nothing uses."""
+    return call_backend(backend, "flush_cache")
+
+
+def get_server_info(backend: Backend | None = None) -> Any:
+    """What the backend (or the default one) says of its configuration and state."""
+    return call_backend(backend, "get_server_info")

@@ -1,0 +1,279 @@
+"""Any endpoint with OpenAI's chat or completions API.
+
+Such an endpoint takes whole messages, tells no token ids, and honours what its API names. What it
+cannot do is refused with `UnsupportedNode`; nothing is dropped.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any, cast
+
+from ramify.constraint import Constraint
+from ramify.errors import BackendError, UnsupportedNode
+from ramify.lang.backends.http import HttpClient
+from ramify.lang.chat import chatml
+from ramify.lang.meta import add_logprobs
+from ramify.loop import wait
+from ramify.messages import Finish, Generate, ModelInfo, TextChunk, TokenLogprobs, Usage
+from ramify.sampling import SamplingParams
+
+OPENAI_URL = "https://api.openai.com/v1"
+OWN_FIELDS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop")
+EXTENSIONS = (
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "stop_token_ids",
+    "skip_special_tokens",
+)
+"""Sampling options that are no part of OpenAI's API; Ramify, SGLang and vLLM servers take them."""
+UNKNOWN_ID = -1
+"""Stands for the id of a token of which only the text is told."""
+
+
+class OpenAI:
+    """The model `model_name` of an OpenAI-compatible endpoint.
+
+    Args:
+        base_url: Ends in ``/v1``; unset, that of ``OPENAI_BASE_URL``, else OpenAI's own.
+        api_key: Unset, that of ``OPENAI_API_KEY``.
+        is_chat_model: False uses the completions API, where programs are plain text.
+        extensions: The endpoint takes the fields in `EXTENSIONS`, and `regex`, `ebnf` and `guided_choice`
+            as a Ramify server does. None finds out whether the endpoint is a Ramify server.
+        json_choices: Where the endpoint cannot be held to a list of choices, ask for a JSON object whose
+            one property is an enumeration of them. A `select` is then what the model would write in
+            JSON, not a score.
+        timeout_s: Longest silence of the endpoint, in seconds; None waits for ever.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        is_chat_model: bool = True,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        extensions: bool | None = None,
+        json_choices: bool = False,
+        timeout_s: float | None = None,
+    ) -> None:
+        self.model_name = model_name
+        self.takes_messages = is_chat_model
+        self._base_url = base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
+        self._api_key = api_key or os.environ.get("OPENAI_API_KEY")
+        self._extensions = extensions
+        self._json_choices = json_choices
+        self._timeout_s = timeout_s
+
+    @functools.cached_property
+    def _http(self) -> HttpClient:
+        return HttpClient(self._base_url, self._api_key, timeout_s=self._timeout_s)
+
+    async def info(self) -> ModelInfo:
+        """What is known without asking. The chat format is only for `text()`; messages are sent as such."""
+        return ModelInfo(
+            name=self.model_name,
+            path=self._base_url,
+            vocab_size=0,
+            context_length=0,
+            eos_token_ids=(),
+            bos_token_id=None,
+            dtype="",
+            device="",
+            chat_format=chatml() if self.takes_messages else None,
+        )
+
+    async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        body = {
+            "model": self.model_name,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self._prompt(request),
+            **await self._options(request.sampling),
+        }
+        wrapped = await self._constrain(body, request)
+        if request.scope:
+            if not await self._has_extensions():
+                raise UnsupportedNode("This endpoint has no cache scopes.", field="cache_scope")
+            body["cache_salt"] = request.scope
+        path = "/chat/completions" if self.takes_messages else "/completions"
+        chunks = _text_chunks(self._http, path, body, request.rid)
+        async with aclosing(cast("Any", chunks)):
+            if wrapped:
+                yield await _unwrapped(chunks)
+                return
+            async for chunk in chunks:
+                yield chunk
+
+    async def end_program(self, program: str) -> None:
+        """Such an endpoint keeps nothing for programs."""
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    def close(self) -> None:
+        """Close all connections."""
+        wait(self.aclose())
+
+    def _prompt(self, request: Generate) -> dict[str, Any]:
+        if request.chat is not None:
+            return {"messages": [{"role": turn.role, "content": turn.content} for turn in request.chat]}
+        if self.takes_messages or not all(isinstance(segment, str) for segment in request.prompt):
+            raise UnsupportedNode("This endpoint takes no token ids, and a chat model no plain text.")
+        return {"prompt": "".join(cast("tuple[str, ...]", request.prompt))}
+
+    async def _options(self, sampling: SamplingParams) -> dict[str, Any]:
+        """Sampling options that differ from their defaults, in the endpoint's fields."""
+        if sampling.max_tokens == 0 or sampling.prompt_logprobs_start is not None:
+            raise UnsupportedNode(
+                "This endpoint cannot score a prompt.", remedy="Use Engine or RuntimeEndpoint for select."
+            )
+        options: dict[str, Any] = {}
+        if sampling.max_tokens is not None:
+            newer = self._base_url == OPENAI_URL and self.takes_messages
+            options["max_completion_tokens" if newer else "max_tokens"] = sampling.max_tokens
+        default = SamplingParams()
+        for name in (*OWN_FIELDS, *EXTENSIONS):
+            value = getattr(sampling, name)
+            if value == getattr(default, name):
+                continue
+            if name in EXTENSIONS and not await self._has_extensions():
+                raise UnsupportedNode(
+                    f"This endpoint has no {name}.",
+                    field=name,
+                    remedy="If it has, say OpenAI(extensions=True).",
+                )
+            options[name] = value
+        if sampling.logprobs is not None:
+            if not self.takes_messages:
+                raise UnsupportedNode("Log-probabilities are read from the chat API only.", field="logprobs")
+            options["logprobs"] = True
+            if sampling.logprobs:
+                options["top_logprobs"] = sampling.logprobs
+        return options
+
+    async def _constrain(self, body: dict[str, Any], request: Generate) -> bool:
+        """Add the constraint to `body`; True if the answer is wrapped in a JSON object."""
+        constraint = request.constraint
+        if constraint is None:
+            return False
+        if self.takes_messages and constraint.kind == "json_schema":
+            body["response_format"] = _response_format(json.loads(constraint.source))
+            return False
+        if self.takes_messages and constraint.kind == "json_object":
+            body["response_format"] = {"type": "json_object"}
+            return False
+        if constraint.kind in ("regex", "ebnf", "choices") and await self._has_extensions():
+            body.update(_extended(constraint))
+            return False
+        if self.takes_messages and constraint.kind == "choices" and self._json_choices:
+            body["response_format"] = _response_format(
+                {
+                    "type": "object",
+                    "properties": {"choice": {"enum": json.loads(constraint.source)}},
+                    "required": ["choice"],
+                    "additionalProperties": False,
+                }
+            )
+            return True
+        hint = " Or say OpenAI(json_choices=True)." if constraint.kind == "choices" else ""
+        raise UnsupportedNode(
+            f"This endpoint cannot hold the output to a constraint of kind {constraint.kind}.",
+            field=constraint.kind,
+            remedy=f"Use Engine or RuntimeEndpoint.{hint}",
+        )
+
+    async def _has_extensions(self) -> bool:
+        if self._extensions is None:
+            models = await self._http.get("/models")
+            self._extensions = any(card.get("owned_by") == "ramify" for card in models.get("data", ()))
+        return self._extensions
+
+
+def _response_format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema, "strict": True}}
+
+
+def _extended(constraint: Constraint) -> dict[str, Any]:
+    if constraint.kind == "choices":
+        return {"guided_choice": json.loads(constraint.source)}
+    return {constraint.kind: constraint.source}
+
+
+async def _text_chunks(
+    http: HttpClient, path: str, body: dict[str, Any], rid: str
+) -> AsyncIterator[TextChunk]:
+    """The events of a stream; the finish is held back until the usage, which comes last, is known."""
+    finish: Finish | None = None
+    usage = Usage()
+    events = cast("Any", http.events(path, body))
+    async with aclosing(events):
+        async for event in events:
+            if event.get("usage"):
+                usage = _usage(event["usage"])
+            for choice in event.get("choices", ()):
+                if choice.get("finish_reason") is not None:
+                    finish = _finish(choice)
+                text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+                logprobs = _logprobs(choice.get("logprobs"))
+                if text or logprobs:
+                    yield TextChunk(rid=rid, text=text, logprobs=logprobs)
+    if finish is None:
+        raise BackendError(f"{http.base_url} ended its answer without a finish reason.")
+    yield TextChunk(rid=rid, usage=usage, finish=finish)
+
+
+async def _unwrapped(chunks: AsyncIterator[TextChunk]) -> TextChunk:
+    """The choice in a JSON object that arrives in `chunks`, as one chunk."""
+    parts, logprobs = [], None
+    last: TextChunk | None = None
+    async for chunk in chunks:
+        parts.append(chunk.text)
+        logprobs = add_logprobs(logprobs, chunk.logprobs)
+        last = chunk
+    assert last is not None
+    text = "".join(parts)
+    try:
+        choice = json.loads(text)["choice"]
+    except (ValueError, KeyError, TypeError):
+        raise BackendError(f"The endpoint did not keep to the choices; it answered {text!r}.") from None
+    return TextChunk(rid=last.rid, text=choice, usage=last.usage, finish=last.finish, logprobs=logprobs)
+
+
+def _usage(found: dict[str, Any]) -> Usage:
+    details = found.get("prompt_tokens_details") or {}
+    return Usage(
+        prompt_tokens=found.get("prompt_tokens", 0),
+        cached_tokens=details.get("cached_tokens") or 0,
+        completion_tokens=found.get("completion_tokens", 0),
+    )
+
+
+def _finish(choice: dict[str, Any]) -> Finish:
+    reason = choice["finish_reason"]
+    if reason not in ("stop", "length"):
+        raise BackendError(f"The endpoint ended the output with {reason!r}.")
+    return Finish(reason=reason)
+
+
+def _logprobs(found: dict[str, Any] | None) -> TokenLogprobs | None:
+    """OpenAI's chat log-probabilities, which name tokens by their text."""
+    rows = (found or {}).get("content")
+    if not rows:
+        return None
+    return TokenLogprobs(
+        ids=(UNKNOWN_ID,) * len(rows),
+        logprobs=tuple(row["logprob"] for row in rows),
+        texts=tuple(row["token"] for row in rows),
+        top=tuple(
+            tuple((UNKNOWN_ID, entry["logprob"]) for entry in row.get("top_logprobs") or ()) for row in rows
+        ),
+        top_texts=tuple(tuple(entry["token"] for entry in row.get("top_logprobs") or ()) for row in rows),
+    )

@@ -1,0 +1,188 @@
+"""Record what a backend answers, and replay it without the backend: programs as offline tests."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from ramify.errors import BackendError, ErrorInfo, RamifyError, from_info
+from ramify.lang import recording
+from ramify.lang.backends.base import Backend
+from ramify.lang.recording import Exchange, Header
+from ramify.lang.trace import CURRENT
+from ramify.messages import Generate, ModelInfo, TextChunk
+
+PASSED_ON = ("flush_cache", "get_model_name", "get_server_info")
+
+
+class NotRecorded(BackendError):
+    """A replayed program asks for what its recording does not hold."""
+
+    code = "not_recorded"
+
+
+class RecordingBackend:
+    """`backend`, with every request and its answer written to `path` (an existing file is replaced).
+
+    The file is whole up to the last request that has ended, whenever the process ends.
+    """
+
+    def __init__(self, backend: Backend, path: str | os.PathLike[str]) -> None:
+        self.backend = backend
+        self.path = Path(path)
+        self.takes_messages = bool(getattr(backend, "takes_messages", False))
+        self._numbers = itertools.count()
+        self.path.write_bytes(b"")
+        self._begun = False
+        self._lock = threading.Lock()
+
+    async def info(self) -> ModelInfo:
+        info = await self.backend.info()
+        self._begin(info)
+        return info
+
+    async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        if not self._begun:
+            await self.info()
+        number, path = next(self._numbers), recording.call_path(CURRENT.get())
+        chunks: list[TextChunk] = []
+        error: ErrorInfo | None = None
+        ended = False
+        try:
+            answer = cast("AsyncGenerator[TextChunk, None]", self.backend.generate(request))
+            async with aclosing(answer):
+                async for chunk in answer:
+                    chunks.append(chunk)
+                    yield chunk
+            ended = True
+        except RamifyError as raised:
+            error, ended = raised.to_info(), True
+            raise
+        finally:
+            self._write(
+                Exchange(
+                    number=number,
+                    path=path,
+                    request=recording.bare(request),
+                    chunks=tuple(msgspec.structs.replace(chunk, rid="") for chunk in chunks),
+                    error=error,
+                    ended=ended,
+                )
+            )
+
+    async def end_program(self, program: str) -> None:
+        await self.backend.end_program(program)
+
+    async def aclose(self) -> None:
+        """Close the backend; the file needs no closing."""
+        await self.backend.aclose()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in PASSED_ON:
+            return getattr(self.backend, name)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def _begin(self, info: ModelInfo) -> None:
+        with self._lock:
+            if not self._begun:
+                self._begun = True
+                self._append(
+                    Header(ramify_recording=recording.VERSION, info=info, takes_messages=self.takes_messages)
+                )
+
+    def _write(self, exchange: Exchange) -> None:
+        with self._lock:
+            self._append(exchange)
+
+    def _append(self, line: Header | Exchange) -> None:
+        with self.path.open("ab") as file:
+            file.write(msgspec.json.encode(line) + b"\n")
+
+
+class ReplayBackend:
+    """Answers as the recording at `path` says, chunk for chunk, without the backend that was recorded.
+
+    Equal requests get their answers in the order in which they were recorded, preferring the one that
+    the same step got. Raises `NotRecorded`, which tells the difference from the nearest recorded
+    request, for a request that was not recorded or was not made as often.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._header, exchanges = recording.read(path)
+        self.takes_messages = self._header.takes_messages
+        self._exchanges = exchanges
+        self._left: dict[bytes, list[Exchange]] = defaultdict(list)
+        for exchange in exchanges:
+            self._left[recording.key_of(exchange.request)].append(exchange)
+
+    @property
+    def unused(self) -> list[Generate]:
+        """The recorded requests that were not made so far; a test may ask that there are none."""
+        left = [exchange for exchanges in self._left.values() for exchange in exchanges]
+        return [exchange.request for exchange in sorted(left, key=lambda exchange: exchange.number)]
+
+    async def info(self) -> ModelInfo:
+        return self._header.info
+
+    async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        exchange = self._take(request)
+        for chunk in exchange.chunks:
+            await asyncio.sleep(0)  # lets other requests go on, as a real backend does
+            yield msgspec.structs.replace(chunk, rid=request.rid)
+        if exchange.error is not None:
+            raise from_info(exchange.error)
+        if not exchange.ended:
+            raise NotRecorded(
+                f"{self.path}: the recorded program went away after {len(exchange.chunks)} chunks of request "
+                f"{exchange.number}, and this one asks for more.",
+                remedy="Record the run again.",
+            )
+
+    async def end_program(self, program: str) -> None:
+        """There is nothing to release."""
+
+    async def aclose(self) -> None:
+        """There is nothing to release."""
+
+    def _take(self, request: Generate) -> Exchange:
+        left = self._left.get(recording.key_of(request))
+        if not left:
+            raise self._refusal(request)
+        path = recording.call_path(CURRENT.get())
+        index = next((index for index, exchange in enumerate(left) if exchange.path == path), 0)
+        return left.pop(index)
+
+    def _refusal(self, request: Generate) -> NotRecorded:
+        remedy = "Record the run again."
+        path = recording.call_path(CURRENT.get()) or "A request"
+        if recording.key_of(request) in self._left:
+            often = sum(recording.bare(request) == exchange.request for exchange in self._exchanges)
+            return NotRecorded(
+                f"{path} asks for the same as before once more; {self.path} has it {often} times.",
+                remedy=remedy,
+            )
+        if not self._exchanges:
+            return NotRecorded(f"{self.path} holds no request.", remedy=remedy)
+        nearest = max(
+            self._exchanges,
+            key=lambda exchange: (
+                *recording.likeness(request, exchange.request),
+                exchange.path == path,
+                -exchange.number,
+            ),
+        )
+        return NotRecorded(
+            f"{path} is not in {self.path}. Nearest is request {nearest.number} "
+            f"({nearest.path or 'unnamed'}): {recording.difference(request, nearest.request)}.",
+            remedy=remedy,
+        )

@@ -1,0 +1,102 @@
+"""How a `select` picks: pure scoring of the choices' token log-probabilities.
+
+The three methods and their names are those of SGLang's frontend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ramify.messages import TokenLogprobs
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One choice: the log-probabilities of its tokens after the prompt, and without a prompt if asked for."""
+
+    choice: str
+    tokens: TokenLogprobs
+    unconditional: TokenLogprobs | None = None
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Natural logs, one per token; the first token of a prompt has none and counts as 0."""
+        return [value or 0.0 for value in self.tokens.logprobs]
+
+    @property
+    def mean(self) -> float:
+        """Mean over the tokens that have a log-probability; 0 for a choice of no tokens."""
+        return _mean([value for value in self.tokens.logprobs if value is not None])
+
+
+@dataclass(frozen=True)
+class ChoicesDecision:
+    """The index of the chosen one, and the scores that decided, for `get_meta_info`."""
+
+    index: int
+    meta_info: dict[str, Any]
+
+
+class ChoicesSamplingMethod:
+    """Decides among scored choices. Ties go to the earlier choice."""
+
+    requires_unconditional_logprobs = False
+
+    def __call__(self, scored: Sequence[Scored]) -> ChoicesDecision:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return type(self).__name__
+
+
+class TokenLengthNormalized(ChoicesSamplingMethod):
+    """The highest mean token log-probability."""
+
+    def __call__(self, scored: Sequence[Scored]) -> ChoicesDecision:
+        return ChoicesDecision(_best([one.mean for one in scored]), {})
+
+
+class GreedyTokenSelection(ChoicesSamplingMethod):
+    """The choice that greedy decoding would follow, token by token.
+
+    A choice that is shorter than the others is extended by its own mean, so that a choice that is the
+    beginning of another can win.
+    """
+
+    def __call__(self, scored: Sequence[Scored]) -> ChoicesDecision:
+        length = max(len(one.logprobs) for one in scored)
+        matrix = [one.logprobs + [_mean(one.logprobs)] * (length - len(one.logprobs)) for one in scored]
+        left = list(range(len(scored)))
+        for position in range(length):
+            highest = max(matrix[row][position] for row in left)
+            left = [row for row in left if matrix[row][position] == highest]
+        return ChoicesDecision(left[0], {"greedy_logprob_matrix": matrix})
+
+
+class UnconditionalLikelihoodNormalized(ChoicesSamplingMethod):
+    """The highest mean gain in log-probability that the prompt gives over the choice alone."""
+
+    requires_unconditional_logprobs = True
+
+    def __call__(self, scored: Sequence[Scored]) -> ChoicesDecision:
+        gains = []
+        for one in scored:
+            assert one.unconditional is not None
+            alone = [value or 0.0 for value in one.unconditional.logprobs]
+            gains.append(_mean([given - base for given, base in zip(one.logprobs, alone, strict=True)]))
+        return ChoicesDecision(_best(gains), {"normalized_unconditional_prompt_logprobs": gains})
+
+
+token_length_normalized = TokenLengthNormalized()
+greedy_token_selection = GreedyTokenSelection()
+unconditional_likelihood_normalized = UnconditionalLikelihoodNormalized()
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _best(scores: Sequence[float]) -> int:
+    return max(range(len(scores)), key=lambda index: scores[index])

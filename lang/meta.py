@@ -1,0 +1,92 @@
+"""Outputs as SGLang's ``meta_info`` dictionary, and back: the form of `get_meta_info` and of HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ramify.messages import Finish, TokenLogprobs, Usage
+
+USAGE_FIELDS = Usage.__struct_fields__
+SPELLINGS = {"retractions": "num_retractions"}
+"""Fields of `Usage` → SGLang's names; the others are the same, or are not SGLang's."""
+
+
+def meta_info(
+    rid: str,
+    usage: Usage,
+    finish: Finish | None,
+    logprobs: TokenLogprobs | None = None,
+    prompt_logprobs: TokenLogprobs | None = None,
+) -> dict[str, Any]:
+    """SGLang's ``meta_info`` of one generation, with all fields of our `Usage` beside its own."""
+    meta: dict[str, Any] = {"id": rid}
+    meta.update((SPELLINGS.get(name, name), getattr(usage, name)) for name in USAGE_FIELDS)
+    meta["finish_reason"] = None
+    if finish is not None:
+        meta["finish_reason"] = {"type": finish.reason}
+        if finish.matched is not None:
+            meta["finish_reason"]["matched"] = finish.matched
+        if finish.reason == "length":
+            meta["finish_reason"]["length"] = usage.completion_tokens
+    for side, found in (("input", prompt_logprobs), ("output", logprobs)):
+        if found is not None:
+            meta[f"{side}_token_logprobs"] = token_logprobs(found)
+            if found.top:
+                meta[f"{side}_top_logprobs"] = _top_logprobs(found)
+    return meta
+
+
+def token_logprobs(found: TokenLogprobs) -> list[list[Any]]:
+    """``[[logprob, id, text], …]``"""
+    texts = found.texts or (None,) * len(found.ids)
+    return [list(row) for row in zip(found.logprobs, found.ids, texts, strict=True)]
+
+
+def _top_logprobs(found: TokenLogprobs) -> list[list[list[Any]]]:
+    texts: Sequence[Sequence[str | None]] = found.top_texts or [(None,) * len(row) for row in found.top]
+    return [
+        [[logprob, token, text] for (token, logprob), text in zip(row, names, strict=True)]
+        for row, names in zip(found.top, texts, strict=True)
+    ]
+
+
+def read_logprobs(meta: Mapping[str, Any], side: str) -> TokenLogprobs | None:
+    """The ``input`` or ``output`` log-probabilities of a ``meta_info``; None when it has none."""
+    rows = meta.get(f"{side}_token_logprobs")
+    if rows is None:
+        return None
+    top = meta.get(f"{side}_top_logprobs") or ()
+    return TokenLogprobs(
+        ids=tuple(row[1] for row in rows),
+        logprobs=tuple(row[0] for row in rows),
+        texts=tuple(row[2] or "" for row in rows) if all(len(row) > 2 for row in rows) else (),
+        top=tuple(tuple((entry[1], entry[0]) for entry in row or ()) for row in top),
+        top_texts=tuple(tuple(entry[2] or "" for entry in row or ()) for row in top),
+    )
+
+
+def read_usage(meta: Mapping[str, Any]) -> Usage:
+    found = {name: meta.get(SPELLINGS.get(name, name)) for name in USAGE_FIELDS}
+    return Usage(**{name: value for name, value in found.items() if value is not None})
+
+
+def read_finish(meta: Mapping[str, Any]) -> Finish | None:
+    reason = meta.get("finish_reason")
+    if reason is None:
+        return None
+    return Finish(reason=reason["type"], matched=reason.get("matched"))
+
+
+def add_logprobs(first: TokenLogprobs | None, second: TokenLogprobs | None) -> TokenLogprobs | None:
+    """One run of tokens after another."""
+    if first is None or second is None:
+        return first or second
+    return TokenLogprobs(
+        **{name: getattr(first, name) + getattr(second, name) for name in TokenLogprobs.__struct_fields__}
+    )
+
+
+def add_usage(first: Usage, second: Usage) -> Usage:
+    """The sum, field by field; times add up over concurrent requests as well."""
+    return Usage(**{name: getattr(first, name) + getattr(second, name) for name in USAGE_FIELDS})

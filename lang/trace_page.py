@@ -1,0 +1,97 @@
+"""A trace as one HTML page that needs nothing else: the data of `trace_page.html`."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+from ramify.lang.trace import Call
+from ramify.lang.trace_misses import Misses
+from ramify.lang.trace_tokens import Span, scores_of
+from ramify.lang.transcript import Piece, pieces
+
+
+def page(call: Call) -> str:
+    """The page of the tree below `call`."""
+    template = files(__package__).joinpath("trace_page.html").read_text(encoding="utf-8")
+    return fill(template, call.name, {"/*DATA*/": script(page_data(call))})
+
+
+def fill(template: str, title: str, parts: Mapping[str, str]) -> str:
+    """A page with its title, the style that all pages share, and `parts` in the places they name."""
+    style = files(__package__).joinpath("page_style.css").read_text(encoding="utf-8")
+    text = template.replace("/*STYLE*/", style).replace("<!--TITLE-->", html.escape(title))
+    for place, part in parts.items():
+        text = text.replace(place, part)
+    return text
+
+
+def script(data: Any) -> str:
+    """JSON that can stand inside a script element: nothing in it can end the element."""
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def page_data(root: Call) -> dict[str, Any]:
+    """What the page shows. Prompts are lists of numbers of texts, as calls share most of them."""
+    misses = Misses(root)
+    numbers: dict[int, int] = {}
+    texts: list[str] = []
+    known = _known_texts(root)
+    numbered = {call: number for number, call in enumerate(root.walk())}
+
+    def number_of(piece: Piece) -> int:
+        found = numbers.setdefault(id(piece), len(texts))
+        if found == len(texts):
+            texts.append(piece.text)
+        return found
+
+    def data_of(call: Call) -> dict[str, Any]:
+        usage, miss, cached = call.usage, misses.why.get(call), misses.cached.get(call)
+        data: dict[str, Any] = {
+            "kind": call.kind,
+            "name": call.name,
+            "line": call.line,
+            "start": call.start_s,
+            "end": call.end_s,
+            "first": call.first_text_s,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached": usage.cached_tokens,
+            "out": usage.completion_tokens,
+            "forced": usage.forced_tokens,
+            "requests": call.requests,
+            "text": call.text,
+            "finish": None if call.finish is None else call.finish.reason,
+            "error": call.error,
+            "prompt": [number_of(piece) for piece in pieces(call.prompt_end)],
+            "children": [data_of(child) for child in call.children],
+        }
+        if call.tokens is not None:
+            data["spans"] = [_span(span) for span in call.tokens.spans(call.text, known)]
+        if call.scores is not None:
+            data["scores"] = [list(score) for score in scores_of(call.scores)]
+        if cached is not None:
+            data["cached_chars"], data["exact"] = cached.chars, cached.exact
+        if miss is not None:
+            near = None if miss.nearest is None else numbered[miss.nearest]
+            data["miss"] = {**miss.to_dict(), "nearest_number": near}
+        return data
+
+    return {"root": data_of(root), "texts": texts}
+
+
+def _span(span: Span) -> list[Any]:
+    return [span.text, list(span.ids), span.forced, span.logprob, [list(entry) for entry in span.top]]
+
+
+def _known_texts(root: Call) -> dict[int, str]:
+    """Token id → text, of all tokens that came alone."""
+    known: dict[int, str] = {}
+    for call in root.walk():
+        if call.tokens is not None:
+            for span in call.tokens.spans(call.text, {}):
+                if len(span.ids) == 1 and span.text:
+                    known.setdefault(span.ids[0], span.text)
+    return known

@@ -1,0 +1,123 @@
+"""What a request generated, token by token, kept in a few bytes each, and as spans of text for people."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ramify.messages import TextChunk, TokenLogprobs
+
+UNTOLD = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Output text that arrived together: one token, or several that cannot be told apart."""
+
+    text: str
+    ids: tuple[int, ...]
+    forced: int | None
+    """How many of the tokens the grammar left no choice about; None where the backend does not tell."""
+    logprob: float | None = None
+    """Natural logarithm; of a single token, where log-probabilities were asked for."""
+    top: tuple[tuple[str, float], ...] = ()
+    """The most likely tokens in its place and their log-probabilities, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The output of one request, chunk by chunk."""
+
+    ids: tuple[int, ...]
+    counts: array[int]
+    """Token ids of each chunk."""
+    chars: array[int]
+    """Characters of each chunk."""
+    told: array[int]
+    """The forced tokens up to the end of each chunk; `UNTOLD` where a chunk has no usage."""
+    logprobs: tuple[TokenLogprobs, ...]
+
+    @property
+    def forced_of_chunks(self) -> list[int] | None:
+        """Forced tokens of each chunk, or None where that cannot be known.
+
+        A backend that tells with each chunk is believed. A runtime that tells only at the end sends what
+        it forces behind the token that it sampled, in one chunk: where that adds up to its own count, it
+        is so.
+        """
+        if not self.counts:
+            return []
+        if UNTOLD not in self.told:
+            before = [0, *self.told[:-1]]
+            return [now - then for now, then in zip(self.told, before, strict=True)]
+        total = self.told[-1]
+        if total == 0:
+            return [0] * len(self.counts)
+        behind = [max(count - 1, 0) for count in self.counts]
+        return behind if sum(behind) == total else None
+
+    def spans(self, text: str, known: Mapping[int, str]) -> Iterator[Span]:
+        """The output `text`, cut. `known` are texts of token ids, to take chunks of several tokens apart."""
+        forced = self.forced_of_chunks
+        scores = _scores(self.logprobs)
+        end = char = 0
+        for index, (count, length) in enumerate(zip(self.counts, self.chars, strict=True)):
+            start, end = end, end + count
+            part, char = text[char : char + length], char + length
+            if not count and not part:
+                continue
+            ids = self.ids[start:end]
+            own = None if forced is None else forced[index]
+            texts = _texts(part, ids, scores[start:end] if end <= len(scores) else (), known)
+            if texts is None:
+                yield Span(part, ids, own)
+                continue
+            for place, (token, piece) in enumerate(zip(ids, texts, strict=True)):
+                is_forced = None if own is None else int(place >= count - own)
+                _, logprob, top = scores[start + place] if end <= len(scores) else ("", None, ())
+                yield Span(piece, (token,), is_forced, logprob, top)
+
+
+Score = tuple[str, float | None, tuple[tuple[str, float], ...]]
+"""A token's text, its log-probability, and the most likely tokens in its place."""
+
+
+def tokens_of(chunks: Sequence[TextChunk]) -> Tokens:
+    """What `chunks` hold, without them."""
+    return Tokens(
+        ids=tuple([token for chunk in chunks for token in chunk.ids]),
+        counts=array("I", [len(chunk.ids) for chunk in chunks]),
+        chars=array("I", [len(chunk.text) for chunk in chunks]),
+        told=array("I", [UNTOLD if chunk.usage is None else chunk.usage.forced_tokens for chunk in chunks]),
+        logprobs=tuple([chunk.logprobs for chunk in chunks if chunk.logprobs is not None]),
+    )
+
+
+def scores_of(found: TokenLogprobs) -> list[Score]:
+    """One entry per token."""
+    texts = found.texts or ("",) * len(found.ids)
+    tops: list[tuple[tuple[str, float], ...]] = [()] * len(found.ids)
+    if found.top:
+        names = found.top_texts or [[f"#{token}" for token, _ in row] for row in found.top]
+        tops = [
+            tuple((name, value) for name, (_, value) in zip(row_names, row, strict=True))
+            for row_names, row in zip(names, found.top, strict=True)
+        ]
+    return list(zip(texts, found.logprobs, tops, strict=True))
+
+
+def _scores(runs: Sequence[TokenLogprobs]) -> list[Score]:
+    return [score for run in runs for score in scores_of(run)]
+
+
+def _texts(
+    part: str, ids: Sequence[int], scores: Sequence[Score], known: Mapping[int, str]
+) -> list[str] | None:
+    """The text of each token of a chunk, which make up `part`; None where they are not known."""
+    if len(ids) == 1:
+        return [part]
+    for texts in ([text for text, _, _ in scores], [known.get(token, "") for token in ids]):
+        if len(texts) == len(ids) and all(texts) and "".join(texts) == part:
+            return texts
+    return None

@@ -1,0 +1,56 @@
+"""Backends for tests that a script cannot express: ones that fail, and ones that wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from ramify.lang.backends.scripted import ScriptedBackend
+from ramify.lang.gate import Gate
+from ramify.messages import Generate, TextChunk
+
+
+class Breaking(ScriptedBackend):
+    """Raises `error` after `after` chunks of every generation whose prompt holds `where`."""
+
+    def __init__(self, answers, error: Exception, after: int, where: str = "") -> None:
+        super().__init__(answers)
+        self.error, self.after, self.where = error, after, where
+
+    async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        count = 0
+        async for chunk in super().generate(request):
+            if count == self.after and self.where in self.prompt_text(request):
+                raise self.error
+            yield chunk
+            count += 1
+
+
+class Holding(ScriptedBackend):
+    """Stops after the first chunk of each generation until `release` is opened.
+
+    `started` opens at the first such stop; `aborted` counts generations that were closed there.
+    """
+
+    def __init__(self, answers) -> None:
+        super().__init__(answers)
+        self.started, self.release = Gate(), Gate()
+        self.aborted = self.holding = self.most = 0
+
+    async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        held = False
+        async for chunk in super().generate(request):
+            yield chunk
+            if held:
+                continue
+            held = True
+            self.holding += 1
+            self.most = max(self.most, self.holding)
+            self.started.open()
+            try:
+                await self.release.wait()
+            except (asyncio.CancelledError, GeneratorExit):
+                self.aborted += 1
+                raise
+            finally:
+                self.holding -= 1

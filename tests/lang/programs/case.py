@@ -1,0 +1,42 @@
+"""What a test or a benchmark needs to know of one program."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ramify.lang.program import Function
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program and what to run it on."""
+
+    name: str
+    program: Function[...]
+    arguments: Sequence[dict[str, Any]]
+    """Some rows; `rows` makes any number of different ones of them."""
+    script: Any
+    """Answers for `ScriptedBackend` that fit every row."""
+    varied: str
+    """The argument that tells the rows that `rows` makes apart: a text, or a list of texts."""
+    streams: tuple[str, ...] = field(default=())
+    """Variables that somebody reads while they are generated."""
+
+    def rows(self, count: int) -> list[dict[str, Any]]:
+        """`count` rows, no two alike."""
+        return list(itertools.islice(self._endless(), count))
+
+    def _endless(self) -> Iterator[dict[str, Any]]:
+        yield from self.arguments
+        for number in itertools.count(2):
+            for row in self.arguments:
+                value = row[self.varied]
+                marked = (
+                    f"{value} (No. {number})"
+                    if isinstance(value, str)
+                    else [f"{value[0]} (No. {number})", *value[1:]]
+                )
+                yield {**row, self.varied: marked}

@@ -1,0 +1,99 @@
+"""Remote ends for the HTTP backends: Ramify's own server in front of a script, and one that misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from ramify.lang.backends.scripted import ScriptedBackend
+from ramify.loop import wait
+from ramify.messages import Generate, ModelInfo, TextChunk
+from tests.server.desk import FakeDesk
+
+
+class ScriptedDesk(FakeDesk):
+    """What the server talks to, answering from a script; chat is rendered as ChatML."""
+
+    def __init__(self, answers: Any) -> None:
+        super().__init__()
+        self.backend = ScriptedBackend(answers)
+        self.info: ModelInfo = wait(self.backend.info())
+        self.max_prompt_tokens = 1 << 20
+
+    async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        self.requests.append(request)
+        self.running.add(request.rid)
+        self.idle.clear()
+        if request.chat is not None:
+            turns = [f"<|im_start|>{turn.role}\n{turn.content}<|im_end|>\n" for turn in request.chat]
+            prompt = "".join(turns) + "<|im_start|>assistant\n"
+            request = Generate(
+                rid=request.rid, prompt=(prompt,), sampling=request.sampling, constraint=request.constraint
+            )
+        ended = False
+        try:
+            async for chunk in self.backend.generate(request):
+                ended = chunk.finish is not None
+                if self.hold_after == len(self.requests):
+                    self.held.set()
+                    await self.release.wait()
+                yield chunk
+        finally:
+            self.running.discard(request.rid)
+            if not ended:
+                self.closed.set()
+            self.idle.set()
+
+    async def flush_cache(self) -> bool:
+        return self.backend.flush_cache()
+
+
+class RawServer:
+    """Answers each request with the bytes that `answer` makes of its path, then closes the connection.
+
+    `bodies` holds the JSON that was posted.
+    """
+
+    def __init__(self, answer: Callable[[str], bytes]) -> None:
+        self._answer = answer
+        self.bodies: list[Any] = []
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._one, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        self._ready.set()
+        async with server:
+            await self._stop.wait()
+
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        length = next(
+            (line for line in head.lower().split("\r\n") if line.startswith("content-length:")), ":0"
+        )
+        body = await reader.readexactly(int(length.partition(":")[2]))
+        if body:
+            self.bodies.append(json.loads(body))
+        writer.write(self._answer(head.split()[1]))
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    def __enter__(self) -> RawServer:
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(10)
+
+
+def answer(body: bytes, status: str = "200 OK", kind: str = "application/json", headers: str = "") -> bytes:
+    """A whole HTTP answer whose body ends with the connection."""
+    return f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\n{headers}connection: close\r\n\r\n".encode() + body

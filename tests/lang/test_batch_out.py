@@ -1,0 +1,504 @@
+"""Batches into a results file: one line a row, resumed after any end, in bounded memory."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import enum
+import itertools
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pydantic
+import pytest
+
+import ramify as rm
+from ramify.errors import BackendError, InvalidRequest
+from ramify.lang.batch_out import BatchSummary, Plan, run_in_tasks
+from ramify.lang.batch_window import LESSONS, Row, Window
+from ramify.lang.checkpoint import ResultsFile
+from ramify.messages import Finish, TextChunk, Usage
+from tests.lang.backends import Breaking, Holding
+
+
+@rm.function
+def double(s, n, factor=2):
+    if n == 13:
+        raise ValueError("unlucky")
+    s += f"{n} times {factor} is" + rm.gen("x", schema=int)
+    return s["x"] + 1
+
+
+@rm.function
+async def adouble(s, n, factor=2):
+    if n == 13:
+        raise ValueError("unlucky")
+    s += f"{n} times {factor} is" + rm.gen("x", schema=int)
+    return await s.aget("x") + 1
+
+
+def answer(request):
+    n, factor = request.prompt[0].removesuffix(" is").split(" times ")
+    return str(int(n) * int(factor))
+
+
+def run(program, rows, **options):
+    options.setdefault("backend", rm.ScriptedBackend(answer))
+    found = program.run_batch(rows, **options)
+    return asyncio.run(found) if asyncio.iscoroutine(found) else found
+
+
+@pytest.fixture(params=[double, adouble], ids=["threads", "tasks"])
+def program(request):
+    return request.param
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "results.jsonl"
+
+
+def lines(out):
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def test_a_line_a_row(program, out):
+    summary = run(program, ({"n": n} for n in range(10, 20)), out=out, concurrency=4)
+    found = sorted(lines(out), key=lambda line: line["index"])
+    assert [line["index"] for line in found] == list(range(10))
+    assert found[0]["outputs"] == {"x": 20}
+    assert found[0]["returned"] == 21
+    assert found[0]["error"] is None
+    usage = found[0]["usage"]
+    assert (usage["requests"], usage["prompt_tokens"], usage["completion_tokens"]) == (1, 4, 2)
+    assert found[3]["error"]["type"] == "ValueError"
+    assert found[3]["error"]["message"] == "The program raised ValueError: unlucky"
+    assert found[3]["outputs"] == {}
+    assert (summary.rows, summary.failed, summary.skipped) == (10, 1, 0)
+    assert summary.usage.prompt_tokens == sum(line["usage"]["prompt_tokens"] for line in found)
+    assert summary.usage.cached_tokens == sum(line["usage"]["cached_tokens"] for line in found)
+    assert "unlucky" in summary.first_error
+
+
+def test_the_same_call_goes_on_where_it_stopped(program, out):
+    class Stop(BaseException): ...
+
+    def interrupted():
+        for n in range(40):
+            if n == 30:
+                raise Stop
+            yield {"n": n}
+
+    with pytest.raises(Stop):
+        run(program, interrupted(), out=out, concurrency=2, look_ahead=1)
+    before = lines(out)
+    assert 20 < len(before) < 31
+    backend = rm.ScriptedBackend(answer)
+    summary = run(program, ({"n": n} for n in range(40)), out=out, backend=backend)
+    assert (summary.rows, summary.skipped) == (40 - len(before), len(before))
+    assert lines(out)[: len(before)] == before
+    assert sorted(line["index"] for line in lines(out)) == list(range(40))
+    unlucky_was_done = 13 in [line["index"] for line in before]
+    assert len(backend.requests) == summary.rows - (not unlucky_was_done)
+
+
+def test_killed_again_and_again(out):
+    """A real `kill -9` after so many rows have begun; no row is lost, none is doubled."""
+    draw = random.Random(5)
+    command = [sys.executable, str(Path(__file__).with_name("killed_batch.py")), str(out)]
+    kills = 0
+    while True:
+        patience = draw.randrange(20, 150)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            last = ""
+            for count, line in enumerate(process.stdout):
+                last = line
+                if count == patience:
+                    process.kill()
+                    break
+            process.stdout.read()
+        if last.startswith("done"):
+            break
+        assert process.returncode == -9
+        kills += 1
+        with out.open("ab") as file:  # what a kill within the system call would leave
+            file.write(b'{"index":399,"dig'[: draw.randrange(18)])
+    assert kills >= 3
+    found = lines(out)
+    assert sorted(line["index"] for line in found) == list(range(400))
+    assert all(line["outputs"]["x"] == str(2 * line["index"]) for line in found)
+    rows, skipped = map(int, last.split()[1:])
+    assert rows + skipped == 400
+
+
+@pytest.mark.parametrize("torn", [b'{"index":2,"digest":"0', b"{", b"\0\0\0"])
+def test_a_torn_line_is_cut_off(program, out, torn):
+    run(program, [{"n": 1}, {"n": 2}], out=out)
+    whole = out.read_bytes()
+    out.write_bytes(whole + torn)
+    summary = run(program, [{"n": n} for n in (1, 2, 3)], out=out)
+    assert (summary.rows, summary.skipped) == (1, 2)
+    assert out.read_bytes().startswith(whole)
+    assert len(lines(out)) == 3
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        ([{"n": 1}, {"n": 5}], {}),
+        ([{"n": 1}, {"n": 2}], {"factor": 3}),
+        ([{"n": 1}, {"n": 2}], {"temperature": 0.5}),
+    ],
+)
+def test_results_of_other_rows_are_refused(program, out, rows, options):
+    run(program, [{"n": 1}, {"n": 2}], out=out)
+    before = out.read_bytes()
+    with pytest.raises(InvalidRequest, match="has results of other rows: its row"):
+        run(program, rows, out=out, **options)
+    assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"a,b\n1,2\n", b"notes", b'{"index":0}\n', b'{"index":0,"x' + b"\n"])
+def test_a_file_of_something_else_is_left_alone(program, out, content):
+    out.write_bytes(content)
+    with pytest.raises(InvalidRequest, match="line 1, is not a result of a batch"):
+        run(program, [{"n": 1}], out=out)
+    assert out.read_bytes() == content
+
+
+def test_a_doubled_row_is_refused(program, out):
+    run(program, [{"n": 1}], out=out)
+    out.write_bytes(out.read_bytes() * 2)
+    with pytest.raises(InvalidRequest, match="line 2: row 0 is in it twice"):
+        run(program, [{"n": 1}], out=out)
+
+
+def test_two_writers_are_refused(program, out):
+    file = ResultsFile(out)
+    with pytest.raises(InvalidRequest, match="Another process writes"):
+        run(program, [{"n": 1}], out=out)
+    file.close()
+    assert run(program, [{"n": 1}], out=out).rows == 1
+
+
+def test_failed_rows_are_run_again_when_asked_for(program, out):
+    rows = [{"n": n} for n in range(6)]
+    failing = Breaking(answer, BackendError("gone"), after=0, where="3 times")
+    assert run(program, rows, out=out, backend=failing).failed == 1
+    assert run(program, rows, out=out).rows == 0
+    out.write_bytes(out.read_bytes() + b'{"index":')
+    summary = run(program, rows, out=out, retry_failed=True)
+    assert (summary.rows, summary.failed, summary.skipped) == (1, 0, 5)
+    assert sorted(line["index"] for line in lines(out)) == list(range(6))
+    assert all(line["error"] is None for line in lines(out))
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_a_key_is_copied_and_is_no_argument(program, out):
+    run(program, [{"n": 1, "id": "a"}, {"n": 2, "id": "b"}], out=out, key="id")
+    assert sorted((line["key"], line["outputs"]["x"]) for line in lines(out)) == [("a", 2), ("b", 4)]
+    with pytest.raises(InvalidRequest, match="Row 0 has no 'name'"):
+        run(program, [{"n": 1}], out=out.with_name("other.jsonl"), key="name")
+
+
+def test_rows_that_do_not_fit_are_errors(program, out):
+    summary = run(program, [{"n": 1}, 5, {"wrong": 1}, [2], (3, 4)], out=out)
+    found = sorted(lines(out), key=lambda line: line["index"])
+    assert [line["error"] and line["error"]["type"] for line in found] == [
+        None,
+        "InvalidRequest",
+        "TypeError",
+        None,
+        None,
+    ]
+    assert found[4]["outputs"] == {"x": 12}
+    assert summary.failed == 2
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Model(pydantic.BaseModel):
+    name: str
+
+
+@dataclasses.dataclass
+class Plain:
+    size: int
+
+
+def test_values_of_all_kinds_become_json(out):
+    @rm.function
+    def program(s):
+        s["colour"], s["model"], s["plain"] = Colour.RED, Model(name="x"), [Plain(3)]
+        s["other"] = Path("a")
+
+    program.run_batch([{}], out=out, backend=rm.ScriptedBackend([]))
+    assert lines(out)[0]["outputs"] == {
+        "colour": "red",
+        "model": {"name": "x"},
+        "plain": [{"size": 3}],
+        "other": "a",
+    }
+
+
+def test_an_output_that_is_no_json_is_an_error_of_its_row(out):
+    @rm.function
+    def program(s, bad):
+        s["x"] = "\ud800" if bad else "fine"
+
+    summary = program.run_batch([(True,), (False,)], out=out, backend=rm.ScriptedBackend([]))
+    found = sorted(lines(out), key=lambda line: line["index"])
+    assert "cannot be written as JSON" in found[0]["error"]["message"]
+    assert found[1]["outputs"] == {"x": "fine"}
+    assert summary.failed == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"generator_style": True}, "no states to yield"),
+        ({"look_ahead": 0}, "look_ahead is 0"),
+        ({"out": None, "key": "n"}, "key needs out"),
+        ({"out": None, "retry_failed": True}, "retry_failed needs out"),
+        ({"out": None, "look_ahead": 5}, "look_ahead needs out"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(out, options, message):
+    with pytest.raises(InvalidRequest, match=message):
+        run(double, [{"n": 1}], **{"out": out, **options})
+
+
+def test_giving_up_cancels_what_runs_and_writes_no_line_of_it(out):
+    backend = Holding(answer)
+
+    def interrupted():
+        yield {"n": 1}
+        backend.started.block()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        double.run_batch(interrupted(), out=out, backend=backend, look_ahead=1)
+    assert backend.aborted == 1
+    assert out.read_bytes() == b""
+
+
+async def test_cancelling_an_async_batch_writes_no_line(out):
+    backend = Holding(answer)
+    task = asyncio.create_task(
+        adouble.run_batch([{"n": n} for n in range(20)], concurrency=4, backend=backend, out=out)
+    )
+    while backend.holding < 4:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert backend.aborted == 4
+    assert out.read_bytes() == b""
+
+
+def test_progress_shows_what_was_done_before(program, out, capsys):
+    rows = [{"n": n} for n in range(12)]
+    run(program, rows[:5], out=out)
+    run(program, rows, out=out, progress=True)
+    err = capsys.readouterr().err
+    assert "12/12" in err
+    assert "failed=0" in err
+
+
+def test_the_summary_in_words():
+    summary = BatchSummary(
+        rows=10,
+        failed=1,
+        skipped=5,
+        duration_s=2.0,
+        usage=Usage(prompt_tokens=100, cached_tokens=75, completion_tokens=60),
+        first_error="gone",
+    )
+    assert str(summary).splitlines() == [
+        "10 rows in 2.0 s (5.0 rows/s), 1 failed, 5 were done before",
+        "30 output tokens/s, 80 tokens/s in all, 75% of 100 prompt tokens cached",
+        "first error: gone",
+    ]
+    assert str(BatchSummary()).startswith("0 rows in 0.0 s (0.0 rows/s), 0 failed\n")
+
+
+# --- the order ----------------------------------------------------------------------------------
+
+
+def shuffled(documents, questions):
+    pairs = [{"question": f"q{q}", "doc": f"d{d}"} for d in range(documents) for q in range(questions)]
+    random.Random(1).shuffle(pairs)
+    return [Row(index, values) for index, values in enumerate(pairs)]
+
+
+def changes(rows):
+    docs = [row.values["doc"] for row in rows]
+    return sum(one != other for one, other in itertools.pairwise(docs))
+
+
+def test_a_window_brings_rows_of_one_prefix_together():
+    rows = shuffled(10, 50)
+    window = Window(iter(rows), 200, ["doc", "question"])
+    given = list(window)
+    assert sorted(row.index for row in given) == list(range(500))
+    assert changes(rows) > 400
+    assert changes(given) <= 35  # replacement selection: about 500 / (2 * 200) rounds of 10
+
+
+def test_the_order_of_the_columns_is_learnt_from_the_prompts():
+    window = Window(iter(shuffled(10, 50)), 500, ["question", "doc"])
+    given = []
+    for row in window:
+        given.append(row)
+        window.learn(row, f"Read: {row.values['doc']}\nAnswer: {row.values['question']}")
+    assert window.order == ["doc", "question"]
+    assert changes(given[LESSONS:]) <= 10
+
+
+def test_a_window_reads_no_further_than_its_size():
+    read = []
+
+    def source():
+        for index in range(100):
+            read.append(index)
+            yield Row(index, {"n": index})
+
+    window = Window(source(), 7, ["n"])
+    for given in range(1, 50):
+        next(window)
+        assert len(read) == given + 6
+
+
+def test_rows_of_one_prefix_meet_in_the_cache(out):
+    """Ten documents, shuffled, on a cache that is emptied every 50 requests."""
+
+    class Forgetful(rm.ScriptedBackend):
+        async def generate(self, request):
+            if len(self.requests) % 50 == 0:
+                self.flush_cache()
+            async for chunk in super().generate(request):
+                yield chunk
+
+    @rm.function
+    def ask(s, question, doc):
+        s += doc + " " + question + rm.gen("x")
+
+    rows = [
+        {"question": f"question {q}", "doc": f"document {d} " + f"d{d}w " * 50}
+        for d in range(10)
+        for q in range(50)
+    ]
+    random.Random(2).shuffle(rows)
+    shares = []
+    for look_ahead in (1, 500):
+        summary = ask.run_batch(
+            rows,
+            out=out.with_name(f"{look_ahead}.jsonl"),
+            concurrency=1,
+            look_ahead=look_ahead,
+            backend=Forgetful(lambda request: "yes"),
+        )
+        shares.append(summary.cached_share)
+    assert shares[1] > 0.9 > shares[0] + 0.05
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+class Forgetting(rm.ScriptedBackend):
+    """Keeps nothing of what it was asked."""
+
+    async def generate(self, request):
+        yield TextChunk(
+            rid=request.rid, text="ok", ids=(1,), usage=Usage(prompt_tokens=3), finish=Finish(reason="stop")
+        )
+
+    async def end_program(self, program): ...
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+needs_statm = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc/self/statm")
+
+
+class Rows:
+    """`count` rows of 1 kB, and the memory that the process had as each tenth of them was asked for."""
+
+    def __init__(self, count):
+        self.count = count
+        self.seen = []
+
+    def __iter__(self):
+        for index in range(self.count):
+            if index % (self.count // 10) == self.count // 20:
+                self.seen.append(resident_bytes())
+            yield {"text": f"{index} " + "x" * 1000}
+
+    @property
+    def grown(self):
+        return max(self.seen[2:]) - self.seen[2]
+
+
+@needs_statm
+@pytest.mark.parametrize(("name", "count"), [("asks", 10_000), ("asks_later", 10_000), ("only_text", 20_000)])
+def test_many_rows_in_bounded_memory(out, name, count):
+    """Kept, the rows alone would take 10 or 20 MB, and what is known of each run several times that."""
+
+    @rm.function
+    def asks(s, text):
+        s += text + rm.gen("x")
+
+    @rm.function
+    async def asks_later(s, text):
+        s += text + rm.gen("x")
+
+    @rm.function
+    def only_text(s, text):
+        s += text
+
+    program = {"asks": asks, "asks_later": asks_later, "only_text": only_text}[name]
+    rows = Rows(count)
+    summary = run(program, rows, out=out, concurrency=8, backend=Forgetting([]))
+    assert (summary.rows, summary.failed) == (count, 0)
+    assert len(lines(out)) == count
+    assert rows.grown < 4e6
+
+
+@needs_statm
+async def test_the_pipeline_itself_keeps_nothing(out):
+    """200,000 rows through the window, the tasks and the file, as one finished run."""
+
+    @rm.function
+    def nothing(s): ...
+
+    state = nothing.run(backend=rm.ScriptedBackend([]))
+
+    async def one(values):
+        return state
+
+    rows = Rows(200_000)
+    plan = Plan(out=out, program="nothing", columns=["text"], same=None, concurrency=8)
+    summary = await run_in_tasks(one, rows, plan)
+    assert summary.rows == rows.count
+    assert rows.grown < 4e6
+
+
+@needs_statm
+def test_resuming_takes_four_bytes_a_row(out):
+    with out.open("w") as file:
+        for index in range(200_000):
+            file.write(f'{{"index":{index},"digest":"0000000a","outputs":{{}},"error":null}}\n')
+    before = resident_bytes()
+    results = ResultsFile(out)
+    assert results.lines == 200_000
+    assert results.is_done(199_999, 10)
+    assert not results.is_done(200_000, 10)
+    assert resident_bytes() - before < 4e6
+    results.close()

@@ -1,0 +1,264 @@
+"""A program over HTTP is the program in process, and every failure of the wire is an error of ours."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import ramify as rm
+from ramify.constraint import regex
+from ramify.errors import BackendError, Overloaded, PromptTooLong, RequestTimeout, Unauthorized
+from ramify.lang.backends.base import Backend
+from ramify.lang.backends.endpoint import request_body
+from ramify.messages import Generate, ProgramHint
+from ramify.sampling import SamplingParams
+from tests.lang.remote import RawServer, ScriptedDesk, answer
+from tests.server.desk import LiveServer
+
+
+@rm.function
+def everything(s):
+    s += rm.system("Be brief.") + rm.user("Is it?")
+    views = s.fork(2)
+    for view in views:
+        view += rm.assistant(rm.gen("view", stop=" Really", temperature=0.5, seed=3))
+    views.join()
+    s += rm.user("A number:") + rm.assistant("number " + rm.gen("n", schema=int))
+    s += " bool " + rm.gen("flag", schema=bool)
+    s += " sample " + rm.gen("sample", n=2, return_logprob=True, top_logprobs_num=1, logprob_start_len=2)
+    s += " end" + rm.gen("logprobs", return_logprob=True)
+
+
+SCRIPT = {
+    r"sample $": "one two",
+    r"bool $": "true",
+    r"number $": "42 ",
+    r"end$": " The end",
+    r"assistant\n$": "It is fine. Really!",
+}
+
+
+def test_the_body_of_a_request():
+    request = Generate(
+        rid="r",
+        prompt=("a", (1, 2)),
+        sampling=SamplingParams(
+            max_tokens=5, min_tokens=1, seed=7, stop=("x",), logprobs=2, prompt_logprobs_start=3, top_k=4
+        ),
+        constraint=regex("a+"),
+        hint=ProgramHint(program="p", lease_s=1.5),
+        scope="tenant",
+    )
+    assert json.loads(json.dumps(request_body(request))) == {
+        "rid": "r",
+        "prompt_segments": ["a", [1, 2]],
+        "sampling_params": {
+            "max_new_tokens": 5,
+            "min_new_tokens": 1,
+            "sampling_seed": 7,
+            "stop": ["x"],
+            "top_k": 4,
+        },
+        "return_logprob": True,
+        "return_text_in_logprobs": True,
+        "top_logprobs_num": 2,
+        "logprob_start_len": 3,
+        "constraint": {"kind": "regex", "source": "a+"},
+        "program": {"program": "p", "lease_s": 1.5},
+        "cache_scope": "tenant",
+    }
+    assert json.loads(json.dumps(request_body(Generate(rid="r", prompt=("a",))))) == {
+        "rid": "r",
+        "prompt_segments": ["a"],
+        "sampling_params": {"max_new_tokens": None},
+    }
+
+
+def facts(state):
+    """All that must be equal wherever a program ran, times and ids aside."""
+
+    def call_facts(call):
+        data = call.to_dict()
+        return {key: value for key, value in data.items() if key not in ("start_s", "end_s")} | {
+            "children": [call_facts(child) for child in call.children]
+        }
+
+    metas = {name: state.get_meta_info(name) for name in ("n", "flag", "sample", "logprobs")}
+    plain = json.loads(json.dumps(metas, default=str))
+    for meta in (plain["n"], plain["flag"], plain["logprobs"], *plain["sample"]):
+        del meta["id"]
+    return state.text(), state.messages(), state["view"], state["n"], plain, call_facts(state.trace)
+
+
+def test_a_program_over_http_equals_the_program_in_process():
+    local = everything.run(backend=rm.ScriptedBackend(SCRIPT))
+    desk = ScriptedDesk(SCRIPT)
+    with LiveServer(desk) as server:
+        backend = rm.RuntimeEndpoint(server.url)
+        assert isinstance(backend, Backend)
+        remote = everything.run(backend=backend, cache_scope="tenant")
+        assert facts(remote) == facts(local)
+        assert {request.scope for request in desk.requests} == {"tenant"}
+        backend.close()
+        program = desk.requests[0].hint.program
+        assert desk.ended_programs == [program]
+
+
+def test_select_over_http_sends_ids_back():
+    @rm.function
+    def program(s):
+        s += "One two three:" + rm.select("x", [" a", " b c"]) + " next" + rm.gen("y")
+
+    desk = ScriptedDesk({"next$": " done"})
+    with LiveServer(desk) as server:
+        backend = rm.RuntimeEndpoint(server.url + "/")
+        state = program.run(backend=backend)
+        assert state["x"] == " a"  # all are equally likely to the script; the first wins
+        assert state["y"] == " done"
+        ids = tuple(desk.backend.encode([" a"]))
+        assert desk.requests[-1].prompt == ("One two three:", ids, " next")
+        assert state.trace.children[0].requests == 3
+        backend.close()
+
+
+def test_what_a_server_says_of_itself():
+    with LiveServer(ScriptedDesk([])) as server:
+        backend = rm.RuntimeEndpoint(server.url)
+        assert backend.get_model_name() == ""
+        assert rm.get_server_info(backend)["model_path"] == ""
+        assert rm.flush_cache(backend) is True
+        backend.close()
+
+
+def test_the_key_is_sent():
+    with LiveServer(ScriptedDesk(["a"]), api_key="secret") as server:
+        stranger, friend = rm.RuntimeEndpoint(server.url), rm.RuntimeEndpoint(server.url, "secret")
+        with pytest.raises(Unauthorized):
+            ask.run(backend=stranger)
+        assert ask.run(backend=friend)["x"] == "a"
+        for backend in (stranger, friend):
+            backend.close()
+
+
+@rm.function
+def ask(s):
+    s += "Q:" + rm.gen("x")
+
+
+def test_streaming_and_cancelling_over_http():
+    desk = ScriptedDesk(lambda request: "one two three")
+    with LiveServer(desk) as server:
+        backend = rm.RuntimeEndpoint(server.url)
+        state = ask.run(backend=backend, stream=True)
+        assert list(state.text_iter("x")) == ["one", " two", " three"]
+        desk.hold_after = 2
+        state = ask.run(backend=backend, stream=True)
+        assert desk.held.wait(10)
+        state.cancel()
+        assert desk.closed.wait(10)
+        with pytest.raises(rm.ProgramError, match="cancelled"):
+            state["x"]
+        backend.close()
+
+
+def test_an_error_of_the_server_keeps_its_kind_and_field():
+    class Full(ScriptedDesk):
+        async def generate(self, request):
+            if request.prompt == ("Q:",):
+                raise Overloaded("The queue is full.", retry_after=2.0)
+            raise PromptTooLong("Too long.", field="prompt")
+            yield
+
+    @rm.function
+    def long(s):
+        s += "Long:" + rm.gen("x")
+
+    with LiveServer(Full([])) as server:
+        backend = rm.RuntimeEndpoint(server.url)
+        full = ask.run(backend=backend).error().__cause__
+        assert (type(full), full.retry_after) == (Overloaded, 2.0)
+        too_long = long.run(backend=backend).error().__cause__
+        assert (type(too_long), too_long.field) == (PromptTooLong, "prompt")
+        backend.close()
+
+
+INFO = answer(
+    json.dumps(
+        {
+            "ramify": {
+                "name": "m",
+                "path": "",
+                "vocab_size": 9,
+                "context_length": 9,
+                "eos_token_ids": [0],
+                "bos_token_id": None,
+                "dtype": "",
+                "device": "",
+                "chat_format": None,
+            }
+        }
+    ).encode()
+)
+META = b'{"prompt_tokens": 1, "finish_reason": null}'
+CHUNK = b'data: {"text": "\xe2\x80\xa8a", "output_ids": [1], "meta_info": ' + META + b"}"
+STREAM = "text/event-stream"
+
+
+@pytest.mark.parametrize(
+    ("reply", "error", "message"),
+    [
+        (answer(b"", "500 Internal Server Error"), BackendError, "answered 500"),
+        (answer(b"<html>gateway</html>", "502 Bad Gateway"), BackendError, "gateway"),
+        (answer(b'{"error": {"message": "slow"}}', "504 Gateway Timeout"), RequestTimeout, "slow"),
+        (answer(b'{"detail": "no"}', "418 Teapot"), BackendError, "no"),
+        (answer(b"", "429 Too Many", headers="retry-after: 3\r\n"), Overloaded, "answered 429"),
+        (answer(CHUNK + b"\n\n", kind=STREAM), BackendError, "broke off"),
+        (answer(b"", kind=STREAM), BackendError, "broke off"),
+        (answer(b"data: [DONE]\n\n", kind=STREAM), BackendError, "without a final chunk"),
+        (
+            answer(
+                CHUNK + b'\n\ndata: {"error": {"message": "died", "code": "worker_died"}}\n\n', kind=STREAM
+            ),
+            rm.RamifyError,
+            "died",
+        ),
+        (b"nonsense\r\n\r\n", BackendError, "cannot be reached"),
+        (b"", BackendError, "cannot be reached"),
+    ],
+)
+def test_a_server_that_misbehaves(reply, error, message):
+    with RawServer(lambda path: INFO if path == "/get_model_info" else reply) as server:
+        backend = rm.RuntimeEndpoint(server.url)
+        failed = ask.run(backend=backend).error()
+        assert isinstance(failed.__cause__, error)
+        assert message in str(failed)
+        if reply.endswith(b"}}\n\n"):
+            assert failed.partial == "\u2028a"
+        backend.close()
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [(answer(b"{}"), "is not a Ramify server"), (answer(b"hello"), "did not answer in JSON")],
+)
+def test_another_kind_of_server(reply, message):
+    with RawServer(lambda path: reply) as server:
+        backend = rm.RuntimeEndpoint(server.url)
+        with pytest.raises(BackendError, match=message):
+            ask.run(backend=backend)
+        backend.close()
+
+
+def test_no_server_at_all():
+    with RawServer(lambda path: b"") as server:
+        url = server.url
+    backend = rm.RuntimeEndpoint(url)
+    with pytest.raises(BackendError, match=r"get_model_info cannot be reached"):
+        ask.run(backend=backend)
+    backend.close()
+
+
+def test_a_chat_template_by_name_is_refused():
+    with pytest.raises(rm.UnsupportedField, match="chat_template_name"):
+        rm.RuntimeEndpoint("http://127.0.0.1:1", chat_template_name="chatml")

@@ -1,0 +1,337 @@
+"""What fails, fails where it is read, says why, and blocks nobody."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+
+import pytest
+
+import ramify as rm
+from ramify import loop as rm_loop
+from ramify.errors import BackendError, Cancelled, InvalidRequest, UnsupportedField
+from tests.lang.backends import Breaking, Holding
+
+
+def test_a_backend_that_breaks_mid_stream():
+    @rm.function
+    def program(s):
+        s += "Before:"
+        s += rm.gen("x", schema=int)  # the line that the error names
+        s += " after " + rm.gen("y")
+
+    state = program.run(backend=Breaking(["1 "], BackendError("gone"), after=1))
+    with pytest.raises(rm.ProgramError, match=r"gen 'x' at .* failed: gone") as failed:
+        state["x"]
+    error = failed.value
+    source, first = inspect.getsourcelines(program.body)
+    line = first + next(i for i, text in enumerate(source) if "the line that the error names" in text)
+    assert error.line == f"{__file__}:{line}"
+    assert (error.variable, error.prompt, error.partial) == ("x", "Before:", "1")
+    assert isinstance(error.__cause__, BackendError)
+    with pytest.raises(rm.ProgramError, match="'y' was not run, because an earlier step failed") as skipped:
+        state["y"]
+    assert skipped.value.__cause__ is state.error()
+    with pytest.raises(rm.ProgramError, match="gone"):
+        state.text()
+    with pytest.raises(rm.ProgramError, match="gone"):
+        state.messages()
+    assert "failed" in repr(state)
+    assert "failed: gone" in str(state.trace)
+
+
+def test_an_error_that_is_not_ours_is_the_cause():
+    @rm.function
+    def program(s):
+        s += "?" + rm.gen("x")
+
+    state = program.run(backend=rm.ScriptedBackend({"x": OSError("disk")}))
+    with pytest.raises(rm.ProgramError, match="disk") as failed:
+        state["x"]
+    assert isinstance(failed.value.__cause__, OSError)
+
+
+def test_a_parse_failure_keeps_the_text():
+    @rm.function
+    def program(s):
+        s += "?" + rm.gen("x", schema=int)
+
+    backend = Breaking(["1 "], BackendError("never"), after=99)
+    assert program.run(backend=backend)["x"] == 1
+
+    import pydantic
+
+    class Even(pydantic.BaseModel):
+        n: int
+
+        @pydantic.field_validator("n")
+        @classmethod
+        def check(cls, value):
+            raise ValueError("never even")
+
+    @rm.function
+    def typed(s):
+        s += "?" + rm.gen("x", schema=Even)
+
+    state = typed.run(backend=rm.ScriptedBackend(['{"n": 1}']))
+    with pytest.raises(rm.ProgramError, match="never even") as failed:
+        state["x"]
+    assert failed.value.partial == '{"n": 1}'
+    assert failed.value.finish_reason == "stop"
+    assert isinstance(failed.value.__cause__, pydantic.ValidationError)
+
+
+def test_an_unknown_variable_is_a_key_error_that_lists_the_known():
+    @rm.function
+    def program(s):
+        s += "?" + rm.gen("known")
+        with pytest.raises(KeyError):
+            s["unknown"]
+
+    state = program.run(backend=rm.ScriptedBackend(["x"]))
+    with pytest.raises(rm.ProgramError, match=r"sets no variable 'unknown'\. It sets 'known'\."):
+        state["unknown"]
+
+
+def test_an_exception_of_the_body_is_raised_as_it_is_and_cancels_the_rest():
+    backend = Holding(["long answer"])
+
+    @rm.function
+    def program(s):
+        s += "?" + rm.gen("x")
+        backend.started.block()
+        raise ZeroDivisionError("body")
+
+    with pytest.raises(ZeroDivisionError, match="body"):
+        program.run(backend=backend)
+    assert backend.aborted == 1
+    assert len(backend.ended) == 1
+
+
+def test_reading_a_failed_branch_raises_and_its_siblings_go_on():
+    @rm.function
+    def program(s):
+        s += "Q"
+        forks = s.fork(3)
+        for index, branch in enumerate(forks):
+            branch += f" {index}:" + rm.gen("x")
+            branch += " then " + rm.gen("y")
+        with pytest.raises(rm.ProgramError, match="gone"):
+            forks["x"]
+        assert forks[0]["x"] == "a"
+        nested = forks[1].fork(2)
+        with pytest.raises(rm.ProgramError, match="gone"):
+            nested[1].text()
+        forks.join()
+        s += "!" + rm.gen("z")
+
+    state = program.run(backend=Breaking(lambda r: "a", BackendError("gone"), after=0, where="Q 1:"))
+    assert state["z"] == "a"
+    with pytest.raises(rm.ProgramError, match="gone"):
+        state["y"]
+    assert state.error() is None
+
+
+def test_joining_the_text_of_a_failed_branch_fails_the_join():
+    @rm.function
+    def program(s):
+        s += "Q"
+        forks = s.fork(2)
+        for index, branch in enumerate(forks):
+            branch += f" {index}:" + rm.gen("x")
+        forks.join("concate_and_append")
+        s += rm.gen("z")
+
+    state = program.run(backend=Breaking(lambda r: "a", BackendError("gone"), after=0, where="Q 1:"))
+    with pytest.raises(rm.ProgramError, match="gone"):
+        state["z"]
+
+
+def test_a_fork_of_a_failed_state_fails_at_once():
+    @rm.function
+    def program(s):
+        s += rm.gen("x")
+        forks = s.fork(2)
+        forks += rm.gen("y")
+        s.sync()
+        later = s.fork(1)[0]
+        later += rm.gen("z")
+        for branch, name in ((forks[0], "y"), (later, "z")):
+            with pytest.raises(rm.ProgramError, match="gone"):
+                branch[name]
+
+    assert program.run(backend=Breaking(lambda r: "a", BackendError("gone"), after=0)).error() is not None
+
+
+def test_nothing_is_appended_after_the_end():
+    kept = []
+
+    @rm.function
+    def program(s):
+        kept.append(s)
+        forks = s.fork(1)
+        forks.join()
+        with pytest.raises(rm.ProgramError, match="it was joined"):
+            forks[0] += "more"
+
+    state = program.run(backend=rm.ScriptedBackend([]))
+    with pytest.raises(rm.ProgramError, match="its program has ended"):
+        state += "more"
+    with pytest.raises(rm.ProgramError, match="its program has ended"):
+        kept[0] += rm.gen("x")
+
+
+def test_cancel_from_another_thread_unblocks_a_reader():
+    backend = Holding(["long answer"])
+    handles = []
+
+    @rm.function
+    def program(s):
+        handles.append(s)
+        s += rm.user("?") + rm.assistant(rm.gen("x"))
+        s["x"]
+
+    def cancel():
+        backend.started.block()
+        handles[0].cancel()
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    with pytest.raises(rm.ProgramError, match="cancelled") as failed:
+        program.run(backend=backend)
+    thread.join()
+    assert isinstance(failed.value.__cause__, Cancelled)
+    assert backend.aborted == 1
+
+
+def test_cancel_after_the_end_changes_nothing():
+    @rm.function
+    def program(s):
+        s += "a" + rm.gen("x")
+
+    state = program.run(backend=rm.ScriptedBackend(["b"]))
+    rm_loop.wait(state._branch.run.cancel())
+    assert (state.text(), state.error()) == ("ab", None)
+
+
+def test_ctrl_c_cancels_what_is_in_flight(monkeypatch):
+    backend = Holding(["long answer"])
+
+    @rm.function
+    def program(s):
+        s += rm.user("?") + rm.assistant(rm.gen("x"))
+        backend.started.block()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        program.run(backend=backend)
+    assert backend.aborted == 1
+
+
+@pytest.mark.parametrize(
+    ("turns", "message"),
+    [
+        (lambda: rm.user(rm.user("a")), "A user turn begins inside a user turn"),
+        (lambda: rm.user_end(), r"user_end\(\) without user_begin\(\)"),
+        (lambda: rm.user_begin() + "a" + rm.assistant_end(), r"assistant_end\(\) without"),
+    ],
+)
+def test_turns_that_do_not_fit(turns, message):
+    @rm.function
+    def program(s):
+        s += turns()
+
+    error = program.run(backend=rm.ScriptedBackend([])).error()
+    assert isinstance(error.__cause__, InvalidRequest)
+    with pytest.raises(rm.ProgramError, match=message):
+        raise error
+
+
+def test_a_model_without_a_chat_template_has_no_turns():
+    @rm.function
+    def program(s):
+        s += rm.user("a") + rm.assistant(rm.gen("x"))
+
+    state = program.run(backend=rm.ScriptedBackend(["a"], chat_format=None))
+    with pytest.raises(rm.ProgramError, match="has no chat template"):
+        state["x"]
+
+
+def test_a_turn_that_the_template_lacks_is_named():
+    from ramify.messages import ChatFormat
+
+    alternating = ChatFormat(
+        prefix={">user": "U:", "user>assistant": "A:"}, suffix={"user": "\n"}, exact=True
+    )
+
+    @rm.function
+    def program(s):
+        s += rm.user("a") + rm.user("b")
+
+    error = program.run(backend=rm.ScriptedBackend([], chat_format=alternating)).error()
+    with pytest.raises(rm.ProgramError, match="has no user turn after a user turn"):
+        raise error
+
+
+def test_no_backend_and_no_backend_at_all():
+    @rm.function
+    def program(s):
+        s += "a"
+
+    with pytest.raises(InvalidRequest, match=r"No backend to run on\. Pass backend="):
+        program.run()
+    with pytest.raises(InvalidRequest, match="is not a backend"):
+        program.run(backend="http://localhost")
+    with pytest.raises(InvalidRequest, match="is not a backend"):
+        rm.set_default_backend(object())
+
+
+def test_a_backend_that_cannot_be_reached_fails_the_run_itself():
+    class Unreachable(rm.ScriptedBackend):
+        async def info(self):
+            raise BackendError("refused")
+
+    @rm.function
+    def program(s):
+        s += "a"
+
+    with pytest.raises(BackendError, match="refused"):
+        program.run(backend=Unreachable([]))
+
+
+def test_a_backend_that_stops_short_or_aborts():
+    class Short(rm.ScriptedBackend):
+        async def generate(self, request):
+            async for chunk in super().generate(request):
+                if chunk.finish is None:
+                    yield chunk
+
+    @rm.function
+    def program(s):
+        s += "a" + rm.gen("x")
+
+    with pytest.raises(rm.ProgramError, match="without a final chunk"):
+        program.run(backend=Short(["b"]))["x"]
+
+
+def test_an_end_of_program_that_fails_is_only_logged(caplog):
+    class Forgetful(rm.ScriptedBackend):
+        async def end_program(self, program):
+            raise BackendError("busy")
+
+    @rm.function
+    def program(s):
+        s += "a" + rm.gen("x")
+
+    assert program.run(backend=Forgetful(["b"]))["x"] == "b"
+    assert "could not be ended on its backend: busy" in caplog.text
+
+
+def test_programs_that_are_none():
+    with pytest.raises(TypeError, match="takes no state"):
+        rm.function(lambda: None)
+    with pytest.raises(TypeError, match="cannot have a parameter 'backend'"):
+        rm.function(lambda s, backend: None)
+    with pytest.raises(UnsupportedField, match="num_api_spec_tokens"):
+        rm.function(num_api_spec_tokens=64)
+    assert rm.function()(lambda s: None).run(backend=rm.ScriptedBackend([])).text() == ""

@@ -1,0 +1,329 @@
+"""Programs on OpenAI-compatible endpoints: whole messages, and nothing dropped."""
+
+from __future__ import annotations
+
+import json
+from typing import Literal
+
+import pydantic
+import pytest
+
+import ramify as rm
+from ramify.errors import BackendError, NotFound, UnsupportedNode
+from ramify.lang.backends.base import Backend
+from tests.lang.remote import RawServer, ScriptedDesk, answer
+from tests.server.desk import LiveServer
+
+
+class Verdict(pydantic.BaseModel):
+    score: int
+
+
+@rm.function
+def chat(s):
+    s += rm.system("Be brief.") + rm.user("Hi")
+    s += rm.assistant(rm.gen("hello", temperature=0.5, seed=3))
+    s += rm.user("Score?") + rm.assistant(rm.gen("verdict", schema=Verdict))
+    s += rm.user("Pick.") + rm.assistant(rm.select("pick", ["good", "bad"]))
+
+
+SCRIPT = {
+    r"Pick\..*assistant\n$": "bad",
+    r"Score\?.*assistant\n$": '{"score": 4}',
+    r"Hi.*assistant\n$": "Hello there.",
+}
+SCRIPT = {f"(?s){key}": value for key, value in SCRIPT.items()}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with LiveServer(ScriptedDesk(SCRIPT)) as server:
+        yield server
+
+
+def test_a_chat_on_our_own_server(server):
+    desk = server.desk
+    backend = rm.OpenAI(desk.info.name, base_url=server.url + "/v1", api_key="k")
+    assert isinstance(backend, Backend)
+    desk.requests.clear()
+    state = chat.run(backend=backend, cache_scope="tenant")
+    assert (state["hello"], state["verdict"], state["pick"]) == ("Hello there.", Verdict(score=4), "bad")
+    first, second, third = desk.requests
+    assert [(turn.role, turn.content) for turn in second.chat] == [
+        ("system", "Be brief."),
+        ("user", "Hi"),
+        ("assistant", "Hello there."),
+        ("user", "Score?"),
+    ]
+    assert (first.sampling.temperature, first.sampling.seed, first.sampling.max_tokens) == (0.5, 3, 128)
+    assert [request.constraint and request.constraint.kind for request in desk.requests] == [
+        None,
+        "json_schema",
+        "choices",
+    ]
+    assert {request.scope for request in desk.requests} == {"tenant"}
+    assert third.sampling.temperature == 0.0
+    assert state.messages()[-1] == {"role": "assistant", "content": "bad"}
+    assert state.usage.completion_tokens > 0
+    assert state.text().startswith("<|im_start|>system\nBe brief.")
+    backend.close()
+
+
+def test_tools_are_called_in_json(server):
+    class Where(pydantic.BaseModel):
+        city: str
+
+    @rm.tool
+    def weather(where: Where) -> str:
+        """Tell the weather."""
+        return f"rain in {where.city}"
+
+    def clock() -> str:
+        return "noon"
+
+    @rm.function
+    def agent(s):
+        s += rm.system("Help.", tools=[weather, clock]) + rm.user("Weather and time?")
+        s.call_tools([weather, clock], "calls", max_calls=2, errors="raise")
+        s += rm.assistant(rm.gen("answer"))
+        s.call_tools([weather, clock], "none", required=False)
+
+    made = [
+        {"name": "weather", "arguments": {"where": {"city": "Delft"}}},
+        {"name": "clock", "arguments": {}},
+    ]
+    script = server.desk.backend
+    script._answers = [json.dumps({"calls": made}), "Wet.", json.dumps({"text": "No more.", "calls": []})]
+    script._used.clear()
+    server.desk.requests.clear()
+    backend = rm.OpenAI(server.desk.info.name, base_url=server.url + "/v1", api_key="k")
+    try:
+        state = agent.run(backend=backend)
+        assert [call.result for call in state["calls"]] == ["rain in Delft", "noon"]
+        assert state["calls"][0].arguments == {"where": Where(city="Delft")}
+        assert (state["none"], state["none"].text) == ([], "No more.")
+        first, second, _ = server.desk.requests
+        assert first.constraint.kind == "json_schema"
+        assert "$defs/weather.Where" in first.constraint.source
+        assert second.chat[-1].content == (
+            "<tool_response>\nrain in Delft\n</tool_response>\n<tool_response>\nnoon\n</tool_response>"
+        )
+        assert '{"calls": [{"name": "example"' in first.chat[0].content
+    finally:
+        script._answers = SCRIPT
+        backend.close()
+
+
+def test_streams_and_logprobs(server):
+    @rm.function
+    def one(s):
+        s += rm.user("Hi") + rm.assistant(rm.gen("hello", return_logprob=True, top_logprobs_num=1))
+
+    backend = rm.OpenAI(server.desk.info.name, base_url=server.url + "/v1", api_key="k")
+    state = one.run(backend=backend, stream=True)
+    assert list(state.text_iter("hello")) == ["Hello", " there", "."]
+    rows = state.get_meta_info("hello")["output_token_logprobs"]
+    assert [row[2] for row in rows][:3] == ["Hello", " there", "."]
+    backend.close()
+
+
+def test_completions_take_plain_text(server):
+    @rm.function
+    def plain(s):
+        s += "Hi, I am the assistant\n" + rm.gen("hello", stop="there") + "!" + rm.gen("more", regex=".*")
+
+    backend = rm.OpenAI(server.desk.info.name, False, base_url=server.url + "/v1", api_key="k")
+    script = server.desk.backend
+    script._answers = {"assistant\n$": "Hello there.", "!$": "more"}
+    try:
+        state = plain.run(backend=backend)
+        assert state.text() == "Hi, I am the assistant\nHello !more"
+        assert server.desk.requests[-1].constraint.kind == "regex"
+    finally:
+        script._answers = SCRIPT
+
+    @rm.function
+    def turns(s):
+        s += rm.user("Hi") + rm.assistant(rm.gen("hello"))
+
+    assert "has no chat template" in str(turns.run(backend=backend).error())
+    backend.close()
+
+
+def events(*chunks):
+    lines = [b"data: " + json.dumps(chunk).encode() + b"\r\n\r\n" for chunk in chunks]
+    return answer(b"".join([*lines, b"data: [DONE]\n\n"]), kind="text/event-stream")
+
+
+def delta(text, finish=None):
+    return {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": finish}]}
+
+
+FOREIGN_MODELS = answer(b'{"data": [{"id": "m", "owned_by": "someone"}]}')
+USAGE = {
+    "choices": [],
+    "usage": {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}},
+}
+
+
+def foreign(*chunks):
+    """A server of somebody else's that answers every chat with `chunks`."""
+    return RawServer(lambda path: FOREIGN_MODELS if path.endswith("/models") else events(*chunks))
+
+
+def assistant(step):
+    @rm.function
+    def program(s):
+        s += rm.user("Q") + rm.assistant(step)
+
+    return program
+
+
+def test_the_body_on_a_foreign_endpoint():
+    with foreign(delta("Hel"), delta("lo"), delta(None, "length"), USAGE) as server:
+        backend = rm.OpenAI("m", base_url=server.url, api_key="k")
+        step = rm.gen("x", max_tokens=5, stop="!", top_p=0.5, presence_penalty=1.0, logit_bias={5: 1.0})
+        state = assistant(step).run(backend=backend)
+        assert state["x"] == "Hello"
+        assert state.usage.cached_tokens == 4
+        assert state.get_meta_info("x")["finish_reason"] == {"type": "length", "length": 2}
+        assert server.bodies == [
+            {
+                "model": "m",
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                "messages": [{"role": "user", "content": "Q"}],
+                "max_tokens": 5,
+                "stop": ["!"],
+                "top_p": 0.5,
+                "presence_penalty": 1.0,
+                "logit_bias": {"5": 1.0},
+            }
+        ]
+        backend.close()
+
+
+CLOSED_VERDICT = {**Verdict.model_json_schema(), "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("step", "format"),
+    [
+        (
+            rm.gen("x", schema=Verdict),
+            {
+                "type": "json_schema",
+                "json_schema": {"name": "output", "schema": CLOSED_VERDICT, "strict": True},
+            },
+        ),
+    ],
+)
+def test_schemas_become_response_formats(step, format):
+    with foreign(delta('{"score": 1}', "stop"), USAGE) as server:
+        backend = rm.OpenAI("m", base_url=server.url, api_key="k")
+        assert assistant(step).run(backend=backend)["x"] == Verdict(score=1)
+        assert server.bodies[0]["response_format"] == format
+        backend.close()
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (lambda: rm.gen("x", regex="a"), "constraint of kind regex"),
+        (lambda: rm.gen("x", ebnf='root ::= "a"'), "constraint of kind ebnf"),
+        (lambda: rm.gen("x", structural_tag={}), "constraint of kind structural_tag"),
+        (lambda: rm.gen("x", schema=Literal["a", "b"]), r"OpenAI\(json_choices=True\)"),
+        (lambda: rm.gen("x", schema=int), "constraint of kind regex"),
+        (lambda: rm.select("x", ["a", "b"]), "constraint of kind choices"),
+        (lambda: rm.select("x", ["a"], choices_method=rm.greedy_token_selection), "cannot score choices"),
+        (lambda: rm.gen("x", top_k=5), "no top_k"),
+        (lambda: rm.gen("x", ignore_eos=True), r"OpenAI\(extensions=True\)"),
+        (lambda: rm.gen("x", max_tokens=0), "cannot score a prompt"),
+        (lambda: rm.gen("x", return_logprob=True, logprob_start_len=0), "cannot score a prompt"),
+        (lambda: "Sure: " + rm.gen("x"), "takes whole messages only"),
+    ],
+)
+def test_what_a_foreign_endpoint_cannot_do_is_refused_and_not_sent(step, message):
+    with foreign(delta("a", "stop")) as server:
+        backend = rm.OpenAI("m", base_url=server.url, api_key="k")
+        state = assistant(step()).run(backend=backend)
+        with pytest.raises(UnsupportedNode, match=message) as refused:
+            state["x"]
+        assert refused.value.line.startswith(__file__)
+        assert server.bodies == []
+        backend.close()
+
+
+@pytest.mark.parametrize("write", [lambda s: "text", lambda s: rm.user("a") + "text"])
+def test_text_outside_of_turns_is_refused(write):
+    @rm.function
+    def program(s):
+        s += write(s)
+
+    with pytest.raises(UnsupportedNode, match="this text is in none: 'text'"):
+        raise program.run(backend=rm.OpenAI("m", base_url="http://127.0.0.1:1")).error()
+
+
+def test_joining_branches_and_scopes_are_refused():
+    @rm.function
+    def join(s):
+        s.fork(2).join("concate_and_append")
+
+    with foreign(delta("a", "stop")) as server:
+        backend = rm.OpenAI("m", base_url=server.url, api_key="k")
+        with pytest.raises(UnsupportedNode, match="cannot be joined"):
+            raise join.run(backend=backend).error()
+        state = assistant(rm.gen("x")).run(backend=backend, cache_scope="tenant")
+        with pytest.raises(UnsupportedNode, match="no cache scopes"):
+            state["x"]
+        backend.close()
+
+
+def test_choices_as_json_when_asked_for():
+    with foreign(delta('{"choice"'), delta(': "b"}', "stop"), USAGE) as server:
+        backend = rm.OpenAI("m", base_url=server.url, api_key="k", json_choices=True)
+        assert assistant(rm.select("x", ["a", "b"])).run(backend=backend)["x"] == "b"
+        schema = server.bodies[0]["response_format"]["json_schema"]["schema"]
+        assert schema["properties"] == {"choice": {"enum": ["a", "b"]}}
+        backend.close()
+    with foreign(delta("b", "stop")) as server:
+        backend = rm.OpenAI("m", base_url=server.url, api_key="k", json_choices=True)
+        state = assistant(rm.select("x", ["a", "b"])).run(backend=backend)
+        with pytest.raises(rm.ProgramError, match="did not keep to the choices"):
+            state["x"]
+        backend.close()
+
+
+def test_extensions_when_told_that_they_are_there():
+    with foreign(delta("a", "stop")) as server:
+        backend = rm.OpenAI("m", base_url=server.url, api_key="k", extensions=True)
+        assert assistant(rm.gen("x", top_k=5, schema=Literal["a", "b"])).run(backend=backend)["x"] == "a"
+        assert server.bodies[0]["top_k"] == 5
+        assert server.bodies[0]["guided_choice"] == ["a", "b"]
+        backend.close()
+
+
+@pytest.mark.parametrize(
+    ("reply", "error", "message"),
+    [
+        (events(delta("a", "content_filter")), BackendError, "content_filter"),
+        (events(delta("a")), BackendError, "without a finish reason"),
+        (answer(b'{"error": {"message": "no model m"}}', "404 Not Found"), NotFound, "no model m"),
+    ],
+)
+def test_an_endpoint_that_fails(reply, error, message):
+    with RawServer(lambda path: reply) as server:
+        backend = rm.OpenAI("m", base_url=server.url, api_key="k")
+        failed = assistant(rm.gen("x")).run(backend=backend).error()
+        assert isinstance(failed.__cause__, error)
+        assert message in str(failed)
+        backend.close()
+
+
+def test_settings_from_the_environment(monkeypatch):
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "from-environment")
+    backend = rm.OpenAI("m")
+    assert backend._http.base_url == "http://127.0.0.1:9/v1"
+    assert backend._http._client.headers["authorization"] == "Bearer from-environment"
+    backend.close()

@@ -1,0 +1,124 @@
+"""Text while it is generated, read from another thread."""
+
+from __future__ import annotations
+
+import pytest
+
+import ramify as rm
+from ramify.errors import BackendError
+from tests.lang.backends import Breaking, Holding
+
+
+@rm.function
+def story(s, topic):
+    s += rm.user("About " + topic)
+    s += rm.assistant(rm.gen("first"))
+    s += rm.user("And?") + rm.assistant(rm.gen("second", stop="!"))
+
+
+ANSWERS = {"first": "Once upon a time", "second": "the end! more"}
+
+
+def test_everything_arrives_in_pieces_and_in_order():
+    state = story.run("cats", backend=rm.ScriptedBackend(ANSWERS), stream=True)
+    pieces = list(state.text_iter())
+    assert len(pieces) >= 1
+    assert "".join(pieces) == state.text()
+
+
+def test_a_variable_arrives_in_pieces():
+    backend = Holding(ANSWERS)
+    state = story.run("cats", backend=backend, stream=True)
+    pieces = state.text_iter("first")
+    assert next(pieces) == "Once"
+    assert not backend.release.is_open
+    backend.release.open()
+    assert list(pieces) == [" upon", " a", " time"]
+    assert "".join(state.text_iter("second")) == "the end"
+    assert "".join(state.text_iter("second")) == "the end"
+
+
+def test_the_state_is_readable_while_it_runs():
+    backend = Holding(ANSWERS)
+    state = story.run("cats", backend=backend, stream=True)
+    assert "running" in repr(state)
+    backend.release.open()
+    assert state["second"] == "the end"
+    assert state.messages()[-1]["content"] == "the end"
+    with pytest.raises(KeyError):
+        state["third"]
+
+
+def test_values_that_are_not_generated_in_chunks_come_as_a_whole():
+    @rm.function
+    def program(s):
+        s += "Pick: "
+        s += rm.select("pick", ["A", "B"])
+        with s.var_scope("scope"):
+            s += "!"
+        s["number"] = 3
+
+    state = program.run(backend=rm.ScriptedBackend({"pick": "B"}), stream=True)
+    for name, text in (("pick", "B"), ("scope", "!"), ("number", "3")):
+        assert list(state.text_iter(name)) == [text]
+    assert "".join(state.text_iter()) == "Pick: B!"
+
+
+def test_branches_stream_too():
+    branches = []
+
+    @rm.function
+    def program(s):
+        s += "Q"
+        forks = s.fork(2)
+        branches.extend(forks)
+        forks += [" a:", " b:"]
+        forks += rm.gen("x")
+        forks.join()
+
+    state = program.run(backend=rm.ScriptedBackend(lambda r: "one two"), stream=True)
+    state.sync()
+    assert ["".join(branch.text_iter()) for branch in branches] == ["Q a:one two", "Q b:one two"]
+
+
+def test_an_error_ends_the_iteration_with_itself():
+    backend = Breaking({"first": "a b c", "second": "d"}, BackendError("gone"), after=2)
+    state = story.run("cats", backend=backend, stream=True)
+    pieces = state.text_iter("first")
+    assert [next(pieces), next(pieces)] == ["a", " b"]
+    with pytest.raises(rm.ProgramError, match="gone"):
+        next(pieces)
+    with pytest.raises(rm.ProgramError, match="gone"):
+        list(state.text_iter())
+
+
+def test_an_exception_of_the_body_reaches_the_reader():
+    @rm.function
+    def program(s):
+        s += "a"
+        raise ZeroDivisionError("body")
+
+    state = program.run(backend=rm.ScriptedBackend([]), stream=True)
+    with pytest.raises(rm.ProgramError, match="ZeroDivisionError: body"):
+        list(state.text_iter())
+    with pytest.raises(rm.ProgramError, match="ZeroDivisionError: body") as failed:
+        state["x"]
+    assert isinstance(failed.value.__cause__, ZeroDivisionError)
+
+
+def test_cancel_ends_the_iteration():
+    backend = Holding(ANSWERS)
+    state = story.run("cats", backend=backend, stream=True)
+    pieces = state.text_iter("first")
+    assert next(pieces) == "Once"
+    state.cancel()
+    with pytest.raises(rm.ProgramError, match="cancelled"):
+        list(pieces)
+    state.sync()
+    assert backend.aborted == 1
+
+
+def test_without_stream_the_text_comes_at_the_end():
+    state = story.run("cats", backend=rm.ScriptedBackend(ANSWERS))
+    assert list(state.text_iter()) == [state.text()]
+    assert list(state.text_iter("first")) == ["Once upon a time"]

@@ -1,0 +1,171 @@
+"""The tree of calls says exactly what was sent, cached, computed and generated."""
+
+from __future__ import annotations
+
+import pytest
+
+import ramify as rm
+from ramify.messages import Usage
+
+
+@rm.function
+def judge(s, essay):
+    s += rm.system("You grade essays.") + rm.user(essay)
+    views = s.fork(2)
+    for view in views:
+        view += rm.user("Judge it.") + rm.assistant(rm.gen("verdict"))
+    views.join()
+    s += rm.user("Grade it.") + rm.assistant(rm.select("grade", ["A", "B"]))
+    s += rm.user("Why?") + rm.assistant(rm.gen("why", n=2))
+
+
+@pytest.fixture(scope="module")
+def run():
+    backend = rm.ScriptedBackend({"verdict": "It is fine.", "grade": "B", "why": ["So.", "So."]})
+    return judge.run("An essay.", backend=backend), backend
+
+
+def test_the_tree_follows_the_program(run):
+    def shape(call):
+        return (call.kind, call.name, [shape(child) for child in call.children])
+
+    state, _ = run
+    verdict = ("gen", "verdict", [])
+    assert shape(state.trace) == (
+        "program",
+        "judge",
+        [
+            ("fork", "fork 0", [verdict]),
+            ("fork", "fork 1", [verdict]),
+            ("select", "grade", [("prefix", "grade", []), ("choice", "A", []), ("choice", "B", [])]),
+            ("gen", "why", [("sample", "why", []), ("sample", "why", [])]),
+        ],
+    )
+
+
+def test_usage_is_the_sum_over_all_requests(run):
+    state, backend = run
+    requests = [call for call in state.trace.walk() if call.requests and not call.children]
+    assert state.trace.requests == len(requests) == len(backend.requests) == 7
+    total = state.usage
+    assert isinstance(total, Usage)
+    for name in ("prompt_tokens", "cached_tokens", "completion_tokens", "forced_tokens"):
+        assert getattr(total, name) == sum(getattr(call.own_usage, name) for call in requests)
+    assert total.prompt_tokens == sum(len(backend.encode(request.prompt)) for request in backend.requests)
+    assert state.trace.computed_tokens == total.prompt_tokens - total.cached_tokens
+
+
+def test_no_token_of_a_turn_is_computed_twice():
+    @rm.function
+    def agent(s):
+        s += rm.system("Use tools.")
+        for turn in range(20):
+            s += rm.user(f"Result {turn} of the tool.") + rm.assistant(rm.gen("step"))
+            s["step"]
+
+    backend = rm.ScriptedBackend({"step": "Call the next tool."})
+    state = agent.run(backend=backend)
+    calls = state.trace.children
+    assert len(calls) == 20
+    before = 0
+    for call in calls:
+        # All that was sent and generated before is found again, but for the end-of-sequence token.
+        assert call.own_usage.cached_tokens == before
+        before = call.own_usage.prompt_tokens + call.own_usage.completion_tokens - 1
+
+
+def test_exact_prompts_lines_and_times(run):
+    state, backend = run
+    calls = [call for call in state.trace.walk() if call.kind in ("gen", "select")]
+    assert calls[0].prompt == backend.prompt_text(backend.requests[0])
+    assert calls[0].prompt.endswith("Judge it.<|im_end|>\n<|im_start|>assistant\n")
+    for call in state.trace.walk():
+        assert call.end_s is not None
+        assert call.duration_s >= 0
+        assert 0 <= call.start_s <= call.end_s <= state.trace.end_s
+    assert all(call.line.startswith(__file__) for call in calls)
+    assert calls[0].first_text_s >= calls[0].start_s
+
+
+def test_a_branch_has_the_trace_of_its_own(run):
+    branches = []
+
+    @rm.function
+    def program(s):
+        s += "Q" + rm.gen("x")
+        branches.append(s.fork(1)[0])
+        branches[0] += "R" + rm.gen("y")
+
+    state = program.run(backend=rm.ScriptedBackend({"x": "a", "y": "b"}))
+    assert [call.name for call in branches[0].trace.children] == ["y"]
+    assert branches[0].usage.completion_tokens == 2
+    assert state.usage.completion_tokens == 4
+
+
+def test_the_text_form_is_a_tree(run):
+    state, _ = run
+    lines = str(state.trace).splitlines()
+    assert [line.split("  ")[0] for line in lines] == [
+        "judge",
+        "├─ fork 0",
+        "│",
+        "├─ fork 1",
+        "│",
+        "├─ select grade",
+        "└─ gen why",
+    ]
+    assert "gen verdict" in lines[2]
+    assert lines[2].endswith("'It is fine.'")
+    assert lines[5].endswith("'B'")
+    assert "computed" in lines[0]
+    assert "forced" in lines[0]
+
+
+def test_plain_data(run):
+    import json
+
+    state, _ = run
+    data = json.loads(json.dumps(state.trace.to_dict()))
+    assert data["name"] == "judge"
+    assert data["children"][0]["children"][0]["text"] == "It is fine."
+    assert data["computed_tokens"] == data["prompt_tokens"] - data["cached_tokens"]
+
+
+def test_forced_tokens_are_counted():
+    @rm.function
+    def program(s):
+        s += "Q:" + rm.gen("x", schema=bool)
+
+    state = program.run(backend=rm.ScriptedBackend(["true"]))
+    assert state.usage.forced_tokens == 0
+
+    from typing import Literal
+
+    @rm.function
+    def longer(s):
+        s += "Q:" + rm.gen("x", schema=Literal["not at all", "very much so"])
+
+    state = longer.run(backend=rm.ScriptedBackend(["very much so"]))
+    assert state.usage.forced_tokens == 2
+    assert "(forced 2)" in str(state.trace)
+
+
+def test_leases_last_until_the_program_cannot_go_on():
+    backend = rm.ScriptedBackend({"x": "a", "y": "b"})
+
+    @rm.function
+    def program(s):
+        forks = s.fork(1)
+        forks += "Q" + rm.gen("x")
+        forks[0].sync()
+        s += "R" + rm.gen("y")
+        s["y"]
+
+    state = program.run(backend=backend)
+    hints = [request.hint for request in backend.requests]
+    assert len({hint.program for hint in hints}) == 1
+    assert all(hint.lease_s > 0 for hint in hints)
+    assert backend.ended == [hints[0].program]
+    program.run(backend=backend)
+    assert backend.ended[1] != backend.ended[0]
+    assert state.error() is None

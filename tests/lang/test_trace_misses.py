@@ -1,0 +1,226 @@
+"""Why a prompt was computed: told from the program's own requests."""
+
+from __future__ import annotations
+
+import json
+from array import array
+
+import pytest
+
+import ramify as rm
+from ramify.lang.trace import Call
+from ramify.lang.trace_misses import Misses, _common
+from ramify.lang.trace_tokens import UNTOLD, Span, Tokens, tokens_of
+from ramify.lang.transcript import Piece
+from ramify.messages import TextChunk, TokenLogprobs, Usage
+
+
+def run(body, answers):
+    backend = rm.ScriptedBackend(answers)
+    state = rm.function(body).run(backend=backend)
+    state.sync()
+    misses = Misses(state.trace)
+    return [(call.name, misses.why.get(call), misses.cached[call]) for call in misses.cached], backend
+
+
+def test_the_first_request_has_nothing_to_find():
+    def body(s):
+        s += "one two three" + rm.gen("x")
+
+    [(_, miss, cached)], _ = run(body, {"x": "a"})
+    assert (miss.reason, miss.computed_tokens, miss.nearest) == ("first", 3, None)
+    assert str(miss) == "No earlier request of this program begins like this one."
+    assert (cached.chars, cached.exact) == (0, True)
+
+
+def test_a_later_turn_is_new_after_the_earlier_one():
+    def body(s):
+        s += "one two three" + rm.gen("x") + " and then more" + rm.gen("y")
+
+    [_, (_, miss, cached)], _ = run(body, {"x": " four five", "y": "b"})
+    assert (miss.reason, miss.nearest.name, miss.token, miss.other) == ("extends", "x", " and", "")
+    assert str(miss) == "New after all that gen 'x' held; it begins with ' and'."
+    assert cached.chars == len("one two three four five")
+    assert cached.exact
+
+
+def test_a_branch_parts_from_its_sibling():
+    def body(s):
+        s += "Judge the essay for" + rm.gen("x", max_tokens=1)
+        for fork, aspect in zip(s.fork(2), ("clarity of style", "cleverness of style"), strict=True):
+            fork += " its " + aspect + rm.gen(aspect.split()[0])
+            fork.sync()
+
+    results, _ = run(body, {"x": " me", "clarity": "a", "cleverness": "b"})
+    _, miss, cached = results[-1]
+    assert (miss.reason, miss.nearest.name) == ("diverges", "clarity")
+    assert (miss.token, miss.other) == (" cleverness", " clarity")
+    assert str(miss) == "Parts from gen 'clarity': ' cleverness' where that one has ' clarity'."
+    shared = "Judge the essay for me its cl"
+    assert miss.shared_chars == len(shared)
+    # Six of nine tokens, somewhere between the end of the first output and the end of the prompt.
+    assert not cached.exact
+    assert len("Judge the essay for me") < cached.chars < len("Judge the essay for me its cleverness")
+
+
+def test_what_was_computed_and_is_gone_is_lost():
+    backend = rm.ScriptedBackend({"x": " four five", "y": "b"})
+
+    @rm.function
+    def program(s):
+        s += "one two three" + rm.gen("x")
+        s["x"]
+        backend.flush_cache()
+        s += " more" + rm.gen("y")
+
+    state = program.run(backend=backend)
+    miss = Misses(state.trace).why[state.trace.children[1]]
+    assert (miss.reason, miss.computed_tokens) == ("lost", 6)
+    assert "had computed more of this prompt than was found: evicted, or never kept" in str(miss)
+    assert not miss.respelled
+
+
+def test_generated_text_that_is_sent_as_text_is_named():
+    backend = rm.ScriptedBackend({"x": " four five", "y": "b"})
+
+    @rm.function
+    def program(s):
+        with s.copy() as first:
+            first += "one two three" + rm.gen("x")
+            text = first["x"]
+        backend.flush_cache()
+        s += "one two three" + text + " more" + rm.gen("y")
+
+    state = program.run(backend=backend)
+    miss = Misses(state.trace).why[state.trace.children[1]]
+    assert miss.reason == "lost"
+    assert miss.respelled
+    assert str(miss).endswith("its generated text was sent again as text, and other tokens spell it.")
+
+
+def request(name, text, start, first, prompt, cached, **fields):
+    usage = Usage(prompt_tokens=prompt, cached_tokens=cached)
+    return Call(
+        "gen",
+        name,
+        None,
+        start,
+        first,
+        own_usage=usage,
+        first_text_s=first,
+        prompt_end=Piece(None, text, text),
+        **fields,
+    )
+
+
+def test_a_prompt_that_was_still_being_computed():
+    root = Call("program", "p")
+    root.children = [request("a", "x " * 50, 0.0, 2.0, 50, 0), request("b", "x " * 60, 1.0, 3.0, 60, 0)]
+    miss = Misses(root).why[root.children[1]]
+    assert (miss.reason, miss.overlapping) == ("lost", True)
+    assert str(miss).endswith("it was not computed yet when this request began.")
+
+
+def test_who_evicted_is_told_where_it_is_known():
+    root = Call("program", "p")
+    root.children = [
+        request("a", "x " * 50, 0.0, 1.0, 50, 0),
+        request("b", "x " * 60, 2.0, 3.0, 60, 0, evicted_by="program 7"),
+    ]
+    miss = Misses(root).why[root.children[1]]
+    assert miss.evicted_by == "program 7"
+    assert str(miss) == "Evicted by program 7."
+    assert miss.to_dict()["evicted_by"] == "program 7"
+
+
+def test_a_prompt_of_which_only_the_last_token_was_computed_is_no_miss():
+    root = Call("program", "p")
+    root.children = [request("a", "x " * 50, 0.0, 1.0, 50, 49)]
+    assert Misses(root).why == {}
+
+
+def test_the_tree_as_data_says_why():
+    @rm.function
+    def program(s):
+        s += "one two three" + rm.gen("x")
+
+    data = json.loads(json.dumps(program.run(backend=rm.ScriptedBackend(["a"])).trace.to_dict()))
+    assert data["miss"] is None
+    assert data["children"][0]["miss"]["reason"] == "first"
+    assert data["children"][0]["miss"]["evicted_by"] is None
+
+
+def test_the_nearest_of_many_is_found():
+    """A thousand requests are compared with their neighbours alone."""
+    root = Call("program", "p")
+    prompts = [
+        f"{'long shared text ' * 50}{index % 10} document {index * 7919 % 1000} end" for index in range(1000)
+    ]
+    root.children = [request(str(i), text, float(i), i + 0.5, 200, 0) for i, text in enumerate(prompts)]
+    why = Misses(root).why
+    for index in (1, 10, 500, 999):
+        best = max(_common(prompts[index], earlier) for earlier in prompts[:index])
+        assert why[root.children[index]].shared_chars == best
+
+
+# --- tokens -------------------------------------------------------------------------------------
+
+
+def chunk(text, ids, forced=None, logprobs=None):
+    usage = None if forced is None else Usage(forced_tokens=forced)
+    return TextChunk(rid="r", text=text, ids=ids, usage=usage, logprobs=logprobs)
+
+
+def test_each_chunk_of_one_token_is_a_span():
+    tokens = tokens_of([chunk("a", (1,), 0), chunk(" b", (2,), 1), chunk("", (3,), 1), chunk("", (), 1)])
+    assert tokens.ids == (1, 2, 3)
+    assert list(tokens.spans("a b", {})) == [Span("a", (1,), 0), Span(" b", (2,), 1), Span("", (3,), 0)]
+
+
+def test_what_is_forced_comes_behind_what_was_sampled():
+    tokens = tokens_of([chunk("a", (1,), 0), chunk("bcd", (2, 3, 4)), chunk("e", (5,), 2)])
+    assert tokens.forced_of_chunks == [0, 2, 0]
+    assert list(tokens.spans("abcde", {})) == [
+        Span("a", (1,), 0),
+        Span("bcd", (2, 3, 4), 2),
+        Span("e", (5,), 0),
+    ]
+    known = {2: "b", 3: "c", 4: "d"}
+    assert [span.forced for span in tokens.spans("abcde", known)] == [0, 0, 1, 1, 0]
+
+
+def test_counts_that_do_not_add_up_are_not_guessed_from():
+    tokens = tokens_of([chunk("a", (1,), 0), chunk("bcd", (2, 3, 4)), chunk("e", (5,), 1)])
+    assert tokens.forced_of_chunks is None
+    assert [span.forced for span in tokens.spans("abcde", {})] == [None, None, None]
+
+
+def test_log_probabilities_take_chunks_apart():
+    scores = TokenLogprobs(
+        ids=(2, 3),
+        logprobs=(-0.5, -1.0),
+        texts=("b", "c"),
+        top=(((2, -0.5), (9, -2.0)), ((3, -1.0),)),
+        top_texts=(("b", "z"), ("c",)),
+    )
+    tokens = tokens_of([chunk("bc", (2, 3), 0, scores)])
+    assert list(tokens.spans("bc", {})) == [
+        Span("b", (2,), 0, -0.5, (("b", -0.5), ("z", -2.0))),
+        Span("c", (3,), 0, -1.0, (("c", -1.0),)),
+    ]
+
+
+def test_a_token_costs_a_few_bytes():
+    tokens = tokens_of([chunk("word", (index,)) for index in range(1000)])
+    assert isinstance(tokens, Tokens)
+    assert {type(part) for part in (tokens.counts, tokens.chars, tokens.told)} == {array}
+    assert set(tokens.told) == {UNTOLD}
+    assert sum(len(part) * part.itemsize for part in (tokens.counts, tokens.chars, tokens.told)) == 12_000
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "length"),
+    [("", "", 0), ("a", "b", 0), ("ab", "ab", 2), ("abc", "abd", 2), ("ab", "abc", 2)],
+)
+def test_common(one, other, length):
+    assert _common(one, other) == length
