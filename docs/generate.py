@@ -1,0 +1,57 @@
+"""Writes the parts of the documentation that are derived from the code: ``python docs/generate.py``.
+
+With ``--check`` it only says whether they are up to date.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "architecture.md"
+BEGIN = "<!-- files: written by `make docs` from the first line of each file -->\n"
+END = "<!-- /files -->"
+FOLDERS = ("ramify", "lang", "radix", "kernels", "runtime")
+
+
+def table() -> str:
+    """One list a folder: each file and the first line of its docstring."""
+    parts = []
+    for top in FOLDERS:
+        for folder in sorted({path.parent for path in (ROOT / top).rglob("*.py")}):
+            lines = [
+                f"- `{path.name}`: {first_line(path)}"
+                for path in sorted(folder.glob("*.py"))
+                if path.name != "__init__.py"
+            ]
+            if lines:
+                parts.append(f"**{folder.relative_to(ROOT)}/**\n\n" + "\n".join(lines) + "\n")
+    return "\n" + "\n".join(parts) + "\n"
+
+
+def first_line(path: Path) -> str:
+    docstring = ast.get_docstring(ast.parse(path.read_text()))
+    if not docstring:
+        raise SystemExit(f"{path.relative_to(ROOT)} does not say what it is for.")
+    return docstring.split("\n")[0]
+
+
+def updated(page: str) -> str:
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + BEGIN + table() + END + after
+
+
+def main() -> int:
+    page = PAGE.read_text()
+    wanted = updated(page)
+    if "--check" in sys.argv[1:]:
+        return int(page != wanted)
+    PAGE.write_text(wanted)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

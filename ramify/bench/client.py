@@ -1,0 +1,160 @@
+"""The client of a load test: it stamps what arrives with the time, and reads it off the clock."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+CONNECT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where requests go."""
+
+    name: str
+    url: str
+    """Ends in /v1."""
+    model: str
+    api_key: str | None = None
+
+
+@dataclass(slots=True)
+class Sample:
+    """One request. Times in seconds on the client's clock."""
+
+    due: float
+    """When it was to be sent: a client that is late must not make the server look quick."""
+    chunks: list[tuple[float, bytes]] = field(default_factory=list)
+    """What came, and when; empty once it was read."""
+    end: float = 0.0
+    stamps: list[float] = field(default_factory=list)
+    """When each piece of text came."""
+    text: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    error: str | None = None
+    valid: bool | None = None
+    """The text satisfies its schema; None where it has none."""
+    schema: Any = None
+
+    @property
+    def ttft_s(self) -> float:
+        """To the first text."""
+        return self.stamps[0] - self.due
+
+    @property
+    def e2e_s(self) -> float:
+        """To the last byte."""
+        return self.end - self.due
+
+    @property
+    def itl_s(self) -> list[float]:
+        """Between one piece of text and the next; a piece may hold several tokens."""
+        return [after - before for before, after in zip(self.stamps, self.stamps[1:], strict=False)]
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first; None of a single one."""
+        if self.output_tokens < 2:
+            return None
+        return (self.stamps[-1] - self.stamps[0]) / (self.output_tokens - 1)
+
+
+class LoadClient:
+    """Sends streaming requests to one endpoint, any number at a time."""
+
+    def __init__(self, endpoint: Endpoint, timeout_s: float | None = 600.0) -> None:
+        self.endpoint = endpoint
+        self._http = httpx.AsyncClient(
+            base_url=endpoint.url,
+            headers={"authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else None,
+            timeout=httpx.Timeout(timeout_s, connect=CONNECT_S, pool=None),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
+        )
+
+    async def send(self, path: str, body: Mapping[str, Any], due: float | None = None) -> Sample:
+        """One request, to its end; failures are in the sample."""
+        request = {
+            "model": self.endpoint.model,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **body,
+        }
+        sample = Sample(time.perf_counter() if due is None else due)
+        clock, keep = time.perf_counter, sample.chunks.append
+        try:
+            async with self._http.stream("POST", path, json=request) as response:
+                if response.status_code != 200:
+                    body_text = (await response.aread()).decode(errors="replace")
+                    sample.error = f"{response.status_code}: {_message(body_text)}"
+                else:
+                    async for data in response.aiter_raw():
+                        keep((clock(), data))
+        except httpx.HTTPError as error:
+            sample.error = f"{type(error).__name__}: {error}".removesuffix(": ")
+        sample.end = clock()
+        return sample
+
+    async def get(self, path: str) -> Any:
+        response = await self._http.get(path)
+        response.raise_for_status()
+        return response.json()
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+
+def read(sample: Sample) -> Sample:
+    """Fill `sample` in from what arrived; done once, it does nothing more."""
+    if sample.stamps or sample.error is not None:
+        return sample
+    rest = b""
+    texts: list[str] = []
+    for stamp, data in sample.chunks:
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:") and (event := line[5:].strip()) != b"[DONE]":
+                _read_event(sample, stamp, event, texts)
+    sample.chunks = []
+    sample.text = "".join(texts)
+    if sample.error is None and not sample.stamps:
+        sample.error = "The server sent no text."
+    return sample
+
+
+def _read_event(sample: Sample, stamp: float, data: bytes, texts: list[str]) -> None:
+    try:
+        event = json.loads(data)
+    except ValueError:
+        sample.error = f"The server sent an event that is not JSON: {data[:100]!r}"
+        return
+    if event.get("error"):
+        sample.error = _message(json.dumps(event))
+    for choice in event.get("choices") or ():
+        piece = choice.get("text") or (choice.get("delta") or {}).get("content")
+        if piece:
+            texts.append(piece)
+            sample.stamps.append(stamp)
+    usage = event.get("usage")
+    if usage:
+        sample.prompt_tokens = usage.get("prompt_tokens") or 0
+        sample.output_tokens = usage.get("completion_tokens") or 0
+        sample.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+
+
+def _message(text: str) -> str:
+    """The message of an error body, whichever form it has."""
+    try:
+        error = json.loads(text)["error"]
+        text = error["message"] if isinstance(error, dict) else str(error)
+    except (ValueError, KeyError, TypeError):
+        pass
+    return text[:300]

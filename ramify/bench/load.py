@@ -1,0 +1,67 @@
+"""When the requests of a load test are sent: so many at a time, or as they arrive at a rate."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass
+
+from ramify.bench.client import LoadClient, Sample, read
+from ramify.bench.workloads import CHAT, Job, Phase
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The requests of a phase, in the order of the jobs, and what the phase took."""
+
+    samples: list[Sample]
+    duration_s: float
+    client_cpu_s: float
+    """Processor seconds of the client alone."""
+
+
+async def measure(client: LoadClient, phase: Phase, rate: float | None, seed: str) -> Measured:
+    """Send all jobs of `phase`: `concurrency` at a time, or, with a `rate`, so many a second.
+
+    Arrivals at a rate are a Poisson process, which does not wait for answers (an open loop), the same for
+    the same seed. A late arrival counts from when it was due.
+    """
+    done: list[list[Sample]] = [[] for _ in phase.jobs]
+    cpu, start = time.process_time(), time.perf_counter()
+    if rate is None:
+        todo = iter(enumerate(phase.jobs))
+
+        async def worker() -> None:
+            for index, job in todo:
+                done[index] = await _run(client, job, None)
+
+        await asyncio.gather(*(worker() for _ in range(min(phase.concurrency, len(phase.jobs)))))
+    else:
+        draw = random.Random(seed)
+        due, arrivals = start, []
+        for index, job in enumerate(phase.jobs):
+            arrivals.append(_arrive(client, job, due, done, index))
+            due += draw.expovariate(rate)
+        await asyncio.gather(*arrivals)
+    duration, cpu = time.perf_counter() - start, time.process_time() - cpu
+    return Measured([read(one) for some in done for one in some], duration, cpu)
+
+
+async def _arrive(client: LoadClient, job: Job, due: float, done: list[list[Sample]], index: int) -> None:
+    await asyncio.sleep(due - time.perf_counter())
+    done[index] = await _run(client, job, due)
+
+
+async def _run(client: LoadClient, job: Job, due: float | None) -> list[Sample]:
+    """The requests of a job, one after the other; a chat ends at its first failure."""
+    sample = await client.send(job.path, job.body, due)
+    sample.schema = job.schema
+    samples = [sample]
+    messages = list(job.body.get("messages", ()))
+    for said in job.follow_ups:
+        if read(samples[-1]).error is not None:
+            break
+        messages += [{"role": "assistant", "content": samples[-1].text}, {"role": "user", "content": said}]
+        samples.append(await client.send(CHAT, {**job.body, "messages": messages}))
+    return samples

@@ -1,0 +1,158 @@
+"""A load test from its options to its lines: endpoints in alternation, workloads, rates and repetitions."""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from ramify.bench.client import Endpoint, LoadClient, read
+from ramify.bench.figures import figures, median
+from ramify.bench.load import Measured, measure
+from ramify.bench.workloads import COMPLETIONS, NEEDS_SCHEMA_CHECK, WORKLOADS, Sizes, phases, words
+from ramify.errors import BackendError, InvalidRequest
+
+COMPARED = {
+    "requests_per_s": ("requests_per_s",),
+    "output_tokens_per_s": ("output_tokens_per_s",),
+    "ttft_p50": ("ttft_s", "p50"),
+    "itl_p50": ("itl_s", "p50"),
+    "itl_p99": ("itl_s", "p99"),
+    "e2e_p50": ("e2e_s", "p50"),
+    "valid_per_s": ("valid_per_s",),
+}
+"""Where the figures are whose ratios are reported."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured."""
+
+    endpoints: Sequence[Endpoint]
+    """In one run all get the same prompts: two names of one server would share its cache."""
+    workloads: Sequence[str]
+    sizes: Sizes
+    rates: Sequence[float | None] = (None,)
+    """Requests a second; None sends as many at a time as the workload says."""
+    runs: int = 1
+    seed: str = "0"
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    timeout_s: float | None = 600.0
+
+
+@dataclass
+class Series:
+    """All runs of one phase on one endpoint at one rate."""
+
+    workload: str
+    endpoint: str
+    rate: float | None
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    ttft_s: list[float] = field(default_factory=list)
+    itl_s: list[float] = field(default_factory=list)
+    e2e_s: list[float] = field(default_factory=list)
+
+    def add(self, measured: Measured, found: dict[str, Any]) -> None:
+        self.runs.append(found)
+        for sample in measured.samples:
+            if sample.error is None:
+                self.ttft_s.append(sample.ttft_s)
+                self.itl_s.extend(sample.itl_s)
+                self.e2e_s.append(sample.e2e_s)
+
+    @property
+    def median(self) -> dict[str, Any]:
+        return median(self.runs)
+
+
+def check_workloads(names: Sequence[str], prompts: bool) -> None:
+    """Raise `InvalidRequest` for a workload that is not there, or that lacks what it needs."""
+    for name in names:
+        if name not in WORKLOADS:
+            raise InvalidRequest(f"--workload {name!r} is none of {', '.join(WORKLOADS)}.", field="workload")
+        if name == "prompts" and not prompts:
+            raise InvalidRequest("--workload prompts needs --prompts FILE.", field="workload")
+        if name in NEEDS_SCHEMA_CHECK and importlib.util.find_spec("jsonschema") is None:
+            raise InvalidRequest(
+                f"--workload {name} checks answers with jsonschema, which is not installed.",
+                field="workload",
+                remedy="pip install jsonschema, or choose other workloads.",
+            )
+
+
+async def run(plan: Plan, tell: Callable[[dict[str, Any]], None]) -> list[Series]:
+    """Carry `plan` out; `tell` is given each run's line as it is measured.
+
+    Raises `BackendError` where no request succeeds.
+    """
+    found: dict[tuple[str, str, float | None], Series] = {}
+    async with AsyncExitStack() as stack:
+        clients = []
+        for endpoint in plan.endpoints:
+            client = LoadClient(endpoint, plan.timeout_s)
+            stack.push_async_callback(client.aclose)
+            clients.append(client)
+            await _warm_up(client)
+        async for workload, rate, run_number, client in _turns(plan, clients):
+            seed = f"{plan.seed}.{run_number}.{rate}"
+            for phase in phases(workload, seed, plan.sizes):
+                measured = await measure(client, phase, rate, seed)
+                result = figures(measured, plan.bounds)
+                key = (phase.label, client.endpoint.name, rate)
+                series = found.setdefault(key, Series(*key))
+                series.add(measured, result)
+                line = {"workload": key[0], "endpoint": key[1], "rate": rate, "run": run_number}
+                tell({**line, **result})
+    if not any(one.ttft_s for one in found.values()):
+        first = next(iter(found.values()))
+        raise BackendError(f"No request succeeded on {first.endpoint}. {first.runs[0]['first_error']}")
+    labels = list(dict.fromkeys(one.workload for one in found.values()))
+    return sorted(found.values(), key=lambda one: (labels.index(one.workload), one.rate or 0.0))
+
+
+async def _turns(
+    plan: Plan, clients: Sequence[LoadClient]
+) -> AsyncIterator[tuple[str, float | None, int, LoadClient]]:
+    """Every repetition on every endpoint, which alternate, each going first as often as the other."""
+    for workload in plan.workloads:
+        for rate in plan.rates:
+            for number in range(plan.runs):
+                for client in clients if number % 2 == 0 else reversed(clients):
+                    yield workload, rate, number, client
+
+
+async def _warm_up(client: LoadClient) -> None:
+    """Two short requests that are not measured: connections, and what a server does at its first request."""
+    for number in range(2):
+        body = {"prompt": words(16, client.endpoint.name, number), "max_tokens": 8}
+        sample = read(await client.send(COMPLETIONS, body))
+        if sample.error is not None:
+            raise BackendError(f"{client.endpoint.name} ({client.endpoint.url}): {sample.error}")
+
+
+def ratios(series: Sequence[Series]) -> list[dict[str, Any]]:
+    """The first endpoint against the second, per phase and rate: medians of the ratios of paired runs."""
+    lines = []
+    names = list(dict.fromkeys(one.endpoint for one in series))
+    if len(names) != 2:
+        return []
+    by_key = {(one.workload, one.rate, one.endpoint): one for one in series}
+    for workload, rate in dict.fromkeys((one.workload, one.rate) for one in series):
+        first, second = (by_key[workload, rate, name] for name in names)
+        line: dict[str, Any] = {"workload": workload, "rate": rate, "ratio": f"{names[0]} / {names[1]}"}
+        for name, path in COMPARED.items():
+            pairs = [(_at(a, path), _at(b, path)) for a, b in zip(first.runs, second.runs, strict=True)]
+            known = [a / b for a, b in pairs if a and b]
+            if known:
+                line[name] = statistics.median(known)
+        lines.append(line)
+    return lines
+
+
+def _at(found: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        found = None if found is None else found.get(name)
+    return found

@@ -1,0 +1,187 @@
+"""`ramify bench`: load on an OpenAI-compatible endpoint, or on two in alternation, and what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import functools
+import json
+import sys
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+
+from ramify.errors import BackendError, InvalidRequest
+
+if TYPE_CHECKING:
+    from ramify.bench.client import Endpoint
+    from ramify.bench.plan import Plan
+
+T = TypeVar("T")
+
+USUAL = "single,batch,prefix,tree"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from ramify.bench.workloads import WORKLOADS
+
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "workloads:\n" + "\n".join(
+        f"  {name:<10} {(make.__doc__ or '').strip()}" for name, make in WORKLOADS.items()
+    )
+    parser.add_argument("--url", default="http://127.0.0.1:30000", help="(default: %(default)s)")
+    parser.add_argument("--api-key", metavar="KEY")
+    parser.add_argument("--model", metavar="NAME", help="(default: the first that the server lists)")
+    parser.add_argument("--name", metavar="TEXT", help="in the report (default: the URL)")
+    other = parser.add_argument_group("a second endpoint, measured in alternation")
+    other.add_argument("--against", metavar="URL")
+    other.add_argument("--against-key", metavar="KEY")
+    other.add_argument("--against-model", metavar="NAME")
+    other.add_argument("--against-name", metavar="TEXT")
+    load = parser.add_argument_group("the load")
+    load.add_argument("--workload", metavar="NAME,…", help=f"see below (default: {USUAL})")
+    load.add_argument(
+        "--prompts", metavar="FILE", help="request bodies as JSON lines, for the workload prompts"
+    )
+    load.add_argument(
+        "--rate", metavar="X,…", help="requests a second, arriving at random, instead of so many at a time"
+    )
+    load.add_argument(
+        "--runs", type=int, default=1, metavar="N", help="repetitions, of which medians are shown"
+    )
+    for name, what in (
+        ("requests", "requests (chats, for tree)"),
+        ("concurrency", "requests at a time"),
+        ("prompt-tokens", "length of the prompt, or of what prompts share"),
+        ("max-tokens", "length of the output"),
+    ):
+        load.add_argument(f"--{name}", type=int, metavar="N", help=f"{what} (default: the workload's own)")
+    load.add_argument(
+        "--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help="exact lengths"
+    )
+    load.add_argument(
+        "--goodput", metavar="ttft=MS,…", help="also count requests within bounds: ttft, tpot, e2e"
+    )
+    load.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals (default: 0)")
+    load.add_argument(
+        "--timeout", type=float, default=600.0, metavar="S", help="longest silence (default: 600)"
+    )
+    report = parser.add_argument_group("the report")
+    report.add_argument("--json", action="store_true", help="print a JSON line for each run, and no table")
+    report.add_argument("--jsonl", metavar="FILE", help="write these lines to a file")
+    report.add_argument("--html", metavar="FILE", help="write a page with plots")
+
+
+def run(options: argparse.Namespace) -> int:
+    from ramify.bench import plan as plans
+    from ramify.bench.page import page
+    from ramify.bench.table import table
+
+    plan = _run(_plan(options))
+    with contextlib.ExitStack() as stack:
+        lines = None if options.jsonl is None else stack.enter_context(_open(options.jsonl))
+        series = _run(plans.run(plan, functools.partial(_tell, options.json, lines)))
+        for line in plans.ratios(series):
+            _tell(options.json, lines, line)
+    if not options.json:
+        print(table(series))
+    if options.html is not None:
+        with _open(options.html) as file:
+            file.write(page(series, plan))
+    return 1 if any(one.median["failed"] for one in series) else 0
+
+
+def _tell(as_json: bool, file: TextIO | None, line: dict[str, Any]) -> None:
+    """Write a line as soon as it is known, and say that there is one."""
+    text = json.dumps(line)
+    if as_json:
+        print(text, flush=True)
+    elif "ratio" not in line:
+        rate = "" if line["rate"] is None else f" at {line['rate']:g}/s"
+        speed = f"{line['requests_per_s']:.2f} requests/s, {line['output_tokens_per_s']:.1f} output tokens/s"
+        print(
+            f"{line['endpoint']}, {line['workload']}{rate}, run {line['run'] + 1}: {speed}", file=sys.stderr
+        )
+    if file is not None:
+        file.write(text + "\n")
+        file.flush()
+
+
+def _open(path: str) -> TextIO:
+    try:
+        return open(path, "w", encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be written: {error.strerror}.") from None
+
+
+async def _plan(options: argparse.Namespace) -> Plan:
+    from ramify.bench.figures import read_bounds
+    from ramify.bench.plan import Plan, check_workloads
+    from ramify.bench.workloads import Sizes, read_prompts
+
+    for name in ("requests", "concurrency", "prompt_tokens", "max_tokens", "runs"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise InvalidRequest(f"--{name.replace('_', '-')} must be at least 1.", field=name)
+    prompts = [] if options.prompts is None else read_prompts(options.prompts)
+    workloads = (options.workload or ("prompts" if prompts else USUAL)).split(",")
+    check_workloads(workloads, bool(prompts))
+    if prompts and "prompts" not in workloads:
+        raise InvalidRequest(
+            "--prompts is for the workload prompts, which was not asked for.", field="prompts"
+        )
+    rates = [None] if options.rate is None else [_rate(part) for part in options.rate.split(",")]
+    bounds = {} if options.goodput is None else read_bounds(options.goodput)
+    endpoints = [await _endpoint(options.url, options.model, options.name, options.api_key)]
+    if options.against is not None:
+        endpoints.append(
+            await _endpoint(options.against, options.against_model, options.against_name, options.against_key)
+        )
+        if endpoints[0].name == endpoints[1].name:
+            raise InvalidRequest("Both endpoints have one name.", remedy="Give --name and --against-name.")
+    elif options.against_key or options.against_model or options.against_name:
+        raise InvalidRequest("--against-key, --against-model and --against-name need --against.")
+    sizes = Sizes(
+        requests=options.requests,
+        concurrency=options.concurrency,
+        prompt_tokens=options.prompt_tokens,
+        max_tokens=options.max_tokens,
+        exact=options.ignore_eos,
+        prompts=prompts,
+    )
+    return Plan(
+        endpoints, workloads, sizes, rates, options.runs, str(options.seed), bounds, options.timeout or None
+    )
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < float("inf"):
+        raise InvalidRequest(f"--rate {text!r} is not a number of requests a second.", field="rate")
+    return rate
+
+
+async def _endpoint(url: str, model: str | None, name: str | None, api_key: str | None) -> Endpoint:
+    from ramify.bench.client import Endpoint
+    from ramify.lang.backends.http import HttpClient
+
+    base = url.rstrip("/").removesuffix("/v1") + "/v1"
+    client = HttpClient(base, api_key)
+    try:
+        found = model or (await client.get("/models"))["data"][0]["id"]
+    except (LookupError, TypeError):
+        raise BackendError(f"{base} lists no model.", remedy="Give --model.") from None
+    finally:
+        await client.aclose()
+    return Endpoint(name or base.removesuffix("/v1"), base, found, api_key)
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    return uvloop.run(work)

@@ -1,0 +1,65 @@
+"""Command-line flags from a configuration dataclass: names, types, choices, defaults and help."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import textwrap
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+
+def add_config_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, config: type[Any]) -> None:
+    """One flag per field of the dataclass `config`: ``page_size: int`` becomes ``--page-size N``.
+
+    The string below a field is its help. A flag that is not given leaves nothing in the namespace, so
+    that the default stands in the dataclass alone.
+    """
+    hints = typing.get_type_hints(config)
+    docs = dict(field_docs(config))
+    for field in dataclasses.fields(config):
+        default = "" if field.default is None else f"(default: {field.default})"
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            dest=field.name,
+            default=argparse.SUPPRESS,
+            help=f"{docs.get(field.name, '')} {default}".strip().replace("%", "%%"),
+            **_how_to_parse(hints[field.name]),
+        )
+
+
+def given_fields(options: argparse.Namespace, config: type[Any]) -> dict[str, Any]:
+    """The fields of `config` that the command line gave."""
+    return {
+        field.name: getattr(options, field.name)
+        for field in dataclasses.fields(config)
+        if hasattr(options, field.name)
+    }
+
+
+def field_docs(config: type[Any]) -> Iterator[tuple[str, str]]:
+    """(field, docstring) of a dataclass and its bases; a docstring is the string after the field."""
+    for kind in reversed(config.__mro__):
+        if not dataclasses.is_dataclass(kind):
+            continue
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        assert isinstance(tree, ast.ClassDef)
+        for field, below in zip(tree.body, tree.body[1:], strict=False):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    yield name, " ".join(text.split())
+
+
+def _how_to_parse(hint: Any) -> dict[str, Any]:
+    """The keyword arguments of `add_argument` for a field of this type."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
+    if typing.get_origin(hint) is typing.Literal:
+        return {"choices": typing.get_args(hint)}
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    return {"type": hint, "metavar": {int: "N", float: "X"}.get(hint, "TEXT")}

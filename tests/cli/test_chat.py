@@ -1,0 +1,82 @@
+"""`ramify chat` with a scripted keyboard."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ramify import cli
+from ramify.errors import WorkerDied
+from ramify.runtime import engine
+from tests.server.desk import FakeDesk, LiveServer
+
+Keyboard = Callable[..., None]
+
+
+@pytest.fixture
+def type_lines(monkeypatch: pytest.MonkeyPatch) -> Keyboard:
+    def type_lines(*lines: str) -> None:
+        waiting = list(lines)
+
+        def read(prompt: str) -> str:
+            if not waiting:
+                raise EOFError
+            return waiting.pop(0)
+
+        monkeypatch.setattr("builtins.input", read)
+
+    return type_lines
+
+
+@pytest.fixture
+def server() -> Iterator[LiveServer]:
+    with LiveServer(FakeDesk()) as server:
+        yield server
+
+
+def test_endpoint(server: LiveServer, type_lines: Keyboard, capsys: pytest.CaptureFixture[str]) -> None:
+    type_lines("hello there", "", "and again", "/exit", "never sent")
+    arguments = ["chat", "--endpoint", server.url + "/v1", "--system", "Be brief.", "--max-tokens", "8"]
+    assert cli.main(arguments) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"LO THERE\n\[prompt \d+, of these cached 0; answer 8; \d\.\d s\]\nND AGAIN\n", out)
+    first, second = server.desk.requests
+    assert [turn.role for turn in first.chat or ()] == ["system", "user"]
+    assert [turn.content for turn in second.chat or ()][2] == "LO THERE"
+
+
+def test_endpoint_breaks_off(
+    server: LiveServer, type_lines: Keyboard, capsys: pytest.CaptureFixture[str]
+) -> None:
+    type_lines("hello there")
+    server.desk.fail_after = (2, WorkerDied("The scheduler died."))
+    assert cli.main(["chat", "--endpoint", server.url]) == 2
+    assert capsys.readouterr().err == "ramify: The scheduler died.\n"
+
+
+def test_engine(
+    type_lines: Keyboard, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FakeEngine(FakeDesk):
+        def __init__(self, **options: object) -> None:
+            super().__init__()
+            self.options = options
+
+        def __enter__(self) -> FakeEngine:
+            assert self.options == {"page_size": 8}
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(engine, "Engine", FakeEngine)
+    type_lines("hello there")
+    assert cli.main(["chat", "--page-size", "8", "--max-tokens", "8"]) == 0
+    assert capsys.readouterr().out.startswith("LO THERE\n[prompt 17, of these cached 0; answer 8;")
+
+
+def test_nobody_there(type_lines: Keyboard, capsys: pytest.CaptureFixture[str]) -> None:
+    type_lines("hi")
+    assert cli.main(["chat", "--endpoint", "http://127.0.0.1:9"]) == 2
+    assert "cannot be reached" in capsys.readouterr().err

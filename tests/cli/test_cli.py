@@ -1,0 +1,146 @@
+"""The command line itself: help, version, errors as one line, exit statuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from typing import Any, Literal
+
+import pytest
+
+from ramify import cli
+from ramify.commands import pull
+from ramify.commands.flags import add_config_flags, field_docs, given_fields
+from ramify.errors import NotFound
+from ramify.runtime.config import EngineConfig, ServerConfig
+
+
+def test_help_lists_the_commands_and_imports_little() -> None:
+    script = (
+        "import sys; from ramify.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'httpx', 'fastapi', 'zmq', 'pydantic'} & sys.modules.keys()))"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert all(command in run.stdout for command in cli.COMMANDS)
+    assert run.stdout.endswith("[]\n")
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["--version"])
+    assert exit_info.value.code == 0
+    assert capsys.readouterr().out.startswith("ramify 0.")
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_help_of_each_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main([command, "--help"])
+    assert exit_info.value.code == 0
+    assert f"usage: ramify {command}" in capsys.readouterr().out
+
+
+def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(options: Any) -> int:
+        raise NotFound("There is no model 'x'.", remedy="Try another.")
+
+    monkeypatch.setattr(pull, "run", fail)
+    assert cli.main(["pull", "x"]) == 2
+    assert capsys.readouterr().err == "ramify: There is no model 'x'. Try another.\n"
+
+
+def test_ctrl_c_is_quiet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(options: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pull, "run", interrupt)
+    assert cli.main(["pull"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_pull_prints_the_path(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    missing = tmp_path / "nothing.gguf"
+    assert cli.main(["pull", str(missing)]) == 2
+    assert "nothing.gguf" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--page-size", "0"], "page_size is 0"),
+        (["--log-level", "loud"], "log_level is 'loud'"),
+    ],
+)
+def test_serve_refuses_a_bad_configuration(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["serve", *arguments]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def parse(config: type[Any], arguments: list[str]) -> Any:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    add_config_flags(parser, config)
+    return config(**given_fields(parser.parse_args(arguments), config))
+
+
+def test_no_flags_leave_the_defaults() -> None:
+    assert parse(ServerConfig, []) == ServerConfig()
+
+
+def test_every_field_of_the_server_has_a_flag() -> None:
+    given: dict[str, Any] = {}
+    arguments = []
+    for field in dataclasses.fields(ServerConfig):
+        flag = "--" + field.name.replace("_", "-")
+        if field.type in ("bool",):
+            arguments.append(flag)
+            given[field.name] = True
+        elif str(field.type).startswith("Literal"):
+            given[field.name] = field.default
+            arguments += [flag, str(field.default)]
+        else:
+            value = {"str": "text", "int": 7, "float": 2.5}[str(field.type).split(" ")[0]]
+            given[field.name] = value
+            arguments += [flag, str(value)]
+    assert parse(ServerConfig, arguments) == ServerConfig(**given)
+
+
+def test_docs_come_from_the_fields() -> None:
+    docs = dict(field_docs(ServerConfig))
+    assert docs["drain_s"] == "How long SIGTERM waits for running requests."
+    assert docs["max_running"] == "Requests in one batch."
+    assert docs.keys() <= {field.name for field in dataclasses.fields(ServerConfig)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+    mode: Literal["a", "b"] = "a"
+    """Either, 50% each."""
+    size: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Derived(Base):
+    on: bool = True
+
+
+def test_kinds_of_fields() -> None:
+    assert parse(Derived, ["--mode", "b", "--size", "3", "--no-on"]) == Derived(mode="b", size=3, on=False)
+    assert dict(field_docs(Derived)) == {"mode": "Either, 50% each."}
+    with pytest.raises(SystemExit):
+        parse(Derived, ["--mode", "c"])
+
+
+def test_engine_flags_and_endpoint_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["chat", "--endpoint", "http://127.0.0.1:1", "--page-size", "8"]) == 2
+    assert "--page-size" in capsys.readouterr().err
+    assert cli.main(["chat", "--endpoint-key", "x"]) == 2
+    assert {field.name for field in dataclasses.fields(EngineConfig)} < {
+        field.name for field in dataclasses.fields(ServerConfig)
+    }

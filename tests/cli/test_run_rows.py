@@ -1,0 +1,189 @@
+"""`ramify run --input`: rows from a file into a results file."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify import cli
+from ramify.commands.run import load
+from ramify.commands.run_rows import read_rows
+from tests.server.desk import FakeDesk, LiveServer
+
+PROGRAM = """
+    import ramify as rm
+
+    @rm.function
+    def greet(s, name: str, count: int = 1, extra=None):
+        if name == "nobody":
+            raise ValueError("There is nobody.")
+        s += "hello " + name
+        s += rm.gen("answer", max_tokens=4 * count)
+
+    @rm.function
+    async def later(s, name, key="-"):
+        s += f"hello {name} {key}" + rm.gen("answer", max_tokens=4)
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[LiveServer]:
+    with LiveServer(FakeDesk()) as server:
+        yield server
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "greeting", None)  # loading replaces it, and the end takes it away
+    (tmp_path / "greeting.py").write_text(textwrap.dedent(PROGRAM))
+    return tmp_path
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def run(folder: Path, server: LiveServer, *arguments: str, name: str = "greet") -> int:
+    place = f"{folder / 'greeting.py'}:{name}"
+    out = ["--output", str(folder / "out.jsonl"), "--endpoint", server.url]
+    return cli.main(["run", place, *arguments, *out])
+
+
+def results(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
+    return sorted(lines, key=lambda line: line["index"])
+
+
+def test_csv(folder: Path, server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = write(folder / "rows.csv", "name,count,id\n123,2,a\nabcd,,b\nnobody,1,c\n")
+    assert run(folder, server, "--input", str(rows), "--key", "id") == 1
+    found = results(folder)
+    assert [line["key"] for line in found] == ["a", "b", "c"]
+    assert found[0]["outputs"] == {"answer": "ELLO 123"}
+    assert found[1]["outputs"] == {"answer": "LLO "}
+    assert found[1]["usage"]["completion_tokens"] == 4  # an empty count is the default
+    assert found[2]["error"]["message"] == "The program raised ValueError: There is nobody."
+    out = capsys.readouterr().out
+    assert out.startswith("3 rows in ")
+    assert "1 failed" in out
+    assert "first error: The program raised ValueError" in out
+
+
+def test_going_on(folder: Path, server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = write(folder / "rows.jsonl", "\n".join(json.dumps({"name": f"n{i}"}) for i in range(5)))
+    assert run(folder, server, "--input", str(rows)) == 0
+    write(rows, rows.read_text() + '\n\n{"name": "last"}\n')
+    assert run(folder, server, "--input", str(rows)) == 0
+    assert [line["index"] for line in results(folder)] == list(range(6))
+    assert "1 rows in" in (out := capsys.readouterr().out)
+    assert "5 were done before" in out
+    assert run(folder, server, "count=2", "--input", str(rows)) == 2
+    assert "has results of other rows" in capsys.readouterr().err
+
+
+def test_an_async_program_and_an_argument_named_like_an_option(folder: Path, server: LiveServer) -> None:
+    rows = write(folder / "rows.jsonl", '{"name": "abcdef"}\n{"name": "ghijkl"}\n')
+    assert run(folder, server, "key=k", "--input", str(rows), "--concurrency", "1", name="later") == 0
+    assert [line["outputs"]["answer"] for line in results(folder)] == ["ABCD", "GHIJ"]
+
+
+def test_lines_that_cannot_be_read_are_errors_of_their_rows(folder: Path, server: LiveServer) -> None:
+    rows = write(folder / "rows.jsonl", '{"name": "a"}\n{"name": \n["b", 1]\n')
+    assert run(folder, server, "--input", str(rows)) == 1
+    assert [line["error"] and line["error"]["type"] for line in results(folder)] == [
+        None,
+        "InvalidRequest",
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "arguments", "problem"),
+    [
+        ("rows.csv", "name,id\na,1\n", [], "no parameter 'id', which is a column"),
+        ("rows.csv", "name,id\na,1\n", [], "--columns name leaves the others out"),
+        ("rows.csv", "count\n1\n", [], "needs 'name'"),
+        ("rows.csv", "name\na\n", ["name=b"], "name is given on the command line and is a column"),
+        ("rows.txt", "name\n", [], "none of .csv, .jsonl, .parquet"),
+        ("rows.csv", "name\na\n", ["--key", "id"], "no 'id', which is to be its key"),
+        ("rows.csv", "name\na\n", ["--concurrency", "0"], "concurrency is 0"),
+    ],
+)
+def test_what_is_refused(
+    folder: Path,
+    server: LiveServer,
+    file: str,
+    text: str,
+    arguments: list[str],
+    problem: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = write(folder / file, text)
+    assert run(folder, server, *arguments, "--input", str(rows)) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_flags_that_need_each_other(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = f"{folder / 'greeting.py'}:greet"
+    assert cli.main(["run", place, "name=x", "--key", "id", "--endpoint", "http://127.0.0.1:9"]) == 2
+    assert "--key needs --input" in capsys.readouterr().err
+    assert cli.main(["run", place, "--input", "x.csv", "--endpoint", "http://127.0.0.1:9"]) == 2
+    assert "--input needs --output" in capsys.readouterr().err
+    assert cli.main(["run", place, "--input", "x.csv", "--output", "o", "--endpoint", "http://x"]) == 2
+    assert "no file x.csv" in capsys.readouterr().err
+
+
+def test_columns_are_chosen(folder: Path) -> None:
+    rows = write(folder / "rows.csv", "name,count,id,more\na,2,7,8\n")
+    program = load(f"{folder / 'greeting.py'}:greet")
+    assert list(read_rows(str(rows), program, [], "id", "name")) == [{"name": "a", "id": "7"}]
+    assert list(read_rows(str(rows), program, [], None, "name, count")) == [{"name": "a", "count": 2}]
+
+
+def test_cells_of_csv(folder: Path) -> None:
+    text = '\ufeffname,count,extra\n"a, ""b""\nc",1,"[1, 2]"\n5,,{\n,3,\nshort\nx,1,2,3\n'
+    rows = write(folder / "rows.csv", text)
+    program = load(f"{folder / 'greeting.py'}:greet")
+    assert list(read_rows(str(rows), program, [], None, None)) == [
+        {"name": 'a, "b"\nc', "count": 1, "extra": [1, 2]},
+        {"name": "5", "extra": "{"},
+        {"name": "", "count": 3},
+        "line with fewer fields than columns",
+        "line with more fields than columns",
+    ]
+
+
+def test_an_empty_file(folder: Path, server: LiveServer) -> None:
+    rows = write(folder / "rows.csv", "")
+    assert run(folder, server, "--input", str(rows)) == 0
+    assert results(folder) == []
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pyarrow") is not None, reason="pyarrow is installed")
+def test_parquet_without_pyarrow(
+    folder: Path, server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = write(folder / "rows.parquet", "PAR1")
+    assert run(folder, server, "--input", str(rows)) == 2
+    assert "needs pyarrow, which is not installed. pip install pyarrow" in capsys.readouterr().err
+
+
+def test_parquet(folder: Path, server: LiveServer) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    names = [f"n{index}" for index in range(3000)]
+    path = folder / "rows.parquet"
+    parquet.write_table(pyarrow.table({"name": names, "count": [1] * 3000}), path)
+    program = load(f"{folder / 'greeting.py'}:greet")
+    rows = read_rows(str(path), program, [], None, None)
+    assert list(rows) == [{"name": name, "count": 1} for name in names]

@@ -1,0 +1,49 @@
+"""A real server process for tests, from its start to its exit."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class Served(NamedTuple):
+    url: str
+    process: subprocess.Popen[str]
+
+
+@contextlib.contextmanager
+def serve(*arguments: str) -> Iterator[Served]:
+    """`ramify serve` on a free port, once it answers."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ramify.cli", "serve", "--port", "0", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    lines: list[str] = []
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if found := re.search(r"http://\S+:\d+", line):
+                break
+        else:
+            raise AssertionError("the server ended:\n" + "".join(lines))
+        # What else it says must not fill the pipe and stop it.
+        drain = threading.Thread(target=process.stdout.read, daemon=True)
+        drain.start()
+        yield Served(found.group(), process)
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        finally:
+            process.kill()
+            process.wait()
+        drain.join(10)
+        process.stdout.close()

@@ -1,0 +1,135 @@
+"""The rules of the layout, checked: who imports whom, what is packaged, what an import costs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = {"ramify": "ramify", "lang": "ramify.lang", "runtime": "ramify.runtime"} | {
+    "radix": "ramify.radix",
+    "kernels": "ramify.kernels",
+}
+LEAVES = {"ramify.errors", "ramify.messages", "ramify.sampling", "ramify.constraint", "ramify.loop"}
+LEAVES |= {f"ramify.tool_calls.{name}" for name in ("formats", "grammar", "prompt", "reader")}
+SHARED = LEAVES
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package, by its installed name."""
+    found = {}
+    for folder, package in FOLDERS.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            name = ".".join((package, *parts)).removesuffix(".__init__")
+            found[name] = path
+    return found
+
+
+def imports(path: Path, *, top_level_only: bool = False) -> set[str]:
+    """Full names of the modules that a file imports; TYPE_CHECKING blocks count as well."""
+    tree = ast.parse(path.read_text())
+    nodes = tree.body if top_level_only else list(ast.walk(tree))
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide where a name comes from"
+            names.add(node.module or "")
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+MODULES = modules()
+
+
+def ours(names: set[str]) -> set[str]:
+    return {name for name in names if name in MODULES}
+
+
+def test_every_package_is_listed_in_pyproject() -> None:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    listed = set(config["tool"]["setuptools"]["packages"])
+    present = {name for name, path in MODULES.items() if path.name == "__init__.py"}
+    assert listed == present
+
+
+def test_every_folder_with_modules_is_a_package() -> None:
+    for name, path in MODULES.items():
+        assert (path.parent / "__init__.py").exists(), f"{name} lies in a folder without __init__.py"
+
+
+@pytest.mark.parametrize("package", ["ramify.radix", "ramify.kernels"])
+def test_radix_and_kernels_import_nothing_else_of_ours(package: str) -> None:
+    for name, path in MODULES.items():
+        if name.startswith(package):
+            foreign = {used for used in ours(imports(path)) if not used.startswith(package)}
+            assert not foreign, f"{name} imports {foreign}"
+
+
+@pytest.mark.parametrize("package", ["ramify.radix", "ramify.lang"])
+def test_radix_and_lang_never_import_torch(package: str) -> None:
+    for name, path in MODULES.items():
+        if name.startswith(package):
+            assert not {used for used in imports(path) if used.split(".")[0] == "torch"}, name
+
+
+def test_lang_and_runtime_share_only_the_words() -> None:
+    for name, path in MODULES.items():
+        used = ours(imports(path))
+        if name.startswith("ramify.lang"):
+            allowed = {other for other in used if other.startswith("ramify.lang")} | SHARED
+            assert used <= allowed, f"{name} imports {used - allowed}"
+        if name.startswith("ramify.runtime"):
+            assert not {other for other in used if other.startswith("ramify.lang")}, name
+
+
+@pytest.mark.parametrize("leaf", sorted(LEAVES))
+def test_leaves_need_the_standard_library_and_msgspec_alone(leaf: str) -> None:
+    used = {name.split(".")[0] for name in imports(MODULES[leaf], top_level_only=True)}
+    assert used <= set(sys.stdlib_module_names) | {"msgspec", "ramify"}
+    assert ours(imports(MODULES[leaf])) <= LEAVES
+
+
+def test_only_one_file_imports_zmq() -> None:
+    users = {name for name, path in MODULES.items() if any(u.split(".")[0] == "zmq" for u in imports(path))}
+    assert users == {"ramify.runtime.ipc"}
+
+
+def test_nothing_is_pickled() -> None:
+    for name, path in MODULES.items():
+        assert not {
+            used for used in imports(path) if used.split(".")[0] in {"pickle", "cloudpickle", "dill"}
+        }, name
+
+
+def test_importing_ramify_is_light() -> None:
+    """No torch, no numpy, and at most 0.3 s; the best of three, since the machine may be busy."""
+    code = (
+        "import sys, time; began = time.perf_counter(); import ramify; took = time.perf_counter() - began;"
+        "heavy = {'torch', 'numpy', 'transformers', 'fastapi', 'pydantic', 'xgrammar'} & set(sys.modules);"
+        "print(took, *heavy)"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        for _ in range(3)
+    ]
+    results = [run.stdout.split() for run in runs]
+    assert all(len(result) == 1 for result in results), f"import ramify imports {results[0][1:]}"
+    assert min(float(result[0]) for result in results) < 0.3
+
+
+def test_files_stay_readable() -> None:
+    """A file is one responsibility; 600 lines is where it has grown past its name."""
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for path in MODULES.values()
+        if (lines := len(path.read_text().splitlines())) > 600
+    }
+    assert not long
