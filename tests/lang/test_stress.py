@@ -115,9 +115,14 @@ def test_a_real_ctrl_c_while_a_read_blocks():
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        waiting.run(backend=backend)
+    # A shell starts what runs in its background with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            waiting.run(backend=backend)
+    finally:
+        signal.signal(signal.SIGINT, before)
     thread.join()
     assert backend.aborted == 1
 
