@@ -123,8 +123,8 @@ def test_what_follows_the_product(form, dtype):
                 seen = rounded(weight) if is_tiled(x, weight) else weight
                 wanted = TORCH.linear(x, seen, out=before.clone(), **options)
                 if dtype == torch.bfloat16 and "norm" in options:
-                    # Two norms may round a number of x to different sides, 2^-8 of it, and the gate multiplies
-                    # what comes of that: no bound for each number, but few differ.
+                    # Two norms may round a number of x to different sides, 2^-8 of it, and the gate
+                    # multiplies what comes of that: no bound for each number, but few differ.
                     assert torch.linalg.norm(found - wanted) <= 2**-8 * torch.linalg.norm(wanted)
                     continue
                 # The numbers and offsets of int4 cancel.
