@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from ramify.constraint import choices
-from ramify.errors import InvalidRequest, ProgramError, RequestTimeout, UnsupportedNode
+from ramify.errors import InvalidRequest, ProgramError, RamifyError, RequestTimeout, UnsupportedNode
 from ramify.lang.calls import Output, all_of, send
 from ramify.lang.chat import begin_turn, end_turn
 from ramify.lang.choices import token_length_normalized
@@ -268,7 +268,7 @@ def _located(error: Exception, node: Gen | Select | CallTools, call: Call) -> Pr
     step = f"{call.kind} {node.name!r}" if node.name else f"A {call.kind}"
     where = f" at {node.line}" if node.line else ""
     kind = type(error) if isinstance(error, ProgramError) else ProgramError
-    message = error.message if isinstance(error, ProgramError) else str(error) or type(error).__name__
+    message = error.message if isinstance(error, RamifyError) else str(error) or type(error).__name__
     return kind(
         f"{step}{where} failed: {message}",
         variable=node.name,
@@ -276,5 +276,6 @@ def _located(error: Exception, node: Gen | Select | CallTools, call: Call) -> Pr
         prompt=call.prompt,
         partial=call.text,
         finish_reason=call.finish.reason if call.finish else None,
+        pointer=getattr(error, "pointer", None),
         remedy=getattr(error, "remedy", None),
     )

@@ -9,7 +9,7 @@ import pytest
 
 import ramify as rm
 from ramify import loop as rm_loop
-from ramify.errors import BackendError, Cancelled, InvalidRequest, UnsupportedField
+from ramify.errors import BackendError, Cancelled, InvalidConstraint, InvalidRequest, UnsupportedField
 from tests.lang.backends import Breaking, Holding
 
 
@@ -38,6 +38,21 @@ def test_a_backend_that_breaks_mid_stream():
         state.messages()
     assert "failed" in repr(state)
     assert "failed: gone" in str(state.trace)
+
+
+def test_what_an_error_says_is_said_once():
+    @rm.function
+    def program(s):
+        s += "?" + rm.gen("x")
+
+    cause = InvalidConstraint("It has no meaning.", pointer="/properties/a", remedy="Leave it out.")
+    state = program.run(backend=rm.ScriptedBackend({"x": cause}))
+    with pytest.raises(rm.ProgramError, match="It has no meaning") as failed:
+        state["x"]
+    said = str(failed.value)
+    for part in ("/properties/a", "It has no meaning.", "Leave it out."):
+        assert said.count(part) == 1, said
+    assert (failed.value.pointer, failed.value.remedy) == (cause.pointer, cause.remedy)
 
 
 def test_an_error_that_is_not_ours_is_the_cause():
