@@ -8,6 +8,7 @@ from typing import Any
 from ramify.messages import Finish, TokenLogprobs, Usage
 
 USAGE_FIELDS = Usage.__struct_fields__
+SUMMED = tuple(name for name in USAGE_FIELDS if name != "evicted_by")
 SPELLINGS = {"retractions": "num_retractions"}
 """Fields of `Usage` → SGLang's names; the others are the same, or are not SGLang's."""
 
@@ -88,5 +89,10 @@ def add_logprobs(first: TokenLogprobs | None, second: TokenLogprobs | None) -> T
 
 
 def add_usage(first: Usage, second: Usage) -> Usage:
-    """The sum, field by field; times add up over concurrent requests as well."""
-    return Usage(**{name: getattr(first, name) + getattr(second, name) for name in USAGE_FIELDS})
+    """The sum, field by field; times add up over concurrent requests as well.
+
+    Of two that say who evicted something, the one stays that lost more.
+    """
+    sums = {name: getattr(first, name) + getattr(second, name) for name in SUMMED}
+    loser = first if first.evicted_tokens >= second.evicted_tokens else second
+    return Usage(**sums, evicted_by=loser.evicted_by)

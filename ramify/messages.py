@@ -22,6 +22,10 @@ Segment = str | tuple[int, ...]
 
 FinishReason = Literal["stop", "length", "abort"]
 
+NextUse = Literal["soon", "join", "tool", "unknown", "never"]
+"""When a program comes back for what a request leaves in the cache, soonest first: as its next step, after
+sibling branches have finished, after a tool has returned, nobody knows, or not at all."""
+
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     """Base of all messages; the tag is the class name."""
@@ -32,8 +36,22 @@ class ProgramHint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     program: str
     """Identifies the program run; its leases end with `EndProgram`."""
+    name: str = ""
+    """What people call the program."""
     lease_s: float = 0.0
     """Keep this request's pages leased for so many seconds after it ends; 0 takes no lease."""
+    path: tuple[str, ...] = ()
+    """Names of the forks and steps from the program down to this request, for people to read."""
+    next_use: NextUse = "unknown"
+    """When these pages are needed again; the lease's place in the order of eviction. "never" takes none."""
+    branch: str = ""
+    """The branch of the program that asks. Each branch has leases of its own."""
+    fork: str = ""
+    """Shared by the branches of one fork: what their prompts have in common is kept for the join."""
+    ended: tuple[str, ...] = ()
+    """Branches and forks that nobody will extend any more: their leases end."""
+    calls_left: int | None = None
+    """Calls of the program that are known to follow this one; None where nobody knows."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +114,13 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens whose KV pages were found in the tree."""
+    distinct_tokens: int = 0
+    """Prompt tokens that no earlier request of the same program had computed or was computing. Over a program
+    they sum to the distinct tokens of its tree of calls; without a program they are all prompt tokens."""
+    evicted_tokens: int = 0
+    """Prompt tokens that were in the tree once and had to be computed again because they had been evicted."""
+    evicted_by: str = ""
+    """Whose need took most of these: a program's name and id, or a request's id."""
     completion_tokens: int = 0
     forced_tokens: int = 0
     """Completion tokens that the grammar left no choice about, appended without sampling."""
@@ -182,6 +207,16 @@ class GetStats(Message, frozen=True, kw_only=True):
     """Ask the scheduler for its counters; answered by `Reply` with a `SchedulerStats`."""
 
     rid: str
+
+
+class GetSnapshot(Message, frozen=True, kw_only=True):
+    """Ask the scheduler what it holds now; answered by `Reply` with `stats` and `snapshot`."""
+
+    rid: str
+    nodes: int
+    """At most so many of the tree."""
+    programs: int
+    """At most so many in the queue."""
 
 
 class GrammarReady(Message, frozen=True, kw_only=True):
@@ -316,12 +351,55 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """Of these, seconds in the forward pass."""
 
 
+class TreeNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True):
+    """A node of the prefix tree: tokens ``[start, start + tokens)`` of a sequence."""
+
+    parent: int
+    """Its place in the list; -1 for the root of a cache scope."""
+    start: int
+    tokens: int
+    pages: int
+    """Those that this node accounts for."""
+    state: Literal["in_use", "leased", "evictable"]
+    holds: int = 0
+    """Running requests that need it."""
+    owners: tuple[str, ...] = ()
+    """Some of the programs whose leases end here."""
+    hidden: int = 0
+    """Children that are not in the list."""
+
+
+class QueueShare(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests of one program in the scheduler, each counted once."""
+
+    program: str
+    """Empty for the requests of no program."""
+    running: int
+    waiting: int
+    retracted: int
+    """Back in the queue after they had run."""
+    compiling: int
+    """Waiting for their grammar."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What the scheduler holds, as far as a person looks: bounded by what `GetSnapshot` asked for."""
+
+    nodes: tuple[TreeNode, ...]
+    """Parents before their children; in use first, then the most recently used."""
+    queue: tuple[QueueShare, ...]
+    """The programs with most requests first."""
+    queue_hidden: int
+    """Programs that are not in the list."""
+
+
 class Reply(Message, frozen=True, kw_only=True):
     """Answer to a control message."""
 
     rid: str
     stats: SchedulerStats | None = None
     flushed: bool | None = None
+    snapshot: Snapshot | None = None
 
 
 class ToolPieces(msgspec.Struct, frozen=True, kw_only=True):
@@ -392,10 +470,18 @@ class Ready(Message, frozen=True, kw_only=True):
     load_s: float = 0.0
 
 
-ToTokenizer = Generate | Abort | EndProgram | FlushCache | GetStats
+ToTokenizer = Generate | Abort | EndProgram | FlushCache | GetStats | GetSnapshot
 """All but `Generate` are passed on as they are, so that they stay in order with the requests."""
 ToScheduler = (
-    Submit | Abort | EndProgram | FlushCache | GetStats | GrammarReady | GrammarFailed | CompilerDied
+    Submit
+    | Abort
+    | EndProgram
+    | FlushCache
+    | GetStats
+    | GetSnapshot
+    | GrammarReady
+    | GrammarFailed
+    | CompilerDied
 )
 ToDetokenizer = StepOutput | Reply | Failed
 ToFrontend = StepText | Reply | Failed | Ready

@@ -142,7 +142,7 @@ def request_body(request: Generate) -> dict[str, Any]:
     if request.constraint is not None:
         body["constraint"] = {"kind": request.constraint.kind, "source": request.constraint.source}
     if request.hint is not None:
-        body["program"] = {"program": request.hint.program, "lease_s": request.hint.lease_s}
+        body["program"] = msgspec.to_builtins(request.hint)
     if request.scope:
         body["cache_scope"] = request.scope
     return body

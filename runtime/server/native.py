@@ -8,8 +8,9 @@ Field names, defaults and the shape of answers are SGLang's (its HTTP server, 0.
   request can ask for nothing else.
 - Of our own: ``prompt_segments`` (text and token ids mixed), ``constraint`` {kind, source,
   whitespace, any_order, strict}, ``preambles`` [{end, start, max_tokens, optional}], ``program``
-  {program, lease_s}, ``cache_scope``; in sampling_params token_healing; in ``meta_info`` kept_ids,
-  tail, forced_tokens, violations and times; the routes /end_program and, under the key ``ramify`` of
+  {program, name, lease_s, next_use, branch, fork, ended, calls_left}, ``cache_scope``; in sampling_params
+  token_healing; in ``meta_info`` kept_ids, tail, forced_tokens, distinct_tokens, evicted_tokens,
+  evicted_by, violations and times; the routes /end_program and, under the key ``ramify`` of
   /model_info, the `ModelInfo`.
 """
 
@@ -27,7 +28,7 @@ from starlette.responses import Response
 from ramify import constraint
 from ramify.constraint import Constraint, Kind, Strict, Whitespace
 from ramify.errors import InvalidRequest
-from ramify.messages import Generate, Preamble, ProgramHint, Segment, TextChunk
+from ramify.messages import Generate, NextUse, Preamble, ProgramHint, Segment, TextChunk
 from ramify.runtime.server.fanout import Collected, collect, merged
 from ramify.runtime.server.fields import Fields, json_response, read_fields
 from ramify.runtime.server.info import model_info, server_info
@@ -307,13 +308,31 @@ def _take_hint(fields: Fields) -> ProgramHint | None:
     if own is None:
         return None
     program: str = own.take("program", str, "")
+    name: str = own.take("name", str, "")
     lease_s: float = own.take("lease_s", float, 0.0)
+    next_use: NextUse = own.take("next_use", NextUse, "unknown")
+    branch: str = own.take("branch", str, "")
+    fork: str = own.take("fork", str, "")
+    ended: tuple[str, ...] = own.take("ended", tuple[str, ...], ())
+    calls_left: int | None = own.take("calls_left", int | None)
     own.refuse_rest()
     if not program:
         raise InvalidRequest("program.program is missing.", field="program.program")
-    if lease_s < 0:
-        raise InvalidRequest(f"program.lease_s is {lease_s}; it must be 0 or more.", field="program.lease_s")
-    return ProgramHint(program=program, lease_s=lease_s)
+    for field, value in (("lease_s", lease_s), ("calls_left", calls_left or 0)):
+        if value < 0:
+            raise InvalidRequest(
+                f"program.{field} is {value}; it must be 0 or more.", field=f"program.{field}"
+            )
+    return ProgramHint(
+        program=program,
+        name=name,
+        lease_s=lease_s,
+        next_use=next_use,
+        branch=branch,
+        fork=fork,
+        ended=ended,
+        calls_left=calls_left,
+    )
 
 
 def _take_rids(fields: Fields, count: int, service: Service) -> list[str]:

@@ -47,7 +47,7 @@ def test_the_body_of_a_request():
             max_tokens=5, min_tokens=1, seed=7, stop=("x",), logprobs=2, prompt_logprobs_start=3, top_k=4
         ),
         constraint=regex("a+"),
-        hint=ProgramHint(program="p", lease_s=1.5),
+        hint=ProgramHint(program="p", lease_s=1.5, next_use="tool", branch="b", ended=("a",)),
         scope="tenant",
     )
     assert json.loads(json.dumps(request_body(request))) == {
@@ -65,7 +65,13 @@ def test_the_body_of_a_request():
         "top_logprobs_num": 2,
         "logprob_start_len": 3,
         "constraint": {"kind": "regex", "source": "a+"},
-        "program": {"program": "p", "lease_s": 1.5},
+        "program": {
+            "program": "p",
+            "lease_s": 1.5,
+            "next_use": "tool",
+            "branch": "b",
+            "ended": ["a"],
+        },
         "cache_scope": "tenant",
     }
     assert json.loads(json.dumps(request_body(Generate(rid="r", prompt=("a",))))) == {

@@ -186,6 +186,8 @@ def test_bad_completion_field(http: httpx.Client, change: dict[str, Any], param:
         ({"constraint": {"kind": "regex", "source": "a"}, "sampling_params": {"ebnf": "b"}}, "constraint"),
         ({"program": {}}, "program.program"),
         ({"program": {"program": "p", "lease_s": -1}}, "program.lease_s"),
+        ({"program": {"program": "p", "calls_left": -1}}, "program.calls_left"),
+        ({"program": {"program": "p", "next_use": "later"}}, "program.next_use"),
     ],
 )
 def test_bad_native_field(http: httpx.Client, change: dict[str, Any], param: str) -> None:

@@ -235,14 +235,32 @@ def test_our_fields(endpoint: SglangEndpoint, desk: FakeDesk) -> None:
             "prompt_segments": ["ab", [99], "d"],
             "sampling_params": {"max_new_tokens": 20},
             "constraint": {"kind": "choices", "source": '["yes", "no"]'},
-            "program": {"program": "p1", "lease_s": 2.5},
+            "program": {
+                "program": "p1",
+                "name": "judge",
+                "lease_s": 2.5,
+                "next_use": "join",
+                "branch": "1",
+                "fork": "0/3",
+                "ended": ["2"],
+                "calls_left": 4,
+            },
             "cache_scope": "tenant",
         }
     )
     assert answer["text"] == "yes"
     (request,) = desk.requests
     assert request.prompt == ("ab", (99,), "d")
-    assert request.hint == ProgramHint(program="p1", lease_s=2.5)
+    assert request.hint == ProgramHint(
+        program="p1",
+        name="judge",
+        lease_s=2.5,
+        next_use="join",
+        branch="1",
+        fork="0/3",
+        ended=("2",),
+        calls_left=4,
+    )
     assert request.scope == "tenant"
 
 
