@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import html
-import json
-from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -12,26 +9,13 @@ from ramify.lang.trace import Call
 from ramify.lang.trace_misses import Misses
 from ramify.lang.trace_tokens import Span, scores_of
 from ramify.lang.transcript import Piece, pieces
+from ramify.pages.page import fill, script
 
 
 def page(call: Call) -> str:
     """The page of the tree below `call`."""
     template = files(__package__).joinpath("trace_page.html").read_text(encoding="utf-8")
     return fill(template, call.name, {"/*DATA*/": script(page_data(call))})
-
-
-def fill(template: str, title: str, parts: Mapping[str, str]) -> str:
-    """A page with its title, the style that all pages share, and `parts` in the places they name."""
-    style = files(__package__).joinpath("page_style.css").read_text(encoding="utf-8")
-    text = template.replace("/*STYLE*/", style).replace("<!--TITLE-->", html.escape(title))
-    for place, part in parts.items():
-        text = text.replace(place, part)
-    return text
-
-
-def script(data: Any) -> str:
-    """JSON that can stand inside a script element: nothing in it can end the element."""
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def page_data(root: Call) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from ramify.bench.plan import COMPARED, Plan, Series, ratios
 from ramify.bench.svg import Axis, Line, chart, shares
 from ramify.bench.table import COLUMNS, HEADS
-from ramify.lang.trace_page import fill
+from ramify.pages.page import fill
 
 escape = html.escape
 

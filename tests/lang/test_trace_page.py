@@ -11,7 +11,8 @@ from typing import Literal
 import pytest
 
 import ramify as rm
-from ramify.lang.trace_page import page, page_data, script
+from ramify.lang.trace_page import page, page_data
+from ramify.pages.page import script
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(

@@ -1,0 +1,1 @@
+"""Pages that need nothing else: what the trace, the load test and the live page share."""

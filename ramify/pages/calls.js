@@ -1,0 +1,167 @@
+"use strict";
+// What the pages share that show calls over time: words and numbers, bars, rows, tips, the theme.
+// A call has kind, name, depth, number, children, start, end, first, prompt_tokens, cached, out, forced, text, error.
+const at = id => document.getElementById(id);
+const el = (tag, className, text) => {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text;
+  return made;
+};
+const seconds = value => value == null ? "…" : value >= 10 ? value.toFixed(1) + " s" : value >= 1 ? value.toFixed(2) + " s" : value >= 0.001 ? (1000 * value).toFixed(value >= 0.1 ? 0 : 1) + " ms" : (1e6 * value).toFixed(0) + " µs";
+const count = value => value.toLocaleString("en");
+const percent = (part, whole) => whole ? Math.round(100 * part / whole) + "%" : "–";
+const shorten = (text, most) => text.length > most ? text.slice(0, most - 1) + "…" : text;
+
+function numbered(root) {
+  const calls = [];
+  (function number(call, depth) {
+    call.number = calls.length;
+    call.depth = depth;
+    calls.push(call);
+    call.children.forEach(child => number(child, depth + 1));
+  })(root, 0);
+  return calls;
+}
+
+function shares(call) {
+  return [
+    ["cached", call.cached, "prompt tokens from the cache"],
+    ["computed", call.prompt_tokens - call.cached, "prompt tokens computed"],
+    ["generated", call.out - call.forced, "tokens generated"],
+    ["forced", call.forced, "tokens forced by a grammar"],
+  ];
+}
+
+function tilesOf(tiles) {
+  return tiles.map(([value, name]) => {
+    const tile = el("div", "tile");
+    tile.append(el("b", "", value), el("span", "", name));
+    return tile;
+  });
+}
+
+// parts: [class, size, words]
+function barOf(parts) {
+  const bar = el("div", "bar");
+  for (const [name, size] of parts) {
+    if (!size) continue;
+    const part = el("div", name);
+    part.style.flex = size + " 0 0";
+    bar.append(part);
+  }
+  return bar;
+}
+
+function legendOf(parts) {
+  const legend = el("div", "legend");
+  for (const [name, size, words] of parts) {
+    const entry = el("span");
+    entry.append(el("i", name), `${count(size)} ${words}`);
+    legend.append(entry);
+  }
+  return legend;
+}
+
+function ticks(last) {
+  const rough = last / 5, power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map(n => n * power).find(n => n >= rough);
+  const found = [];
+  for (let time = 0; time < last * 0.96; time += step) found.push(time);
+  return found;
+}
+
+function callRows(calls, last, choose) {
+  const axis = el("div", "axis num"), lane = el("div", "lane");
+  for (const time of ticks(last)) {
+    const mark = el("span", "", time ? seconds(time) : "0");
+    mark.style.left = 100 * time / last + "%";
+    lane.append(mark);
+  }
+  axis.append(el("div"), lane, el("div"));
+  return [axis, ...calls.map(call => callRow(call, last, choose))];
+}
+
+function callRow(call, last, choose) {
+  const group = call.kind === "program" || call.kind === "fork" || call.children.length > 0;
+  const row = el("div", "row" + (group ? " group" : "") + (call.error ? " failed" : ""));
+  row.id = "row" + call.number;
+  const label = el("div", "label");
+  label.style.paddingLeft = 14 + 16 * call.depth + "px";
+  label.append(el("span", "name", call.name || "unnamed"));
+  if (call.kind && !["program", "fork"].includes(call.kind)) label.append(el("span", "kind", call.kind));
+  const lane = el("div", "lane");
+  for (const time of ticks(last).slice(1)) {
+    const line = el("div", "grid");
+    line.style.left = 100 * time / last + "%";
+    lane.append(line);
+  }
+  const end = call.end ?? last, mark = el("div", call.kind === "tool" ? "tool" : group ? "frame" : "work");
+  mark.style.left = 100 * call.start / last + "%";
+  mark.style.width = 100 * Math.max(end - call.start, 0) / last + "%";
+  if (mark.className === "work") fillWork(mark, call, last);
+  lane.append(mark);
+  row.append(label, lane, el("div", "took num", seconds(call.end == null ? null : call.end - call.start)));
+  row.addEventListener("click", () => choose(call.number));
+  hovering(row, () => summary(call));
+  return row;
+}
+
+function fillWork(mark, call, last) {
+  // Until the first text the time goes to the prompt, then to the output; each is divided by its tokens.
+  const end = call.end ?? last, first = call.first ?? end, whole = Math.max(end - call.start, 1e-9);
+  const [cached, computed, generated, forced] = shares(call);
+  for (const [span, parts] of [[first - call.start, [cached, computed]], [end - first, [generated, forced]]]) {
+    const tokens = parts[0][1] + parts[1][1];
+    for (const [name, part] of parts) {
+      if (!part) continue;
+      const piece = el("div", name);
+      piece.style.width = 100 * (span / whole) * (part / tokens) + "%";
+      mark.append(piece);
+    }
+    if (!tokens && span > 0) {
+      const piece = el("div", "pending");
+      piece.style.width = 100 * (span / whole) + "%";
+      mark.append(piece);
+    }
+  }
+}
+
+function summary(call) {
+  const box = el("div");
+  box.append(el("b", "", `${call.kind} ${call.name}`.trim()));
+  for (const part of shares(call)) {
+    if (part[1]) box.append(legendOf([part]));
+  }
+  if (call.text) box.append(el("div", "mono said", shorten(call.text, 160)));
+  if (call.miss) box.append(el("div", "sub", shorten(`${count(call.miss.computed_tokens)} computed: ${call.miss.text}`, 240)));
+  if (call.error) box.append(el("div", "", call.error));
+  return box;
+}
+
+function hovering(element, content) {
+  element.addEventListener("mousemove", event => tip(event.clientX, event.clientY, content()));
+  element.addEventListener("mouseleave", hideTip);
+}
+
+function tip(x, y, content) {
+  const box = at("tip");
+  box.replaceChildren(content);
+  box.style.display = "block";
+  const { width, height } = box.getBoundingClientRect();
+  box.style.left = Math.max(8, Math.min(x + 14, innerWidth - width - 8)) + "px";
+  box.style.top = (y + 18 + height > innerHeight ? Math.max(8, y - height - 10) : y + 18) + "px";
+}
+function hideTip() { at("tip").style.display = "none"; }
+
+// What the page's address asks for after "#", such as call=3&theme=dark.
+const asked = new URLSearchParams(location.hash.slice(1));
+
+function setTheme(name) {
+  document.documentElement.dataset.theme = name;
+  at("theme").textContent = name === "dark" ? "Light" : "Dark";
+}
+function startTheme() {
+  setTheme(asked.get("theme") ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
+  at("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
+}
