@@ -72,7 +72,12 @@ async def send(
         rid=run.next_rid(),
         sampling=sampling,
         constraint=constraint,
-        hint=ProgramHint(program=run.program, lease_s=0.0 if branch.is_last_step else LEASE_S),
+        hint=ProgramHint(
+            program=run.program,
+            name=run.root.call.name,
+            lease_s=0.0 if branch.is_last_step else LEASE_S,
+            path=call.path,
+        ),
         scope=run.scope,
         **_prompt(branch, call, dialogue or branch.dialogue),
     )

@@ -82,6 +82,16 @@ class Call:
         return text_of(self.prompt_end)
 
     @property
+    def path(self) -> tuple[str, ...]:
+        """What calls are named from below the program down to this one."""
+        names: list[str] = []
+        call = self
+        while call.parent is not None:
+            names.append(_label(call).rstrip())
+            call = call.parent
+        return tuple(reversed(names))
+
+    @property
     def sent(self) -> bool:
         """It is itself a request to the backend."""
         return self.kind not in ("program", "fork", "tool") and not self.children

@@ -165,6 +165,10 @@ def test_leases_last_until_the_program_cannot_go_on():
     hints = [request.hint for request in backend.requests]
     assert len({hint.program for hint in hints}) == 1
     assert all(hint.lease_s > 0 for hint in hints)
+    assert [(hint.name, hint.path) for hint in hints] == [
+        ("program", ("fork 0", "gen x")),
+        ("program", ("gen y",)),
+    ]
     assert backend.ended == [hints[0].program]
     program.run(backend=backend)
     assert backend.ended[1] != backend.ended[0]
