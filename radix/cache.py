@@ -33,15 +33,19 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from ramify.radix.evicted import EvictionRecord, Lost
 from ramify.radix.eviction import EvictionPolicy, LeastRecentlyUsed
 from ramify.radix.integrity import verify
 from ramify.radix.key import TOKEN_BYTES, Tokens, encode
-from ramify.radix.lease import LeaseBook
+from ramify.radix.lease import LeaseBook, NextUse
 from ramify.radix.node import Node
 from ramify.radix.pages import PagePool
 from ramify.radix.stats import PageCounts
 from ramify.radix.tree import RadixTree
 from ramify.radix.usage import Usage
+
+FLUSH = "flush"
+"""Who took the pages that `PrefixCache.flush` dropped."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -96,8 +100,9 @@ class PrefixCache:
         self.page_size = page_size
         self._tree = RadixTree(page_size)
         self._pool = PagePool(num_pages)
-        self._usage = Usage(policy or LeastRecentlyUsed())
         self._leases = LeaseBook(clock)
+        self._usage = Usage(policy or LeastRecentlyUsed(), self._leases.next_use)
+        self._record = EvictionRecord()
         self._private: set[int] = set()
         self._holds: set[Hold] = set()
         self._evicted = 0
@@ -131,6 +136,13 @@ class PrefixCache:
         self._holds.add(hold)
         return hold
 
+    def lost(self, match: Match, tokens: Tokens) -> Lost:
+        """How many of `tokens`, which `match` was sought for, are missing because they were evicted.
+
+        As far back as evictions are remembered (`ramify.radix.evicted`). Costs O(len(tokens)).
+        """
+        return self._record.lost(encode(tokens), match.scope, match.length)
+
     def release(self, hold: Hold) -> None:
         """Unlock the hold's path, which is now the most recently used. Raises if released before.
 
@@ -149,11 +161,12 @@ class PrefixCache:
         """Pages that `allocate` could hand out now: free, evictable and leased ones."""
         return len(self._pool) + self._usage.evictable_pages + self._usage.leased_pages
 
-    def allocate(self, n: int) -> list[int] | None:
+    def allocate(self, n: int, taker: str = "") -> list[int] | None:
         """`n` pages, private to the caller, or None (and nothing is evicted) where there are too few.
 
-        Takes free pages, then evicts what nobody needs, then what is leased; leaves first, by the
-        policy. Of the last leaf only as many pages go as are needed, from its end.
+        Takes free pages, then evicts what nobody needs, then what is leased, and of that what is needed
+        last; leaves first, by the policy. Of the last leaf only as many pages go as are needed, from its
+        end. `lost` tells of `taker` when what was evicted is asked for.
         """
         if n < 0:
             raise ValueError(f"{n} pages asked for; it must be 0 or more.")
@@ -162,7 +175,7 @@ class PrefixCache:
             if n > self.available():
                 return None
             self._expire_leases()
-            self._evict(short)
+            self._evict(short, taker)
         pages = self._pool.allocate(n)
         self._private.update(pages)
         return pages
@@ -221,24 +234,49 @@ class PrefixCache:
 
     # --- leases -----------------------------------------------------------------------------------
 
-    def lease(self, hold: Hold, owner: str, seconds: float) -> None:
-        """Lease the hold's path to `owner` for so many seconds from now, held or not.
+    def lease(
+        self,
+        hold: Hold,
+        owner: str,
+        seconds: float,
+        next_use: NextUse = NextUse.UNKNOWN,
+        part: str = "",
+        length: int | None = None,
+    ) -> None:
+        """Lease the hold's first `length` tokens (None: all) to `owner` for so many seconds from now.
 
-        Leased pages are evicted after all others. A lease that gives pages up keeps the rest.
+        It stands whether or not the hold does. Leased pages are evicted after all others, in the order
+        of `next_use`, the soonest last. A lease that gives pages up keeps the rest. `part` tells an
+        owner's leases apart, so that `expect` and `end_leases` can name one.
         """
         node = self._held(hold)
         if not seconds > 0 or math.isnan(seconds):
             raise ValueError(f"A lease of {seconds} seconds; it must be above 0.")
-        if hold.length == 0:
+        if length is not None and not 0 <= length <= hold.length:
+            raise ValueError(f"A lease of {length} tokens on a hold of {hold.length}.")
+        end = hold.length if length is None else length
+        if end == 0 or next_use is NextUse.NEVER:
             return
-        is_new, covered = self._leases.take(node, owner, seconds)
+        while node.start >= end:
+            assert node.parent is not None
+            node = node.parent
+        if node.end > end:
+            node = self._tree.split(node, end)
+        is_new, covered = self._leases.take(node, owner, seconds, next_use, part)
         if is_new:
             self._usage.lease(node)
+        else:
+            self._usage.offer(node)
         self._unlease(covered)
 
-    def end_leases(self, owner: str) -> int:
-        """End all leases of `owner`. Returns how many there were."""
-        ended = self._leases.end(owner)
+    def expect(self, owner: str, part: str, next_use: NextUse) -> None:
+        """That part of the owner's leases is needed at another time than was thought."""
+        for node in self._leases.expect(owner, part, next_use):
+            self._usage.offer(node)
+
+    def end_leases(self, owner: str, part: str | None = None) -> int:
+        """End all leases of `owner`, or those of one part. Returns how many there were."""
+        ended = self._leases.end(owner, part)
         self._unlease(ended)
         return len(ended)
 
@@ -248,7 +286,7 @@ class PrefixCache:
         """Drop all that no running request uses, leased or not. Returns the number of pages freed."""
         before = len(self._pool)
         while self._usage.queue:
-            self._drop(self._usage.queue.pop())
+            self._drop(self._usage.queue.pop(), FLUSH)
         return len(self._pool) - before
 
     def counts(self) -> PageCounts:
@@ -336,21 +374,25 @@ class PrefixCache:
         for node in ended:
             self._usage.unlease(node)
 
-    def _evict(self, count: int) -> None:
+    def _evict(self, count: int, taker: str) -> None:
         """Free `count` pages of what nobody uses; there are so many."""
         self._evicted += count
         while count > 0:
             leaf = self._usage.queue.pop()
             if leaf.owned > count:
                 self._usage.drop(leaf, count)
+                kept = (leaf.start // self.page_size + len(leaf.pages) - count) * self.page_size
+                digest = self._record.note(leaf, kept, taker)
                 self._pool.free(self._tree.trim(leaf, count))
+                leaf.digest = digest
                 self._usage.offer(leaf)
                 return
             count -= leaf.owned
-            self._drop(leaf)
+            self._drop(leaf, taker)
 
-    def _drop(self, leaf: Node) -> None:
+    def _drop(self, leaf: Node, taker: str) -> None:
         """Take a leaf that nobody uses, and that is not queued any more, out of the tree."""
+        self._record.note(leaf, leaf.start, taker)
         ended = self._leases.retreat(leaf)
         self._usage.drop(leaf, leaf.owned)
         self._pool.free(leaf.owned_pages)

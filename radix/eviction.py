@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
@@ -27,15 +28,16 @@ class LeastRecentlyUsed:
 
 
 class EvictionQueue:
-    """The leaves that may be evicted: those without a lease first, then by the policy's key.
+    """The leaves that may be evicted: by their `need`, what is needed last first, then by the policy's key.
 
     A binary heap whose stale entries are skipped when they surface, so that every operation costs
     O(log n). An entry is live while its ticket is the node's.
     """
 
-    def __init__(self, policy: EvictionPolicy) -> None:
+    def __init__(self, policy: EvictionPolicy, need: Callable[[Node], int]) -> None:
         self._policy = policy
-        self._heap: list[tuple[bool, float, int, Node]] = []  # (leased, key, ticket, node)
+        self._need = need
+        self._heap: list[tuple[int, float, int, Node]] = []  # (need, key, ticket, node)
         self._tickets = itertools.count(1)
         self._live = 0
 
@@ -47,7 +49,7 @@ class EvictionQueue:
         if not node.ticket:
             self._live += 1
         node.ticket = next(self._tickets)
-        heappush(self._heap, (node.leases > 0, self._policy.key(node), node.ticket, node))
+        heappush(self._heap, (self._need(node), self._policy.key(node), node.ticket, node))
         if len(self._heap) > 2 * self._live + 64:
             self._heap = [entry for entry in self._heap if entry[3].ticket == entry[2]]
             heapify(self._heap)
@@ -67,9 +69,7 @@ class EvictionQueue:
                 return node
 
     def misfiled(self) -> list[Node]:
-        """Queued leaves whose entry does not say whether they are leased now."""
+        """Queued leaves whose entry does not say when they are needed now."""
         return [
-            node
-            for leased, _, ticket, node in self._heap
-            if node.ticket == ticket and leased != (node.leases > 0)
+            node for need, _, ticket, node in self._heap if node.ticket == ticket and need != self._need(node)
         ]

@@ -22,6 +22,7 @@ class Node:
     __slots__ = (
         "borrows_head",
         "children",
+        "digest",
         "last_used",
         "leases",
         "locks",
@@ -52,6 +53,8 @@ class Node:
         """Number of the release that last had this node on its path."""
         self.ticket = 0
         """Of the live entry in the eviction queue; 0 when not queued."""
+        self.digest: int | None = None
+        """Of the tokens up to `end`, once an eviction has asked for it (`ramify.radix.evicted`)."""
 
     @property
     def end(self) -> int:

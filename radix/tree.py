@@ -108,6 +108,7 @@ class RadixTree:
         end = (leaf.start // self.page_size + len(kept)) * self.page_size
         leaf.tokens = leaf.tokens[: (end - leaf.start) * TOKEN_BYTES]
         leaf.pages = kept
+        leaf.digest = None
         self.version += 1
         return cut
 

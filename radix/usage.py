@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ramify.radix.eviction import EvictionPolicy, EvictionQueue
 from ramify.radix.node import Node
 
@@ -14,8 +16,8 @@ class Usage:
     O(nodes on the path).
     """
 
-    def __init__(self, policy: EvictionPolicy) -> None:
-        self.queue = EvictionQueue(policy)
+    def __init__(self, policy: EvictionPolicy, need: Callable[[Node], int]) -> None:
+        self.queue = EvictionQueue(policy, need)
         self.locked_pages = 0
         self.leased_pages = 0
         self.evictable_pages = 0
@@ -79,8 +81,8 @@ class Usage:
                 self._count(step, -1)
                 step.leases += change
                 self._count(step, 1)
-                self.offer(step)
             step = step.parent
+        self.offer(node)
 
     def _count(self, node: Node, sign: int) -> None:
         """Add (1) or take away (-1) the pages of `node` in the state that it has without locks."""

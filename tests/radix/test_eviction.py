@@ -5,31 +5,43 @@ from __future__ import annotations
 import pytest
 
 from ramify.radix.eviction import EvictionQueue, LeastRecentlyUsed
+from ramify.radix.lease import NextUse
 from ramify.radix.node import Node, Root
 
 
-def leaf(last_used: int, leases: int = 0) -> Node:
+def leaf(last_used: int) -> Node:
     node = Node(Root(""), b"aaaa", 0, (0,), False)
-    node.last_used, node.leases = last_used, leases
+    node.last_used = last_used
     return node
+
+
+class Needs(dict[Node, NextUse]):
+    """When nodes are needed: never, unless it is written here."""
+
+    def __call__(self, node: Node) -> NextUse:
+        return self.get(node, NextUse.NEVER)
 
 
 def drain(queue: EvictionQueue) -> list[Node]:
     return [queue.pop() for _ in range(len(queue))]
 
 
-def test_unleased_first_then_least_recently_used_then_by_arrival() -> None:
-    queue = EvictionQueue(LeastRecentlyUsed())
-    old_lease, tie_a, tie_b, oldest = leaf(1, leases=1), leaf(5), leaf(5), leaf(2)
-    for node in (old_lease, tie_a, tie_b, oldest):
+def test_what_is_needed_last_goes_first_then_least_recently_used_then_by_arrival() -> None:
+    needs = Needs()
+    queue = EvictionQueue(LeastRecentlyUsed(), needs)
+    wanted = {use: leaf(number) for number, use in enumerate(NextUse) if use is not NextUse.NEVER}
+    needs.update({node: use for use, node in wanted.items()})
+    tie_a, tie_b, oldest = leaf(5), leaf(5), leaf(2)
+    for node in (*reversed(wanted.values()), tie_a, tie_b, oldest):
         queue.push(node)
-    assert drain(queue) == [oldest, tie_a, tie_b, old_lease]
+    order = [wanted[use] for use in (NextUse.UNKNOWN, NextUse.TOOL, NextUse.JOIN, NextUse.SOON)]
+    assert drain(queue) == [oldest, tie_a, tie_b, *order]
     with pytest.raises(IndexError):
         queue.pop()
 
 
 def test_a_discarded_leaf_does_not_come_out() -> None:
-    queue = EvictionQueue(LeastRecentlyUsed())
+    queue = EvictionQueue(LeastRecentlyUsed(), Needs())
     first, second = leaf(1), leaf(2)
     queue.push(first)
     queue.push(second)
@@ -40,11 +52,12 @@ def test_a_discarded_leaf_does_not_come_out() -> None:
 
 
 def test_a_leaf_pushed_again_has_one_place_the_new_one() -> None:
-    queue = EvictionQueue(LeastRecentlyUsed())
+    needs = Needs()
+    queue = EvictionQueue(LeastRecentlyUsed(), needs)
     moved, other = leaf(1), leaf(5)
     queue.push(moved)
     queue.push(other)
-    moved.leases = 1
+    needs[moved] = NextUse.UNKNOWN
     assert queue.misfiled() == [moved]
     queue.push(moved)
     assert queue.misfiled() == []
@@ -52,7 +65,7 @@ def test_a_leaf_pushed_again_has_one_place_the_new_one() -> None:
 
 
 def test_stale_entries_do_not_pile_up() -> None:
-    queue = EvictionQueue(LeastRecentlyUsed())
+    queue = EvictionQueue(LeastRecentlyUsed(), Needs())
     nodes = [leaf(number) for number in range(10)]
     for _ in range(500):
         for node in nodes:

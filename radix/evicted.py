@@ -1,0 +1,104 @@
+"""What was evicted of late, and for whom: says of a prompt that was not found who took its pages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
+
+from ramify.radix.key import TOKEN_BYTES, first_token, shared_bytes
+from ramify.radix.node import Node, Root
+
+MAX_TOKENS = 1 << 20
+"""Evicted tokens that are remembered, the latest ones, at four bytes each."""
+
+_MASK = (1 << 64) - 1
+
+
+class Lost(NamedTuple):
+    """Of a prompt: how many tokens behind those found had been evicted, and who took most of them."""
+
+    tokens: int
+    taker: str
+
+
+class EvictionRecord:
+    """Evicted edges, filed under a digest of the tokens before them.
+
+    The digest of a prefix is the sum of its tokens, each times a random factor of its position, modulo
+    2^64 (Carter & Wegman 1979), so that a node's digest follows from its parent's, and nodes may be cut
+    and joined. Filing an edge costs O(its tokens), once the digests of its ancestors are known.
+    """
+
+    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
+        self._max_tokens = max_tokens
+        self._edges: dict[tuple[int, int, int], tuple[bytes, str]] = {}
+        """(digest of the tokens before, their number, first token) → (tokens, taker), oldest first."""
+        self._tokens = 0
+        self._factors = _random(1 << 10)
+
+    def note(self, leaf: Node, start: int, taker: str) -> int:
+        """Tokens ``[start, leaf.end)`` of `leaf` are about to be evicted. Returns the digest at `start`."""
+        cut = leaf.tokens[(start - leaf.start) * TOKEN_BYTES :]
+        if start == leaf.start:
+            assert leaf.parent is not None
+            digest = self._digest(leaf.parent)
+        else:
+            digest = (self._digest(leaf) - self._weigh(cut, start)) & _MASK
+        place = (digest, start, first_token(cut))
+        old = self._edges.pop(place, None)
+        self._tokens += (len(cut) - (len(old[0]) if old is not None else 0)) // TOKEN_BYTES
+        self._edges[place] = (cut, taker)
+        while self._tokens > self._max_tokens:
+            oldest, _ = self._edges.pop(next(iter(self._edges)))
+            self._tokens -= len(oldest) // TOKEN_BYTES
+        return digest
+
+    def lost(self, key: bytes, scope: str, found: int) -> Lost:
+        """How far evicted edges go on from the first `found` tokens of `key`. Costs O(tokens of `key`)."""
+        takers: Counter[str] = Counter()
+        if not self._edges:
+            return Lost(0, "")
+        place, end = found, len(key) // TOKEN_BYTES
+        digest = (hash(scope) + self._weigh(key[: found * TOKEN_BYTES], 0)) & _MASK
+        while place < end:
+            at = place * TOKEN_BYTES
+            edge, taker = self._edges.get((digest, place, first_token(key[at : at + TOKEN_BYTES])), (b"", ""))
+            if not edge:
+                break
+            shared = shared_bytes(edge, key, at)
+            takers[taker] += shared // TOKEN_BYTES
+            if shared < len(edge):
+                break
+            digest = (digest + self._weigh(edge, place)) & _MASK
+            place += shared // TOKEN_BYTES
+        return Lost(takers.total(), takers.most_common(1)[0][0]) if takers else Lost(0, "")
+
+    def _digest(self, node: Node) -> int:
+        """Of the tokens ``[0, node.end)``."""
+        path = []
+        step = node
+        while step.digest is None:
+            if step.parent is None:
+                assert isinstance(step, Root)
+                step.digest = hash(step.scope) & _MASK
+            else:
+                path.append(step)
+                step = step.parent
+        digest = step.digest
+        for step in reversed(path):
+            digest = step.digest = (digest + self._weigh(step.tokens, step.start)) & _MASK
+        return digest
+
+    def _weigh(self, tokens: bytes, start: int) -> int:
+        ids = np.frombuffer(tokens, np.int32)
+        end = start + len(ids)
+        if end > len(self._factors):
+            self._factors = _random(1 << end.bit_length())
+        return int(np.dot(ids, self._factors[start:end]))
+
+
+def _random(count: int) -> np.ndarray:
+    """The same ones every time, however many are asked for."""
+    return np.random.default_rng(0).integers(-(1 << 63), 1 << 63, count, dtype=np.int64)
