@@ -40,6 +40,7 @@ from ramify.radix.key import TOKEN_BYTES, Tokens, encode
 from ramify.radix.lease import LeaseBook, NextUse
 from ramify.radix.node import Node
 from ramify.radix.pages import PagePool
+from ramify.radix.snapshot import NodeView, snapshot
 from ramify.radix.stats import PageCounts
 from ramify.radix.tree import RadixTree
 from ramify.radix.usage import Usage
@@ -300,6 +301,11 @@ class PrefixCache:
             total=self._pool.num_pages,
             evicted=self._evicted,
         )
+
+    def snapshot(self, most: int) -> list[NodeView]:
+        """At most `most` nodes of the tree as they are now, parents before their children."""
+        self._expire_leases()
+        return snapshot(self._tree, self._leases.owners, most)
 
     def check(self) -> None:
         """Recount everything from scratch, in O(tree). Raises `ConservationError` saying what is wrong."""

@@ -25,11 +25,13 @@ from ramify.messages import (
     Failed,
     Finish,
     FlushCache,
+    GetSnapshot,
     GetStats,
     GrammarFailed,
     GrammarReady,
     Reply,
     SchedulerStats,
+    Snapshot,
     StepOutput,
     Submit,
 )
@@ -47,6 +49,7 @@ from ramify.runtime.scheduler.pages import RequestPages
 from ramify.runtime.scheduler.policy import POLICIES
 from ramify.runtime.scheduler.request import Request
 from ramify.runtime.scheduler.sampling import RequestSampler
+from ramify.runtime.scheduler.snapshot import shares, tree_nodes
 from ramify.runtime.worker.batch import Extension, pack
 from ramify.runtime.worker.runner import Runner
 from ramify.runtime.worker_process import log
@@ -122,6 +125,7 @@ class Scheduler:
             EndProgram: self._end_program,
             FlushCache: self._flush,
             GetStats: lambda message: self._reply(Reply(rid=message.rid, stats=self.stats())),
+            GetSnapshot: self._snapshot,
             GrammarReady: lambda message: self._settle(self._grammars.deliver(message)),
             GrammarFailed: lambda message: self._settle(self._grammars.deliver(message)),
         }
@@ -434,6 +438,12 @@ class Scheduler:
         for queue in (self._running, self._waiting):
             if request in queue:
                 queue.remove(request)
+
+    def _snapshot(self, message: GetSnapshot) -> None:
+        queue, hidden = shares(self._running, self._waiting, self._compiling.values(), message.programs)
+        nodes = tree_nodes(self._cache.snapshot(message.nodes))
+        held = Snapshot(nodes=nodes, queue=queue, queue_hidden=hidden)
+        self._reply(Reply(rid=message.rid, stats=self.stats(), snapshot=held))
 
     def stats(self) -> SchedulerStats:
         ledger, pages = self.ledger, self._cache.counts()

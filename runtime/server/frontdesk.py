@@ -29,10 +29,12 @@ from ramify.messages import (
     Failed,
     FlushCache,
     Generate,
+    GetSnapshot,
     GetStats,
     ModelInfo,
     Reply,
     SchedulerStats,
+    Snapshot,
     StepText,
     TextChunk,
     ToFrontend,
@@ -79,7 +81,9 @@ class FrontDesk:
 
     async def start(self) -> None:
         """Resolve the model and start the ring; raises when either fails."""
-        self._files = await asyncio.to_thread(resolve, self._config.model)
+        self._files = await asyncio.to_thread(
+            resolve, self._config.model, weights=self._config.load_format != "dummy"
+        )
         await self._start_ring()
         self._heartbeat = asyncio.create_task(self._beat())
 
@@ -189,6 +193,13 @@ class FrontDesk:
         assert reply.stats is not None
         return reply.stats
 
+    async def snapshot(self, nodes: int, programs: int) -> tuple[SchedulerStats, Snapshot]:
+        """What the scheduler holds: at most so many nodes of its tree, and programs of its queue."""
+        reply = await self._ask(GetSnapshot(rid=self.new_rid(), nodes=nodes, programs=programs))
+        assert reply.stats is not None
+        assert reply.snapshot is not None
+        return reply.stats, reply.snapshot
+
     async def flush_cache(self) -> bool:
         """Drop all pages that no running request uses."""
         return bool((await self._ask(FlushCache(rid=self.new_rid()))).flushed)
@@ -230,7 +241,7 @@ class FrontDesk:
         if not self._outputs:
             self._empty.set()
 
-    async def _ask(self, message: GetStats | FlushCache) -> Reply:
+    async def _ask(self, message: GetStats | GetSnapshot | FlushCache) -> Reply:
         if self._closed is not None:
             raise self._closed
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()

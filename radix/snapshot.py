@@ -1,0 +1,72 @@
+"""A part of the tree for people to look at: what is in use first, then what was used last."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+from ramify.radix.node import Node
+from ramify.radix.tree import RadixTree
+
+OWNERS = 4
+"""Leases of one node that are named."""
+
+
+@dataclasses.dataclass(slots=True)
+class NodeView:
+    """A node as it is now. `parent` is its place in the list, -1 for a root."""
+
+    parent: int
+    start: int
+    tokens: int
+    pages: int
+    """Those that it accounts for."""
+    state: Literal["in_use", "leased", "evictable"]
+    holds: int
+    owners: tuple[str, ...]
+    """At most `OWNERS` of those whose leases end here."""
+    hidden: int = 0
+    """Children that are not in the list."""
+
+
+def snapshot(tree: RadixTree, owners: Callable[[Node], Iterable[str]], most: int) -> list[NodeView]:
+    """At most `most` nodes, parents before their children, in O(most * log most) whatever the tree's size.
+
+    Of a node with more children than that, the newest are looked at.
+    """
+    views: list[NodeView] = []
+    heap: list[tuple[bool, int, int, Node, int]] = []
+    numbers = itertools.count()
+    looks = 4 * most
+
+    def push(nodes: Iterable[Node], count: int, parent: int) -> None:
+        nonlocal looks
+        taken = min(count, looks, most)
+        for node in itertools.islice(nodes, taken):
+            heapq.heappush(heap, (not node.locks, -node.last_used, next(numbers), node, parent))
+        looks -= taken
+        if parent >= 0:
+            views[parent].hidden += count - taken
+
+    push(reversed(tree.roots.values()), len(tree.roots), -1)
+    while heap and len(views) < most:
+        _, _, _, node, parent = heapq.heappop(heap)
+        views.append(
+            NodeView(
+                parent,
+                node.start,
+                node.end - node.start,
+                node.owned,
+                "in_use" if node.locks else "leased" if node.leases else "evictable",
+                node.locks,
+                tuple(itertools.islice(owners(node), OWNERS)),
+            )
+        )
+        push(reversed(node.children.values()), len(node.children), len(views) - 1)
+    for _, _, _, _, parent in heap:
+        if parent >= 0:
+            views[parent].hidden += 1
+    return views
