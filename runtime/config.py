@@ -71,5 +71,7 @@ class ServerConfig(EngineConfig):
     port: int = 30000
     api_key: str | None = None
     served_model_name: str | None = None
+    live_texts: bool = True
+    """The page at / shows ends of prompts and beginnings of outputs; without, the server keeps neither."""
     drain_s: float = 30.0
     """How long SIGTERM waits for running requests."""

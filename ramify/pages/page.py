@@ -13,7 +13,7 @@ INCLUDE = re.compile(r"/\*include ([\w.]+)\*/")
 
 
 def fill(template: str, title: str, parts: Mapping[str, str] | None = None) -> str:
-    """`template` with its title, the files of this folder that it includes, and `parts` where it names them."""
+    """`template` with its title, the files of this folder that it includes, and `parts` in their places."""
 
     def include(found: re.Match[str]) -> str:
         return files(__package__).joinpath(found[1]).read_text(encoding="utf-8")

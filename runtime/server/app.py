@@ -1,11 +1,11 @@
-"""The HTTP application: the OpenAI surface, SGLang's native surface, health and metrics."""
+"""The HTTP application: the OpenAI surface, SGLang's native surface, health and metrics, the live page."""
 
 from __future__ import annotations
 
 from fastapi import FastAPI
 
 from ramify.runtime.config import ServerConfig
-from ramify.runtime.server import health, native, openai
+from ramify.runtime.server import health, live, native, openai
 from ramify.runtime.server.errors import add_error_handlers
 from ramify.runtime.server.middleware import AnswerBugs, CountResponses, RequireApiKey
 from ramify.runtime.server.service import Desk, Service
@@ -17,7 +17,8 @@ def create_app(desk: Desk, config: ServerConfig) -> FastAPI:
     app = FastAPI(title="Ramify", openapi_url=None, docs_url=None, redoc_url=None)
     service = Service(desk, config)
     app.state.service = service
-    for module in (openai, native, health):
+    app.state.watch = live.Watch(desk)
+    for module in (openai, native, health, live):
         app.include_router(module.router)
     add_error_handlers(app)
     app.add_middleware(AnswerBugs)

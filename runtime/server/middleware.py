@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hmac
 import logging
 
@@ -15,23 +16,41 @@ from ramify.runtime.server.metrics import Metrics
 logger = logging.getLogger("ramify.server")
 
 _OPEN_PATHS = frozenset({"/health"})
+_BROWSER_PATHS = frozenset({"/", "/live"})
+"""Where a browser may send the key as the password that it has asked for. Nothing there changes anything."""
 
 
 class RequireApiKey:
-    """401 without ``Authorization: Bearer <key>`` (RFC 6750); /health is open to probes."""
+    """401 without ``Authorization: Bearer <key>`` (RFC 6750); /health is open to probes.
+
+    The live page takes the key as the password of any user as well (RFC 7617), which browsers ask for.
+    """
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self.app = app
+        self._key = api_key.encode()
         self._expected = f"Bearer {api_key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
             given = Headers(scope=scope).get("authorization", "").encode("latin-1")
-            if not hmac.compare_digest(given, self._expected):
+            browser = scope["path"] in _BROWSER_PATHS
+            if not (hmac.compare_digest(given, self._expected) or (browser and self._is_password(given))):
                 error = Unauthorized("The API key is missing or wrong.", remedy="Send it as a bearer token.")
-                await error_response(error)(scope, receive, send)
+                response = error_response(error)
+                if browser:
+                    response.headers["www-authenticate"] = 'Basic realm="Ramify API key", charset="UTF-8"'
+                await response(scope, receive, send)
                 return
         await self.app(scope, receive, send)
+
+    def _is_password(self, given: bytes) -> bool:
+        scheme, _, encoded = given.partition(b" ")
+        try:
+            decoded = base64.b64decode(encoded, validate=True)
+        except ValueError:
+            return False
+        return scheme.lower() == b"basic" and hmac.compare_digest(decoded.partition(b":")[2], self._key)
 
 
 class CountResponses:

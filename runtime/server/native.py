@@ -8,9 +8,9 @@ Field names, defaults and the shape of answers are SGLang's (its HTTP server, 0.
   request can ask for nothing else.
 - Of our own: ``prompt_segments`` (text and token ids mixed), ``constraint`` {kind, source,
   whitespace, any_order, strict}, ``preambles`` [{end, start, max_tokens, optional}], ``program``
-  {program, name, lease_s, next_use, branch, fork, ended, calls_left}, ``cache_scope``; in sampling_params
-  token_healing; in ``meta_info`` kept_ids, tail, forced_tokens, distinct_tokens, evicted_tokens,
-  evicted_by, violations and times; the routes /end_program and, under the key ``ramify`` of
+  {program, name, lease_s, path, next_use, branch, fork, ended, calls_left}, ``cache_scope``; in
+  sampling_params token_healing; in ``meta_info`` kept_ids, tail, forced_tokens, distinct_tokens,
+  evicted_tokens, evicted_by, violations and times; the routes /end_program and, under the key ``ramify`` of
   /model_info, the `ModelInfo`.
 """
 
@@ -176,7 +176,7 @@ async def end_program(request: Request) -> Response:
     fields.refuse_rest()
     if not program:
         raise InvalidRequest("program is missing.", field="program")
-    await Service.of(request).desk.end_program(program)
+    await Service.of(request).end_program(program)
     return json_response({"ended": program})
 
 
@@ -310,6 +310,7 @@ def _take_hint(fields: Fields) -> ProgramHint | None:
     program: str = own.take("program", str, "")
     name: str = own.take("name", str, "")
     lease_s: float = own.take("lease_s", float, 0.0)
+    path: tuple[str, ...] = own.take("path", tuple[str, ...], ())
     next_use: NextUse = own.take("next_use", NextUse, "unknown")
     branch: str = own.take("branch", str, "")
     fork: str = own.take("fork", str, "")
@@ -327,6 +328,7 @@ def _take_hint(fields: Fields) -> ProgramHint | None:
         program=program,
         name=name,
         lease_s=lease_s,
+        path=path,
         next_use=next_use,
         branch=branch,
         fork=fork,

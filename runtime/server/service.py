@@ -11,9 +11,10 @@ from typing import Protocol, cast
 from starlette.requests import Request
 
 from ramify.errors import EngineClosed, InvalidRequest
-from ramify.messages import Generate, ModelInfo, SchedulerStats, TextChunk, Usage
+from ramify.messages import Generate, ModelInfo, SchedulerStats, Snapshot, TextChunk, Usage
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.server.metrics import Metrics
+from ramify.runtime.server.recent import Recent
 
 logger = logging.getLogger("ramify.server")
 
@@ -33,6 +34,7 @@ class Desk(Protocol):
     def heartbeat_age_s(self) -> float: ...
     def generate(self, request: Generate) -> AsyncIterator[TextChunk]: ...
     async def stats(self) -> SchedulerStats: ...
+    async def snapshot(self, nodes: int, programs: int) -> tuple[SchedulerStats, Snapshot]: ...
     async def flush_cache(self) -> bool: ...
     def abort(self, rid_prefix: str) -> int: ...
     def abort_all(self) -> int: ...
@@ -49,6 +51,7 @@ class Service:
         self.desk = desk
         self.config = config
         self.metrics = Metrics()
+        self.recent = Recent(texts=config.live_texts)
         self.model_name = config.served_model_name or desk.info.name
         self.started_at = int(time.time())
         self.draining = False
@@ -70,6 +73,11 @@ class Service:
                 remedy="Split it over several requests.",
             )
 
+    async def end_program(self, program: str) -> None:
+        """Nothing more of it will come."""
+        self.recent.end_program(program)
+        await self.desk.end_program(program)
+
     async def generate(
         self, request: Generate, endpoint: str, user: str | None = None
     ) -> AsyncGenerator[TextChunk, None]:
@@ -83,9 +91,11 @@ class Service:
         inter_token = self.metrics.inter_token_s.labels(endpoint)
         # Closing `generate` aborts the request; the desk promises an async generator.
         chunks = cast("AsyncGenerator[TextChunk, None]", self.desk.generate(request))
+        recording = self.recent.begin(request, endpoint)
         try:
             async with aclosing(chunks):
                 async for chunk in chunks:
+                    recording.add(chunk)
                     usage = chunk.usage or usage
                     if chunk.ids:
                         now = time.perf_counter()
@@ -103,6 +113,7 @@ class Service:
             status, finish = getattr(error, "status", 500), "error"
             raise
         finally:
+            recording.end(finish)
             total_s = time.perf_counter() - started
             self.metrics.generations.labels(endpoint, str(status), finish).inc()
             self.metrics.total_s.labels(endpoint).observe(total_s)

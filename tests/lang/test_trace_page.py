@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-import shutil
-import subprocess
 from typing import Literal
 
 import pytest
@@ -13,11 +11,7 @@ import pytest
 import ramify as rm
 from ramify.lang.trace_page import page, page_data
 from ramify.pages.page import script
-
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-needs_browser = pytest.mark.skipif(
-    BROWSER is None, reason="needs chromium, chromium-browser or google-chrome"
-)
+from tests.browser import BROWSER, needs_browser, rendered, words
 
 
 @rm.function
@@ -47,23 +41,6 @@ def saved(state, tmp_path_factory):
     return path
 
 
-def rendered(path, *, fragment="", profile):
-    """The page's document after its script has run."""
-    command = [BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
-    done = subprocess.run(
-        [*command, "--virtual-time-budget=2000", "--dump-dom", f"{path.as_uri()}{fragment}"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    return done.stdout.split('<script type="application/json"')[0]
-
-
-def words(document):
-    return html.unescape(re.sub(r"<[^>]+>", "", document))
-
-
 def test_the_page_needs_nothing_else(saved):
     text = saved.read_text()
     assert not re.search(
@@ -88,7 +65,7 @@ def test_texts_that_calls_share_are_in_the_page_once(state):
 
 @needs_browser
 def test_the_tree_is_drawn(saved, state, tmp_path):
-    document = rendered(saved, profile=tmp_path)
+    document = rendered(saved.as_uri(), profile=tmp_path)
     calls = list(state.trace.walk())
     assert document.count('class="row') == len(calls)
     assert document.count('class="work"') == state.trace.requests
@@ -106,7 +83,7 @@ def test_the_tree_is_drawn(saved, state, tmp_path):
 def test_a_call_shows_its_prompt_its_output_and_why_it_was_computed(saved, state, tmp_path):
     calls = list(state.trace.walk())
     number = next(i for i, call in enumerate(calls) if call.name == "verdict" and "logic" in call.prompt)
-    document = rendered(saved, fragment=f"#call={number}", profile=tmp_path)
+    document = rendered(f"{saved.as_uri()}#call={number}", profile=tmp_path)
     assert "Parts from gen 'verdict': ' logic' where that one has ' clarity'." in words(document)
     cached = re.search(r'<span class="p cached"[^>]*>(.*?)</span>', document, re.DOTALL)
     computed = re.search(r'<span class="p computed"[^>]*>(.*?)</span>', document, re.DOTALL)
@@ -120,13 +97,13 @@ def test_a_call_shows_its_prompt_its_output_and_why_it_was_computed(saved, state
 
 @needs_browser
 def test_hovering_shows_a_token(saved, state, tmp_path):
-    tip = rendered(saved, fragment="#call=1&token=1&theme=dark", profile=tmp_path)
+    tip = rendered(f"{saved.as_uri()}#call=1&token=1&theme=dark", profile=tmp_path)
     assert 'data-theme="dark"' in tip
     said = words(tip.split('id="tip"')[1])
     assert "·is" in said
     assert "p 90.5%, log-probability -0.100" in said
     last = len(list(state.trace.walk())) - 1
-    forced = rendered(saved, fragment=f"#call={last}&token=2", profile=tmp_path)
+    forced = rendered(f"{saved.as_uri()}#call={last}&token=2", profile=tmp_path)
     assert "forced by the grammar" in words(forced.split('id="tip"')[1])
     assert forced.count('class="t forced') == 2
 
@@ -143,4 +120,4 @@ def test_a_run_that_failed_and_one_that_did_nothing(tmp_path):
         data = page_data(state.trace)
         assert len(data["root"]["children"]) == 2 * fail
     if BROWSER is not None:
-        assert 'class="row' in rendered(tmp_path / "page.html", profile=tmp_path / "profile")
+        assert 'class="row' in rendered((tmp_path / "page.html").as_uri(), profile=tmp_path / "profile")

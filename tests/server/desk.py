@@ -18,9 +18,12 @@ from ramify.messages import (
     Finish,
     Generate,
     ModelInfo,
+    QueueShare,
     SchedulerStats,
+    Snapshot,
     TextChunk,
     TokenLogprobs,
+    TreeNode,
     Usage,
 )
 from ramify.runtime.config import ServerConfig
@@ -62,6 +65,9 @@ class FakeDesk:
         self.requests: list[Generate] = []
         self.ended_programs: list[str] = []
         self.flushed = True
+        self.looks = 0
+        """How often it was asked what it holds."""
+        self.nodes: tuple[TreeNode, ...] = ()
         self.stats_error: RamifyError | None = None
         self.script: list[str] = []
         """What the next generations answer, instead of all else."""
@@ -177,6 +183,13 @@ class FakeDesk:
             raise self.stats_error
         values = {field.name: 0 for field in msgspec.structs.fields(SchedulerStats)}
         return SchedulerStats(**values | {"running": self.in_flight, "pages_total": 64, "pages_free": 64})
+
+    async def snapshot(self, nodes: int, programs: int) -> tuple[SchedulerStats, Snapshot]:
+        self.looks += 1
+        share = QueueShare(program="", running=self.in_flight, waiting=0, retracted=0, compiling=0)
+        root = TreeNode(parent=-1, start=0, tokens=0, pages=0, state="evictable")
+        held = Snapshot(nodes=(root, *self.nodes)[:nodes], queue=(share,)[:programs], queue_hidden=0)
+        return await self.stats(), held
 
     async def flush_cache(self) -> bool:
         self._seen.clear()

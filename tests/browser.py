@@ -1,0 +1,35 @@
+"""Pages in a headless browser, where there is one."""
+
+from __future__ import annotations
+
+import html
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_browser = pytest.mark.skipif(
+    BROWSER is None, reason="needs chromium, chromium-browser or google-chrome"
+)
+
+
+def rendered(address: str, *, profile: Path) -> str:
+    """The page's document after its scripts have run for some seconds of its own time, without its script."""
+    assert BROWSER is not None
+    command = [BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
+    done = subprocess.run(
+        [*command, "--virtual-time-budget=2000", "--dump-dom", address],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    return re.split(r"<script\b", done.stdout)[0]
+
+
+def words(document: str) -> str:
+    """What of a document is text."""
+    return html.unescape(re.sub(r"<[^>]+>", "", document))

@@ -1,0 +1,184 @@
+"""The live page and the data behind it."""
+
+from __future__ import annotations
+
+import base64
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from ramify.errors import EngineError, WorkerDied
+from ramify.messages import TreeNode
+from tests.browser import needs_browser, rendered, words
+from tests.server.desk import MODEL, FakeDesk, LiveServer
+
+NASTY = "<img src=x onerror=\"document.title='broken'\"></script> & so on"
+
+
+def ask(
+    http: httpx.Client, text: str, program: str = "p1", path: tuple[str, ...] = ("gen x",), **more: Any
+) -> None:
+    hint = {"program": program, "name": "judge", "path": path, **more}
+    body = {"text": text, "sampling_params": {"max_new_tokens": 5}, "program": hint}
+    assert http.post("/generate", json=body).status_code == 200
+
+
+def live(http: httpx.Client, program: str = "") -> Any:
+    response = http.get("/live", params={"program": program})
+    assert response.status_code == 200
+    return response.json()
+
+
+@pytest.fixture
+def fresh() -> Iterator[httpx.Client]:
+    """A client of a server of which nothing was asked yet."""
+    with LiveServer(FakeDesk()) as server, httpx.Client(base_url=server.url, timeout=10) as client:
+        yield client
+
+
+def test_programs_and_their_requests(fresh: httpx.Client) -> None:
+    ask(fresh, "An essay.", path=("gen first",))
+    ask(fresh, "An essay. Its logic?", path=("fork 1", "gen verdict"), branch="0/1")
+    ask(fresh, "Another.", program="p2")
+    fresh.post("/v1/completions", json={"model": MODEL, "prompt": "hello", "max_tokens": 3})
+    fresh.post("/end_program", json={"program": "p1"})
+    found = live(fresh, "p1")
+    assert [(one["id"], one["name"], one["requests"], one["ended"]) for one in found["programs"]] == [
+        ("/v1/completions", "/v1/completions", 1, False),
+        ("p2", "judge", 1, False),
+        ("p1", "judge", 2, True),
+    ]
+    chosen = found["chosen"]
+    assert (chosen["prompt_tokens"], chosen["cached_tokens"], chosen["completion_tokens"]) == (9 + 20, 9, 10)
+    first, second = chosen["calls"]
+    assert (first["path"], second["path"], second["branch"]) == (
+        ["gen first"],
+        ["fork 1", "gen verdict"],
+        "0/1",
+    )
+    assert (second["prompt_tokens"], second["cached"], second["out"], second["outcome"]) == (
+        20,
+        9,
+        5,
+        "length",
+    )
+    assert (second["prompt"], second["text"]) == ("An essay. Its logic?", "S LOG")
+    assert 0 <= first["start"] <= first["first"] <= first["end"] <= second["start"] <= chosen["now"]
+    assert live(fresh, "nobody")["chosen"] is None
+
+
+def test_a_request_that_runs_and_one_that_failed(server: LiveServer, desk: FakeDesk) -> None:
+    with LiveServer(FakeDesk()) as other, httpx.Client(base_url=other.url, timeout=10) as client:
+        other.desk.hold_after = 2
+        asking = threading.Thread(target=ask, args=(client, "Wait for it."))
+        asking.start()
+        assert other.desk.held.wait(10)
+        program = live(client, "p1")["chosen"]
+        assert (program["running"], program["idle_s"]) == (1, 0)
+        (call,) = program["calls"]
+        assert (call["end"], call["outcome"], call["out"], call["text"]) == (
+            None,
+            "",
+            2,
+            " F",
+        )
+        other.call(other.desk.release.set)
+        asking.join(10)
+        other.desk.fail_first = WorkerDied("The scheduler died.")
+        assert client.post("/generate", json={"text": "x", "program": {"program": "p1"}}).status_code == 503
+        program = live(client, "p1")["chosen"]
+        assert (program["running"], program["failed"], program["calls"][1]["outcome"]) == (0, 1, "error")
+
+
+def test_texts_can_be_kept_out() -> None:
+    with LiveServer(FakeDesk(), live_texts=False) as server, httpx.Client(base_url=server.url) as client:
+        ask(client, "A secret.")
+        answer = client.get("/live", params={"program": "p1"})
+        assert "secret" not in answer.text.lower()
+        assert answer.json()["chosen"]["calls"][0]["out"] == 5
+
+
+def test_the_scheduler_is_asked_only_when_somebody_looks_and_not_by_everybody(fresh: httpx.Client) -> None:
+    desk = FakeDesk()
+    with LiveServer(desk) as server, httpx.Client(base_url=server.url) as client:
+        ask(client, "An essay.")
+        assert client.get("/").status_code == 200
+        assert desk.looks == 0
+        for _ in range(20):
+            live(client)
+        assert 1 <= desk.looks < 20
+
+
+def test_a_scheduler_that_is_silent(fresh: httpx.Client) -> None:
+    desk = FakeDesk()
+    desk.stats_error = EngineError("It restarts.")
+    with LiveServer(desk) as server, httpx.Client(base_url=server.url) as client:
+        ask(client, "An essay.")
+        found = live(client)
+        assert (found["stats"], found["age_s"], found["tree"]) == (None, None, [])
+        assert found["programs"][0]["id"] == "p1"
+
+
+def test_the_page_needs_nothing_but_the_server(http: httpx.Client) -> None:
+    response = http.get("/")
+    assert response.headers["content-type"].startswith("text/html")
+    assert f"<title>{MODEL} · Ramify live</title>" in response.text
+    text = response.text.replace("</", "")
+    assert not re.search(r"""https?://|//\w|src=|href=|url\(|@import|XMLHttp|/\*include|<!--""", text)
+    assert re.findall(r"fetch\(", text) == ["fetch("]
+    assert "default-src 'none'; connect-src 'self'" in text
+
+
+def test_the_key_opens_the_page_and_its_data() -> None:
+    def basic(given: str) -> dict[str, str]:
+        return {"authorization": "Basic " + base64.b64encode(given.encode()).decode()}
+
+    with LiveServer(FakeDesk(), api_key="ses:ame") as server, httpx.Client(base_url=server.url) as client:
+        for path in ("/", "/live"):
+            refused = client.get(path)
+            assert refused.status_code == 401
+            assert refused.headers["www-authenticate"].startswith("Basic ")
+            for wrong in (basic("me:wrong"), basic("ses:ame"), {"authorization": "Basic ses:ame"}):
+                assert client.get(path, headers=wrong).status_code == 401
+            for right in (basic("me:ses:ame"), basic(":ses:ame"), {"authorization": "Bearer ses:ame"}):
+                assert client.get(path, headers=right).status_code == 200
+        # Elsewhere a password that a browser sends by itself opens nothing.
+        assert client.get("/metrics", headers=basic("me:ses:ame")).status_code == 401
+
+
+TREE = (
+    TreeNode(parent=0, start=0, tokens=120, pages=8, state="in_use", holds=2),
+    TreeNode(parent=1, start=120, tokens=40, pages=3, state="leased", owners=("p1",), hidden=3),
+    TreeNode(parent=1, start=120, tokens=30, pages=2, state="evictable"),
+)
+
+
+@needs_browser
+def test_what_the_page_draws(tmp_path: Any) -> None:
+    desk = FakeDesk()
+    desk.nodes = TREE
+    with LiveServer(desk, api_key="sesame") as server:
+        headers = {"authorization": "Bearer sesame"}
+        with httpx.Client(base_url=server.url, timeout=10, headers=headers) as client:
+            ask(client, NASTY, path=("gen first",))
+            for number in range(2):
+                path = (f"fork {number}", "gen verdict")
+                ask(client, f"{NASTY} {number}", path=path, branch=f"0/{number}", name="judge " + NASTY)
+            client.post("/v1/completions", json={"model": MODEL, "prompt": "hello", "max_tokens": 3})
+        page = rendered(f"http://me:sesame@127.0.0.1:{server.port}/#program=p1&theme=dark", profile=tmp_path)
+    said = words(page)
+    assert "broken" not in page.split("<body>")[0]
+    assert 'data-theme="dark"' in page
+    assert page.count('class="program') == 2
+    assert page.count('class="row') == 1 + 1 + 2 * 2
+    assert page.count('class="work"') == 3
+    for state in ("in_use", "leased", "evictable"):
+        assert page.count(f'class="node {state}"') == 1
+    assert "3 nodes, 190 tokens shown; there are more" in said
+    assert "+ 3 more" in said
+    assert "64 of 0 tokens each" in said
+    assert "3 calls" in said
