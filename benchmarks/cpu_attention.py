@@ -8,11 +8,14 @@ torch twin, and of torch's scaled_dot_product_attention on keys and values gathe
 length, so that no padding or gathering is counted), over the kernel's. Pages lie in random order; where
 keys and values exceed `--cold-mb` the layers rotate, as in a model, so that no layer finds its own in
 the cache. Times are the best of several calls.
+
+At the end decodes of branches that share a prefix: flat attention's time over the cascade's, the two in turn.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -20,9 +23,11 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.nn.functional as F
 
+from ramify.kernels.cpu.attention import last_plan, paged_attention
 from ramify.kernels.registry import ops
 
 DECODES = [(batch, context) for batch in (1, 8, 32) for context in (256, 1024, 4096)]
+BRANCHES, SHARED, SUFFIXES = (8, 32, 64), (512, 1536, 4096, 8192), (16, 64, 256)
 PREFILLS = [(512, 0), (512, 1500), (64, 1500), (2048, 0)]
 
 
@@ -34,6 +39,17 @@ def best(call: Callable[[], object], seconds: float = 0.4) -> float:
         began = time.perf_counter()
         call()
         fastest = min(fastest, time.perf_counter() - began)
+    return fastest
+
+
+def in_turn(calls: list[Callable[[], object]], seconds: float = 0.5) -> list[float]:
+    """Seconds of each one's fastest call."""
+    fastest, ends = [math.inf] * len(calls), time.perf_counter() + seconds
+    while time.perf_counter() < ends:
+        for place, call in enumerate(calls):
+            began = time.perf_counter()
+            call()
+            fastest[place] = min(fastest[place], time.perf_counter() - began)
     return fastest
 
 
@@ -99,6 +115,11 @@ class Case:
 
         return call
 
+    def share(self, tokens: int) -> None:
+        """Let all sequences begin with the first one's pages."""
+        pages = tokens // self.k.shape[3]
+        self.page_table[:, :pages] = self.page_table[0, :pages].clone()
+
     def _layers(self) -> Iterator[int]:
         while True:
             yield from range(len(self.k))
@@ -135,6 +156,26 @@ def main() -> None:
         report(
             f"prefill {new} after {prefix}", seconds, f"{rate / 1e9:.0f} GFLOP/s", rate / flops, case, twin
         )
+    cascades(args)
+
+
+def cascades(args: argparse.Namespace) -> None:
+    print("\ndecodes of branches over a shared prefix: flat us, cascade us (times faster), rows of a tile")
+    for branches in BRANCHES:
+        for shared in SHARED:
+            columns = []
+            for suffix in SUFFIXES:
+                lengths = (branches, 1, shared + suffix)
+                case = Case(lengths, tuple(args.heads), args.head_dim, args)
+                case.share(shared)
+                flat, cascade = in_turn(
+                    [case.paged(functools.partial(paged_attention, cascade=on)) for on in (False, True)]
+                )
+                rows = last_plan()["cascade_rows"]
+                columns.append(
+                    f"+ {suffix}: {flat * 1e6:.0f}, {cascade * 1e6:.0f} ({flat / cascade:.2f}x) {rows}"
+                )
+            print(f"{branches} x {shared} " + " | ".join(columns), flush=True)
 
 
 def report(

@@ -4,7 +4,8 @@ compiler        signatures, the cache on disk, what a machine must have
 simd            vectors of float32 inside numba
 tiles           the register-blocked product and the transposing copy
 team            torch's thread pool
-attention       the plan of a call, shared out to threads
+attention       paged attention, shared out to threads
+attention_plan  which queries share a tile, and what it reads
 attention_tile  one share
 kv_store        writing rows of pages and copying pages
 rope            rotary positions, fused with the write

@@ -4,12 +4,13 @@ The new tokens of a sequence and the query heads of one KV head make up rows. A 
 and one KV head. It walks over blocks of BLOCK positions: the block's keys are copied once, widened and
 transposed, its values widened; all rows of the tile use them from the cache. Per block and row there is a
 softmax of its own (maximum, sum, weighted values), and blocks are merged in ascending order by the online
-softmax (arXiv 1805.02867, 2205.14135). Where items are fewer than threads can share evenly, they are split
-into runs of blocks (arXiv 2311.01282), whose results are merged in the same order afterwards.
+softmax (arXiv 1805.02867, 2205.14135). Sequences that begin with the same pages may share a tile, which then
+reads those pages once (`attention_plan.py`). Where items are fewer than threads can share evenly, they are
+split into runs of blocks (arXiv 2311.01282), whose results are merged in the same order afterwards.
 
 So every number of the output comes from the same operations in the same order however a row is batched,
-tiled, chunked or split: it is the same bit for bit alone or in a batch, prefilled whole, in chunks or
-decoded, and with any number of threads.
+tiled, chunked or split: it is the same bit for bit alone or in a batch, with a cascade or without, prefilled
+whole, in chunks or decoded, and with any number of threads.
 """
 
 from __future__ import annotations
@@ -22,10 +23,25 @@ import torch
 from numba import types
 
 from ramify.kernels.checks import check_attention, wrong_lengths
+from ramify.kernels.cpu.attention_plan import (
+    ITEM_ROWS,
+    ITEMS_A_THREAD,
+    QUERY_BYTES,
+    SEGMENT_BYTES,
+    choose_rows,
+    fill_segment,
+    fill_tree,
+    list_queries,
+    new_tokens,
+    sort_sequences,
+    tile_end,
+    visible_blocks,
+)
 from ramify.kernels.cpu.attention_tile import (
     BLOCK,
     FRAME,
     ITEM,
+    SEGMENT,
     attend,
     clear,
     finish,
@@ -36,16 +52,12 @@ from ramify.kernels.cpu.attention_tile import (
 )
 from ramify.kernels.cpu.compiler import callback, carray, compiled, part, sources
 from ramify.kernels.cpu.fork import call_at, fork_at
-from ramify.kernels.cpu.simd import LANES, as_pointer, i32_at, next_ticket, set_i64
+from ramify.kernels.cpu.simd import LANES, as_pointer, i32_at, i64_at, next_ticket, set_i64
 from ramify.kernels.cpu.team import fork_address
 from ramify.kernels.cpu.tiles import PANEL, TILE_ROWS
 
-ITEM_ROWS = 96
-"""Rows of a work item (more where one query has more heads): copying a block costs 4% of using it."""
 SERIAL_WORK = 20_000
 """Below so many vector operations (a few us) one thread is done before a second would help."""
-ITEMS_A_THREAD = 4
-"""Fewer items than this for each thread are split, so that no thread waits long for the last one."""
 
 _LOG2_E = 1.4426950408889634
 
@@ -70,15 +82,6 @@ _COUNTER_BYTES = 128
 
 
 @part
-def _blocks(frame, position, queries):  # type: ignore[no-untyped-def]
-    """The blocks [begin, end) that `queries` queries from `position` on can see."""
-    begin = 0
-    if frame.window > 0:
-        begin = max(0, position - frame.window + 1) // BLOCK
-    return begin, (position + queries + BLOCK - 1) // BLOCK
-
-
-@part
 def _merge_split_items(frame, items, count):  # type: ignore[no-untyped-def]
     """Merge the blocks of each split tile in ascending order and write its output."""
     total = frame.scratch
@@ -90,22 +93,78 @@ def _merge_split_items(frame, items, count):  # type: ignore[no-untyped-def]
         block = item.partial
         same = True
         while same:
-            for _ in range(items[index].begin, items[index].end):
-                merge(frame, block, total, rows)
+            segment = carray(as_pointer(items[index].segments), 1, SEGMENT)[0]
+            for _ in range(segment.begin, segment.end):
+                merge(frame, block, rows, total, rows, 0)
                 block += partial_bytes(frame, rows)
             index += 1
-            same = index < count and items[index].begin > 0 and items[index].partial == block
-            same = same and items[index].query == item.query and items[index].kv_head == item.kv_head
+            same = index < count and items[index].partial == block
+            same = same and items[index].queries_at == item.queries_at
+            same = same and items[index].kv_head == item.kv_head
         finish(frame, item, total)
 
 
+@part
+def _fill_items(frame, items, segments, queries, stack, span, partial):  # type: ignore[no-untyped-def]
+    """Every tile of the call as work items, their segments and the list of queries; how many items."""
+    queries_an_item = max(1, ITEM_ROWS // frame.group)
+    count, first = 0, 0
+    while first < frame.sequences:
+        end = first + 1
+        if frame.cascade_rows > 0:
+            end = tile_end(frame, first, frame.cascade_rows)
+        sequence = i64_at(frame.order + 8 * first)
+        length = new_tokens(frame, sequence)
+        if end > first + 1:
+            tile = queries
+            for index in range(first, end):
+                sequence = i64_at(frame.order + 8 * index)
+                queries = list_queries(frame, sequence, 0, new_tokens(frame, sequence), queries)
+            found = fill_tree(frame, segments, tile, first, end, stack)
+            for kv_head in range(frame.kv_heads):
+                item = items[count]
+                item.queries_at, item.queries = tile, (queries - tile) // QUERY_BYTES
+                item.kv_head, item.partial = kv_head, 0
+                item.segments, item.segment_count = segments, found
+                count += 1
+            segments += found * SEGMENT_BYTES
+            first = end
+            continue
+        # From the last tile on: it sees most, and long items are best started first.
+        for number in range((length + queries_an_item - 1) // queries_an_item - 1, -1, -1):
+            query = number * queries_an_item
+            inside = min(queries_an_item, length - query)
+            tile = queries
+            queries = list_queries(frame, sequence, query, inside, queries)
+            begin, stop = visible_blocks(frame, i64_at(tile + 8), inside)
+            runs = (stop - begin + span - 1) // span
+            for run in range(runs):
+                segment = carray(as_pointer(segments + run * SEGMENT_BYTES), 1, SEGMENT)[0]
+                at = begin + run * span
+                table = frame.table + 4 * frame.table_width * sequence
+                fill_segment(frame, segment, tile, 0, inside, table, at, min(stop, at + span))
+            for kv_head in range(frame.kv_heads):
+                for run in range(runs):
+                    item = items[count]
+                    item.queries_at, item.queries, item.kv_head = tile, inside, kv_head
+                    item.segments, item.segment_count = segments + run * SEGMENT_BYTES, 1
+                    item.partial = partial
+                    if partial != 0:
+                        blocks = min(span, stop - begin - run * span)
+                        partial += blocks * partial_bytes(frame, inside * frame.group)
+                    count += 1
+            segments += runs * SEGMENT_BYTES
+        first = end
+    return count
+
+
 def _build_run(sources: str) -> Any:
-    @compiled(types.int64(*[types.int64] * 22, *[types.float64] * 2, *[types.int64] * 6))
+    @compiled(types.int64(*[types.int64] * 24, *[types.float64] * 2, *[types.int64] * 5))
     def run(  # type: ignore[no-untyped-def]
         q, q_token, k, v, page_bytes, head_bytes, row_bytes, page_size, out, out_token,
         group, dim, bf16, kv_heads, sequences, starts, lens, table, table_width, window, capped, tokens,
-        query_factor, score_factor,
-        threads, fork, body, arena, arena_bytes, item_rows,
+        order, cascade, query_factor, score_factor,
+        threads, fork, body, arena, arena_bytes,
     ):  # fmt: skip
         """0 when done; above 0, the bytes of arena that are needed; below 0, -1 - the wrong sequence."""
         sources  # noqa: B018
@@ -117,11 +176,15 @@ def _build_run(sources: str) -> Any:
         frame.value_row = 4 * up(dim, PANEL)
         frame.window, frame.capped = window, capped
         frame.query_factor, frame.score_factor = query_factor, score_factor
-        queries_an_item = max(1, item_rows // group)
-        frame.rows = up(queries_an_item * group, TILE_ROWS)
+        frame.kv_heads, frame.sequences, frame.starts, frame.lens = kv_heads, sequences, starts, lens
+        frame.table, frame.table_width = table, table_width
+        frame.order, frame.common = order, order + 8 * sequences
+        queries_an_item = max(1, ITEM_ROWS // group)
+        # A last run of five rows is computed as six.
+        frame.rows = up(queries_an_item * group + 1, TILE_ROWS)
         frame.scratch_bytes = up(scratch_bytes(frame), 64)
 
-        count, blocks, work = 0, 0, 0
+        count, blocks, work, listed = 0, 0, 0, 0
         for sequence in range(sequences):
             first = i32_at(starts + 4 * sequence)
             length = i32_at(starts + 4 * sequence + 4) - first
@@ -130,9 +193,10 @@ def _build_run(sources: str) -> Any:
                 return -1 - sequence
             if stored < length or stored > table_width * page_size:
                 return -1 - sequence
+            listed += length
             for query in range(0, length, queries_an_item):
                 queries = min(queries_an_item, length - query)
-                begin, end = _blocks(frame, stored - length + query, queries)
+                begin, end = visible_blocks(frame, stored - length + query, queries)
                 count += 1
                 blocks += end - begin
                 work += (end - begin) * BLOCK * (dim // LANES + 1) * (2 * queries * group + 12)
@@ -141,45 +205,32 @@ def _build_run(sources: str) -> Any:
         count, blocks, work = count * kv_heads, blocks * kv_heads, work * kv_heads
         if work < SERIAL_WORK:
             threads = 1
+        frame.cascade_rows = 0
+        if cascade != 0 and sequences > 1 and sort_sequences(frame):
+            frame.cascade_rows = choose_rows(frame, threads)
         span = blocks
-        if threads > 1 and count < ITEMS_A_THREAD * threads < blocks:
+        if frame.cascade_rows == 0 and threads > 1 and count < ITEMS_A_THREAD * threads < blocks:
             span = max(1, blocks // (2 * ITEMS_A_THREAD * threads))
         split = span < blocks
         counters = arena + up(_FRAME_BYTES, 64)
         scratch = counters + _COUNTER_BYTES
         items_at = scratch + threads * frame.scratch_bytes
         most = count + blocks // span if split else count
-        partial = items_at + up(most * _ITEM_BYTES, 64)
+        segments = items_at + most * _ITEM_BYTES
+        queries_at = segments + (most + 2 * sequences) * SEGMENT_BYTES
+        stack = queries_at + listed * QUERY_BYTES
+        partial = up(stack + 24 * sequences + 24, 64)
         end_of_arena = partial
         if split:
             end_of_arena += blocks * up(8 * frame.rows, 64) + blocks * frame.rows * frame.value_row
         if end_of_arena > arena + arena_bytes:
             return end_of_arena - arena
 
+        frame.scratch, frame.blocks = scratch, 0
         items = carray(as_pointer(items_at), most, ITEM)
-        count = 0
-        for sequence in range(sequences):
-            first = i32_at(starts + 4 * sequence)
-            length = i32_at(starts + 4 * sequence + 4) - first
-            stored = i32_at(lens + 4 * sequence)
-            # From the last tile on: it sees most, and long items are best started first.
-            for tile in range((length + queries_an_item - 1) // queries_an_item - 1, -1, -1):
-                query = tile * queries_an_item
-                queries = min(queries_an_item, length - query)
-                position = stored - length + query
-                begin, end = _blocks(frame, position, queries)
-                for kv_head in range(kv_heads):
-                    for at in range(begin, end, span):
-                        item = items[count]
-                        item.query, item.queries, item.position = first + query, queries, position
-                        item.kv_head, item.table = kv_head, table + 4 * table_width * sequence
-                        item.begin, item.end = at, min(end, at + span)
-                        item.partial = partial if split else 0
-                        if split:
-                            partial += (item.end - at) * partial_bytes(frame, queries * group)
-                        count += 1
+        count = _fill_items(frame, items, segments, queries_at, stack, span, partial if split else 0)
         frame.items, frame.item_count = items_at, count
-        frame.counters, frame.scratch = counters, scratch
+        frame.counters = counters
         set_i64(counters, 0)
         set_i64(counters + 64, 0)
         frame.threads, frame.split = min(threads, count), split
@@ -203,6 +254,15 @@ class _Arena(threading.local):
 
     def __init__(self) -> None:
         self.grow(1 << 20)
+        self.sequences = -1
+
+    def order(self, sequences: int) -> int:
+        """Address of the order of so many sequences: that of the last call, if it had as many."""
+        if sequences != self.sequences:
+            self.sequences = sequences
+            self.orders = np.zeros((2, max(1, sequences)), np.int64)
+            self.orders[0, :sequences] = np.arange(sequences)
+        return self.orders.ctypes.data
 
     def grow(self, size: int) -> None:
         self.memory = np.empty(size + 64, np.uint8)
@@ -230,8 +290,13 @@ def paged_attention(
     window: int = 0,
     soft_cap: float = 0.0,
     out: torch.Tensor | None = None,
+    cascade: bool = True,
 ) -> torch.Tensor:
-    """As `reference.attention.paged_attention`, whose docstring is the contract."""
+    """As `reference.attention.paged_attention`, whose docstring is the contract.
+
+    cascade : read pages that several sequences begin with once for all of them, where that is faster. It
+        changes no bit of the result.
+    """
     out = check_attention(q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out)
     tokens, heads, dim = q.shape
     _, kv_heads, page_size, _ = k_pages.shape
@@ -251,10 +316,9 @@ def paged_attention(
             out.data_ptr(), out.stride(0) * size,
             group, dim, bf16, kv_heads, sequences,
             query_starts.data_ptr(), kv_lens.data_ptr(), page_table.data_ptr(), table_width,
-            window, soft_cap > 0.0, tokens,
+            window, soft_cap > 0.0, tokens, _arena.order(sequences), cascade,
             query_factor, score_factor,
-            torch.get_num_threads(), fork_address(), _body.address,
-            _arena.address, _arena.size, ITEM_ROWS,
+            torch.get_num_threads(), fork_address(), _body.address, _arena.address, _arena.size,
         )  # fmt: skip
         if result == 0:
             return out

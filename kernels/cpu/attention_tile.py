@@ -1,18 +1,19 @@
-"""One work item of paged attention: a tile of query rows, one KV head, a range of blocks.
+"""One work item of paged attention: a tile of query rows, one KV head, and segments of blocks to read.
 
-All functions are numba's; addresses are int64 in bytes; `frame` and `item` are records of `FRAME` and
-`ITEM`. See `attention.py` for the algorithm.
+All functions are numba's; addresses are int64 in bytes; `frame`, `item` and `segment` are records of `FRAME`,
+`ITEM` and `SEGMENT`. See `attention.py` for the algorithm.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ramify.kernels.cpu.compiler import part
+from ramify.kernels.cpu.compiler import carray, part
 from ramify.kernels.cpu.simd import (
     BYTES,
     LANES,
     add,
+    as_pointer,
     bf16_at,
     broadcast,
     div,
@@ -82,6 +83,16 @@ FRAME = np.dtype(
         ("rows", np.int64),  # room for rows in a scratch space
         ("threads", np.int64),
         ("split", np.int64),  # whether items write partial results
+        ("cascade_rows", np.int64),  # most rows of a tile of several sequences; 0: there is none
+        ("blocks", np.int64),  # that all items read
+        ("kv_heads", np.int64),
+        ("sequences", np.int64),
+        ("starts", np.int64),
+        ("lens", np.int64),
+        ("table", np.int64),
+        ("table_width", np.int64),
+        ("order", np.int64),  # the sequences, so that those with a common prefix are adjacent
+        ("common", np.int64),  # blocks that each one in that order shares with the one before it
         ("items", np.int64),
         ("item_count", np.int64),
         ("counters", np.int64),  # two: the next item, the next scratch space
@@ -94,17 +105,29 @@ FRAME = np.dtype(
 
 ITEM = np.dtype(
     [
-        ("query", np.int64),  # index of the first query among all tokens
+        ("queries_at", np.int64),  # token and position of each query
         ("queries", np.int64),
-        ("position", np.int64),  # of the first query
         ("kv_head", np.int64),
-        ("table", np.int64),  # the sequence's row of the page table
-        ("begin", np.int64),  # blocks [begin, end)
-        ("end", np.int64),
+        ("segments", np.int64),
+        ("segment_count", np.int64),
         ("partial", np.int64),  # where each block's result goes; 0: merge them and finish
     ],
     align=True,
 )
+
+SEGMENT = np.dtype(
+    [
+        ("first", np.int64),  # the first query of the tile that reads these blocks
+        ("queries", np.int64),
+        ("table", np.int64),  # a row of the page table
+        ("begin", np.int64),  # blocks [begin, end)
+        ("end", np.int64),
+        ("low", np.int64),  # positions [low, high) are seen by some query
+        ("high", np.int64),
+    ],
+    align=True,
+)
+"""Blocks that some queries of a tile read. Segments of one query are in ascending order."""
 
 
 @part
@@ -147,47 +170,49 @@ def attend(frame, item, scratch):  # type: ignore[no-untyped-def]
         clear(frame, total, rows)
     else:
         block = item.partial
-    high = item.position + item.queries
-    low = 0
-    if frame.window > 0:
-        low = max(0, item.position - frame.window + 1)
     head = item.kv_head * frame.head_bytes
     query_row, value_row = 4 * frame.dim, frame.value_row
-    _locate(frame, item.table, item.begin * BLOCK, low, high, there)
-    for index in range(item.begin, item.end):
-        here, there = there, here
-        start = index * BLOCK
-        count = min(BLOCK, high - start)
-        following = index + 1 < item.end
-        if following:
-            _locate(frame, item.table, start + BLOCK, low, high, there)
-        else:
-            there = here
-        _copy_keys(frame, frame.k + head, here, there, count, keys)
-        multiply(queries, query_row, keys, _SCORE_ROW, scores, _SCORE_ROW, rows, frame.dim, count)
-        _softmax_rows(frame, item, start, count, scores, block)
-        weighted = block + up(8 * up(rows, TILE_ROWS), 64)
-        if rows <= IN_PLACE_ROWS and frame.dim % PANEL == 0:
-            multiply_in_place(
-                scores,
-                _SCORE_ROW,
-                frame.v + head,
-                here,
-                there,
-                frame.bf16 != 0,
-                weighted,
-                value_row,
-                rows,
-                count,
-                frame.dim,
-            )
-        else:
-            _copy_values(frame, frame.v + head, here, count, values)
-            multiply(scores, _SCORE_ROW, values, value_row, weighted, value_row, rows, count, frame.dim)
-        if merging:
-            merge(frame, block, total, rows)
-        else:
-            block += partial_bytes(frame, rows)
+    segments = carray(as_pointer(item.segments), item.segment_count, SEGMENT)
+    _locate(frame, segments[0], segments[0].begin, there)
+    for index in range(item.segment_count):
+        segment = segments[index]
+        first, rows = segment.first * frame.group, segment.queries * frame.group
+        mine = queries + first * query_row
+        for at in range(segment.begin, segment.end):
+            here, there = there, here
+            start = at * BLOCK
+            count = min(BLOCK, segment.high - start)
+            if at + 1 < segment.end:
+                _locate(frame, segment, at + 1, there)
+            elif index + 1 < item.segment_count:
+                _locate(frame, segments[index + 1], segments[index + 1].begin, there)
+            else:
+                there = here
+            _copy_keys(frame, frame.k + head, here, there, count, keys)
+            multiply(mine, query_row, keys, _SCORE_ROW, scores, _SCORE_ROW, rows, frame.dim, count)
+            _softmax_rows(frame, item, segment, start, count, scores, block)
+            weighted = block + up(8 * up(rows, TILE_ROWS), 64)
+            if rows <= IN_PLACE_ROWS and frame.dim % PANEL == 0:
+                multiply_in_place(
+                    scores,
+                    _SCORE_ROW,
+                    frame.v + head,
+                    here,
+                    there,
+                    frame.bf16 != 0,
+                    weighted,
+                    value_row,
+                    rows,
+                    count,
+                    frame.dim,
+                )
+            else:
+                _copy_values(frame, frame.v + head, here, count, values)
+                multiply(scores, _SCORE_ROW, values, value_row, weighted, value_row, rows, count, frame.dim)
+            if merging:
+                merge(frame, block, rows, total, item.queries * frame.group, first)
+            else:
+                block += partial_bytes(frame, rows)
     if merging:
         finish(frame, item, total)
 
@@ -200,8 +225,12 @@ def _load_queries(frame, item, queries):  # type: ignore[no-untyped-def]
     row_bytes = 4 * frame.dim
     size = 2 if frame.bf16 else 4
     to = queries
-    for query in range(item.query, item.query + item.queries):
-        at = frame.q + query * frame.q_token + item.kv_head * frame.group * frame.dim * size
+    for query in range(item.queries):
+        at = (
+            frame.q
+            + i64_at(item.queries_at + 16 * query) * frame.q_token
+            + item.kv_head * frame.group * frame.dim * size
+        )
         for _ in range(frame.group):
             for d in range(0, wide, LANES):
                 x = load_bf16(at + 2 * d) if frame.bf16 else load(at + 4 * d)
@@ -217,12 +246,13 @@ def _load_queries(frame, item, queries):  # type: ignore[no-untyped-def]
 
 
 @part
-def _locate(frame, table, start, low, high, offsets):  # type: ignore[no-untyped-def]
-    """Byte offset in its pool of each position's row, for the block of positions from `start`.
+def _locate(frame, segment, block, offsets):  # type: ignore[no-untyped-def]
+    """Byte offset in its pool of the row of each position of a block.
 
-    A position outside [low, high), which no row sees, gets the row of the nearest one inside: the pages
-    there may hold anything, and a weight of 0 times NaN is not 0.
+    A position which no query sees gets the row of the nearest one that is seen: the pages there may hold
+    anything, and a weight of 0 times NaN is not 0.
     """
+    table, start, low, high = segment.table, block * BLOCK, segment.low, segment.high
     page_size, row_bytes, page_bytes = frame.page_size, frame.row_bytes, frame.page_bytes
     first, last = max(start, low), min(start + BLOCK, high) - 1
     page = first // page_size
@@ -307,13 +337,13 @@ def _copy_values(frame, pool, here, count, values):  # type: ignore[no-untyped-d
 
 
 @part
-def _softmax_rows(frame, item, start, count, scores, block):  # type: ignore[no-untyped-def]
+def _softmax_rows(frame, item, segment, start, count, scores, block):  # type: ignore[no-untyped-def]
     """Scores to weights 2**(score - maximum), in place; maxima and sums go to `block`."""
     maxima = block
-    sums = block + 4 * up(item.queries * frame.group, TILE_ROWS)
+    sums = block + 4 * up(segment.queries * frame.group, TILE_ROWS)
     row = scores
-    for query in range(item.queries):
-        position = item.position + query
+    for query in range(segment.first, segment.first + segment.queries):
+        position = i64_at(item.queries_at + 16 * query + 8)
         high = min(count, position + 1 - start)
         low = 0
         if frame.window > 0:
@@ -365,20 +395,24 @@ def clear(frame, total, rows):  # type: ignore[no-untyped-def]
 
 
 @part
-def merge(frame, block, total, rows):  # type: ignore[no-untyped-def]
-    """Fold one block's result into `total`; both as `partial_bytes` lays out."""
-    padded = up(rows, TILE_ROWS)
+def merge(frame, block, rows, total, room, first):  # type: ignore[no-untyped-def]
+    """Fold one block's result of `rows` rows into `total`, a result of `room` rows, from row `first` on.
+
+    Both are laid out as `partial_bytes` says.
+    """
+    padded, room = up(rows, TILE_ROWS), up(room, TILE_ROWS)
     source = block + up(8 * padded, 64)
-    target = total + up(8 * padded, 64)
+    target = total + up(8 * room, 64) + first * frame.value_row
+    tops, weights = total + 4 * first, total + 4 * (room + first)
     used = 4 * frame.dim
     for row in range(rows):
-        at, weight_at = 4 * row, 4 * (padded + row)
-        old, new = f32_at(total + at), f32_at(block + at)
+        at = 4 * row
+        old, new = f32_at(tops + at), f32_at(block + at)
         top = old if old > new else new
         keep, take = exp2(broadcast(old - top)), exp2(broadcast(new - top))
-        set_f32(total + at, top)
-        old_sum, new_sum = broadcast(f32_at(total + weight_at)), broadcast(f32_at(block + weight_at))
-        set_f32(total + weight_at, first_lane(fma(old_sum, keep, mul(new_sum, take))))
+        set_f32(tops + at, top)
+        old_sum, new_sum = broadcast(f32_at(weights + at)), broadcast(f32_at(block + 4 * padded + at))
+        set_f32(weights + at, first_lane(fma(old_sum, keep, mul(new_sum, take))))
         for d in range(0, used, BYTES):
             store(target + d, fma(load(target + d), keep, mul(load(source + d), take)))
         source += frame.value_row
@@ -394,8 +428,12 @@ def finish(frame, item, total):  # type: ignore[no-untyped-def]
     sums = total + 4 * padded
     wide = frame.dim - frame.dim % LANES
     size = 2 if frame.bf16 else 4
-    for query in range(item.query, item.query + item.queries):
-        to = frame.out + query * frame.out_token + item.kv_head * frame.group * frame.dim * size
+    for query in range(item.queries):
+        to = (
+            frame.out
+            + i64_at(item.queries_at + 16 * query) * frame.out_token
+            + item.kv_head * frame.group * frame.dim * size
+        )
         for _ in range(frame.group):
             weight = f32_at(sums)
             for d in range(0, wide, LANES):
