@@ -137,12 +137,12 @@ class PrefixCache:
         self._holds.add(hold)
         return hold
 
-    def lost(self, match: Match, tokens: Tokens) -> Lost:
-        """How many of `tokens`, which `match` was sought for, are missing because they were evicted.
+    def lost(self, tokens: Tokens, scope: str, found: int) -> Lost:
+        """How many of `tokens` (n,) behind the first `found` are missing because they were evicted.
 
-        As far back as evictions are remembered (`ramify.radix.evicted`). Costs O(len(tokens)).
+        As far back as evictions are remembered (`ramify.radix.evicted`). Costs O(n).
         """
-        return self._record.lost(encode(tokens), match.scope, match.length)
+        return self._record.lost(encode(tokens), scope, found)
 
     def release(self, hold: Hold) -> None:
         """Unlock the hold's path, which is now the most recently used. Raises if released before.

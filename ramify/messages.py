@@ -46,8 +46,9 @@ class ProgramHint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """When these pages are needed again; the lease's place in the order of eviction. "never" takes none."""
     branch: str = ""
     """The branch of the program that asks. Each branch has leases of its own."""
-    fork: str = ""
-    """Shared by the branches of one fork: what their prompts have in common is kept for the join."""
+    forks: tuple[str, ...] = ()
+    """The forks that the branch comes from, outermost first. What the prompts of all branches of a fork have
+    in common is kept for the join."""
     ended: tuple[str, ...] = ()
     """Branches and forks that nobody will extend any more: their leases end."""
     calls_left: int | None = None

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from ramify.radix.cache import Match
 from ramify.runtime.scheduler.pages import RequestPages
 from ramify.runtime.scheduler.policy import Policy
-from ramify.runtime.scheduler.request import Request
+from ramify.runtime.scheduler.request import Request, common_prefix
 
 WINDOW = 256
 """Waiting requests that the policy looks at, oldest first: matching costs about 20 us each."""
@@ -86,11 +84,3 @@ class Admission:
             and min(common_prefix(request.ids, other.ids[: other.prompt_len]), limit) > matched
             for other in prefilling
         )
-
-
-def common_prefix(left: np.ndarray, right: np.ndarray) -> int:
-    """Tokens that two sequences share from the start."""
-    length = min(len(left), len(right))
-    differs = left[:length] != right[:length]
-    first = int(differs.argmax()) if length else 0
-    return first if length and differs[first] else length

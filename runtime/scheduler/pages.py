@@ -9,6 +9,7 @@ what it has committed itself.
 from __future__ import annotations
 
 from ramify.radix.cache import Match, PrefixCache
+from ramify.runtime.scheduler.leases import ProgramLeases
 from ramify.runtime.scheduler.request import Request
 
 
@@ -18,6 +19,7 @@ class RequestPages:
     def __init__(self, cache: PrefixCache, page_size: int) -> None:
         self.cache = cache
         self.page_size = page_size
+        self.leases = ProgramLeases(cache)
 
     def match(self, request: Request) -> Match:
         return self.cache.match(request.ids, request.scope, limit=request.match_limit)
@@ -30,10 +32,16 @@ class RequestPages:
         hold = self.cache.acquire(match)
         full = hold.length // self.page_size
         fresh_count = self._slots(request.target_len) - full
-        fresh = self.cache.allocate(fresh_count) if self.cache.available() >= fresh_count + reserve else None
+        fresh = None
+        if self.cache.available() >= fresh_count + reserve:
+            fresh = self.cache.allocate(fresh_count, request.taker)
         if fresh is None:
             self.cache.release(hold)
             return False
+        if request.cached_len is None:
+            prompt = request.ids[: min(request.prompt_len, request.match_limit)]
+            request.lost = self.cache.lost(prompt, request.scope, hold.length)
+        self.leases.admitted(request)
         if hold.length % self.page_size:
             request.copy = (hold.pages[full], fresh[0])
         request.hold = hold
@@ -56,7 +64,7 @@ class RequestPages:
         missing = self._slots(request.target_len) - len(request.pages)
         if missing <= 0:
             return True
-        fresh = self.cache.allocate(missing)
+        fresh = self.cache.allocate(missing, request.taker)
         if fresh is None:
             return False
         request.pages += fresh
@@ -75,14 +83,21 @@ class RequestPages:
         request.private_from = committed.private_from
         request.committed_len = request.computed_len
 
+    def retract(self, request: Request) -> None:
+        """Give everything back until there is room again."""
+        self.commit(request)
+        self.leases.retracted(request)
+        self._let_go(request)
+
     def release(self, request: Request) -> None:
         """Give everything back; what was computed stays in the tree until it is evicted."""
+        self.commit(request)
+        self.leases.ended(request)
+        self._let_go(request)
+
+    def _let_go(self, request: Request) -> None:
         if request.hold is None:
             return
-        self.commit(request)
-        hint = request.hint
-        if hint is not None and hint.lease_s > 0:
-            self.cache.lease(request.hold, hint.program, hint.lease_s)
         self.cache.free(request.pages[request.private_from :])
         self.cache.release(request.hold)
         request.hold = None

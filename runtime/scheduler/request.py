@@ -8,6 +8,8 @@ import numpy as np
 
 from ramify.constraint import Constraint
 from ramify.messages import ProgramHint, Submit, Usage
+from ramify.radix.evicted import Lost
+from ramify.runtime.scheduler.programs import Program
 from ramify.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -67,8 +69,14 @@ class Request:
         """Tokens that the detokenizer has heard of, the prompt's included. Forced tokens whose
         log-probabilities are asked for are reported when they have been computed."""
 
+        self.program = Program(arrival)
+        """Its own, unless the scheduler finds the one that it belongs to."""
+        self.distinct_len = 0
+        """Prompt tokens that no earlier request of the program held."""
         self.cached_len: int | None = None
         """Prompt tokens found in the tree at the first admission."""
+        self.lost = Lost(0, "")
+        """Prompt tokens that would have been found had they not been evicted."""
         self.forced_tokens = 0
         self.retractions = 0
         self.first_pass: float | None = None
@@ -76,6 +84,16 @@ class Request:
         self.announced = False
         """Its first chunk went out."""
         self.prompt_logprobs: list[tuple[int, float | None, tuple[tuple[int, float], ...]]] = []
+
+    @property
+    def owner(self) -> str:
+        """Who has its leases."""
+        return self.rid if self.hint is None else self.hint.program
+
+    @property
+    def taker(self) -> str:
+        """Who takes the pages that it needs, for people to read."""
+        return self.rid if self.hint is None else f"{self.hint.name} {self.hint.program}".strip()
 
     @property
     def ids(self) -> np.ndarray:
@@ -185,6 +203,9 @@ class Request:
         return Usage(
             prompt_tokens=self.prompt_len,
             cached_tokens=self.cached_len or 0,
+            distinct_tokens=self.distinct_len,
+            evicted_tokens=self.lost.tokens,
+            evicted_by=self.lost.taker,
             completion_tokens=self.output_len,
             forced_tokens=self.forced_tokens,
             retractions=self.retractions,
@@ -192,3 +213,11 @@ class Request:
             first_token_s=since_arrival(self.first_token),
             total_s=now - self.arrival,
         )
+
+
+def common_prefix(left: np.ndarray, right: np.ndarray) -> int:
+    """Tokens that two sequences share from the start."""
+    length = min(len(left), len(right))
+    differs = left[:length] != right[:length]
+    first = int(differs.argmax()) if length else 0
+    return first if length and differs[first] else length

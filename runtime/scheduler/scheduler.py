@@ -47,6 +47,7 @@ from ramify.runtime.scheduler.masks import MaskFiller
 from ramify.runtime.scheduler.output import StepOutputs
 from ramify.runtime.scheduler.pages import RequestPages
 from ramify.runtime.scheduler.policy import POLICIES
+from ramify.runtime.scheduler.programs import Programs
 from ramify.runtime.scheduler.request import Request
 from ramify.runtime.scheduler.sampling import RequestSampler
 from ramify.runtime.scheduler.snapshot import shares, tree_nodes
@@ -106,6 +107,7 @@ class Scheduler:
         self._retokenizer = retokenizer
         self._healer = healer
         self._seeds = random.Random(config.seed)
+        self._programs = Programs()
         self._requests: dict[str, Request] = {}
         self._compiling: dict[str, Request] = {}
         self._waiting: list[Request] = []  # both in the order of arrival
@@ -312,6 +314,8 @@ class Scheduler:
         if message.open_end:
             self._heal(request)
         self.ledger.prompt_tokens += request.prompt_len
+        self._programs.join(request)
+        self._pages.leases.arrived(request)
         if request.constraint is None:
             if request.preambles:
                 self._constrain(request, None)
@@ -346,7 +350,8 @@ class Scheduler:
             self._finish(request, Finish(reason="abort"))
 
     def _end_program(self, message: EndProgram) -> None:
-        self._cache.end_leases(message.program)
+        self._programs.end(message.program)
+        self._pages.leases.end_program(message.program)
 
     def _flush(self, message: FlushCache) -> None:
         self._cache.flush()
@@ -409,7 +414,7 @@ class Scheduler:
 
     def _retract(self, request: Request) -> None:
         """Back to the waiting requests; its tokens, matcher and random numbers stay as they are."""
-        self._pages.release(request)
+        self._pages.retract(request)
         self._running.remove(request)
         if not request.announced:
             request.prompt_logprobs = []
@@ -431,6 +436,7 @@ class Scheduler:
     def _retire(self, request: Request) -> None:
         """Forget the request; its pages go to the tree."""
         del self._requests[request.rid]
+        self._programs.leave(request)
         if self._compiling.pop(request.rid, None) is not None:
             self._grammars.forget(request.rid)
             return

@@ -8,7 +8,7 @@ Field names, defaults and the shape of answers are SGLang's (its HTTP server, 0.
   request can ask for nothing else.
 - Of our own: ``prompt_segments`` (text and token ids mixed), ``constraint`` {kind, source,
   whitespace, any_order, strict}, ``preambles`` [{end, start, max_tokens, optional}], ``program``
-  {program, name, lease_s, path, next_use, branch, fork, ended, calls_left}, ``cache_scope``; in
+  {program, name, lease_s, path, next_use, branch, forks, ended, calls_left}, ``cache_scope``; in
   sampling_params token_healing; in ``meta_info`` kept_ids, tail, forced_tokens, distinct_tokens,
   evicted_tokens, evicted_by, violations and times; the routes /end_program and, under the key ``ramify`` of
   /model_info, the `ModelInfo`.
@@ -313,7 +313,7 @@ def _take_hint(fields: Fields) -> ProgramHint | None:
     path: tuple[str, ...] = own.take("path", tuple[str, ...], ())
     next_use: NextUse = own.take("next_use", NextUse, "unknown")
     branch: str = own.take("branch", str, "")
-    fork: str = own.take("fork", str, "")
+    forks: tuple[str, ...] = own.take("forks", tuple[str, ...], ())
     ended: tuple[str, ...] = own.take("ended", tuple[str, ...], ())
     calls_left: int | None = own.take("calls_left", int | None)
     own.refuse_rest()
@@ -331,7 +331,7 @@ def _take_hint(fields: Fields) -> ProgramHint | None:
         path=path,
         next_use=next_use,
         branch=branch,
-        fork=fork,
+        forks=forks,
         ended=ended,
         calls_left=calls_left,
     )

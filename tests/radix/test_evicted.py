@@ -25,7 +25,7 @@ def put(cache: PrefixCache, tokens: list[int], scope: str = "", taker: str = "")
 
 def lost(cache: PrefixCache, tokens: list[int], scope: str = "") -> tuple[int, str]:
     ids = np.array(tokens, np.int32)
-    return cache.lost(cache.match(ids, scope), ids)
+    return cache.lost(ids, scope, cache.match(ids, scope).length)
 
 
 def words(count: int, seed: int) -> list[int]:

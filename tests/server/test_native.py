@@ -242,7 +242,7 @@ def test_our_fields(endpoint: SglangEndpoint, desk: FakeDesk) -> None:
                 "path": ["fork 1", "gen verdict"],
                 "next_use": "join",
                 "branch": "1",
-                "fork": "0/3",
+                "forks": ["0/3"],
                 "ended": ["2"],
                 "calls_left": 4,
             },
@@ -259,7 +259,7 @@ def test_our_fields(endpoint: SglangEndpoint, desk: FakeDesk) -> None:
         path=("fork 1", "gen verdict"),
         next_use="join",
         branch="1",
-        fork="0/3",
+        forks=("0/3",),
         ended=("2",),
         calls_left=4,
     )
