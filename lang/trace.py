@@ -48,8 +48,6 @@ class Call:
     """What `text` was generated as."""
     scores: TokenLogprobs | None = field(default=None, repr=False)
     """Of the prompt's last tokens, where they were asked for: a choice of a select."""
-    evicted_by: str | None = None
-    """Who took the pages that held the prompt. No backend tells yet."""
     children: list[Call] = field(default_factory=list)
     prompt_end: Piece | None = field(default=None, repr=False)
     parent: Call | None = field(default=None, repr=False)

@@ -2,7 +2,7 @@
 
 A prompt is compared, as text, with what the program's earlier requests sent and received. That says how much
 of it the runtime had seen, and where it parts from the nearest of them. What other programs put into the
-cache is not known here, and neither is what the runtime has evicted, unless it says so.
+cache is not known here. What was evicted, and for whom, is what the runtime says in a request's usage.
 """
 
 from __future__ import annotations
@@ -41,22 +41,26 @@ class Miss:
     """Generated text was sent again as text, so that its tokens need not be the same."""
     overlapping: bool = False
     """The nearest request was still at its prompt when this one began."""
-    evicted_by: str | None = None
-    """Who took the pages, where the runtime says so."""
+    evicted_tokens: int = 0
+    """Of the computed tokens, those that were in the cache once, from whatever program."""
+    evicted_by: str = ""
+    """Whose need took most of these."""
 
     def __str__(self) -> str:
         near = "" if self.nearest is None else f"{self.nearest.kind} {self.nearest.name!r}"
-        if self.evicted_by is not None:
-            return f"Evicted by {self.evicted_by}."
+        gone = f"{self.evicted_tokens} tokens of it had been evicted by {self.evicted_by}"
+        also = f" {gone}." if self.evicted_tokens else ""
         match self.reason:
             case "first":
-                return "No earlier request of this program begins like this one."
+                return f"No earlier request of this program begins like this one.{also}"
             case "extends":
-                return f"New after all that {near} held; it begins with {self.token!r}."
+                return f"New after all that {near} held; it begins with {self.token!r}.{also}"
             case "diverges":
-                return f"Parts from {near}: {self.token!r} where that one has {self.other!r}."
+                return f"Parts from {near}: {self.token!r} where that one has {self.other!r}.{also}"
         why = "evicted, or never kept; the runtime does not say"
-        if self.respelled:
+        if self.evicted_tokens:
+            why = gone
+        elif self.respelled:
             why = "its generated text was sent again as text, and other tokens spell it"
         elif self.overlapping:
             why = "it was not computed yet when this request began"
@@ -73,7 +77,8 @@ class Miss:
             "other": self.other,
             "respelled": self.respelled,
             "overlapping": self.overlapping,
-            "evicted_by": self.evicted_by,
+            "evicted_tokens": self.evicted_tokens,
+            "evicted_by": self.evicted_by or None,
             "text": str(self),
         }
 
@@ -140,13 +145,20 @@ class Misses:
     def _miss(
         self, call: Call, prompt: str, nearest: Call | None, shared: int, computed: int, known: dict[int, int]
     ) -> Miss:
+        usage = call.own_usage
         if nearest is None:
-            return Miss("first", computed, token=_word(prompt, 0), evicted_by=call.evicted_by)
+            return Miss(
+                "first",
+                computed,
+                token=_word(prompt, 0),
+                evicted_tokens=usage.evicted_tokens,
+                evicted_by=usage.evicted_by,
+            )
         whole = nearest.prompt + nearest.text
         expected = max(tokens for place, tokens in known.items() if place <= shared)
         reason: Reason = "extends" if shared == len(whole) else "diverges"
         # The last token of a prompt is computed again, and healing may take another one.
-        if call.own_usage.cached_tokens < min(expected, call.own_usage.prompt_tokens) - 2:
+        if usage.cached_tokens < min(expected, usage.prompt_tokens) - 2:
             reason = "lost"
         began = nearest.first_text_s if nearest.first_text_s is not None else nearest.end_s
         return Miss(
@@ -158,7 +170,8 @@ class Misses:
             other=_word(whole, shared),
             respelled=reason == "lost" and _respelled(call, nearest, shared),
             overlapping=reason == "lost" and (began is None or began > call.start_s),
-            evicted_by=call.evicted_by,
+            evicted_tokens=usage.evicted_tokens,
+            evicted_by=usage.evicted_by,
         )
 
 

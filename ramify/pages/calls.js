@@ -24,6 +24,8 @@ function numbered(root) {
   return calls;
 }
 
+const titleOf = call => ["fork", ""].includes(call.kind) ? call.name : `${call.kind} ${call.name}`.trim();
+
 function shares(call) {
   return [
     ["cached", call.cached, "prompt tokens from the cache"],
@@ -129,7 +131,7 @@ function fillWork(mark, call, last) {
 
 function summary(call) {
   const box = el("div");
-  box.append(el("b", "", `${call.kind} ${call.name}`.trim()));
+  box.append(el("b", "", titleOf(call)));
   for (const part of shares(call)) {
     if (part[1]) box.append(legendOf([part]));
   }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ TEXT = 160
 """Characters of a prompt and of an output."""
 NAME = 80
 """Characters of a name or an id."""
-DEPTH = 16
+DEPTH = 32
 """Names of a request's path."""
 
 SUMMED = ("prompt_tokens", "cached_tokens", "completion_tokens", "forced_tokens", "evicted_tokens")
@@ -30,7 +30,8 @@ class RequestRecord:
 
     rid: str
     path: tuple[str, ...]
-    branch: str
+    forks: tuple[str, ...]
+    """Ids of the forks in `path`."""
     begun: float
     prompt: str = ""
     """The end of it."""
@@ -49,7 +50,7 @@ class RequestRecord:
         return {
             "rid": self.rid,
             "path": list(self.path),
-            "branch": self.branch,
+            "forks": list(self.forks),
             "start": self.begun - origin,
             "first": None if self.first is None else self.first - origin,
             "end": None if self.ended is None else self.ended - origin,
@@ -128,8 +129,8 @@ class Recent:
             self._forget()
         self._programs.move_to_end(key)
         path = (request.rid,) if hint is None or not hint.path else hint.path
-        branch = "" if hint is None else hint.branch[:NAME]
-        record = RequestRecord(request.rid, tuple(part[:NAME] for part in path[-DEPTH:]), branch, now)
+        forks = () if hint is None else hint.forks
+        record = RequestRecord(request.rid, _cut(path), _cut(forks), now)
         if self._texts:
             record.prompt = _end_of(request)
         program.requests.append(record)
@@ -190,6 +191,10 @@ class Recording:
         program.failed += outcome == "error"
         for name in SUMMED:
             program.sums[name] += getattr(record.usage, name)
+
+
+def _cut(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name[:NAME] for name in names[:DEPTH])
 
 
 def _end_of(request: Generate) -> str:

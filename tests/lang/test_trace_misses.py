@@ -98,8 +98,8 @@ def test_generated_text_that_is_sent_as_text_is_named():
     assert str(miss).endswith("its generated text was sent again as text, and other tokens spell it.")
 
 
-def request(name, text, start, first, prompt, cached, **fields):
-    usage = Usage(prompt_tokens=prompt, cached_tokens=cached)
+def request(name, text, start, first, prompt, cached, **lost):
+    usage = Usage(prompt_tokens=prompt, cached_tokens=cached, **lost)
     return Call(
         "gen",
         name,
@@ -109,7 +109,6 @@ def request(name, text, start, first, prompt, cached, **fields):
         own_usage=usage,
         first_text_s=first,
         prompt_end=Piece(None, text, text),
-        **fields,
     )
 
 
@@ -125,12 +124,16 @@ def test_who_evicted_is_told_where_it_is_known():
     root = Call("program", "p")
     root.children = [
         request("a", "x " * 50, 0.0, 1.0, 50, 0),
-        request("b", "x " * 60, 2.0, 3.0, 60, 0, evicted_by="program 7"),
+        request("b", "x " * 60, 2.0, 3.0, 60, 0, evicted_tokens=50, evicted_by="judge 7"),
+        request("c", "y " * 60, 3.0, 4.0, 60, 0, evicted_tokens=20, evicted_by="judge 8"),
     ]
-    miss = Misses(root).why[root.children[1]]
-    assert miss.evicted_by == "program 7"
-    assert str(miss) == "Evicted by program 7."
-    assert miss.to_dict()["evicted_by"] == "program 7"
+    _, lost, strange = (Misses(root).why[call] for call in root.children)
+    assert str(lost) == (
+        "Gen 'a' had computed more of this prompt than was found: "
+        "50 tokens of it had been evicted by judge 7."
+    )
+    assert (lost.to_dict()["evicted_tokens"], lost.to_dict()["evicted_by"]) == (50, "judge 7")
+    assert str(strange).endswith("begins like this one. 20 tokens of it had been evicted by judge 8.")
 
 
 def test_a_prompt_of_which_only_the_last_token_was_computed_is_no_miss():

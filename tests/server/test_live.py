@@ -42,7 +42,7 @@ def fresh() -> Iterator[httpx.Client]:
 
 def test_programs_and_their_requests(fresh: httpx.Client) -> None:
     ask(fresh, "An essay.", path=("gen first",))
-    ask(fresh, "An essay. Its logic?", path=("fork 1", "gen verdict"), branch="0/1")
+    ask(fresh, "An essay. Its logic?", path=("fork 1", "gen verdict"), forks=["0/2"])
     ask(fresh, "Another.", program="p2")
     fresh.post("/v1/completions", json={"model": MODEL, "prompt": "hello", "max_tokens": 3})
     fresh.post("/end_program", json={"program": "p1"})
@@ -55,7 +55,7 @@ def test_programs_and_their_requests(fresh: httpx.Client) -> None:
     chosen = found["chosen"]
     assert (chosen["prompt_tokens"], chosen["cached_tokens"], chosen["completion_tokens"]) == (9 + 20, 9, 10)
     first, second = chosen["calls"]
-    assert (first["path"], second["path"], second["branch"]) == (
+    assert (first["path"], second["path"], second["forks"]) == (
         ["gen first"],
         ["fork 1", "gen verdict"],
         "0/1",
@@ -167,7 +167,7 @@ def test_what_the_page_draws(tmp_path: Any) -> None:
             ask(client, NASTY, path=("gen first",))
             for number in range(2):
                 path = (f"fork {number}", "gen verdict")
-                ask(client, f"{NASTY} {number}", path=path, branch=f"0/{number}", name="judge " + NASTY)
+                ask(client, f"{NASTY} {number}", path=path, forks=["0/2"], name="judge " + NASTY)
             client.post("/v1/completions", json={"model": MODEL, "prompt": "hello", "max_tokens": 3})
         page = rendered(f"http://me:sesame@127.0.0.1:{server.port}/#program=p1&theme=dark", profile=tmp_path)
     said = words(page)
