@@ -29,9 +29,14 @@ if TYPE_CHECKING:
 class Branch:
     """The state of a program, or of one side of a fork."""
 
-    def __init__(self, run: Run, call: Call, parent: Branch | None = None) -> None:
+    def __init__(
+        self, run: Run, call: Call, parent: Branch | None = None, forks: tuple[str, ...] = ()
+    ) -> None:
         self.run = run
         self.call = call
+        self.key = run.branch_key()
+        self.forks = forks
+        """The forks that it comes from, outermost first."""
         self.tail: Piece | None = None
         self.fork_point: Piece | None = None
         """`tail` at the fork; what comes after it is this branch's own."""
@@ -46,6 +51,7 @@ class Branch:
         """All text in order of arrival; kept only while somebody may stream it."""
         self.error: ProgramError | None = None
         self.joined = False
+        self._over = False
         self._interpreter = Interpreter(self)
         self._queue: deque[tuple[Step, Variable | None]] = deque()
         self._lock = threading.RLock()
@@ -90,7 +96,8 @@ class Branch:
     def fork(self, size: int) -> list[Branch]:
         """`size` branches that begin with what this one holds after its steps so far."""
         with self._lock:
-            children = [Branch(self.run, Call("fork", f"fork {index}"), self) for index in range(size)]
+            forks = (*self.forks, self.run.fork_key(size))
+            children = [Branch(self.run, Call("fork", f"fork {index}"), self, forks) for index in range(size)]
             self.children.extend(children)
             self._submit(Fork(tuple(children)))
         return children
@@ -132,7 +139,9 @@ class Branch:
 
     def close(self) -> None:
         """Nothing more can be appended."""
-        self.joined = True
+        with self._lock:
+            self.joined = True
+            self._end_if_over()
 
     # --- running them ---
 
@@ -164,12 +173,28 @@ class Branch:
 
     def _rest(self) -> None:
         self._busy = False
+        self._end_if_over()
         self.call.end_s = self.run.clock()
         if self._idle is not None:
             self._idle.open()
             self._idle = None
         if self.run.stream:
             self.run.notify()
+
+    def _end_if_over(self) -> None:
+        if self.joined and not self._busy and not self._over:
+            self._over = True
+            self.run.end_branch(self)
+
+    @property
+    def has_steps(self) -> bool:
+        """Further steps follow the one that runs now."""
+        return bool(self._queue)
+
+    @property
+    def queued_calls(self) -> int:
+        """How many of them ask the model."""
+        return sum(step.waits for step, _ in self._queue)
 
     @property
     def is_last_step(self) -> bool:

@@ -14,21 +14,19 @@ import msgspec
 from ramify.constraint import Constraint
 from ramify.errors import BackendError, Cancelled, UnsupportedNode
 from ramify.lang.chat import Dialogue
+from ramify.lang.hints import hint_of
 from ramify.lang.meta import add_logprobs, meta_info
 from ramify.lang.trace import CURRENT, Call
 from ramify.lang.trace_tokens import tokens_of
 from ramify.lang.transcript import ends_on_token, prompt_of
 from ramify.lang.variables import Variable
-from ramify.messages import Finish, Generate, ProgramHint, TextChunk, TokenLogprobs, Usage
+from ramify.messages import Finish, Generate, NextUse, TextChunk, TokenLogprobs, Usage
 from ramify.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from ramify.lang.branch import Branch
 
 T = TypeVar("T")
-
-LEASE_S = 60.0
-"""How long the pages of a branch that may go on are kept from eviction, unless its program ends before."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +56,12 @@ async def send(
     constraint: Constraint | None = None,
     follow: Variable | None = None,
     dialogue: Dialogue | None = None,
+    next_use: NextUse | None = None,
 ) -> Output:
     """Generate after `call.prompt_end`; `call` is filled in, and `follow` is told of each chunk.
 
-    `dialogue` are the turns up to there, where they are not those of the branch.
+    `dialogue` are the turns up to there, where they are not those of the branch; `next_use` is when the
+    branch goes on from here, where the step knows that.
 
     Raises what the backend raises, `Cancelled` where it aborts, and `BackendError` where it stops short.
     """
@@ -72,12 +72,7 @@ async def send(
         rid=run.next_rid(),
         sampling=sampling,
         constraint=constraint,
-        hint=ProgramHint(
-            program=run.program,
-            name=run.root.call.name,
-            lease_s=0.0 if branch.is_last_step else LEASE_S,
-            path=call.path,
-        ),
+        hint=hint_of(branch, call, next_use),
         scope=run.scope,
         **_prompt(branch, call, dialogue or branch.dialogue),
     )

@@ -164,6 +164,7 @@ class Interpreter:
                 msgspec.structs.replace(sampling, n=1, seed=seed),
                 node.constraint,
                 variable if index == 0 else None,
+                next_use=None if index == 0 else "never",
             )
             for index, seed in enumerate(seeds)
         )
@@ -205,7 +206,7 @@ class Interpreter:
             sampling = resolve_options(OPTION_DEFAULTS, self._run.options, node.options)
             constraint = form.constraint(node.tools, node.required, node.max_calls)
             async with _within(node.timeout):
-                output = await send(branch, call, sampling, constraint, variable)
+                output = await send(branch, call, sampling, constraint, variable, next_use="tool")
             words, asked = form.read(opening + output.text)
         branch.tail = append_output(branch.tail, output.text, output.ids, output.kept_ids, output.tail)
         try:

@@ -116,7 +116,11 @@ class Run:
         """All steps are done."""
         self.started = time.perf_counter()
         self._told_end = False
+        self._ended: list[str] = []
+        self._open_forks: dict[str, int] = {}
+        """By fork: its branches that may still be extended."""
         self._numbers = itertools.count()
+        self._keys = itertools.count()
         self._listeners: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self.root = Branch(self, Call(kind="program", name=name))
@@ -127,6 +131,32 @@ class Run:
 
     def next_rid(self) -> str:
         return f"{self.program}-{next(self._numbers)}"
+
+    def branch_key(self) -> str:
+        """A name for a branch."""
+        return f"b{next(self._keys)}"
+
+    def fork_key(self, size: int) -> str:
+        """A name for a fork into so many branches."""
+        key = f"f{next(self._keys)}"
+        self._open_forks[key] = size
+        return key
+
+    def end_branch(self, branch: Branch) -> None:
+        """Nobody will extend it any more; the next request says so, and of its fork when it was the last."""
+        with self._lock:
+            self._ended.append(branch.key)
+            for fork in branch.forks[-1:]:
+                self._open_forks[fork] -= 1
+                if not self._open_forks[fork]:
+                    del self._open_forks[fork]
+                    self._ended.append(fork)
+
+    def take_ended(self) -> tuple[str, ...]:
+        """The branches and forks that have ended since this was last asked."""
+        with self._lock:
+            ended, self._ended = tuple(self._ended), []
+        return ended
 
     # --- the end ---
 

@@ -43,7 +43,7 @@ async def choose(branch: Branch, step: Call, choices: Sequence[str], method: Cho
     if tail is not None:
         prefix = step.child("prefix", step.name, tail, branch.run.clock())
         prompt_tokens = (
-            await send(branch, prefix, SamplingParams(max_tokens=0, temperature=0.0))
+            await send(branch, prefix, SamplingParams(max_tokens=0, temperature=0.0), next_use="soon")
         ).usage.prompt_tokens
     exact = ends_on_token(tail)
     start = prompt_tokens if exact else max(prompt_tokens - HEALED, 0)
@@ -66,6 +66,7 @@ async def choose(branch: Branch, step: Call, choices: Sequence[str], method: Cho
                 branch,
                 step.child("unconditional", choice, Piece(None, run.ids, choice), branch.run.clock()),
                 scoring,
+                next_use="never",
             )
             for run, choice in zip(tokens, choices, strict=True)
         )
