@@ -58,7 +58,7 @@ def test_programs_and_their_requests(fresh: httpx.Client) -> None:
     assert (first["path"], second["path"], second["forks"]) == (
         ["gen first"],
         ["fork 1", "gen verdict"],
-        "0/1",
+        ["0/2"],
     )
     assert (second["prompt_tokens"], second["cached"], second["out"], second["outcome"]) == (
         20,
