@@ -189,6 +189,30 @@ def check_linear(
     return out
 
 
+def check_matmul(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None, add: bool) -> Tensor:
+    """Return `out`, or new memory for it; raise ValueError naming the argument that is wrong."""
+    if x.dim() != 2 or x.dtype not in ALL_DTYPES or x.stride(1) != 1:
+        raise ValueError(
+            f"x is {tuple(x.shape)} {x.dtype}; it must be (T, inputs), {_names(ALL_DTYPES)}, with contiguous "
+            "rows."
+        )
+    if weight.dim() != 2 or weight.shape[1] != x.shape[1] or weight.dtype != x.dtype or weight.stride(1) != 1:
+        raise ValueError(
+            f"weight is {tuple(weight.shape)} {weight.dtype}; x {tuple(x.shape)} needs (outputs, "
+            f"{x.shape[1]}) {x.dtype} with contiguous rows."
+        )
+    if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != x.dtype or bias.stride(0) != 1):
+        raise ValueError(f"bias must be contiguous ({len(weight)},) {x.dtype}.")
+    shape = (len(x), len(weight))
+    if out is None:
+        if add:
+            raise ValueError("add is set, but there is no out to add to.")
+        return torch.empty(shape, dtype=x.dtype, device=x.device)
+    if out.shape != shape or out.dtype != x.dtype or out.stride(1) != 1:
+        raise ValueError(f"out must be {shape} {x.dtype} with contiguous rows.")
+    return out
+
+
 def check_add_norm(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor | None) -> Tensor:
     """Return `out`, or new memory for it; raise ValueError naming the argument that is wrong."""
     if x.dim() != 2 or residual.shape != x.shape or residual.dtype != x.dtype or residual.stride(1) != 1:

@@ -1,9 +1,10 @@
-"""Weight matrices laid out for the compiled linear kernels, in bfloat16, int8 or int4.
+"""Weight matrices laid out for the compiled linear kernels, in bfloat16, int8, int4 or float32.
 
 Sixteen outputs make a panel. A panel holds its weights in the order of the inputs, and for each input those
 of its sixteen outputs side by side, so that a kernel streams through it once:
 
 bf16   for each pair of inputs: 16 outputs x 2 inputs, bfloat16
+f32    for each input: 16 outputs, float32
 int8   for each input: 16 outputs, int8
 int4   for each eight inputs: 16 int32, one an output. Bits 4p to 4p + 3 are the number (0 to 15) of input
        2p for p < 4, and of input 2p - 7 above, so that the lower and the upper half of an int32 hold the
@@ -23,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Format = Literal["bf16", "int8", "int4"]
-FORMATS: tuple[Format, ...] = ("bf16", "int8", "int4")
+Format = Literal["bf16", "int8", "int4", "f32"]
+FORMATS: tuple[Format, ...] = ("bf16", "int8", "int4", "f32")
 
 LAYOUT_VERSION = 1
 """Changes with the layout: packed weights may lie on disk."""
@@ -47,8 +48,8 @@ LAYOUT = np.dtype([(name, np.int64) for name in (
 class Rows:
     """Rows of a weight matrix, quantised or not, one after the other.
 
-    numbers : (outputs, inputs) bfloat16, int8 or, for int4, uint8 from 0 to 15
-    factors : (outputs, groups) float16 or float32; None for bfloat16
+    numbers : (outputs, inputs) float32, bfloat16, int8 or, for int4, uint8 from 0 to 15
+    factors : (outputs, groups) float16 or float32; None for float32 and bfloat16
     offsets : like factors, for int4; else None
     """
 
@@ -59,7 +60,7 @@ class Rows:
     @property
     def format(self) -> Format:
         if self.factors is None:
-            return "bf16"
+            return "f32" if self.numbers.dtype == torch.float32 else "bf16"
         return "int8" if self.offsets is None else "int4"
 
     @property
@@ -103,7 +104,7 @@ class PackedWeight:
     panels : (panels, bytes) uint8
         The weights.
     scales : (panels, groups, 16 or 32) float16 or float32
-        Empty for bf16.
+        Empty for bf16 and f32.
     bias : (panels * 16,) float32
         In the order of the panels; empty for none.
     gated : bool
@@ -121,7 +122,9 @@ class PackedWeight:
 
     @property
     def padded_inputs(self) -> int:
-        return self.panels.shape[1] * {"bf16": 1, "int8": 2, "int4": 4}[self.format] // (2 * WIDTH)
+        return (
+            self.panels.shape[1] * 8 // (WIDTH * {"f32": 32, "bf16": 16, "int8": 8, "int4": 4}[self.format])
+        )
 
     @functools.cached_property
     def results(self) -> int:
@@ -196,6 +199,8 @@ def unpack(weight: PackedWeight) -> Tensor:
     if weight.format == "bf16":
         pairs = weight.panels.view(torch.bfloat16).view(panels, inputs // 2, WIDTH, 2)
         wide = pairs.transpose(1, 2).reshape(panels, WIDTH, inputs).float()
+    elif weight.format == "f32":
+        wide = weight.panels.view(torch.float32).view(panels, inputs, WIDTH).transpose(1, 2)
     elif weight.format == "int8":
         wide = weight.panels.view(torch.int8).view(panels, inputs, WIDTH).transpose(1, 2).float()
     else:
@@ -225,7 +230,7 @@ def _laid_out(numbers: Tensor, form: Format) -> Tensor:
     if form == "bf16":
         pairs = numbers.view(panels, WIDTH, inputs // 2, 2).transpose(1, 2).contiguous()
         return pairs.view(torch.uint8).view(panels, -1)
-    if form == "int8":
+    if form in ("int8", "f32"):
         return numbers.transpose(1, 2).contiguous().view(torch.uint8).view(panels, -1)
     bytes_ = torch.zeros(panels, WIDTH, inputs // 8, 4, dtype=torch.uint8)
     eights = numbers.view(panels, WIDTH, inputs // 8, 8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from torch import Tensor
 from ramify.kernels.errors import KernelUnavailable
 from ramify.kernels.packed import PackedWeight
 from ramify.kernels.sampling import LogitEdits, LogProbabilities, SamplingOptions
+
+if TYPE_CHECKING:
+    from ramify.kernels.triton.planner import Planner
 
 
 class PagedAttention(Protocol):
@@ -79,6 +82,20 @@ class Linear(Protocol):
         weight: PackedWeight,
         *,
         norm: tuple[Tensor, float] | None = None,
+        out: Tensor | None = None,
+        add: bool = False,
+    ) -> Tensor: ...
+
+
+class MatMul(Protocol):
+    """See `reference.matmul.matmul`."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
         out: Tensor | None = None,
         add: bool = False,
     ) -> Tensor: ...
@@ -162,10 +179,17 @@ class Ops:
     silu_mul: SiluMul | None = None
     sampling: SamplingOps | None = None
     """None where the runtime's own sampler does it, on the host."""
+    planner: type[Planner] | None = None
+    """Attention in two halves: a plan on the host once a step, and launches for each layer. None where
+    `paged_attention` does both."""
+    matmul: MatMul | None = None
+    """Products with weights that are not packed; None where torch's are taken."""
+    deterministic: bool = False
+    """The bits of a row depend on that row alone, and those of attention on what its query sees."""
 
 
-def ops(backend: Literal["cpu", "torch", "triton"]) -> Ops:
-    """The operations of `backend`.
+def ops(backend: Literal["cpu", "torch", "triton"], *, deterministic: bool = False) -> Ops:
+    """The operations of `backend`, if `deterministic` in the forms whose bits do not depend on the batch.
 
     cpu: compiled kernels for this machine. Takes seconds the first time on a machine, 0.3 s from then on;
         nothing is compiled later.
@@ -176,7 +200,7 @@ def ops(backend: Literal["cpu", "torch", "triton"]) -> Ops:
     Raises
     ------
     KernelUnavailable
-        The backend's kernels cannot run here.
+        The backend's kernels cannot run here, or have no deterministic form.
     ValueError
         No such backend.
     """
@@ -195,13 +219,18 @@ def ops(backend: Literal["cpu", "torch", "triton"]) -> Ops:
             rope.rope_store_kv,
             norm.rms_norm,
             logits.apply_mask,
-            linear.linear,
+            linear.row_linear if deterministic else linear.linear,
             prefers_packed=True,
+            deterministic=deterministic,
         )
     if backend == "torch":
+        if deterministic:
+            raise KernelUnavailable(
+                "the torch attention backend has no deterministic form; the cpu and triton backends have one."
+            )
         return _torch_ops()
     if backend == "triton":
-        return _triton_ops()
+        return _triton_ops(deterministic)
     raise ValueError(f"there is no backend {backend!r}; choose 'cpu', 'torch' or 'triton'.")
 
 
@@ -227,15 +256,19 @@ def _torch_ops() -> Ops:
     )
 
 
-def _triton_ops() -> Ops:
-    from ramify.kernels.triton.interpret import INTERPRETED
+def _triton_ops(deterministic: bool) -> Ops:
+    try:
+        from ramify.kernels.triton.interpret import INTERPRETED
+    except ImportError as error:
+        raise KernelUnavailable(f"the Triton kernels cannot be loaded: {error}.") from error
 
     if not INTERPRETED and not torch.cuda.is_available():
         raise KernelUnavailable(
             "the Triton kernels need a CUDA device, and torch.cuda.is_available() is False. The cpu and "
             "torch attention backends need none; with TRITON_INTERPRET=1 Triton's interpreter runs them."
         )
-    from ramify.kernels.triton import activation, attention, kv_store, logits, norm, rope, sampling
+    from ramify.kernels.triton import activation, attention, kv_store, logits, matmul, norm, planner, rope
+    from ramify.kernels.triton import sampling as drawing
 
     return Ops(
         attention.paged_attention,
@@ -249,7 +282,10 @@ def _triton_ops() -> Ops:
         sampling=SamplingOps(
             logits.edit_logits,
             logits.restore_logits,
-            sampling.sample_tokens,
+            drawing.sample_tokens,
             logits.log_probabilities,
         ),
+        planner=planner.Planner,
+        matmul=matmul.matmul if deterministic else None,
+        deterministic=deterministic,
     )

@@ -5,7 +5,8 @@ bfloat16 and the numbers of the weights fit bfloat16 exactly; by tiles (AMX) fro
 which int8 and int4 weights are first rounded to bfloat16 in a thread's own memory. All add up in float32.
 
 A row of the result depends on its own row of x and on the way that was taken, on nothing else: not on the
-other rows, how many there are, or the number of threads. A call takes one way, by its number of rows.
+other rows, how many there are, or the number of threads. A call takes one way, by its number of rows;
+`row_linear` takes one for any number.
 
 A work item is four panels, all rows; threads take items in turn. What follows the product (bias, gating,
 addition to a residual) is done while its results are in the cache.
@@ -116,7 +117,9 @@ def _chooser(form: str, dots: bool) -> Any:
     return choose
 
 
-_bf16_f32, _int8_f32, _int4_f32 = (_chooser(form, False) for form in ("bf16", "int8", "int4"))
+_bf16_f32, _int8_f32, _int4_f32, _f32_f32 = (
+    _chooser(form, False) for form in ("bf16", "int8", "int4", "f32")
+)
 _bf16_dots, _int4_dots = _bf16_f32, _int4_f32  # not called
 if tiles.DOTS:
     _bf16_dots, _int4_dots = (_chooser(form, True) for form in ("bf16", "int4"))
@@ -205,6 +208,8 @@ def _multiply(frame, layout, item, scratch):  # type: ignore[no-untyped-def]
                 _bf16_f32(block, rows)
         elif layout.form == 1:
             _int8_f32(block, rows)
+        elif layout.form == 3:
+            _f32_f32(block, rows)
         elif dots:
             _int4_dots(block, rows)
         else:
@@ -303,8 +308,8 @@ def _build_body(sources: str) -> Any:
         set_i64(block + 8 * tiles.SUMS_ROW, frame.sums_row)
         set_i64(block + 8 * tiles.C_ROW, _C_ROW)
         set_i64(block + 8 * tiles.WIDE, layout.wide)
-        set_i64(block + 8 * tiles.GROUPS, layout.padded // layout.group if layout.form else 1)
-        set_i64(block + 8 * tiles.STEPS, (layout.group if layout.form else layout.padded) // 8)
+        set_i64(block + 8 * tiles.GROUPS, layout.padded // layout.group if layout.group else 1)
+        set_i64(block + 8 * tiles.STEPS, (layout.group if layout.group else layout.padded) // 8)
         index = next_ticket(frame.counters)
         if frame.way == _TILES:
             # Palette 1: eight tiles of 16 rows (bytes 48 to 55) of 64 bytes (words from byte 16 on).
@@ -453,11 +458,14 @@ def tiles_allowed() -> bool:
     return int(ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data)) == 0
 
 
-def way_for(rows: int, form: str, dtype: torch.dtype) -> int:
-    """Which of the three ways multiplies so many rows of x by weights of a format."""
-    if dtype != torch.bfloat16:
+def way_for(rows: int, form: str, dtype: torch.dtype, *, by_row: bool = False) -> int:
+    """Which of the three ways multiplies so many rows of x by weights of a format.
+
+    With `by_row` the number of rows does not matter.
+    """
+    if dtype != torch.bfloat16 or form == "f32":
         return _F32
-    if rows >= TILE_FROM and tiles_allowed():
+    if rows >= TILE_FROM and tiles_allowed() and not by_row:
         return _TILES
     return _DOTS if tiles.DOTS and form != "int8" else _F32
 
@@ -486,13 +494,35 @@ def linear(
     add: bool = False,
 ) -> Tensor:
     """As `reference.linear.linear`, whose docstring is the contract."""
+    return _multiplied(x, weight, norm, out, add, way_for(len(x), weight.format, x.dtype))
+
+
+def row_linear(
+    x: Tensor,
+    weight: PackedWeight,
+    *,
+    norm: tuple[Tensor, float] | None = None,
+    out: Tensor | None = None,
+    add: bool = False,
+) -> Tensor:
+    """As `linear`, by one way for any number of rows: a row's bits depend on it and the weight alone."""
+    return _multiplied(x, weight, norm, out, add, way_for(len(x), weight.format, x.dtype, by_row=True))
+
+
+def _multiplied(
+    x: Tensor,
+    weight: PackedWeight,
+    norm: tuple[Tensor, float] | None,
+    out: Tensor | None,
+    add: bool,
+    way: int,
+) -> Tensor:
     out = check_linear(x, weight, norm, out, add)
     rows = x.shape[0]
     if not rows:
         return out
     x_bf16, out_bf16 = x.dtype == torch.bfloat16, out.dtype == torch.bfloat16
     x_row, out_row = x.stride(0), out.stride(0)
-    way = way_for(rows, weight.format, x.dtype)
     norm_at, eps = (0, 0.0) if norm is None else (norm[0].data_ptr(), norm[1])
     arena = _arena
     while True:

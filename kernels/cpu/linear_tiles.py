@@ -159,6 +159,8 @@ def _nibble(builder: ir.IRBuilder, packed: ir.Value, place: int) -> ir.Value:
 
 def _eight_f32(builder: ir.IRBuilder, form: str, at: ir.Value) -> list[ir.Value]:
     """The weights of a panel for eight inputs, unscaled, as float32: one vector an input."""
+    if form == "f32":
+        return [_load(builder, builder.add(at, _i64(4 * WIDTH * k)), _floats) for k in range(8)]
     if form == "int8":
         rows = [_load(builder, builder.add(at, _i64(WIDTH * k)), _bytes) for k in range(8)]
         return [builder.sitofp(builder.sext(row, _ints), _floats) for row in rows]
@@ -190,7 +192,7 @@ def _four_pairs(builder: ir.IRBuilder, form: str, at: ir.Value) -> list[ir.Value
     return vectors
 
 
-_STEP_BYTES = {"bf16": 16 * WIDTH, "int8": 8 * WIDTH, "int4": 4 * WIDTH}
+_STEP_BYTES = {"f32": 32 * WIDTH, "bf16": 16 * WIDTH, "int8": 8 * WIDTH, "int4": 4 * WIDTH}
 """Bytes of a panel's weights for eight inputs."""
 
 
@@ -198,7 +200,7 @@ def _product(form: str, dots: bool, rows: int, panels: int) -> Any:
     """C = x Wᵀ for so many rows and panels, in float32 or by dots of bfloat16 pairs."""
     x_bytes = 16 if dots else 32  # of eight inputs
     step_bytes = _STEP_BYTES[form]
-    scale_count = {"bf16": 0, "int8": 1, "int4": 2}[form]
+    scale_count = {"f32": 0, "bf16": 0, "int8": 1, "int4": 2}[form]
     grid = [(row, panel) for row in range(rows) for panel in range(panels)]
 
     def fill(builder: ir.IRBuilder, block: ir.Value) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.kernels.triton import activation, kv_store, norm, rope
+from ramify.kernels.triton import activation, kv_store, matmul, norm, rope
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NORM_SHAPES = [(1, 576), (7, 64), (3, 5), (4, 100), (5, 3, 48), (0, 64), (2, 4096), (33, 1, 128)]
@@ -27,6 +27,8 @@ ROPE_SHAPES = [
 """(head_dim, page_size, heads, kv_heads)"""
 STORE_SHAPES = [(1, 64, 2), (3, 80, 3), (16, 64, 1), (64, 7, 2), (16, 256, 9)]
 """(page_size, head_dim, kv_heads)"""
+MATMUL_SHAPES = [(1, 5, 3), (3, 130, 70), (20, 40, 1030), (65, 129, 40), (0, 8, 8)]
+"""(rows, outputs, inputs)"""
 
 
 def random(*shape: int, dtype: torch.dtype, device: str, seed: int = 0) -> Tensor:
@@ -165,3 +167,35 @@ def check_copy(layers: tuple[int, ...], dtype: torch.dtype, device: str, page: t
     for pool, want in zip(pools, expected, strict=True):
         assert torch.equal(pool.nan_to_num(9.0), want.nan_to_num(9.0))
     kv_store.copy_pages(*pools, [], [])
+
+
+def check_matmul(
+    shape: tuple[int, int, int], dtype: torch.dtype, device: str, *, bias: bool = False, add: bool = False
+) -> None:
+    """(rows, outputs, inputs); x and the weight are strided, and what lies behind them is NaN."""
+    rows, outputs, inputs = shape
+    x, weight = (poisoned(count, inputs + 3, dtype=dtype, device=device) for count in (rows, outputs))
+    x, weight = x[:, :inputs], weight[:, :inputs]
+    x.copy_(random(rows, inputs, dtype=dtype, device=device))
+    weight.copy_(random(outputs, inputs, dtype=dtype, device=device, seed=1))
+    shift = random(outputs, dtype=dtype, device=device, seed=2) if bias else None
+    wide = poisoned(rows, outputs + 5, dtype=dtype, device=device)
+    out = wide[:, :outputs]
+    exact = x.double() @ weight.double().t()
+    torchs = F.linear(x, weight, shift)
+    if shift is not None:
+        exact = exact + shift.double()
+    if add:
+        before = random(rows, outputs, dtype=dtype, device=device, seed=3)
+        out.copy_(before)
+        exact, torchs = exact + before.double(), torchs + before
+    given = out.clone() if add else None
+    assert matmul.matmul(x, weight, shift, out=out, add=add) is out
+    assert_as_good(out, torchs, exact)
+    assert wide[:, outputs:].isnan().all(), "written beyond its rows"
+    # On the CPU a product's bits may depend on the row's place in its tile.
+    last = (rows - 1) // 64 * 64 if device == "cpu" else max(rows - 2, 0)
+    for low, high in {(0, 1), (0, min(rows, 3)), (last, rows)} if rows else ():
+        part = None if given is None else given[low:high].clone()
+        alone = matmul.matmul(x[low:high], weight, shift, out=part, add=add)
+        assert torch.equal(alone, out[low:high]), "other rows changed a bit"

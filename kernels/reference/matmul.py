@@ -1,0 +1,34 @@
+"""Products with weights as they are stored, in torch: float32 inside, rounded once."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ramify.kernels.checks import check_matmul
+
+
+def matmul(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None, add: bool = False
+) -> Tensor:
+    """x Wᵀ + b. A kernel's bits of a row depend on that row, the weight and the bias alone.
+
+    Parameters
+    ----------
+    x : (T, inputs) float32, float16 or bfloat16; rows contiguous
+    weight : (outputs, inputs), dtype of x, rows contiguous
+    bias : (outputs,), dtype of x; optional
+    out : (T, outputs), dtype of x, rows contiguous; optional
+        Where to write. Must not overlap x.
+    add : bool
+        Add to what `out` holds, before rounding.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument whose shape, stride or dtype does not fit.
+    """
+    out = check_matmul(x, weight, bias, out, add)
+    y = x.float() @ weight.float().t()
+    if bias is not None:
+        y += bias.float()
+    return out.copy_(y + out.float() if add else y)

@@ -1,0 +1,161 @@
+"""Products with weights as they are stored, x Wᵀ: a row's bits do not depend on how many rows there are."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ramify.kernels.checks import check_matmul
+from ramify.kernels.triton.attention_config import device_of
+from ramify.kernels.triton.interpret import check_device
+
+PART = 1024
+"""Inputs that are summed up on their own. Their sums are added in ascending order, in registers or from
+memory, so spreading the parts over programs changes no bit."""
+_FEW_ROWS = 64
+"""Up to so many rows, that is one row of tiles, parts are spread over programs."""
+_GROUP = 8
+"""Rows of tiles that share the weights that they read: they run one after the other."""
+
+
+class _Tile(NamedTuple):
+    rows: int
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+@triton.jit
+def _part(  # type: ignore[no-untyped-def]
+    x_at, weight_at, low, inputs, row_there, output_there,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, LENGTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The sum over inputs [low, low + LENGTH), INPUTS at a time in ascending order."""
+    total = tl.zeros([ROWS, OUTPUTS], tl.float32)
+    column = tl.arange(0, INPUTS)
+    for start in range(low, low + LENGTH, INPUTS):
+        known = start + column < inputs
+        x = tl.load(x_at + start + column[None, :], mask=row_there[:, None] & known[None, :], other=0.0)
+        weight = tl.load(
+            weight_at + start + column[:, None], mask=known[:, None] & output_there[None, :], other=0.0
+        )
+        total = tl.dot(x, weight, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def _finish(  # type: ignore[no-untyped-def]
+    total, out_ptr, bias_ptr, row, row_there, output, output_there, out_row,
+    BIASED: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    there = row_there[:, None] & output_there[None, :]
+    if BIASED:
+        total += tl.load(bias_ptr + output, mask=output_there, other=0.0).to(tl.float32)[None, :]
+    at = out_ptr + row.to(tl.int64)[:, None] * out_row + output[None, :]
+    if ADD:
+        total += tl.load(at, mask=there, other=0.0).to(tl.float32)
+    tl.store(at, total.to(out_ptr.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _product(  # type: ignore[no-untyped-def]
+    x_ptr, weight_ptr, bias_ptr, out_ptr, part_ptr, rows, outputs, inputs, x_row, weight_row, out_row,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, LENGTH: tl.constexpr,
+    PARTS: tl.constexpr, SPREAD: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr,
+    ADD: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile of the result, or where SPREAD its sum over part `program_id(1)` of the inputs, in float32."""
+    tiles_down, tiles_across = tl.cdiv(rows, ROWS), tl.cdiv(outputs, OUTPUTS)
+    program = tl.program_id(0)
+    first = program // (GROUP * tiles_across) * GROUP
+    down = tl.minimum(tiles_down - first, GROUP)
+    within = program % (GROUP * tiles_across)
+    row = (first + within % down) * ROWS + tl.arange(0, ROWS)
+    output = within // down * OUTPUTS + tl.arange(0, OUTPUTS)
+    row_there, output_there = row < rows, output < outputs
+    x_at = x_ptr + row.to(tl.int64)[:, None] * x_row
+    weight_at = weight_ptr + output.to(tl.int64)[None, :] * weight_row
+    if SPREAD:
+        part = tl.program_id(1)
+        total = _part(
+            x_at, weight_at, part * LENGTH, inputs, row_there, output_there,
+            ROWS, OUTPUTS, INPUTS, LENGTH, PRECISION,
+        )  # fmt: skip
+        at = part_ptr + (part * rows + row).to(tl.int64)[:, None] * outputs + output[None, :]
+        tl.store(at, total, mask=row_there[:, None] & output_there[None, :])
+    else:
+        total = _part(
+            x_at, weight_at, 0, inputs, row_there, output_there,
+            ROWS, OUTPUTS, INPUTS, LENGTH, PRECISION,
+        )  # fmt: skip
+        for part in range(1, PARTS):
+            total += _part(
+                x_at, weight_at, part * LENGTH, inputs, row_there, output_there,
+                ROWS, OUTPUTS, INPUTS, LENGTH, PRECISION,
+            )  # fmt: skip
+        _finish(total, out_ptr, bias_ptr, row, row_there, output, output_there, out_row, BIASED, ADD)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _gather(  # type: ignore[no-untyped-def]
+    part_ptr, bias_ptr, out_ptr, rows, outputs, out_row,
+    PARTS: tl.constexpr, OUTPUTS: tl.constexpr, BIASED: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    """Program (i, r): outputs [i * OUTPUTS, …) of row r, from the sums of their parts in ascending order."""
+    row = tl.program_id(1) + tl.arange(0, 1)
+    output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    row_there, output_there = row < rows, output < outputs
+    there = row_there[:, None] & output_there[None, :]
+    at = part_ptr + row.to(tl.int64)[:, None] * outputs + output[None, :]
+    total = tl.load(at, mask=there, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(at + tl.cast(part, tl.int64) * rows * outputs, mask=there, other=0.0)
+    _finish(total, out_ptr, bias_ptr, row, row_there, output, output_there, out_row, BIASED, ADD)
+
+
+def matmul(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None, add: bool = False
+) -> Tensor:
+    """As `reference.matmul.matmul`, whose docstring is the contract.
+
+    One tile for any number of rows, one order of the inputs: parts of 1024, in each ascending.
+    """
+    check_device(x)
+    out = check_matmul(x, weight, bias, out, add)
+    rows, (outputs, inputs) = len(x), weight.shape
+    if not rows or not outputs:
+        return out
+    tile = _tile(x.dtype)
+    parts = max(1, triton.cdiv(inputs, PART))
+    across = triton.cdiv(outputs, tile.outputs)
+    spread = parts > 1 and rows <= _FEW_ROWS and across < 2 * device_of(x.device).processors
+    room = parts * rows * outputs if spread else 0
+    sums = torch.empty(room, dtype=torch.float32, device=x.device)
+    biased = bias is not None
+    _product[(triton.cdiv(rows, tile.rows) * across, parts if spread else 1)](
+        x, weight, bias if biased else x, out, sums, rows, outputs, inputs,
+        x.stride(0), weight.stride(0), out.stride(0),
+        ROWS=tile.rows, OUTPUTS=tile.outputs, INPUTS=tile.inputs, LENGTH=PART, PARTS=parts, SPREAD=spread,
+        GROUP=_GROUP, BIASED=biased, ADD=add, PRECISION="ieee",
+        num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
+    )  # fmt: skip
+    if spread:
+        _gather[(triton.cdiv(outputs, 1024), rows)](
+            sums, bias if biased else x, out, rows, outputs, out.stride(0),
+            PARTS=parts, OUTPUTS=1024, BIASED=biased, ADD=add, num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+    return out
+
+
+def _tile(dtype: torch.dtype) -> _Tile:
+    """64 rows are the least that a Hopper's `wgmma` takes. A block of weights is 16 KiB; the sums of a tile
+    and of its part are 128 numbers a thread. float32 has no exact tensor cores: fewer, for its registers."""
+    if dtype == torch.float32:
+        return _Tile(16, 64, 32, 4, 3)
+    return _Tile(64, 128, 64, 4, 4)

@@ -1,0 +1,102 @@
+"""Attention of one model on one device: plans of its batches, their launches, and room for graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ramify.kernels.triton.attention import plan_attention, run_plan
+from ramify.kernels.triton.attention_config import CHUNK, device_of, tiles
+from ramify.kernels.triton.attention_graph import StaticPlan, decode_forms
+from ramify.kernels.triton.attention_plan import STATE_BYTES, Plan, Shape
+from ramify.kernels.triton.cascade import plan_from_page_tables
+
+CASCADE_LEVELS = 4
+"""Nodes above one branch that a graph has room for; a deeper tree runs without a graph."""
+CASCADE_STATES = 32
+"""States of one branch that come from shared nodes, likewise."""
+
+
+class Planner:
+    """Plans for layers of one kind. A plan is made on the host, once a step, and holds for all of them.
+
+    Parameters
+    ----------
+    heads, kv_heads, head_dim, dtype, page_size : of the model and its pages
+    window : positions each query sees, 0 for all
+    device : of the pages
+    deterministic : bits do not depend on the batch
+    cascade : read what sequences share once for all of them, where that pays
+    """
+
+    def __init__(
+        self,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        page_size: int,
+        window: int,
+        device: torch.device,
+        deterministic: bool,
+        cascade: bool,
+    ) -> None:
+        figures = device_of(device)
+        chosen = tiles(head_dim, dtype, figures, deterministic=deterministic)
+        self.shape = Shape(
+            heads, kv_heads, head_dim, dtype.itemsize, page_size, window, deterministic, chosen, figures
+        )
+        self._device = device
+        self._cascade = cascade and not window
+
+    def plan(
+        self,
+        page_table: NDArray[np.int32],
+        query_starts: Sequence[int] | NDArray[np.int32],
+        kv_lens: Sequence[int] | NDArray[np.int32],
+        device: torch.device | None = None,
+    ) -> Plan:
+        """The plan of a batch, from lengths on the host; its tensors are on `device`, else with the pages.
+
+        page_table : (B, max_pages) int32
+        query_starts, kv_lens : B + 1 and B integers
+        """
+        device = device or self._device
+        if self._cascade:
+            return plan_from_page_tables(page_table, query_starts, kv_lens, self.shape, device)  # type: ignore[arg-type]
+        return plan_attention(query_starts, kv_lens, self.shape, device)  # type: ignore[arg-type]
+
+    def room(self, sequences: int, pool_tokens: int) -> StaticPlan:
+        """For plans of up to `sequences` decodes over `pool_tokens` positions; rare ones may not fit."""
+        shape = self.shape
+        forms = decode_forms(shape, sequences, pool_tokens, cascade=self._cascade)
+        states = forms[0][2] + (pool_tokens // CHUNK if shape.deterministic else 0)
+        if self._cascade:
+            states += CASCADE_STATES * sequences
+        return StaticPlan(
+            shape,
+            self._device,
+            tokens=sequences,
+            forms=forms,
+            states=min(states, STATE_BYTES // (4 * (shape.head_dim + 2) * shape.heads)),
+            listed_tokens=CASCADE_LEVELS * sequences if self._cascade else 0,
+        )
+
+    @staticmethod
+    def run(
+        plan: Plan,
+        q: Tensor,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        page_table: Tensor,
+        out: Tensor,
+        *,
+        scale: float,
+    ) -> Tensor:
+        """See `attention.run_plan`: launches and nothing else."""
+        return run_plan(plan, q, k_pages, v_pages, page_table, out, scale=scale)
