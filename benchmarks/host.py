@@ -27,6 +27,7 @@ from ramify.runtime.grammar.compilers import GrammarStore
 from ramify.runtime.grammar.vocabulary import Vocabulary
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
+from ramify.runtime.worker.sampler import HostSampler
 from ramify.sampling import SamplingParams
 
 VOCABULARY = 512
@@ -42,7 +43,7 @@ class AnswersAtOnce:
     def __init__(self) -> None:
         self._logits = torch.randn(1024, VOCABULARY)
         self._logits[:, 0] = -100.0  # nobody stops
-        self.apply_mask = ops("cpu").apply_mask
+        self.sampler = HostSampler(ops("cpu").apply_mask)
 
     def forward(self, batch: Any) -> torch.Tensor:
         return torch.zeros(len(batch.ids), HIDDEN)

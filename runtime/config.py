@@ -14,20 +14,35 @@ class EngineConfig:
 
     model: str = DEFAULT_MODEL
     """A name, a hub id, a local folder, or a `.gguf` file."""
+    load_format: Literal["auto", "dummy"] = "auto"
+    """dummy: random weights of the model's shape, for benchmarks; config and tokenizer suffice."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 where the processor multiplies it natively, else float32."""
+    """auto: bfloat16 where the device multiplies it natively, else float32."""
     quantization: Literal["auto", "none", "int8", "int4", "gguf"] = "auto"
     """Weights. gguf: as the file holds them. int8, int4: rounded. auto: gguf for a GGUF file, else none; none
     where float32 was asked for."""
-    device: Literal["auto", "cpu"] = "auto"
-    attention_backend: Literal["auto", "cpu", "torch"] = "auto"
-    """cpu: the compiled kernel that reads pages in place. torch: its reference twin."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda where torch finds a CUDA device, else cpu."""
+    attention_backend: Literal["auto", "cpu", "torch", "triton"] = "auto"
+    """cpu: compiled kernels that read pages in place. triton: kernels for NVIDIA GPUs. torch: the reference
+    twins, slow. auto: cpu or triton, by the device."""
+    cascade: bool | None = None
+    """The triton backend reads what requests share once for all of them, where that pays. None does so
+    wherever it can be done."""
+    cuda_graphs: bool | None = None
+    """Replay decoding steps as CUDA graphs; None does so on a CUDA device."""
+    deterministic: bool = False
+    """The bits of an output do not depend on what runs beside it, on chunks, or on what was cached."""
     cache: Literal["radix", "naive"] = "radix"
     """naive: the same interface without sharing, for baselines."""
     page_size: int = 16
-    kv_memory_gb: float = 1.0
-    """Memory for KV pages, in GiB; ignored when `num_pages` is given."""
+    kv_memory_gb: float | None = None
+    """Memory for KV pages, in GiB; ignored when `num_pages` is given. None takes 1 on the CPU, and on a CUDA
+    device what `memory_fraction` leaves."""
     num_pages: int | None = None
+    memory_fraction: float | None = None
+    """The share of a CUDA device's memory that weights, workspace and KV pages may take together; None takes
+    0.9."""
     context_length: int | None = None
     """At most the model's own; None takes the model's own."""
     max_running: int = 128
@@ -59,8 +74,10 @@ class EngineConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         if self.num_pages is not None and self.num_pages < 2:
             raise ValueError(f"num_pages is {self.num_pages}; it must be at least 2.")
-        if self.kv_memory_gb <= 0:
+        if self.kv_memory_gb is not None and self.kv_memory_gb <= 0:
             raise ValueError(f"kv_memory_gb is {self.kv_memory_gb}; it must be above 0.")
+        if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
+            raise ValueError(f"memory_fraction is {self.memory_fraction}; it must be above 0 and at most 1.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

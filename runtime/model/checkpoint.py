@@ -8,6 +8,8 @@ from typing import Any
 
 from ramify.errors import InvalidRequest, NotFound
 
+TOKENIZER_FILE = "tokenizer.json"
+
 
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a checkpoint folder; raises `NotFound` where one of its shards is missing."""
@@ -29,15 +31,17 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    return (folder / "tokenizer.json").is_file()
+    return (folder / TOKENIZER_FILE).is_file()
 
 
-def missing_file(folder: Path) -> str | None:
+def missing_file(folder: Path, *, weights: bool = True) -> str | None:
     """The first file that a usable checkpoint folder needs and this one lacks; None when complete."""
     if not (folder / "config.json").is_file():
         return "config.json"
     if not has_tokenizer(folder):
-        return "tokenizer.json"
+        return TOKENIZER_FILE
+    if not weights:
+        return None
     try:
         weight_files(folder)
     except NotFound as error:

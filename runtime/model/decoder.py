@@ -13,7 +13,18 @@ from torch import Tensor, nn
 from ramify.kernels.packed import PackedWeight, Rows, pack
 from ramify.kernels.reference import linear as reference
 from ramify.runtime.model.config import ModelConfig
-from ramify.runtime.model.layers import Linear, LinearOp, NormOp, RMSNorm, Slot, Slots, under
+from ramify.runtime.model.layers import (
+    ActivationOp,
+    Linear,
+    LinearOp,
+    MatMulOp,
+    NormOp,
+    RMSNorm,
+    Slot,
+    Slots,
+    plain_matmul,
+    under,
+)
 from ramify.runtime.model.rope import rotations
 
 
@@ -67,6 +78,7 @@ class Model(nn.Module, ABC):
         self.packed_head: PackedWeight | None = None
         """Once packed: what `logits` multiplies by. `head` is empty then, unless it is the embedding."""
         self._head_op: LinearOp = reference.linear
+        self._matmul: MatMulOp = plain_matmul
         self._head_rows: Rows | None = None
         self.rotations = rotations(config.rope, config.head_dim, config.context_length)
 
@@ -99,11 +111,24 @@ class Model(nn.Module, ABC):
             if isinstance(module, Linear):
                 module.op = linear
 
+    def use_activation(self, silu_mul: ActivationOp) -> None:
+        """Compute silu(gate) · up of weights that are not packed with `silu_mul` from now on."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.activation = silu_mul
+
+    def use_matmul(self, matmul: MatMulOp) -> None:
+        """Multiply by weights that are not packed with `matmul` from now on."""
+        self._matmul = matmul
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.matmul = matmul
+
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """(R, hidden) -> (R, vocab) float32."""
+        """(R, hidden) -> (R, vocab); float32 from a packed head, else as `hidden`."""
         if self.packed_head is None:
-            return F.linear(hidden, self.head).float()
+            return self._matmul(hidden, self.head)
         out = hidden.new_empty((len(hidden), self.config.vocab_size), dtype=torch.float32)
         return self._head_op(hidden, self.packed_head, out=out)
 

@@ -70,6 +70,43 @@ class LinearOp(Protocol):
     ) -> Tensor: ...
 
 
+class ActivationOp(Protocol):
+    """See `kernels.reference.activation.silu_mul`."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class MatMulOp(Protocol):
+    """See `kernels.reference.matmul.matmul`."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        out: Tensor | None = None,
+        add: bool = False,
+    ) -> Tensor: ...
+
+
+def plain_activation(x: Tensor) -> Tensor:
+    gate, through = x.chunk(2, dim=-1)
+    return F.silu(gate) * through
+
+
+def plain_matmul(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None, add: bool = False
+) -> Tensor:
+    """By torch: with `add` one product and no temporary."""
+    if out is None:
+        return F.linear(x, weight, bias)
+    if not add:
+        return out.copy_(F.linear(x, weight, bias))
+    out.addmm_(x, weight.t())
+    return out if bias is None else out.add_(bias)
+
+
 class Linear(nn.Module):
     """x ↦ x Wᵀ + b for several projections of the same input, stacked into one matrix.
 
@@ -97,6 +134,8 @@ class Linear(nn.Module):
         self.packed: list[PackedWeight] = []
         """Once packed: matrices below each other that together are `weight`, which is empty from then on."""
         self.op: LinearOp = reference.linear
+        self.matmul: MatMulOp = plain_matmul
+        self.activation: ActivationOp = plain_activation
         self._rows: dict[str, Rows] = {}
 
     def forward(self, x: Tensor, norm: RMSNorm | None = None) -> Tensor:
@@ -106,19 +145,18 @@ class Linear(nn.Module):
         if norm is not None:
             x = norm.op(x, norm.weight, norm.eps)
         if not self.packed:
-            y = F.linear(x, self.weight, self.bias)
-            return _gated(y) if self.gated else y
+            y = self.matmul(x, self.weight, self.bias)
+            return self.activation(y) if self.gated else y
         y = x.new_empty(len(x), sum(part.outputs for part in self.packed))
         self._parts(x, y, add=False)
-        return _gated(y) if self.gated else y
+        return self.activation(y) if self.gated else y
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual += x Wᵀ + b, in place: one matrix product and no temporary."""
+        """residual += x Wᵀ + b, in place."""
         if self.packed:
             self._parts(x, residual, add=True)
             return residual
-        residual.addmm_(x, self.weight.t())
-        return residual if self.bias is None else residual.add_(self.bias)
+        return self.matmul(x, self.weight, self.bias, out=residual, add=True)
 
     def _parts(self, x: Tensor, out: Tensor, *, add: bool) -> None:
         if len(self.packed) == 1:
@@ -177,11 +215,6 @@ class Linear(nn.Module):
         self.packed = packed
         self.weight, self.bias = _parameter(self.weight.new_empty(0)), None
         self._rows = {}
-
-
-def _gated(y: Tensor) -> Tensor:
-    gate, through = y.chunk(2, dim=-1)
-    return F.silu(gate) * through
 
 
 class GatedMLP(nn.Module):

@@ -23,7 +23,7 @@ from ramify.runtime.model.qwen3 import Qwen3
 from ramify.runtime.model.resolve import ModelFiles
 from ramify.runtime.model.weights import fill, tensors_in_folder
 
-__all__ = ["Attend", "Model", "dummy_model", "load_model", "read_config"]
+__all__ = ["Attend", "Model", "dummy_model", "load_model", "read_config", "shortened"]
 
 FAMILIES: dict[Family, type[Model]] = {"llama": Llama, "mistral": Mistral, "qwen2": Qwen2, "qwen3": Qwen3}
 
@@ -36,16 +36,18 @@ def load_model(
     context_length: int | None = None,
     quantization: Quantization = "none",
     packed: bool = False,
+    deterministic: bool = False,
 ) -> Model:
     """The model in `files`, its weights converted to `dtype` on `device`.
 
     `context_length` shortens the model's own, and with it the table of rotations. With `packed`, or with any
     quantization, matrices are laid out for the compiled kernels where there is a form for their numbers,
-    once for all starts: the result lies in the cache folder.
+    once for all starts: the result lies in the cache folder. With `packed` and `deterministic` all of them
+    are: torch's products depend on the number of rows.
     Raises `InvalidRequest` or `UnsupportedField` where the checkpoint is not one that can be run.
     """
-    config = _shortened(read_config(files.weights), context_length)
-    form = packing(quantization, dtype)
+    config = shortened(read_config(files.weights), context_length)
+    form = packing(quantization, dtype, everything=packed and deterministic)
     if quantization == "none" and not (packed and form):
         return _filled(files.weights, config, dtype, device, quantised=False)
     if str(device) != "cpu":
@@ -60,6 +62,8 @@ def load_model(
 
     paths = weight_files(files.weights) if files.weights.is_dir() else [files.weights]
     variant = f"{quantization}-{str(dtype).removeprefix('torch.')}"
+    if deterministic and dtype == torch.float32:
+        variant += "-whole"
     return load_packed(paths, variant, lambda: _empty(config, dtype, device), full)
 
 
@@ -76,14 +80,25 @@ def _filled(
 
 
 @torch.inference_mode()
-def dummy_model(config: ModelConfig, *, dtype: torch.dtype, seed: int = 0) -> Model:
-    """A model of random weights, N(0, 0.02²) with norms of 1, the same for the same seed: for benchmarks."""
-    model = _empty(config, dtype, "cpu")
+def dummy_model(
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    packed: bool = False,
+    deterministic: bool = False,
+) -> Model:
+    """A model of random weights for benchmarks, N(0, 0.02²) with norms of 1: the same for the same seed and
+    kind of device. `packed` and `deterministic` as in `load_model`."""
+    model = _empty(config, dtype, device)
     norms = {id(module.weight) for module in model.modules() if isinstance(module, RMSNorm)}
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
     for parameter in model.parameters():
         if id(parameter) not in norms:
             parameter.normal_(0.0, 0.02, generator=generator)
+    if packed:
+        model.pack(packing("none", dtype, everything=deterministic))
     return model
 
 
@@ -97,7 +112,8 @@ def _empty(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) 
         return FAMILIES[config.family](config, dtype).eval()
 
 
-def _shortened(config: ModelConfig, context_length: int | None) -> ModelConfig:
+def shortened(config: ModelConfig, context_length: int | None) -> ModelConfig:
+    """`config` with a smaller context; raises `InvalidRequest` where it is none."""
     if context_length is None:
         return config
     if not 1 <= context_length <= config.context_length:

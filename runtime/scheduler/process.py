@@ -13,9 +13,7 @@ from pathlib import Path
 
 import torch
 
-from ramify.errors import EngineError
-from ramify.kernels.errors import KernelUnavailable
-from ramify.kernels.registry import Ops, ops
+from ramify.kernels.registry import Ops
 from ramify.messages import CompilerDied, ModelInfo, Ready, ToScheduler
 from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
@@ -25,33 +23,21 @@ from ramify.runtime.grammar.policy import prepare_xgrammar
 from ramify.runtime.grammar.retokenize import Retokenizer, encode
 from ramify.runtime.grammar.vocabulary import from_tokenizer, load_backend
 from ramify.runtime.ipc import Inbox, Outbox, Sockets
-from ramify.runtime.model.load import load_model, read_config
+from ramify.runtime.model.decoder import Model
+from ramify.runtime.model.load import dummy_model, load_model, read_config, shortened
 from ramify.runtime.model.quantization import resolve_quantization
 from ramify.runtime.model.resolve import ModelFiles
 from ramify.runtime.scheduler.compiler_host import CompilerHost
 from ramify.runtime.scheduler.healing import Healer
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
-from ramify.runtime.worker.kv_pool import KvPool, page_bytes
+from ramify.runtime.worker.build import build_runner
+from ramify.runtime.worker.memory import SPARE_PAGES
 from ramify.runtime.worker.runner import Runner
-from ramify.runtime.worker_process import Orders, log, reporting_start_up, take_orders
+from ramify.runtime.worker_process import Orders, reporting_start_up, take_orders
 
 IDLE_S = 0.5
 """Without a message for so long, the scheduler does its chore."""
-
-SPARE_PAGES = 2
-"""Pages that a lone request may need beside its own tokens': the two ends of a copy-on-write."""
-
-
-def resolve_dtype(config: EngineConfig) -> torch.dtype:
-    """bfloat16 where the processor multiplies it natively, else float32."""
-    if config.dtype == "auto":
-        return torch.bfloat16 if _bf16_native() else torch.float32
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
-
-
-def _bf16_native() -> bool:
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def main() -> None:
@@ -132,30 +118,35 @@ def _load(
     config: EngineConfig, orders: Orders, longest: int
 ) -> tuple[Runner, PrefixCache | NaiveCache, Limits]:
     """The model on its pages. `longest` is the model's own context length."""
-    dtype = resolve_dtype(config)
-    files = ModelFiles(name=orders.model_name, weights=Path(orders.weights), tokenizer=Path(orders.tokenizer))
     context_length = min(config.context_length or longest, longest)
-    kernels = _kernels(config)
-    quantization = config.quantization
-    if quantization == "auto" and not kernels.prefers_packed:
-        quantization = "none"
-    model = load_model(
-        files,
-        dtype=dtype,
-        context_length=context_length,
-        quantization=resolve_quantization(quantization, files.weights, exact=config.dtype == "float32"),
-        packed=kernels.prefers_packed,
-    )
-    shape = model.config
-    num_pages = config.num_pages
-    if num_pages is None:
-        num_pages = int(config.kv_memory_gb * 2**30) // page_bytes(shape, config.page_size, dtype)
-    if num_pages <= SPARE_PAGES:
-        raise EngineError(
-            f"The KV memory holds {num_pages} pages; at least {SPARE_PAGES + 1} are needed.",
-            remedy="Give the engine a larger kv_memory_gb or num_pages.",
+
+    def load(dtype: torch.dtype, device: torch.device, kernels: Ops) -> Model:
+        weights = Path(orders.weights)
+        if config.load_format == "dummy":
+            shape = shortened(read_config(weights), context_length)
+            return dummy_model(
+                shape,
+                dtype=dtype,
+                device=device,
+                seed=config.seed,
+                packed=kernels.prefers_packed,
+                deterministic=kernels.deterministic,
+            )
+        quantization = config.quantization
+        if quantization == "auto" and not kernels.prefers_packed:
+            quantization = "none"
+        return load_model(
+            ModelFiles(name=orders.model_name, weights=weights, tokenizer=Path(orders.tokenizer)),
+            dtype=dtype,
+            device=device,
+            context_length=context_length,
+            quantization=resolve_quantization(quantization, weights, exact=config.dtype == "float32"),
+            packed=kernels.prefers_packed,
+            deterministic=kernels.deterministic,
         )
-    pool = KvPool(shape, num_pages=num_pages, page_size=config.page_size, dtype=dtype)
+
+    runner = build_runner(config, load)
+    shape, num_pages = runner.model.config, runner.pool.num_pages
     cache = (PrefixCache if config.cache == "radix" else NaiveCache)(num_pages, config.page_size)
     limits = Limits(
         context_length=context_length,
@@ -163,18 +154,7 @@ def _load(
         eos_token_ids=shape.eos_token_ids,
         kv_tokens=(num_pages - SPARE_PAGES) * config.page_size,
     )
-    return Runner(model, pool, kernels), cache, limits
-
-
-def _kernels(config: EngineConfig) -> Ops:
-    """The compiled kernels, or where "auto" finds that they cannot run here, their torch twins."""
-    if config.attention_backend != "auto":
-        return ops(config.attention_backend)
-    try:
-        return ops("cpu")
-    except KernelUnavailable as error:
-        log.warning("attention runs on the slow torch backend: %s", error)
-        return ops("torch")
+    return runner, cache, limits
 
 
 def _model_info(orders: Orders, runner: Runner, limits: Limits) -> ModelInfo:
@@ -186,7 +166,7 @@ def _model_info(orders: Orders, runner: Runner, limits: Limits) -> ModelInfo:
         eos_token_ids=limits.eos_token_ids,
         bos_token_id=runner.model.config.bos_token_id,
         dtype=str(runner.pool.k.dtype).removeprefix("torch."),
-        device="cpu",
+        device=runner.device.type,
         chat_format=None,  # the tokenizer process knows it
     )
 

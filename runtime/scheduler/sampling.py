@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.output import Logprob
 from ramify.runtime.scheduler.request import Request
 from ramify.runtime.worker.runner import Runner
-from ramify.runtime.worker.sampler import SamplingRow, log_probabilities, sample
+from ramify.runtime.worker.sampler import SamplingRow
 
 LOGPROB_ROWS = 64
 """Rows whose logits exist at one time: 64 x 49k float32 are 13 MB."""
@@ -31,19 +31,27 @@ class RequestSampler:
         self._runner = runner
         self._limits = limits
 
-    def next_tokens(self, requests: Sequence[Request], logits: torch.Tensor) -> list[Sampled]:
-        """One token a request from `logits`, (requests, vocab) float32, which are changed."""
+    def next_tokens(
+        self,
+        requests: Sequence[Request],
+        logits: torch.Tensor,
+        meanwhile: Callable[[torch.Tensor], None] | None = None,
+    ) -> list[Sampled]:
+        """One token a request from `logits`, (requests, vocab), which are changed.
+
+        `meanwhile` gets the tokens on the model's device, (requests,) int64, before they are waited for.
+        """
         rows = [self._row(request) for request in requests]
         asked = [row for row, request in enumerate(requests) if request.sampling.logprobs is not None]
-        original = logits[asked].clone() if asked else None
-        tokens = sample(logits, rows, self._runner.apply_mask)
+        top = max((requests[row].sampling.logprobs or 0 for row in asked), default=0)
+        drawing = self._runner.sampler.begin(logits, rows, asked, top)
+        if meanwhile is not None:
+            meanwhile(drawing.tokens)
+        tokens, found = drawing.result()
         logprobs: list[Logprob | None] = [None] * len(rows)
-        if original is not None:
-            top = max(requests[row].sampling.logprobs or 0 for row in asked)
-            values = log_probabilities(original, torch.from_numpy(tokens[asked]), top)
-            for row, (value, best) in zip(asked, values, strict=True):
-                logprobs[row] = (int(tokens[row]), value, best[: requests[row].sampling.logprobs])
-        return [Sampled(token, logprob) for token, logprob in zip(tokens.tolist(), logprobs, strict=True)]
+        for row, (value, best) in zip(asked, found, strict=True):
+            logprobs[row] = (tokens[row], value, best[: requests[row].sampling.logprobs])
+        return [Sampled(token, logprob) for token, logprob in zip(tokens, logprobs, strict=True)]
 
     def known_tokens(
         self, request: Request, hidden: torch.Tensor, start: int, low: int, high: int
@@ -57,8 +65,8 @@ class RequestSampler:
         for first in range(low, high, LOGPROB_ROWS):
             last = min(first + LOGPROB_ROWS, high)
             logits = self._runner.logits(hidden[first - start - 1 : last - start - 1])
-            tokens = request.ids[first:last].astype(np.int64)
-            values = log_probabilities(logits, torch.from_numpy(tokens), top)
+            tokens = request.ids[first:last]
+            values = self._runner.sampler.log_probabilities(logits, tokens, top)
             found += [(int(token), value, best) for token, (value, best) in zip(tokens, values, strict=True)]
         return found
 

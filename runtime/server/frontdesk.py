@@ -81,7 +81,9 @@ class FrontDesk:
 
     async def start(self) -> None:
         """Resolve the model and start the ring; raises when either fails."""
-        self._files = await asyncio.to_thread(resolve, self._config.model)
+        self._files = await asyncio.to_thread(
+            resolve, self._config.model, weights=self._config.load_format != "dummy"
+        )
         await self._start_ring()
         self._heartbeat = asyncio.create_task(self._beat())
 

@@ -14,9 +14,10 @@ class Extension:
     """The new tokens of one request in one step: positions ``[start, stop)`` of its `ids`.
 
     `pages[i]` holds positions ``[i * page_size, (i + 1) * page_size)`` and reaches to `stop`.
+    Without `ids` there is one token, which the batch's `next_ids` hold.
     """
 
-    ids: np.ndarray
+    ids: np.ndarray | None
     start: int
     stop: int
     pages: Sequence[int]
@@ -24,11 +25,11 @@ class Extension:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """B requests with T new tokens in all.
+    """B requests with T new tokens in all. Everything but `next_ids` is on the host.
 
     Attributes
     ----------
-    ids, positions, slots : (T,) int64
+    tokens : (3, T) int64
         Token ids, their positions, and where their KV goes (page * page_size + offset).
     page_table : (B, max_pages) int32
         Rows are padded with page 0, which is never read there: `kv_lens` says where a row ends.
@@ -37,28 +38,40 @@ class ForwardBatch:
         Tokens in pages after the step, new ones included.
     copies : list of (source, destination)
         Pages to copy first (copy-on-write).
+    next_ids : (T,) int64, optional
+        Token ids on the model's device, instead of those in `tokens`: nobody on the host knows them yet.
     """
 
-    ids: torch.Tensor
-    positions: torch.Tensor
-    slots: torch.Tensor
+    tokens: torch.Tensor
     page_table: torch.Tensor
     query_starts: torch.Tensor
     kv_lens: torch.Tensor
     copies: list[tuple[int, int]]
+    next_ids: torch.Tensor | None = None
+
+    @property
+    def ids(self) -> torch.Tensor:
+        return self.tokens[0]
+
+    @property
+    def decoding(self) -> bool:
+        """Every request has one token."""
+        return self.tokens.shape[1] == len(self.kv_lens)
 
 
 def pack(
-    extensions: Sequence[Extension], page_size: int, copies: Sequence[tuple[int, int]] = ()
+    extensions: Sequence[Extension],
+    page_size: int,
+    copies: Sequence[tuple[int, int]] = (),
+    next_ids: torch.Tensor | None = None,
 ) -> ForwardBatch:
     """Lay out `extensions` one after the other."""
     count = len(extensions)
     query_starts = np.zeros(count + 1, dtype=np.int32)
     np.cumsum([extension.stop - extension.start for extension in extensions], out=query_starts[1:])
     total = int(query_starts[-1])
-    ids = np.empty(total, dtype=np.int64)
-    positions = np.empty(total, dtype=np.int64)
-    slots = np.empty(total, dtype=np.int64)
+    tokens = np.empty((3, total), dtype=np.int64)
+    ids, positions, slots = tokens
     kv_lens = np.fromiter((extension.stop for extension in extensions), dtype=np.int32, count=count)
     widths = -(-kv_lens // page_size)
     page_table = np.zeros((count, int(widths.max())), dtype=np.int32)
@@ -67,20 +80,20 @@ def pack(
         low, high = query_starts[row], query_starts[row + 1]
         if high - low == 1:
             position = extension.start
-            ids[low] = extension.ids[position]
+            ids[low] = 0 if extension.ids is None else extension.ids[position]
             positions[low] = position
             slots[low] = extension.pages[position // page_size] * page_size + position % page_size
             continue
+        assert extension.ids is not None
         span = np.arange(extension.start, extension.stop)
         ids[low:high] = extension.ids[extension.start : extension.stop]
         positions[low:high] = span
         slots[low:high] = page_table[row, span // page_size].astype(np.int64) * page_size + span % page_size
     return ForwardBatch(
-        ids=torch.from_numpy(ids),
-        positions=torch.from_numpy(positions),
-        slots=torch.from_numpy(slots),
+        tokens=torch.from_numpy(tokens),
         page_table=torch.from_numpy(page_table),
         query_starts=torch.from_numpy(query_starts),
         kv_lens=torch.from_numpy(kv_lens),
         copies=list(copies),
+        next_ids=next_ids,
     )

@@ -8,20 +8,31 @@ from ramify.runtime.model.config import ModelConfig
 
 
 class KvPool:
-    """`k` and `v`: (layers, num_pages, kv_heads, page_size, head_dim).
+    """`k` and `v`: (layers, num_pages + 1, kv_heads, page_size, head_dim).
 
     A page of one head is contiguous, so that attention streams it without striding over other heads.
+    The page behind the last belongs to nobody: steps that are padded write their padding there.
     """
 
     def __init__(
-        self, model: ModelConfig, *, num_pages: int, page_size: int, dtype: torch.dtype, device: str = "cpu"
+        self,
+        model: ModelConfig,
+        *,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
     ) -> None:
-        shape = (model.num_layers, num_pages, model.num_kv_heads, page_size, model.head_dim)
+        shape = (model.num_layers, num_pages + 1, model.num_kv_heads, page_size, model.head_dim)
         # Not zeroed: pages that no request has used cost no memory, and no row is read before it is written.
         self.k = torch.empty(shape, dtype=dtype, device=device)
         self.v = torch.empty(shape, dtype=dtype, device=device)
         self.num_pages = num_pages
         self.page_size = page_size
+
+    @property
+    def spare_page(self) -> int:
+        return self.num_pages
 
 
 def page_bytes(model: ModelConfig, page_size: int, dtype: torch.dtype) -> int:

@@ -2,65 +2,91 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 
 from ramify.kernels.registry import Ops
 from ramify.runtime.model.decoder import Model
+from ramify.runtime.worker.attention import PlannedAttention, StepAttention, attention_of, moved
 from ramify.runtime.worker.batch import ForwardBatch
+from ramify.runtime.worker.decode_graphs import DecodeGraphs
+from ramify.runtime.worker.device_sampler import DeviceSampler
 from ramify.runtime.worker.kv_pool import KvPool
+from ramify.runtime.worker.sampler import HostSampler, Sampler
 
 
 class Runner:
-    """Owns the model and its KV pages."""
+    """Owns the model and its KV pages.
 
-    def __init__(self, model: Model, pool: KvPool, ops: Ops) -> None:
+    cascade : read shared prefixes once, where the kernels can and where it pays
+    """
+
+    def __init__(self, model: Model, pool: KvPool, ops: Ops, *, cascade: bool = True) -> None:
         self.model = model
         self.pool = pool
+        self.device = pool.k.device
         self._ops = ops
-        self._scale = model.config.head_dim**-0.5
+        self._attention = attention_of(ops, model.config, pool, cascade=cascade)
+        self._graphs: DecodeGraphs | None = None
         # Views of the pool, made once: indexing it costs 2 us, twice a layer in every step.
         self._k_layers, self._v_layers = list(pool.k), list(pool.v)
         model.use_norm(ops.rms_norm)
-        self.apply_mask = ops.apply_mask
         if ops.linear is not None:
             model.use_linear(ops.linear)
+        if ops.silu_mul is not None:
+            model.use_activation(ops.silu_mul)
+        if ops.matmul is not None:
+            model.use_matmul(ops.matmul)
+        self.sampler: Sampler = (
+            HostSampler(ops.apply_mask) if ops.sampling is None else DeviceSampler(ops.sampling, self.device)
+        )
+
+    def capture_decodes(self, sizes: Sequence[int], max_pages: int) -> None:
+        """Replay decodes as CUDA graphs of these `sizes` from now on; on the CPU they run padded alike.
+
+        max_pages : pages of the longest request
+        """
+        assert isinstance(self._attention, PlannedAttention)
+        self._graphs = DecodeGraphs(
+            sizes, max_pages, self.pool, self._attention, lambda *inputs: self._compute(*inputs)
+        )
+        self._graphs.capture()
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Copy pages, store the new tokens' KV, and return the hidden states: (T, hidden)."""
-        ops, pool, scale = self._ops, self.pool, self._scale
-        k_layers, v_layers = self._k_layers, self._v_layers
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Copy pages, store the new tokens' KV, and return the hidden states: (T, hidden).
+
+        They hold until the next call. On a CUDA device this returns before they are computed.
+        """
+        pool = self.pool
         if batch.copies:
             sources, destinations = zip(*batch.copies, strict=True)
-            ops.copy_pages(pool.k, pool.v, list(sources), list(destinations))
+            self._ops.copy_pages(pool.k, pool.v, list(sources), list(destinations))
+        if self._graphs is not None and batch.decoding:
+            hidden = self._graphs.run(batch)
+            if hidden is not None:
+                return hidden
+        tokens = moved(batch.tokens, self.device)
+        ids = tokens[0] if batch.next_ids is None else batch.next_ids
+        return self._compute(ids, tokens[1], tokens[2], self._attention.step(batch, self.device))
+
+    def _compute(self, ids: Tensor, positions: Tensor, slots: Tensor, attention: StepAttention) -> Tensor:
+        """ids, positions, slots: (T,) int64 on the device."""
+        k_layers, v_layers, store = self._k_layers, self._v_layers, self._ops.rope_store_kv
 
         def attend(
-            layer: int,
-            q: torch.Tensor,
-            k: torch.Tensor,
-            v: torch.Tensor,
-            rotation: torch.Tensor,
-            *,
-            window: int = 0,
-        ) -> torch.Tensor:
+            layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Tensor, *, window: int = 0
+        ) -> Tensor:
             k_pages, v_pages = k_layers[layer], v_layers[layer]
-            ops.rope_store_kv(q, k, v, rotation, k_pages, v_pages, batch.slots)
-            attended: torch.Tensor = ops.paged_attention(
-                q,
-                k_pages,
-                v_pages,
-                batch.page_table,
-                batch.query_starts,
-                batch.kv_lens,
-                scale=scale,
-                window=window,
-            )
-            return attended
+            store(q, k, v, rotation, k_pages, v_pages, slots)
+            return attention(q, k_pages, v_pages, window)
 
-        hidden: torch.Tensor = self.model(batch.ids, batch.positions, attend)
+        hidden: Tensor = self.model(ids, positions, attend)
         return hidden
 
     @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(R, hidden) → (R, vocab) float32."""
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(R, hidden) → (R, vocab), float32 or, where the device samples, in the model's dtype."""
         return self.model.logits(hidden)

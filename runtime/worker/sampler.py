@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -34,6 +35,68 @@ class SamplingRow:
     """(ceil(vocab / 32),) int32 bitmask of the tokens that the grammar allows; None allows all."""
     banned: Sequence[int] = ()
     """Tokens that must not come yet (stop tokens before `min_tokens`)."""
+
+
+RowLogprobs = tuple[float, tuple[tuple[int, float], ...]]
+"""The log-probability of the token, and the most likely (id, log-probability) pairs."""
+
+
+class Drawing(Protocol):
+    """Tokens that are being chosen."""
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """(R,) int64 on the model's device."""
+        ...
+
+    def result(self) -> tuple[list[int], list[RowLogprobs]]:
+        """Wait for the tokens, and for the log-probabilities of the rows that were asked for."""
+        ...
+
+
+class Sampler(Protocol):
+    """Chooses tokens where the logits are."""
+
+    def begin(
+        self, logits: torch.Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int
+    ) -> Drawing:
+        """Choose a token for each row of `logits`, (R, vocab), which may be changed.
+
+        asked : rows whose log-probabilities are wanted, and of their `top` most likely tokens
+        """
+        ...
+
+    def log_probabilities(self, logits: torch.Tensor, tokens: np.ndarray, top: int) -> list[RowLogprobs]:
+        """Of one known token a row, (R,) int, and of the `top` most likely ones."""
+        ...
+
+
+class HostSampler:
+    """On the host, at once."""
+
+    def __init__(self, apply_mask: ApplyMask = apply_mask) -> None:
+        self._apply_mask = apply_mask
+
+    def begin(
+        self, logits: torch.Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int
+    ) -> Drawing:
+        logits = logits.float()
+        original = logits[list(asked)].clone() if asked else None
+        tokens = torch.from_numpy(sample(logits, rows, self._apply_mask))
+        found = [] if original is None else log_probabilities(original, tokens[list(asked)], top)
+        return _Drawn(tokens, found)
+
+    def log_probabilities(self, logits: torch.Tensor, tokens: np.ndarray, top: int) -> list[RowLogprobs]:
+        return log_probabilities(logits.float(), torch.from_numpy(tokens.astype(np.int64)), top)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Drawn:
+    tokens: torch.Tensor
+    logprobs: list[RowLogprobs]
+
+    def result(self) -> tuple[list[int], list[RowLogprobs]]:
+        return self.tokens.tolist(), self.logprobs
 
 
 @torch.inference_mode()
@@ -64,7 +127,7 @@ def sample(
 
 
 @torch.inference_mode()
-def log_probabilities(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> list[_RowLogprobs]:
+def log_probabilities(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> list[RowLogprobs]:
     """Log-probabilities of one chosen token a row and of the `top` most likely ones.
 
     Parameters
@@ -80,9 +143,6 @@ def log_probabilities(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> l
     pairs = zip(ids.tolist(), (values - normaliser[:, None]).tolist(), strict=True)
     best = [tuple(zip(row_ids, row_values, strict=True)) for row_ids, row_values in pairs]
     return list(zip(chosen, best, strict=True))
-
-
-_RowLogprobs = tuple[float, tuple[tuple[int, float], ...]]
 
 
 def _adjust(logits: torch.Tensor, spec: SamplingRow) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from ramify.errors import RamifyError, from_info
-from ramify.kernels.registry import ops
 from ramify.messages import Failed, Finish, Reply, Submit, Usage
 from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
@@ -21,6 +20,7 @@ from ramify.runtime.model.resolve import ModelFiles
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.output import Logprob
 from ramify.runtime.scheduler.scheduler import Scheduler
+from ramify.runtime.worker.device import resolve_ops
 from ramify.runtime.worker.kv_pool import KvPool
 from ramify.runtime.worker.runner import Runner
 from ramify.sampling import SamplingParams
@@ -55,6 +55,7 @@ class LocalScheduler:
         grammars: Any = None,
         retokenizer: Any = None,
         healer: Any = None,
+        graphs: Sequence[int] = (),
         **options: Any,
     ) -> None:
         options.setdefault("num_pages", 256)
@@ -62,7 +63,9 @@ class LocalScheduler:
         self.config = EngineConfig(check_pages=True, **options)
         if isinstance(model, Path):
             files = ModelFiles(name="tiny", weights=model, tokenizer=model)
-            model = load_model(files, dtype=getattr(torch, self.config.dtype))
+            whole = self.config.deterministic
+            dtype = getattr(torch, self.config.dtype)
+            model = load_model(files, dtype=dtype, packed=whole, deterministic=whole)
         shape = model.config
         config = self.config
         assert config.num_pages is not None
@@ -80,14 +83,17 @@ class LocalScheduler:
             eos_token_ids=shape.eos_token_ids,
             kv_tokens=(config.num_pages - 2) * config.page_size,
         )
-        backend = "cpu" if config.attention_backend == "auto" else config.attention_backend
+        _, kernels = resolve_ops(config, torch.device("cpu"))
+        runner = Runner(model, pool, kernels)
+        if graphs:
+            runner.capture_decodes(graphs, -(-limits.context_length // config.page_size))
         ticks = itertools.count()
         self.results: dict[str, Result] = {}
         self.replies: list[Reply] = []
         self.scheduler = Scheduler(
             config,
             limits,
-            Runner(model, pool, ops(backend)),
+            runner,
             self.cache,
             grammars,
             self._reply,

@@ -1,0 +1,104 @@
+"""The attention of one step: from a batch to what each layer calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.kernels.registry import Ops
+from ramify.runtime.model.config import ModelConfig
+from ramify.runtime.worker.batch import ForwardBatch
+from ramify.runtime.worker.kv_pool import KvPool
+
+if TYPE_CHECKING:
+    from ramify.kernels.triton.attention_plan import Plan
+    from ramify.kernels.triton.planner import Planner
+
+
+class StepAttention(Protocol):
+    def __call__(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, window: int) -> Tensor:
+        """softmax(q kᵀ / sqrt(head_dim)) v over the pages of one layer, (T, heads, head_dim)."""
+        ...
+
+
+class FlatAttention:
+    """One call a layer, which shares out its work itself."""
+
+    def __init__(self, ops: Ops, scale: float) -> None:
+        self._attend = ops.paged_attention
+        self._scale = scale
+
+    def step(self, batch: ForwardBatch, device: torch.device) -> StepAttention:
+        table, starts, lens = (
+            each.to(device) for each in (batch.page_table, batch.query_starts, batch.kv_lens)
+        )
+
+        def attend(q: Tensor, k_pages: Tensor, v_pages: Tensor, window: int) -> Tensor:
+            return self._attend(q, k_pages, v_pages, table, starts, lens, scale=self._scale, window=window)
+
+        return attend
+
+
+class PlannedAttention:
+    """A plan a step for all layers of one window, made on the host; a layer is launches alone."""
+
+    def __init__(self, planners: Mapping[int, Planner], scale: float) -> None:
+        self.planners = planners
+        self._scale = scale
+
+    def step(self, batch: ForwardBatch, device: torch.device) -> StepAttention:
+        return self.planned(self.plans(batch, None), moved(batch.page_table, device))
+
+    def plans(self, batch: ForwardBatch, device: torch.device | None) -> dict[int, Plan]:
+        """By window; their tensors on `device`, or where None on that of the pages."""
+        table, starts, lens = (
+            np.asarray(each) for each in (batch.page_table, batch.query_starts, batch.kv_lens)
+        )
+        return {
+            window: planner.plan(table, starts, lens, device) for window, planner in self.planners.items()
+        }
+
+    def planned(self, plans: Mapping[int, Plan], page_table: Tensor) -> StepAttention:
+        def attend(q: Tensor, k_pages: Tensor, v_pages: Tensor, window: int) -> Tensor:
+            out = torch.empty_like(q, memory_format=torch.contiguous_format)
+            planner = self.planners[window]
+            return planner.run(plans[window], q, k_pages, v_pages, page_table, out, scale=self._scale)
+
+        return attend
+
+
+def attention_of(
+    ops: Ops, model: ModelConfig, pool: KvPool, *, cascade: bool
+) -> FlatAttention | PlannedAttention:
+    """The attention of a model on its pages; `cascade` counts where there are plans."""
+    scale = model.head_dim**-0.5
+    if ops.planner is None:
+        return FlatAttention(ops, scale)
+    make = ops.planner
+    windows: Iterable[int] = set(model.windows)
+    planners = {
+        window: make(
+            heads=model.num_heads,
+            kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            dtype=pool.k.dtype,
+            page_size=pool.page_size,
+            window=window,
+            device=pool.k.device,
+            deterministic=ops.deterministic,
+            cascade=cascade,
+        )
+        for window in windows
+    }
+    return PlannedAttention(planners, scale)
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """On `device`, without waiting for it."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,87 @@
+"""Which device, kernels and number format a configuration means on this machine, and what cannot be."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Literal
+
+import torch
+
+from ramify.errors import UnsupportedField
+from ramify.kernels.errors import KernelUnavailable
+from ramify.kernels.registry import Ops, ops
+from ramify.runtime.config import EngineConfig
+
+log = logging.getLogger("ramify")
+
+Backend = Literal["cpu", "torch", "triton"]
+
+
+def resolve_device(config: EngineConfig) -> torch.device:
+    """Raises `UnsupportedField` where cuda is asked for and torch finds no CUDA device."""
+    there = torch.cuda.is_available()
+    if config.device == "cuda" and not there:
+        raise UnsupportedField(
+            "device is 'cuda', but torch finds no CUDA device here: torch.cuda.is_available() is False.",
+            field="device",
+            remedy="Choose cpu, or look at the driver and at whether this torch was built with CUDA.",
+        )
+    if config.device == "cpu" or not there:
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    """bfloat16 where the device multiplies it natively, else float32."""
+    if config.dtype != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
+    if device.type == "cuda":
+        native = torch.cuda.get_device_capability(device) >= (8, 0)
+    else:
+        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if native else torch.float32
+
+
+def resolve_ops(config: EngineConfig, device: torch.device) -> tuple[Backend, Ops]:
+    """The kernels for `device`, and their name.
+
+    Where "auto" finds that the compiled CPU kernels cannot run, their torch twins.
+    Raises `UnsupportedField` naming the backend that cannot run on the device.
+    """
+    backend = config.attention_backend
+    if backend == "auto":
+        if device.type == "cuda":
+            return "triton", ops("triton", deterministic=config.deterministic)
+        try:
+            return "cpu", ops("cpu", deterministic=config.deterministic)
+        except KernelUnavailable as error:
+            if config.deterministic:
+                raise _indeterminate() from error
+            log.warning("attention runs on the slow torch backend: %s", error)
+            return "torch", ops("torch")
+    if backend == "cpu" and device.type != "cpu":
+        raise UnsupportedField(
+            f"attention_backend is 'cpu', whose kernels cannot read the memory of device {device.type}.",
+            field="attention_backend",
+            remedy="Choose triton or torch, or device cpu.",
+        )
+    # The variable is read, and not Triton, which takes half a second to import.
+    if backend == "triton" and device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise UnsupportedField(
+            "attention_backend is 'triton', which needs a CUDA device; the device is the CPU.",
+            field="attention_backend",
+            remedy="Choose cpu or torch. With TRITON_INTERPRET=1 in the environment Triton's interpreter "
+            "runs the kernels, for tests.",
+        )
+    if backend == "torch" and config.deterministic:
+        raise _indeterminate()
+    return backend, ops(backend, deterministic=config.deterministic)
+
+
+def _indeterminate() -> UnsupportedField:
+    return UnsupportedField(
+        "deterministic is set, for which the torch attention backend has no form.",
+        field="deterministic",
+        remedy="Choose the attention backend cpu, or triton on a CUDA device.",
+    )

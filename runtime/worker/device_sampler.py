@@ -1,0 +1,126 @@
+"""Choosing tokens on the device that holds the logits: options go there, tokens come back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.kernels.registry import SamplingOps
+from ramify.kernels.sampling import LogitEdits, LogProbabilities, RowEdits, SamplingOptions
+from ramify.runtime.worker.sampler import Drawing, RowLogprobs, SamplingRow
+
+
+class DeviceSampler:
+    """Launches kernels; waits only for what is asked of its drawings."""
+
+    def __init__(self, ops: SamplingOps, device: torch.device) -> None:
+        self._ops = ops
+        self._device = device
+
+    @torch.inference_mode()
+    def begin(self, logits: Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int) -> Drawing:
+        edits = self._edits(rows)
+        before = None if edits is None else self._ops.edit_logits(logits, edits)
+        tokens = self._ops.sample_tokens(logits, self._options(rows), *self._masks(rows))
+        if edits is not None and before is not None:
+            self._ops.restore_logits(logits, edits, before)
+        if not asked:
+            return _OnItsWay(tokens, None)
+        index = self._moved(np.array(asked, dtype=np.int64))
+        found = self._ops.log_probabilities(logits[index], tokens[index], top)
+        return _OnItsWay(tokens, found)
+
+    @torch.inference_mode()
+    def log_probabilities(self, logits: Tensor, tokens: np.ndarray, top: int) -> list[RowLogprobs]:
+        known = self._moved(tokens.astype(np.int64))
+        return _as_rows(*self._ops.log_probabilities(logits, known, top))
+
+    def _options(self, rows: Sequence[SamplingRow]) -> SamplingOptions:
+        params = [row.params for row in rows]
+        return SamplingOptions.of(
+            [each.temperature for each in params],
+            [max(each.top_k, 0) for each in params],
+            [each.top_p for each in params],
+            [each.min_p for each in params],
+            [row.uniform for row in rows],
+            self._device,
+        )
+
+    def _edits(self, rows: Sequence[SamplingRow]) -> LogitEdits | None:
+        if not any(_edited(row) for row in rows):
+            return None
+        return LogitEdits.of(
+            [
+                RowEdits(
+                    row.ids,
+                    row.prompt_len,
+                    row.params.repetition_penalty,
+                    row.params.presence_penalty,
+                    row.params.frequency_penalty,
+                    row.params.logit_bias,
+                    row.banned,
+                )
+                for row in rows
+            ],
+            self._device,
+        )
+
+    def _masks(self, rows: Sequence[SamplingRow]) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        masks = [row.mask for row in rows if row.mask is not None]
+        if not masks:
+            return None, None
+        held = np.array([row.mask is not None for row in rows])
+        places = np.where(held, np.cumsum(held) - 1, -1).astype(np.int32)
+        return self._moved(np.stack(masks)), self._moved(places)
+
+    def _moved(self, array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(array)
+        if self._device.type != "cuda":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+
+class _OnItsWay:
+    """Copied to the host behind what was launched so far: what is launched later is not waited for."""
+
+    def __init__(self, tokens: Tensor, found: LogProbabilities | None) -> None:
+        self.tokens = tokens
+        self._found = [_to_host(tokens), *(() if found is None else map(_to_host, found))]
+        self._done = torch.cuda.Event() if tokens.is_cuda else None
+        if self._done is not None:
+            self._done.record()
+
+    def result(self) -> tuple[list[int], list[RowLogprobs]]:
+        if self._done is not None:
+            self._done.synchronize()
+        tokens, *found = self._found
+        return tokens.tolist(), _as_rows(*found) if found else []
+
+
+def _edited(row: SamplingRow) -> bool:
+    params = row.params
+    return (
+        params.repetition_penalty != 1.0
+        or params.presence_penalty != 0.0
+        or params.frequency_penalty != 0.0
+        or bool(params.logit_bias)
+        or bool(row.banned)
+    )
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def _as_rows(chosen: Tensor, ids: Tensor, values: Tensor) -> list[RowLogprobs]:
+    pairs = zip(ids.tolist(), values.tolist(), strict=True)
+    best = [
+        tuple((token, value) for token, value in zip(row_ids, row_values, strict=True) if token >= 0)
+        for row_ids, row_values in pairs
+    ]
+    return list(zip(chosen.tolist(), best, strict=True))

@@ -1,0 +1,94 @@
+"""How many KV pages the memory holds: a size that was asked for, or what a device has left."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from ramify.errors import EngineError, UnsupportedField
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.model.config import ModelConfig
+from ramify.runtime.worker.kv_pool import page_bytes
+
+SPARE_PAGES = 2
+"""Pages that a lone request may need beside its own tokens': the two ends of a copy-on-write."""
+LEAST_PAGES = SPARE_PAGES + 1
+FRACTION = 0.9
+"""Of a CUDA device's memory, where nothing else is asked for: the rest is for its driver's own, and for
+fragments."""
+CPU_BYTES = 1 << 30
+"""For KV pages on the CPU, where nothing else is asked for."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes of a device.
+
+    total : all there are
+    used : taken before there are pages: the weights, the driver's own, and other processes'
+    workspace : what the largest step takes beside them
+    """
+
+    total: int
+    used: int
+    workspace: int
+
+
+def check_memory(config: EngineConfig, device: torch.device) -> None:
+    """Raises `UnsupportedField` for an option that means nothing on `device`."""
+    if config.memory_fraction is not None and device.type != "cuda":
+        raise UnsupportedField(
+            f"memory_fraction is {config.memory_fraction}, which counts on a CUDA device; this is the CPU.",
+            field="memory_fraction",
+            remedy="Give kv_memory_gb, in GiB.",
+        )
+
+
+def pages_in(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> int | None:
+    """The pages that the configuration names, if any; on the CPU always some."""
+    if config.num_pages is not None:
+        return enough(config.num_pages)
+    size = page_bytes(model, config.page_size, dtype)
+    if config.kv_memory_gb is not None:
+        return enough(int(config.kv_memory_gb * 2**30) // size)
+    return enough(CPU_BYTES // size) if device.type == "cpu" else None
+
+
+def enough(num_pages: int) -> int:
+    """`num_pages`, or `EngineError` where no request could run on them."""
+    if num_pages < LEAST_PAGES:
+        raise EngineError(
+            f"The KV memory holds {num_pages} pages; at least {LEAST_PAGES} are needed.",
+            remedy="Give the engine a larger kv_memory_gb or num_pages.",
+        )
+    return num_pages
+
+
+def pages_left(memory: DeviceMemory, fraction: float, page: int) -> int:
+    """Pages of `page` bytes in what `fraction` of the memory leaves.
+
+    One page more is taken for the padding of decoding steps. Raises `EngineError` with the figures where too
+    little is left.
+    """
+    room = int(memory.total * fraction) - memory.used - memory.workspace
+    pages = room // page - 1
+    if pages >= LEAST_PAGES:
+        return pages
+    needed = memory.used + memory.workspace + (LEAST_PAGES + 1) * page
+    figures = (
+        f"{_gib(memory.used)} are taken by weights and others, a step needs {_gib(memory.workspace)}, and "
+        f"{LEAST_PAGES + 1} KV pages {_gib((LEAST_PAGES + 1) * page)}: together {_gib(needed)}. "
+        f"memory_fraction {fraction:g} of the device's {_gib(memory.total)} allows "
+        f"{_gib(int(memory.total * fraction))}."
+    )
+    remedy = "Give it a smaller model, smaller chunk_tokens or max_running, or free the device's memory."
+    if needed <= memory.total:
+        remedy = f"A memory_fraction of {-(-1000 * needed // memory.total) / 1000:g} would do. {remedy}"
+    raise EngineError(f"The model does not fit the device's memory: {figures}", remedy=remedy)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
