@@ -1,7 +1,7 @@
 """Ramify: programs that make many calls to a language model, and the runtime that runs them.
 
-Everything below can be used as ``import ramify as sgl``: names follow SGLang's frontend. What is heavy
-(the engine, HTTP clients) is imported when it is first named.
+Everything below can be used as ``import ramify as sgl``: names follow SGLang's frontend. A name is imported
+when it is first used: the runtime's processes, which use none of them, start without the DSL.
 """
 
 from __future__ import annotations
@@ -9,126 +9,130 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ramify.errors import (
-    Cancelled,
-    InvalidConstraint,
-    InvalidRequest,
-    ProgramError,
-    RamifyError,
-    UnsupportedField,
-    UnsupportedNode,
-)
-from ramify.lang.api import (
-    assistant,
-    assistant_begin,
-    assistant_end,
-    flush_cache,
-    function,
-    gen,
-    gen_int,
-    gen_string,
-    get_server_info,
-    select,
-    system,
-    system_begin,
-    system_end,
-    tool,
-    user,
-    user_begin,
-    user_end,
-)
-from ramify.lang.backends.base import Backend
-from ramify.lang.batch_out import BatchSummary
-from ramify.lang.choices import (
-    greedy_token_selection,
-    token_length_normalized,
-    unconditional_likelihood_normalized,
-)
-from ramify.lang.fork import ForkGroup
-from ramify.lang.refused import REFUSED, refused
-from ramify.lang.run import set_default_backend
-from ramify.lang.state import ProgramState
-from ramify.lang.tools import Tool, ToolCall
-
 if TYPE_CHECKING:
-    from ramify.lang.backends.endpoint import RuntimeEndpoint
-    from ramify.lang.backends.openai import OpenAI
-    from ramify.lang.backends.replay import NotRecorded, RecordingBackend, ReplayBackend
-    from ramify.lang.backends.scripted import ScriptedBackend
-    from ramify.runtime.engine import Engine
+    from ramify.errors import (
+        Cancelled as Cancelled,
+        InvalidConstraint as InvalidConstraint,
+        InvalidRequest as InvalidRequest,
+        ProgramError as ProgramError,
+        RamifyError as RamifyError,
+        UnsupportedField as UnsupportedField,
+        UnsupportedNode as UnsupportedNode,
+    )
+    from ramify.lang.api import (
+        assistant as assistant,
+        assistant_begin as assistant_begin,
+        assistant_end as assistant_end,
+        flush_cache as flush_cache,
+        function as function,
+        gen as gen,
+        gen_int as gen_int,
+        gen_string as gen_string,
+        get_server_info as get_server_info,
+        select as select,
+        system as system,
+        system_begin as system_begin,
+        system_end as system_end,
+        tool as tool,
+        user as user,
+        user_begin as user_begin,
+        user_end as user_end,
+    )
+    from ramify.lang.backends.base import Backend as Backend
+    from ramify.lang.backends.endpoint import RuntimeEndpoint as RuntimeEndpoint
+    from ramify.lang.backends.openai import OpenAI as OpenAI
+    from ramify.lang.backends.replay import (
+        NotRecorded as NotRecorded,
+        RecordingBackend as RecordingBackend,
+        ReplayBackend as ReplayBackend,
+    )
+    from ramify.lang.backends.scripted import ScriptedBackend as ScriptedBackend
+    from ramify.lang.batch_out import BatchSummary as BatchSummary
+    from ramify.lang.choices import (
+        greedy_token_selection as greedy_token_selection,
+        token_length_normalized as token_length_normalized,
+        unconditional_likelihood_normalized as unconditional_likelihood_normalized,
+    )
+    from ramify.lang.fork import ForkGroup as ForkGroup
+    from ramify.lang.run import set_default_backend as set_default_backend
+    from ramify.lang.state import ProgramState as ProgramState
+    from ramify.lang.tools import Tool as Tool, ToolCall as ToolCall
+    from ramify.runtime.engine import Engine as Engine
 
     __version__: str
 
-_LAZY = {
-    "Engine": "ramify.runtime.engine",
-    "NotRecorded": "ramify.lang.backends.replay",
-    "OpenAI": "ramify.lang.backends.openai",
-    "RecordingBackend": "ramify.lang.backends.replay",
-    "ReplayBackend": "ramify.lang.backends.replay",
-    "RuntimeEndpoint": "ramify.lang.backends.endpoint",
-    "ScriptedBackend": "ramify.lang.backends.scripted",
+_MODULES = {
+    "ramify.errors": (
+        "Cancelled",
+        "InvalidConstraint",
+        "InvalidRequest",
+        "ProgramError",
+        "RamifyError",
+        "UnsupportedField",
+        "UnsupportedNode",
+    ),
+    "ramify.lang.api": (
+        "assistant",
+        "assistant_begin",
+        "assistant_end",
+        "flush_cache",
+        "function",
+        "gen",
+        "gen_int",
+        "gen_string",
+        "get_server_info",
+        "select",
+        "system",
+        "system_begin",
+        "system_end",
+        "tool",
+        "user",
+        "user_begin",
+        "user_end",
+    ),
+    "ramify.lang.backends.base": ("Backend",),
+    "ramify.lang.backends.endpoint": ("RuntimeEndpoint",),
+    "ramify.lang.backends.openai": ("OpenAI",),
+    "ramify.lang.backends.replay": ("NotRecorded", "RecordingBackend", "ReplayBackend"),
+    "ramify.lang.backends.scripted": ("ScriptedBackend",),
+    "ramify.lang.batch_out": ("BatchSummary",),
+    "ramify.lang.choices": (
+        "greedy_token_selection",
+        "token_length_normalized",
+        "unconditional_likelihood_normalized",
+    ),
+    "ramify.lang.fork": ("ForkGroup",),
+    "ramify.lang.run": ("set_default_backend",),
+    "ramify.lang.state": ("ProgramState",),
+    "ramify.lang.tools": ("Tool", "ToolCall"),
+    "ramify.runtime.engine": ("Engine",),
 }
+"""Module → the public names that it holds: those imported above for type checkers."""
 
-__all__ = [
-    "Backend",
-    "BatchSummary",
-    "Cancelled",
-    "Engine",
-    "ForkGroup",
-    "InvalidConstraint",
-    "InvalidRequest",
-    "NotRecorded",
-    "OpenAI",
-    "ProgramError",
-    "ProgramState",
-    "RamifyError",
-    "RecordingBackend",
-    "ReplayBackend",
-    "RuntimeEndpoint",
-    "ScriptedBackend",
-    "Tool",
-    "ToolCall",
-    "UnsupportedField",
-    "UnsupportedNode",
-    "__version__",
-    "assistant",
-    "assistant_begin",
-    "assistant_end",
-    "flush_cache",
-    "function",
-    "gen",
-    "gen_int",
-    "gen_string",
-    "get_server_info",
-    "greedy_token_selection",
-    "select",
-    "set_default_backend",
-    "system",
-    "system_begin",
-    "system_end",
-    "token_length_normalized",
-    "tool",
-    "unconditional_likelihood_normalized",
-    "user",
-    "user_begin",
-    "user_end",
-]
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        value = getattr(importlib.import_module(_LAZY[name]), name)
-    elif name in REFUSED:
-        value = refused(name, REFUSED[name])
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
     elif name == "__version__":
         from importlib.metadata import version
 
         value = version("ramify")
-    else:
+    elif name.startswith("_") or (value := _refused(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
 
 
+def _refused(name: str) -> Any:
+    from ramify.lang.refused import REFUSED, refused
+
+    return refused(name, REFUSED[name]) if name in REFUSED else None
+
+
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__
+
+
+__all__ = sorted([*_HOMES, "__version__"])

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
+from tokenizers import Tokenizer
 
 from ramify.messages import (
     Abort,
@@ -27,16 +27,15 @@ from ramify.messages import (
 )
 from ramify.runtime.detokenize import TextStream
 from ramify.runtime.ipc import Inbox, Outbox, Sockets
-from ramify.runtime.model.tokenizer import load_tokenizer
+from ramify.runtime.model.tokenizer import load_backend
 from ramify.runtime.worker_process import reporting_start_up, take_orders
 
 
 class Detokenizer:
     """Holds the open outputs. `abort` is told the ids of requests that a stop string has ended."""
 
-    def __init__(self, tokenizer: Any, abort: Callable[[str], None]) -> None:
-        # The Rust tokenizer's own decode: the Python wrapper around it costs several times as much.
-        self._decode = tokenizer.backend_tokenizer.decode
+    def __init__(self, tokenizer: Tokenizer, abort: Callable[[str], None]) -> None:
+        self._decode = tokenizer.decode
         self._abort = abort
         self._open: dict[str, _Output] = {}
         self._token_texts: dict[int, str] = {}
@@ -133,7 +132,7 @@ def main() -> None:
     inbox: Inbox[ToDetokenizer] = Inbox(sockets.detokenizer, ToDetokenizer)
     scheduler, frontend = Outbox(sockets.scheduler), Outbox(sockets.frontend)
     with reporting_start_up("detokenizer", frontend):
-        tokenizer = load_tokenizer(Path(orders.tokenizer))
+        tokenizer = load_backend(Path(orders.tokenizer))
     detokenizer = Detokenizer(tokenizer, lambda rid: scheduler.send(Abort(rid=rid, silent=True)))
     frontend.send(Ready(role="detokenizer", pid=os.getpid()))
     while True:

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tokenizers import Tokenizer
 
 from ramify.errors import EngineError
-
-TOKENIZER_FILE = "tokenizer.json"
+from ramify.runtime.model.tokenizer import load_backend as load_backend
 
 
 class Vocabulary(msgspec.Struct, frozen=True, eq=False, dict=True, weakref=True):
@@ -45,11 +43,6 @@ class Vocabulary(msgspec.Struct, frozen=True, eq=False, dict=True, weakref=True)
     @staticmethod
     def from_bytes(data: bytes) -> Vocabulary:
         return msgspec.msgpack.decode(data, type=Vocabulary)
-
-
-def load_backend(folder: Path) -> Tokenizer:
-    """The tokenizer in `folder` without transformers around it, which takes a second to import."""
-    return Tokenizer.from_file(str(folder / TOKENIZER_FILE))
 
 
 def load_vocabulary(folder: Path, *, vocab_size: int, stop_ids: Iterable[int]) -> Vocabulary:
