@@ -10,53 +10,46 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ramify.errors import (
-        Cancelled as Cancelled,
-        InvalidConstraint as InvalidConstraint,
-        InvalidRequest as InvalidRequest,
-        ProgramError as ProgramError,
-        RamifyError as RamifyError,
-        UnsupportedField as UnsupportedField,
-        UnsupportedNode as UnsupportedNode,
-    )
-    from ramify.lang.api import (
-        assistant as assistant,
-        assistant_begin as assistant_begin,
-        assistant_end as assistant_end,
-        flush_cache as flush_cache,
-        function as function,
-        gen as gen,
-        gen_int as gen_int,
-        gen_string as gen_string,
-        get_server_info as get_server_info,
-        select as select,
-        system as system,
-        system_begin as system_begin,
-        system_end as system_end,
-        tool as tool,
-        user as user,
-        user_begin as user_begin,
-        user_end as user_end,
-    )
+    from ramify.errors import Cancelled as Cancelled
+    from ramify.errors import InvalidConstraint as InvalidConstraint
+    from ramify.errors import InvalidRequest as InvalidRequest
+    from ramify.errors import ProgramError as ProgramError
+    from ramify.errors import RamifyError as RamifyError
+    from ramify.errors import UnsupportedField as UnsupportedField
+    from ramify.errors import UnsupportedNode as UnsupportedNode
+    from ramify.lang.api import assistant as assistant
+    from ramify.lang.api import assistant_begin as assistant_begin
+    from ramify.lang.api import assistant_end as assistant_end
+    from ramify.lang.api import flush_cache as flush_cache
+    from ramify.lang.api import function as function
+    from ramify.lang.api import gen as gen
+    from ramify.lang.api import gen_int as gen_int
+    from ramify.lang.api import gen_string as gen_string
+    from ramify.lang.api import get_server_info as get_server_info
+    from ramify.lang.api import select as select
+    from ramify.lang.api import system as system
+    from ramify.lang.api import system_begin as system_begin
+    from ramify.lang.api import system_end as system_end
+    from ramify.lang.api import tool as tool
+    from ramify.lang.api import user as user
+    from ramify.lang.api import user_begin as user_begin
+    from ramify.lang.api import user_end as user_end
     from ramify.lang.backends.base import Backend as Backend
     from ramify.lang.backends.endpoint import RuntimeEndpoint as RuntimeEndpoint
     from ramify.lang.backends.openai import OpenAI as OpenAI
-    from ramify.lang.backends.replay import (
-        NotRecorded as NotRecorded,
-        RecordingBackend as RecordingBackend,
-        ReplayBackend as ReplayBackend,
-    )
+    from ramify.lang.backends.replay import NotRecorded as NotRecorded
+    from ramify.lang.backends.replay import RecordingBackend as RecordingBackend
+    from ramify.lang.backends.replay import ReplayBackend as ReplayBackend
     from ramify.lang.backends.scripted import ScriptedBackend as ScriptedBackend
     from ramify.lang.batch_out import BatchSummary as BatchSummary
-    from ramify.lang.choices import (
-        greedy_token_selection as greedy_token_selection,
-        token_length_normalized as token_length_normalized,
-        unconditional_likelihood_normalized as unconditional_likelihood_normalized,
-    )
+    from ramify.lang.choices import greedy_token_selection as greedy_token_selection
+    from ramify.lang.choices import token_length_normalized as token_length_normalized
+    from ramify.lang.choices import unconditional_likelihood_normalized as unconditional_likelihood_normalized
     from ramify.lang.fork import ForkGroup as ForkGroup
     from ramify.lang.run import set_default_backend as set_default_backend
     from ramify.lang.state import ProgramState as ProgramState
-    from ramify.lang.tools import Tool as Tool, ToolCall as ToolCall
+    from ramify.lang.tools import Tool as Tool
+    from ramify.lang.tools import ToolCall as ToolCall
     from ramify.runtime.engine import Engine as Engine
 
     __version__: str
