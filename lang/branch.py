@@ -8,9 +8,10 @@ Whoever runs steps (that task, or the caller while there is none) owns what the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ramify.errors import ProgramError
@@ -68,14 +69,28 @@ class Branch:
             variable = self._submit(step)
         return variable
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Steps that are appended in the block begin together, at its end. The branch must be idle."""
+        self._busy = True
+        try:
+            yield
+        finally:
+            self.run.loop.call_soon_threadsafe(self._start)
+
+    def _declare(self, step: Step) -> Variable | None:
+        """The variable that `step` sets; raises `ProgramError` where nothing can be appended."""
+        if self.joined or self.run.body_done.is_open:
+            why = "it was joined" if self.joined else "its program has ended"
+            raise ProgramError(f"Nothing can be appended to this state: {why}.")
+        variable = Variable(step.variable) if step.sets else None
+        if step.variable is not None and variable is not None:
+            self.variables[step.variable] = variable
+        return variable
+
     def _submit(self, step: Step) -> Variable | None:
         with self._lock:
-            if self.joined or self.run.body_done.is_open:
-                why = "it was joined" if self.joined else "its program has ended"
-                raise ProgramError(f"Nothing can be appended to this state: {why}.")
-            variable = Variable(step.variable) if step.sets else None
-            if step.variable is not None and variable is not None:
-                self.variables[step.variable] = variable
+            variable = self._declare(step)
             if self.error is not None:
                 self._skip(step, variable, self.error)
             elif self._busy:
@@ -194,7 +209,7 @@ class Branch:
     @property
     def queued_calls(self) -> int:
         """How many of them ask the model."""
-        return sum(step.waits for step, _ in self._queue)
+        return sum(step.waits and step.sets for step, _ in self._queue)
 
     @property
     def is_last_step(self) -> bool:

@@ -93,6 +93,13 @@ token_length_normalized = TokenLengthNormalized()
 greedy_token_selection = GreedyTokenSelection()
 unconditional_likelihood_normalized = UnconditionalLikelihoodNormalized()
 
+METHODS: dict[str, ChoicesSamplingMethod] = {
+    "token_length_normalized": token_length_normalized,
+    "greedy_token_selection": greedy_token_selection,
+    "unconditional_likelihood_normalized": unconditional_likelihood_normalized,
+}
+"""Those that have a name, in the graphs of programs."""
+
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0

@@ -66,7 +66,7 @@ class ForkGroup:
 
     def __iadd__(self, item: str | Node | Sequence[str | Node] | Callable[[int], str | Node]) -> ForkGroup:
         """Append to all branches: the same, one item each, or what a function of the index returns."""
-        if isinstance(item, str | Node):
+        if isinstance(item, Node | str):
             items: Sequence[str | Node] = [item] * len(self.states)
         elif callable(item):
             items = [item(index) for index in range(len(self.states))]

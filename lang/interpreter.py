@@ -17,6 +17,7 @@ from ramify.lang.choices import token_length_normalized
 from ramify.lang.ir import (
     CallTools,
     DescribeTools,
+    Filled,
     Fork,
     Gen,
     RoleBegin,
@@ -100,6 +101,17 @@ class Interpreter:
         self._append(tail)
 
     # --- steps that wait ---
+
+    async def filled(self, node: Filled) -> None:
+        texts: list[str] = []
+        for part in node.parts:
+            if isinstance(part, str):
+                texts.append(part)
+                continue
+            await part.variable.gate.wait()
+            value = part.variable.read()
+            texts.append(value if part.index is None else value[part.index])
+        self.text(Text("".join(texts)))
 
     async def splice(self, node: Splice) -> None:
         if self._run.takes_messages and self._branch.dialogue.role is None:

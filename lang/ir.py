@@ -29,6 +29,7 @@ class Visitor(Protocol):
     def scope_end(self, node: ScopeEnd, variable: Variable) -> None: ...
     def fork(self, node: Fork) -> None: ...
     def describe_tools(self, node: DescribeTools) -> None: ...
+    def filled(self, node: Filled) -> Awaitable[None]: ...
     def splice(self, node: Splice) -> Awaitable[None]: ...
     def gen(self, node: Gen, variable: Variable) -> Awaitable[None]: ...
     def select(self, node: Select, variable: Variable) -> Awaitable[None]: ...
@@ -114,6 +115,25 @@ class Text(Step):
 
     def run(self, visitor: Visitor, variable: Variable | None) -> None:
         visitor.text(self)
+
+
+@dataclass(frozen=True)
+class Filled(Step):
+    """Append text that the outcomes of other steps are a part of, once they are there."""
+
+    waits: ClassVar[bool] = True
+    parts: tuple[str | Outcoming, ...]
+
+    def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
+        return visitor.filled(self)
+
+
+@dataclass(frozen=True)
+class Outcoming:
+    """The text of a variable that may still have to be set; with `index`, of one of its several outputs."""
+
+    variable: Variable
+    index: int | None = None
 
 
 @dataclass(frozen=True)

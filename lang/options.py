@@ -56,7 +56,7 @@ def resolve_options(*layers: Mapping[str, Any]) -> SamplingParams:
     for layer in layers:
         merged.update(layer)
     try:
-        return msgspec.convert(merged, SamplingParams).check()
+        return msgspec.convert(merged, SamplingParams, str_keys=True).check()
     except msgspec.ValidationError as error:
         field = str(error).rpartition("$.")[2].rstrip("`").partition("[")[0] if "$." in str(error) else None
         raise InvalidRequest(f"A sampling option is of the wrong type: {error}.", field=field) from None

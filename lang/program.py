@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import copy
 import functools
 import inspect
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, overload
 
-from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.errors import CompileError, InvalidRequest, UnsupportedField
 from ramify.lang import batch, batch_out
 from ramify.lang.backends.base import Backend
 from ramify.lang.batch_out import BatchSummary
+from ramify.lang.graph_body import async_body_of, body_of, compile_body
 from ramify.lang.options import NAMES, read_options
 from ramify.lang.refused import refused
 from ramify.lang.run import Run, find_backend, known_info, model_info
 from ramify.lang.state import ProgramState
+from ramify.lang.tracing import Traced, trace
 from ramify.loop import submit, wait
 from ramify.messages import ModelInfo
+
+if TYPE_CHECKING:
+    from ramify.lang.compiled import AsyncCompiled, Compiled
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-RESERVED = ("backend", "stream", "cache_scope")
+RESERVED = ("backend", "stream", "cache_scope", "compiled")
 """Arguments of `run` that no program can have as its own."""
 
-COMPILE = "Run the program; its steps are sent one by one."
 
+NOTHING_LEFT = inspect.Signature()
 
 Arguments = Callable[[], inspect.BoundArguments]
 """Gives a program's own arguments; raises TypeError or InvalidRequest where they do not fit."""
@@ -44,10 +51,14 @@ class Settings:
     backend: Backend
     stream: bool
     scope: str
+    compiled: bool
 
 
 class _Program(Generic[P]):
     """What sync and async programs have in common: their signature and what is bound to it."""
+
+    _graph_body: Callable[[Traced, inspect.Signature, Callable[..., Any]], Callable[..., Any]]
+    """Makes a body that runs a graph."""
 
     def __init__(self, body: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
         self.body = body
@@ -67,17 +78,30 @@ class _Program(Generic[P]):
                 raise TypeError(f"{body.__qualname__} cannot have a parameter {name!r}: run() has one.")
         functools.update_wrapper(self, body)  # type: ignore[arg-type]
 
-    compile = refused("compile", COMPILE)
-    trace = refused("trace", COMPILE)
+    trace = refused("trace", "Use compile().")
     cache = refused("cache", "The runtime finds shared prefixes by itself.")
 
     def _sort(self, kwargs: Mapping[str, Any], of: str) -> tuple[Settings, dict[str, Any]]:
         """Tell the run's settings from the program's own arguments, with what is bound filled in."""
         given = {**self.bound, **kwargs}
         backend, stream = given.pop("backend", None), given.pop("stream", False)
-        scope = given.pop("cache_scope", "")
+        scope, compiled = given.pop("cache_scope", ""), given.pop("compiled", False)
         own = {name: given.pop(name) for name in list(given) if name in self.arg_names or name not in NAMES}
-        return Settings(read_options(given, of=of), find_backend(backend), stream, scope), own
+        options = read_options(given, of=of)
+        return Settings(options, find_backend(backend), stream, scope, compiled), own
+
+    def _compile(self, given: Mapping[str, Any]) -> tuple[Traced, inspect.Signature, dict[str, Any]]:
+        """The program traced, the signature of what is left to be given, and what stays bound."""
+        bound = self._bind(given)
+        own = {name: bound.pop(name) for name in self.arg_names if name in bound}
+        return *compile_body(self.body, self._signature, own), bound
+
+    def _calling(self, bound: inspect.BoundArguments, compiled: bool) -> Callable[[ProgramState], Any]:
+        """What runs the program on a state: its body, or its graph where it is to be compiled and has one."""
+        if compiled:
+            with contextlib.suppress(CompileError):
+                return self._graph_body(trace(self.body, copy.copy(bound), ()), NOTHING_LEFT, self.body)
+        return lambda s: self.body(s, *bound.args, **bound.kwargs)
 
     def _start(
         self, settings: Settings, info: ModelInfo, *, asynchronous: bool
@@ -139,17 +163,37 @@ class _Program(Generic[P]):
                 raise TypeError(f"{self.body.__qualname__} has no parameter {name!r} to bind.")
         return {**self.bound, **bound}
 
+    def _with(self, bound: Mapping[str, Any]) -> Self:
+        other = copy.copy(self)
+        other.bound = self._bind(bound)
+        return other
+
 
 class Function(_Program[P]):
     """A program whose body is a plain function; made by `function`."""
 
+    _graph_body = staticmethod(body_of)
+
+    def compile(self, **given: Any) -> Compiled[...]:
+        """The program as a graph that runs with no Python between its calls; see ``docs/programs.md``.
+
+        The body is called once, with results that are not there yet, and with the arguments in `given`;
+        parameters with defaults have these. The others are texts that each run of the graph is given.
+        `given` may also hold options of `run`. Raises `CompileError`, with the line, where what the body
+        does depends on a result, or on an argument that was not given.
+        """
+        from ramify.lang.compiled import Compiled
+
+        traced, left, bound = self._compile(given)
+        return Compiled(traced, left, self.body, bound)
+
     def bind(self, **bound: Any) -> Function[...]:
         """The same program with some arguments, or options of `run`, given."""
-        return Function(self.body, self._bind(bound))
+        return self._with(bound)
 
     def with_options(self, **options: Any) -> Function[P]:
         """The same program with a backend or sampling options; keeps its parameters' types."""
-        return Function(self.body, self._bind(options))
+        return self._with(options)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ProgramState:
         return self.run(*args, **kwargs)
@@ -170,7 +214,9 @@ class Function(_Program[P]):
         """Run the program in this thread and wait for all its steps.
 
         Besides the program's own arguments: `backend`, `stream` (run the body in a thread of its own and
-        return at once), `cache_scope`, and sampling options for every `gen` that does not set its own.
+        return at once), `cache_scope`, `compiled` (run the program as a graph where it has one; the body is
+        called to find out, and once more where it has none), and sampling options for every `gen` that does
+        not set its own.
         An exception of the body, or Ctrl-C, cancels what is in flight and is raised. A step that fails
         raises where its variable is read.
         """
@@ -178,17 +224,23 @@ class Function(_Program[P]):
         bound = self._signature.bind(*args, **own)
         run, inside, outside = self._start(settings, _info(settings.backend), asynchronous=False)
         if settings.stream:
-            body = functools.partial(self._stream, lambda: bound, run, inside, outside)
+            body = functools.partial(self._stream, lambda: bound, settings, run, inside, outside)
             context = contextvars.copy_context()
             threading.Thread(target=context.run, args=(body,), name="ramify-program", daemon=True).start()
         else:
-            self._execute(lambda: bound, run, inside, outside)
+            self._execute(lambda: bound, settings, run, inside, outside)
         return outside
 
-    def _execute(self, arguments: Arguments, run: Run, inside: ProgramState, outside: ProgramState) -> None:
+    def _execute(
+        self,
+        arguments: Arguments,
+        settings: Settings,
+        run: Run,
+        inside: ProgramState,
+        outside: ProgramState,
+    ) -> None:
         try:
-            bound = arguments()
-            outside.ret_value = self.body(inside, *bound.args, **bound.kwargs)
+            outside.ret_value = self._calling(arguments(), settings.compiled)(inside)
             run.end_body()
             wait(run.finish())
         except BaseException as error:
@@ -196,9 +248,16 @@ class Function(_Program[P]):
             wait(run.cancel())
             raise
 
-    def _stream(self, arguments: Arguments, run: Run, inside: ProgramState, outside: ProgramState) -> None:
+    def _stream(
+        self,
+        arguments: Arguments,
+        settings: Settings,
+        run: Run,
+        inside: ProgramState,
+        outside: ProgramState,
+    ) -> None:
         try:
-            self._execute(arguments, run, inside, outside)
+            self._execute(arguments, settings, run, inside, outside)
         except Exception:  # kept in run.error, which every reader of the state raises
             return
 
@@ -266,20 +325,29 @@ class Function(_Program[P]):
     ) -> ProgramState:
         run, inside, outside = self._start(settings, info, asynchronous=False)
         with register(run):
-            self._stream(functools.partial(self._row, common, row), run, inside, outside)
+            self._stream(functools.partial(self._row, common, row), settings, run, inside, outside)
         return outside
 
 
 class AsyncFunction(_Program[P]):
     """A program whose body is a coroutine function, run in the caller's event loop; made by `function`."""
 
+    _graph_body = staticmethod(async_body_of)
+
+    def compile(self, **given: Any) -> AsyncCompiled[...]:
+        """`Function.compile`. The body may await its own steps alone."""
+        from ramify.lang.compiled import AsyncCompiled
+
+        traced, left, bound = self._compile(given)
+        return AsyncCompiled(traced, left, self.body, bound)
+
     def bind(self, **bound: Any) -> AsyncFunction[...]:
         """The same program with some arguments, or options of `run`, given."""
-        return AsyncFunction(self.body, self._bind(bound))
+        return self._with(bound)
 
     def with_options(self, **options: Any) -> AsyncFunction[P]:
         """The same program with a backend or sampling options; keeps its parameters' types."""
-        return AsyncFunction(self.body, self._bind(options))
+        return self._with(options)
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ProgramState:
         return await self.run(*args, **kwargs)
@@ -305,17 +373,21 @@ class AsyncFunction(_Program[P]):
         bound = self._signature.bind(*args, **own)
         run, inside, outside = self._start(settings, await _ainfo(settings.backend), asynchronous=True)
         if settings.stream:
-            outside._body = asyncio.create_task(self._stream(lambda: bound, run, inside, outside))
+            outside._body = asyncio.create_task(self._stream(lambda: bound, settings, run, inside, outside))
         else:
-            await self._execute(lambda: bound, run, inside, outside)
+            await self._execute(lambda: bound, settings, run, inside, outside)
         return outside
 
     async def _execute(
-        self, arguments: Arguments, run: Run, inside: ProgramState, outside: ProgramState
+        self,
+        arguments: Arguments,
+        settings: Settings,
+        run: Run,
+        inside: ProgramState,
+        outside: ProgramState,
     ) -> None:
         try:
-            bound = arguments()
-            outside.ret_value = await self.body(inside, *bound.args, **bound.kwargs)
+            outside.ret_value = await self._calling(arguments(), settings.compiled)(inside)
             run.end_body()
             await _on_background(run.finish())
         except BaseException as error:
@@ -324,10 +396,15 @@ class AsyncFunction(_Program[P]):
             raise
 
     async def _stream(
-        self, arguments: Arguments, run: Run, inside: ProgramState, outside: ProgramState
+        self,
+        arguments: Arguments,
+        settings: Settings,
+        run: Run,
+        inside: ProgramState,
+        outside: ProgramState,
     ) -> None:
         try:
-            await self._execute(arguments, run, inside, outside)
+            await self._execute(arguments, settings, run, inside, outside)
         except Exception:  # kept in run.error, which every reader of the state raises
             return
 
@@ -385,7 +462,7 @@ class AsyncFunction(_Program[P]):
         self, settings: Settings, common: Mapping[str, Any], info: ModelInfo, row: Any
     ) -> ProgramState:
         run, inside, outside = self._start(settings, info, asynchronous=True)
-        await self._stream(functools.partial(self._row, common, row), run, inside, outside)
+        await self._stream(functools.partial(self._row, common, row), settings, run, inside, outside)
         return outside
 
 

@@ -91,6 +91,7 @@ class Run:
         scope: str = "",
         stream: bool = False,
         asynchronous: bool = False,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.program = uuid.uuid4().hex
         self.backend = backend
@@ -105,9 +106,10 @@ class Run:
         """The event loop that the body, and so its async tools, run in."""
         self.takes_messages = bool(getattr(backend, "takes_messages", False))
         """The backend has no prompts, only finished chat messages."""
-        self.loop = background_loop()
+        self.loop = loop or background_loop()
+        """Where its steps run, and its backend."""
         self.tasks: set[asyncio.Task[None]] = set()
-        """The branches that have steps to run; touched on the background loop only."""
+        """The branches that have steps to run; touched on `loop` only."""
         self.error: ProgramError | None = None
         """The exception that the body raised, as the cause."""
         self.body_done = Gate()
@@ -168,7 +170,7 @@ class Run:
         self.notify()
 
     async def finish(self) -> None:
-        """Wait for all steps, then end the program on the backend. Runs on the background loop."""
+        """Wait for all steps, then end the program on the backend. Runs on `loop`."""
         while self.tasks:
             await asyncio.wait(self.tasks)
         if not self._told_end:
@@ -185,7 +187,7 @@ class Run:
     async def cancel(self) -> None:
         """Abort what is in flight; unset variables fail with `cancel_error`. Does nothing after the end.
 
-        Runs on the background loop.
+        Runs on `loop`.
         """
         if self.finished.is_open:
             return
@@ -205,7 +207,7 @@ class Run:
 
     def request_cancel(self) -> None:
         """`cancel` without waiting for it; from any thread."""
-        submit(self.cancel())
+        asyncio.run_coroutine_threadsafe(self.cancel(), self.loop)
 
     def check_may_block(self) -> None:
         """Raise RuntimeError where blocking would stop the event loop that the body runs in."""

@@ -143,7 +143,7 @@ class ProgramState:
             refused("fork(position_ids_offset=...)", "Fork without it.")()
         if size < 1:
             raise ValueError(f"fork size is {size}; it must be at least 1.")
-        return ForkGroup([ProgramState(branch) for branch in self._branch.fork(int(size))], self._branch)
+        return ForkGroup([type(self)(branch) for branch in self._branch.fork(int(size))], self._branch)
 
     @contextlib.contextmanager
     def copy(self) -> Iterator[ProgramState]:

@@ -15,7 +15,8 @@
     ├── RequestTimeout            504  a time limit of the caller passed
     ├── BackendError              502  a remote endpoint answered with an error
     └── ProgramError                   a step of a program failed; raised where its variable is read
-        └── UnsupportedNode            this backend cannot run that step
+        ├── UnsupportedNode            this backend cannot run that step
+        └── CompileError               a program cannot be made a graph; says at which line
 
 `to_info` and `from_info` carry an error across processes without pickling.
 """
@@ -166,6 +167,10 @@ class ProgramError(RamifyError):
 
 class UnsupportedNode(ProgramError):
     code = "unsupported_node"
+
+
+class CompileError(ProgramError):
+    code = "compile_error"
 
 
 def _all_errors(root: type[RamifyError]) -> list[type[RamifyError]]:

@@ -16,7 +16,7 @@ FOLDERS = {"ramify": "ramify", "lang": "ramify.lang", "runtime": "ramify.runtime
     "kernels": "ramify.kernels",
 }
 LEAVES = {"ramify.errors", "ramify.messages", "ramify.sampling", "ramify.constraint", "ramify.loop"}
-LEAVES |= {"ramify.pages.page"}
+LEAVES |= {"ramify.graph", "ramify.pages.page"}
 LEAVES |= {f"ramify.tool_calls.{name}" for name in ("formats", "grammar", "prompt", "reader")}
 SHARED = LEAVES
 

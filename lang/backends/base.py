@@ -1,10 +1,12 @@
-"""What a program runs on: the two methods that every backend has."""
+"""What a program runs on: the methods that every backend has, and those of one that takes whole graphs."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Protocol, runtime_checkable
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
+from ramify.graph import Graph
 from ramify.messages import Generate, ModelInfo, TextChunk
 
 
@@ -34,4 +36,29 @@ class Backend(Protocol):
 
     async def aclose(self) -> None:
         """Release what the backend holds."""
+        ...
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A graph to run once, and how."""
+
+    graph: Graph
+    arguments: Mapping[str, str]
+    options: Mapping[str, Any]
+    """Sampling options, as fields of `SamplingParams`, for every gen that does not set its own."""
+    scope: str
+    stream: bool
+    """Text is wanted as it comes, not only when a request has ended."""
+
+
+@runtime_checkable
+class RunsPrograms(Protocol):
+    """A backend that runs whole graphs at its own end."""
+
+    def submit_program(self, submission: Submission, failed: Callable[[], bool]) -> Backend:
+        """What the same graph then runs on here: its requests are answered with what they came to there.
+
+        `failed` says, at the end of the program, whether it went otherwise here than there.
+        """
         ...

@@ -1,0 +1,275 @@
+"""A program as a graph: what `compile` makes of it and `POST /v1/programs` takes, in one definition.
+
+Nodes stand in the order of the program. A node appends to one branch, behind all earlier nodes of that
+branch; branch 0 is the program, others begin at a `Fork`. A text may hold arguments and the results of
+earlier nodes, so that every edge leads back and there are no cycles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from ramify.constraint import Constraint
+from ramify.errors import InvalidRequest
+from ramify.sampling import SamplingParams
+
+MAX_NODES = 4096
+MAX_BRANCHES = 1024
+"""Most branches of one graph, the program itself included."""
+
+Role = Literal["system", "user", "assistant"]
+Method = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Something in a text that is known only when the graph runs."""
+
+
+class Argument(Part, frozen=True, kw_only=True, tag_field="from", tag="argument"):
+    """The argument of this name."""
+
+    name: str
+
+
+class Result(Part, frozen=True, kw_only=True, tag_field="from", tag="node"):
+    """The text that an earlier node has made."""
+
+    node: int
+    """Its place in `Graph.nodes`."""
+    index: int | None = None
+    """Which of its outputs, where its ``n`` is more than 1."""
+
+
+class Node(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+):
+    """One step of one branch."""
+
+    branch: int = 0
+
+
+class Text(Node, frozen=True, kw_only=True, tag="text"):
+    """Append text."""
+
+    parts: tuple[str | Argument | Result, ...]
+
+
+class RoleBegin(Node, frozen=True, kw_only=True, tag="role_begin"):
+    role: Role
+
+
+class RoleEnd(Node, frozen=True, kw_only=True, tag="role_end"):
+    role: Role
+
+
+class ScopeBegin(Node, frozen=True, kw_only=True, tag="scope_begin"):
+    """From here to the `ScopeEnd` of the same name, all text becomes the variable's value."""
+
+    name: str
+
+
+class ScopeEnd(Node, frozen=True, kw_only=True, tag="scope_end"):
+    name: str
+
+
+class Gen(Node, frozen=True, kw_only=True, tag="gen"):
+    """Generate, append, and keep the text in a variable."""
+
+    name: str | None = None
+    options: dict[str, Any] = {}
+    """Fields of `SamplingParams`; the options of the run fill in the rest."""
+    constraint: Constraint | None = None
+    stop: tuple[str, ...] = ()
+    """Stop strings beside those in `options`."""
+    timeout: float | None = None
+    """Seconds for the whole step."""
+
+
+class Select(Node, frozen=True, kw_only=True, tag="select"):
+    """Append the likeliest choice, and keep it in a variable."""
+
+    name: str | None = None
+    choices: tuple[str, ...]
+    method: Method = "token_length_normalized"
+    timeout: float | None = None
+
+
+class Fork(Node, frozen=True, kw_only=True, tag="fork"):
+    """Begin branches with what this one holds here."""
+
+    children: tuple[int, ...]
+    """Their numbers, which no earlier fork has used."""
+
+
+class Join(Node, frozen=True, kw_only=True, tag="join"):
+    """End branches. ``gather``: each variable that they set becomes a list here; ``append``: what each of
+    them added is appended here, in order."""
+
+    children: tuple[int, ...]
+    mode: Literal["gather", "append"] = "gather"
+
+
+AnyNode = Text | RoleBegin | RoleEnd | ScopeBegin | ScopeEnd | Gen | Select | Fork | Join
+
+
+class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A program without control flow of its own."""
+
+    name: str = "program"
+    arguments: tuple[str, ...] = ()
+    """Names of what every row must give."""
+    nodes: tuple[AnyNode, ...]
+
+    def check(self, field: str = "graph") -> Graph:
+        """Return self; raise `InvalidRequest` that names the node which is wrong, below `field`."""
+        _Check(self, field).all()
+        return self
+
+    def check_row(self, row: Mapping[str, Any], field: str) -> None:
+        """Raise `InvalidRequest` unless `row` gives every argument and nothing else."""
+        for name in self.arguments:
+            if name not in row:
+                raise InvalidRequest(f"{field} lacks the argument {name!r}.", field=field)
+        for name, value in row.items():
+            if name not in self.arguments:
+                raise InvalidRequest(f"The graph has no argument {name!r}.", field=f"{field}.{name}")
+            if not isinstance(value, str):
+                raise InvalidRequest(
+                    f"{field}.{name} must be text, not {type(value).__name__}.", field=f"{field}.{name}"
+                )
+
+    @property
+    def width(self) -> int:
+        """Most requests that one run can have in flight: those of the widest step of every branch."""
+        widest: dict[int, int] = {}
+        for node in self.nodes:
+            match node:
+                case Gen():
+                    size = node.options.get("n") or 1
+                case Select():
+                    size = len(node.choices)
+                case _:
+                    continue
+            widest[node.branch] = max(widest.get(node.branch, 0), size)
+        return sum(widest.values())
+
+
+class _Check:
+    """What `Graph.check` knows on its way through the nodes."""
+
+    def __init__(self, graph: Graph, field: str) -> None:
+        self.graph, self.field = graph, field
+        self.parents: dict[int, int | None] = {0: None}
+        self.ended: set[int] = set()
+        self.scopes: set[tuple[int, str]] = set()
+        self.here = ""
+
+    def all(self) -> None:
+        nodes = self.graph.nodes
+        if not nodes:
+            raise InvalidRequest("The graph has no nodes.", field=f"{self.field}.nodes")
+        if len(nodes) > MAX_NODES:
+            raise InvalidRequest(
+                f"The graph has {len(nodes)} nodes; at most {MAX_NODES} are accepted.",
+                field=f"{self.field}.nodes",
+                remedy="Split it over several programs.",
+            )
+        if len(set(self.graph.arguments)) < len(self.graph.arguments):
+            raise InvalidRequest("An argument is named twice.", field=f"{self.field}.arguments")
+        for index, node in enumerate(nodes):
+            self.here = f"{self.field}.nodes[{index}]"
+            if node.branch not in self.parents:
+                self._wrong("branch", f"no earlier fork begins branch {node.branch}")
+            if node.branch in self.ended:
+                self._wrong("branch", f"branch {node.branch} has been joined")
+            self._one(index, node)
+
+    def _one(self, index: int, node: AnyNode) -> None:
+        match node:
+            case Text():
+                for place, part in enumerate(node.parts):
+                    self._part(index, part, f"parts[{place}]")
+            case ScopeBegin():
+                self.scopes.add((node.branch, node.name))
+            case ScopeEnd():
+                if (node.branch, node.name) not in self.scopes:
+                    self._wrong("name", f"the scope {node.name!r} has not begun in branch {node.branch}")
+                self.scopes.discard((node.branch, node.name))
+            case Gen():
+                self._gen(node)
+            case Select():
+                if not node.choices or not all(node.choices):
+                    self._wrong("choices", "there must be choices, and none may be empty")
+                self._timeout(node.timeout)
+            case Fork():
+                self._fork(node)
+            case Join():
+                self._join(node)
+            case _:
+                return  # a role is checked by its type, and by the chat template when it runs
+
+    def _part(self, index: int, part: str | Argument | Result, where: str) -> None:
+        if isinstance(part, Argument) and part.name not in self.graph.arguments:
+            self._wrong(where, f"the graph has no argument {part.name!r}")
+        if not isinstance(part, Result):
+            return
+        if not 0 <= part.node < len(self.graph.nodes):
+            self._wrong(where, f"there is no node {part.node}")
+        if part.node >= index:
+            self._wrong(where, f"node {part.node} does not come before this one, and a graph has no cycles")
+        source = self.graph.nodes[part.node]
+        if not isinstance(source, Gen | Select | ScopeEnd):
+            self._wrong(where, f"node {part.node} has no result")
+        outputs = (source.options.get("n") or 1) if isinstance(source, Gen) else 1
+        if (part.index is None) != (outputs == 1) or not 0 <= (part.index or 0) < outputs:
+            self._wrong(where, f"node {part.node} has {outputs} outputs, and index is {part.index}")
+
+    def _gen(self, node: Gen) -> None:
+        try:
+            msgspec.convert(node.options, SamplingParams, str_keys=True).check()
+            if node.constraint is not None:
+                node.constraint.check()
+        except InvalidRequest as error:
+            error.field = f"{self.here}.{'options' if error.field else 'constraint'}" + (
+                f".{error.field}" if error.field else ""
+            )
+            raise
+        except msgspec.ValidationError as error:
+            self._wrong("options", str(error))
+        self._timeout(node.timeout)
+
+    def _timeout(self, timeout: float | None) -> None:
+        if timeout is not None and not timeout > 0:
+            self._wrong("timeout", f"it is {timeout}, and must be above 0")
+
+    def _fork(self, node: Fork) -> None:
+        if not node.children:
+            self._wrong("children", "a fork has at least one branch")
+        for child in node.children:
+            if child in self.parents:
+                self._wrong("children", f"branch {child} has begun before")
+            self.parents[child] = node.branch
+        if len(self.parents) > MAX_BRANCHES:
+            self._wrong("children", f"more than {MAX_BRANCHES} branches")
+
+    def _join(self, node: Join) -> None:
+        if not node.children:
+            self._wrong("children", "a join has at least one branch")
+        for child in node.children:
+            if self.parents.get(child, node.branch) != node.branch or child not in self.parents or not child:
+                self._wrong("children", f"branch {child} was not forked from branch {node.branch}")
+            if child in self.ended:
+                self._wrong("children", f"branch {child} has been joined")
+            self.ended.add(child)
+
+    def _wrong(self, where: str, problem: str) -> None:
+        field = f"{self.here}.{where}"
+        raise InvalidRequest(f"{field}: {problem}.", field=field)
