@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, cast
 
 import msgspec
 
 from ramify.errors import BackendError, RamifyError
+from ramify.lang.backends.base import Backend, Submission
 from ramify.lang.backends.http import HttpClient
+from ramify.lang.backends.submitted import SubmittedProgram
 from ramify.lang.meta import read_finish, read_logprobs, read_usage
 from ramify.lang.refused import refuse
 from ramify.loop import wait
@@ -81,6 +83,10 @@ class RuntimeEndpoint:
                 yield _chunk(request, event, text, ids, logprobs)
                 text, ids = len(event["text"]), len(event["output_ids"])
                 logprobs = len(event["meta_info"].get("output_token_logprobs", ()))
+
+    def submit_program(self, submission: Submission, failed: Callable[[], bool]) -> Backend:
+        """A compiled program goes to the server whole, as one request."""
+        return SubmittedProgram(self._http, submission, failed)
 
     async def end_program(self, program: str) -> None:
         """Tell the server, without making the program wait for the answer."""

@@ -18,6 +18,7 @@ def run(options: argparse.Namespace) -> int:
         config = ServerConfig(**given_fields(options, ServerConfig))
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
+    from ramify.program_route import router
     from ramify.runtime.server.serve import serve
 
-    return serve(config)
+    return serve(config, router)

@@ -13,9 +13,10 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import uvicorn
+from fastapi import APIRouter
 
 from ramify.errors import InvalidRequest
 from ramify.runtime.config import ServerConfig
@@ -33,8 +34,11 @@ PORT_IN_USE = 1
 """Exit status when the address cannot be bound."""
 
 
-def serve(config: ServerConfig) -> int:
-    """Serve until a signal comes; returns the exit status. Raises when the ring cannot be started."""
+def serve(config: ServerConfig, *routers: APIRouter) -> int:
+    """Serve until a signal comes; returns the exit status. Raises when the ring cannot be started.
+
+    `routers` hold routes beside the server's own.
+    """
     _log_at(config.log_level)
     try:
         listener = bind(config.host, config.port)
@@ -42,10 +46,10 @@ def serve(config: ServerConfig) -> int:
         print(f"Cannot listen on {config.host}:{config.port}: {error.strerror}.", file=sys.stderr)
         return PORT_IN_USE
     with listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(config, listener))
+        return runner.run(_serve(config, listener, routers))
 
 
-async def _serve(config: ServerConfig, listener: socket.socket) -> int:
+async def _serve(config: ServerConfig, listener: socket.socket, routers: Sequence[APIRouter]) -> int:
     from ramify.runtime.server.frontdesk import FrontDesk
 
     desk = FrontDesk(config)
@@ -63,6 +67,7 @@ async def _serve(config: ServerConfig, listener: socket.socket) -> int:
                 listener,
                 stopping,
                 on_ready=lambda: print(f"Serving {desk.info.name} on {url}", flush=True),
+                routers=routers,
             )
         finally:
             start.cancel()
@@ -77,9 +82,12 @@ async def run_server(
     listener: socket.socket,
     stopping: StopSignal,
     on_ready: Callable[[], None],
+    routers: Sequence[APIRouter] = (),
 ) -> None:
     """Serve a started `desk` on `listener` until `stopping` is set, then drain."""
     app = create_app(desk, config)
+    for router in routers:
+        app.include_router(router)
     server = _Server(
         uvicorn.Config(
             app,

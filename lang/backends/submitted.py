@@ -1,0 +1,93 @@
+"""A program that a Ramify server runs as a graph: each request is answered with what came of it there.
+
+The same graph runs here and there. Here a request is not sent: its answer is read from the one stream of
+events that the server sends of the whole program. So a state says the same whoever ran its program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, cast
+
+import msgspec
+
+from ramify.errors import BackendError, ErrorInfo, RamifyError, from_info
+from ramify.lang.backends.base import Submission
+from ramify.lang.backends.http import HttpClient
+from ramify.lang.play import place_of
+from ramify.lang.trace import CURRENT
+from ramify.messages import Generate, ModelInfo, TextChunk
+
+
+class SubmittedProgram:
+    """The backend of one run; its `end_program` ends the work at the server."""
+
+    def __init__(self, http: HttpClient, submission: Submission, failed: Callable[[], bool]) -> None:
+        self._http = http
+        self._body = {
+            "graph": msgspec.to_builtins(submission.graph),
+            "arguments": dict(submission.arguments),
+            "sampling_params": msgspec.to_builtins(submission.options),
+            "cache_scope": submission.scope,
+            "stream": True,
+            "events": "chunks" if submission.stream else "requests",
+        }
+        self._failed = failed
+        self._reader: asyncio.Task[None] | None = None
+        self._answers: dict[str, asyncio.Queue[list[TextChunk] | RamifyError]] = {}
+        self._error: RamifyError | None = None
+        """Why nothing more will come."""
+
+    async def info(self) -> ModelInfo:
+        raise BackendError("A submitted program has told its model before.")
+
+    async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        if self._reader is None:
+            self._reader = asyncio.create_task(self._read())
+        answers = self._of(place_of(CURRENT.get()))
+        while True:
+            if self._error is not None and answers.empty():
+                raise self._error
+            answer = await answers.get()
+            if isinstance(answer, RamifyError):
+                raise answer
+            for chunk in answer:
+                yield chunk
+            if answer and answer[-1].finish is not None:
+                return
+
+    async def end_program(self, program: str) -> None:
+        if self._reader is None:
+            return
+        if self._failed():
+            self._reader.cancel()
+        await asyncio.wait((self._reader,))
+
+    async def aclose(self) -> None:
+        """The connections belong to the endpoint."""
+
+    def _of(self, place: str) -> asyncio.Queue[list[TextChunk] | RamifyError]:
+        return self._answers.setdefault(place, asyncio.Queue())
+
+    async def _read(self) -> None:
+        error: RamifyError = BackendError("The server ended the program before this request.")
+        try:
+            async with aclosing(cast("Any", self._http.events("/v1/programs", self._body))) as events:
+                async for event in events:
+                    problem = event.get("failed")
+                    failed = None if problem is None else from_info(msgspec.convert(problem, ErrorInfo))
+                    if "request" not in event:
+                        error = failed or error
+                        continue
+                    answers = self._of(event["request"])
+                    answers.put_nowait(msgspec.convert(event["chunks"], list[TextChunk]))
+                    if failed is not None:
+                        answers.put_nowait(failed)
+        except RamifyError as raised:
+            error = raised
+        finally:
+            self._error = error
+            for answers in self._answers.values():
+                answers.put_nowait(error)

@@ -1,0 +1,146 @@
+"""Runs graphs for somebody else, as a server does, and tells what comes of their nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import msgspec
+
+from ramify.errors import EngineError, RamifyError, from_info
+from ramify.graph import Gen, Graph, ScopeEnd, Select
+from ramify.lang.backends.base import Backend
+from ramify.lang.play import Played, Row, place_of, play
+from ramify.lang.run import Run
+from ramify.lang.trace import CURRENT
+from ramify.lang.variables import Variable
+from ramify.messages import Generate, ModelInfo, TextChunk
+
+Events = Literal["nodes", "requests", "chunks"]
+"""What is told while a graph runs: results of nodes; or what each request was answered with, when it has
+ended or as it comes."""
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A graph and how to run it, any number of times."""
+
+    graph: Graph
+    backend: Backend
+    info: ModelInfo
+    options: Mapping[str, Any]
+    """Sampling options for every gen that does not set its own, as fields of `SamplingParams`."""
+    scope: str
+    events: Events
+
+
+async def run_row(job: Job, row: Row, tell: Tell) -> dict[str, Any]:
+    """Run the graph once in this event loop; returns what came of it. Cancelling it ends its requests.
+
+    `tell` is given each event as it comes.
+    """
+    backend = job.backend if job.events == "nodes" else _Telling(job, tell)
+    run = Run(
+        job.graph.name,
+        backend,
+        job.info,
+        job.options,
+        scope=job.scope,
+        stream=job.events == "chunks",
+        loop=asyncio.get_running_loop(),
+    )
+    results: list[dict[str, Any]] = []
+    played = play(job.graph, run.root, row)
+    for place, variable in played.outcomes.items():
+
+        def done(place: int = place, variable: Variable = variable) -> None:
+            results.append(_node(job.graph, place, variable))
+            if job.events == "nodes":
+                tell(results[-1])
+
+        variable.gate.on_open(done)
+    try:
+        # A task of its own: it begins after those that `play` has asked for.
+        await asyncio.create_task(run.finish())
+    finally:
+        await asyncio.shield(run.cancel())
+    return _summary(run, played, results)
+
+
+def _node(graph: Graph, place: int, variable: Variable) -> dict[str, Any]:
+    """What came of one node."""
+    node = graph.nodes[place]
+    assert isinstance(node, Gen | Select | ScopeEnd)
+    told: dict[str, Any] = {"node": place, "branch": node.branch, "name": node.name}
+    if variable.error is not None:
+        return {**told, "failed": problem_of(variable.error).to_info()}
+    told["value"] = variable.value
+    if variable.call is not None:
+        told["usage"] = variable.call.usage
+        if variable.call.finish is not None:
+            told["finish_reason"] = variable.call.finish.reason
+    return told
+
+
+def _summary(run: Run, played: Played, results: list[dict[str, Any]]) -> dict[str, Any]:
+    root = run.root
+    told: dict[str, Any] = {
+        "text": root.text,
+        "variables": {
+            name: variable.value for name, variable in root.variables.items() if variable.error is None
+        },
+        "nodes": sorted(results, key=lambda result: result["node"]),
+        "usage": root.call.usage,
+    }
+    if root.error is not None:
+        told["failed"] = problem_of(root.error).to_info()
+    return told
+
+
+def problem_of(error: RamifyError) -> RamifyError:
+    """A failed step as the error that caused it, with the words that say which step it was."""
+    cause: BaseException | None = error
+    while cause is not None and not (isinstance(cause, RamifyError) and cause.code != error.code):
+        cause = cause.__cause__
+    if not isinstance(cause, RamifyError):
+        return EngineError(error.message) if error.__cause__ is not None else error
+    return from_info(msgspec.structs.replace(cause.to_info(), message=error.message))
+
+
+class _Telling:
+    """The backend of a job, with every answer told: ``{"request": place, "chunks": […]}``."""
+
+    def __init__(self, job: Job, tell: Tell) -> None:
+        self._backend, self._tell = job.backend, tell
+        self._each = job.events == "chunks"
+
+    async def info(self) -> ModelInfo:
+        return await self._backend.info()
+
+    async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        place = place_of(CURRENT.get())
+        chunks: list[TextChunk] = []
+        answer = cast("AsyncGenerator[TextChunk, None]", self._backend.generate(request))
+        try:
+            async with aclosing(answer):
+                async for chunk in answer:
+                    chunks.append(chunk)
+                    if self._each or chunk.finish is not None:
+                        self._tell({"request": place, "chunks": chunks})
+                        chunks = []
+                    yield chunk
+        except Exception as error:
+            told = error if isinstance(error, RamifyError) else EngineError("An internal error ended it.")
+            self._tell({"request": place, "chunks": chunks, "failed": told.to_info()})
+            raise
+
+    async def end_program(self, program: str) -> None:
+        await self._backend.end_program(program)
+
+    async def aclose(self) -> None:
+        """The backend is closed by whoever opened it."""

@@ -1,0 +1,175 @@
+"""``POST /v1/programs``: a program as a graph, run beside the scheduler without a round trip between calls.
+
+The body:
+
+- ``graph``: `ramify.graph.Graph`, as ``fn.compile().graph()`` gives it.
+- ``arguments``: one object of texts, or ``rows``: a list of them. Without either the graph runs once.
+- ``sampling_params``: fields of `ramify.sampling.SamplingParams` (or SGLang's spellings) for every gen
+  that does not set its own.
+- ``cache_scope``: as of /generate.
+- ``stream``: answer with server-sent events, ended by ``[DONE]``.
+- ``events``, with ``stream``: ``nodes`` (the default) sends ``{row, node, branch, name, value, usage,
+  finish_reason}`` for each gen, select and scope as it ends. ``requests`` sends ``{row, request, chunks}``
+  for each request when it has ended, ``chunks`` as its text comes: Ramify's own client makes a state of them.
+
+A row ends in ``{row, text, variables, nodes, usage}``; without ``stream`` the answer is ``{"rows": […]}``
+of these. A node, a request or a row that failed has ``failed``: ``{code, message, …}``. Where a single row
+fails before anything of it was sent, the answer is that error, with its status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ramify.errors import InvalidRequest, from_info
+from ramify.graph import Graph
+from ramify.lang.hosting import Events, Job, run_row
+from ramify.lang.options import read_options
+from ramify.messages import Generate, ModelInfo, TextChunk
+from ramify.runtime.server.fields import Fields, json_response, read_fields
+from ramify.runtime.server.service import Service
+from ramify.runtime.server.sse import DONE, EventStream, event, while_connected
+
+router = APIRouter()
+
+PATH = "/v1/programs"
+MAX_ROWS = 4096
+"""Most rows of one request. Of these, as many run at a time as the batch can hold."""
+
+
+@router.post(PATH)
+async def programs(request: Request) -> Response:
+    service = Service.of(request)
+    fields = await read_fields(request)
+    stream: bool = fields.take("stream", bool, False)
+    job, rows = _take_job(fields, service, stream)
+    service.check_count(job.graph.width)
+    at_once = max(service.config.max_running // max(job.graph.width, 1), 1)
+    if stream:
+        return EventStream(_events(job, rows, at_once))
+    answers = await while_connected(request.receive, _whole(job, rows, at_once))
+    return json_response({"rows": answers})
+
+
+def _take_job(fields: Fields, service: Service, stream: bool) -> tuple[Job, list[dict[str, str]]]:
+    graph: Graph | None = fields.take("graph", Graph)
+    if graph is None:
+        raise InvalidRequest("graph is missing.", field="graph")
+    graph.check()
+    arguments: dict[str, str] | None = fields.take("arguments", dict[str, str])
+    rows: list[dict[str, str]] | None = fields.take("rows", list[dict[str, str]])
+    options: dict[str, Any] = fields.take("sampling_params", dict[str, Any], {})
+    scope: str = fields.take("cache_scope", str, "")
+    events: Events = fields.take("events", Events, "nodes")
+    fields.refuse_rest()
+    if arguments is not None and rows is not None:
+        raise InvalidRequest("arguments and rows are both given; give one.", field="rows")
+    if rows is None:
+        graph.check_row(arguments or {}, "arguments")
+        rows = [arguments or {}]
+    else:
+        if not 0 < len(rows) <= MAX_ROWS:
+            raise InvalidRequest(f"{len(rows)} rows; 1 to {MAX_ROWS} are accepted.", field="rows")
+        for index, row in enumerate(rows):
+            graph.check_row(row, f"rows[{index}]")
+    if events != "nodes" and not stream:
+        raise InvalidRequest(f"events: {events!r} needs stream: true.", field="events")
+    job = Job(
+        graph=graph,
+        backend=_Served(service),
+        info=service.desk.info,
+        options=read_options(options, of="sampling_params"),
+        scope=scope,
+        events=events,
+    )
+    return job, rows
+
+
+async def _whole(job: Job, rows: list[dict[str, str]], at_once: int) -> list[dict[str, Any]]:
+    """What came of each row."""
+    answers: list[dict[str, Any]] = [{}] * len(rows)
+    async with aclosing(_told(job, rows, at_once)) as told:
+        async for row, answer, ended in told:
+            if ended:
+                answers[row] = answer
+    if len(rows) == 1:
+        _raise_failed(answers[0])
+    return answers
+
+
+async def _events(job: Job, rows: list[dict[str, str]], at_once: int) -> AsyncGenerator[bytes, None]:
+    # Ramify's own client looks at each request for itself.
+    first = len(rows) == 1 and job.events == "nodes"
+    async with aclosing(_told(job, rows, at_once)) as told:
+        async for row, answer, _ in told:
+            if first:
+                _raise_failed(answer)
+            first = False
+            yield event(msgspec.json.encode({"row": row, **answer}))
+    yield DONE
+
+
+def _raise_failed(answer: dict[str, Any]) -> None:
+    """Raise what a row or a node failed with."""
+    if "failed" in answer:
+        raise from_info(answer["failed"])
+
+
+async def _told(
+    job: Job, rows: list[dict[str, str]], at_once: int
+) -> AsyncGenerator[tuple[int, dict[str, Any], bool], None]:
+    """The events of all rows, `at_once` of which run at a time: row, event, and whether it is the row's last.
+
+    Giving up ends their work.
+    """
+    told: asyncio.Queue[tuple[int, dict[str, Any], bool] | Exception] = asyncio.Queue()
+    places = asyncio.Semaphore(at_once)
+
+    async def one(number: int, row: dict[str, str]) -> None:
+        async with places:
+            try:
+                summary = await run_row(job, row, lambda event: told.put_nowait((number, event, False)))
+            except Exception as error:
+                told.put_nowait(error)
+            else:
+                told.put_nowait((number, summary, True))
+
+    work = [asyncio.create_task(one(number, row)) for number, row in enumerate(rows)]
+    left = len(work)
+    try:
+        while left:
+            event = await told.get()
+            if isinstance(event, Exception):
+                raise event
+            left -= event[2]
+            yield event
+    finally:
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+
+
+class _Served:
+    """The server's model as the backend of its programs."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def info(self) -> ModelInfo:
+        return self._service.desk.info
+
+    def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        return self._service.generate(request, PATH)
+
+    async def end_program(self, program: str) -> None:
+        await self._service.desk.end_program(program)
+
+    async def aclose(self) -> None:
+        """The server outlives its programs."""
