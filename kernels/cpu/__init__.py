@@ -2,6 +2,7 @@
 
 compiler        signatures, the cache on disk, what a machine must have
 simd            vectors of float32 inside numba
+dots            dots of bfloat16 pairs
 tiles           the register-blocked product and the transposing copy
 team            torch's thread pool
 attention       paged attention, shared out to threads

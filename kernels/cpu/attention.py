@@ -44,6 +44,7 @@ from ramify.kernels.cpu.attention_tile import (
     SEGMENT,
     attend,
     clear,
+    dots_of,
     finish,
     merge,
     partial_bytes,
@@ -173,6 +174,7 @@ def _build_run(sources: str) -> Any:
         frame.page_bytes, frame.head_bytes, frame.row_bytes = page_bytes, head_bytes, row_bytes
         frame.page_size, frame.out, frame.out_token = page_size, out, out_token
         frame.group, frame.dim, frame.bf16 = group, dim, bf16
+        frame.dots = dots_of(bf16, dim)
         frame.value_row = 4 * up(dim, PANEL)
         frame.window, frame.capped = window, capped
         frame.query_factor, frame.score_factor = query_factor, score_factor

@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from ramify.kernels.cpu.compiler import carray, part
+from ramify.kernels.cpu.dots import DOTS
+from ramify.kernels.cpu.kv_store import copy_bytes
 from ramify.kernels.cpu.simd import (
     BYTES,
     LANES,
@@ -44,9 +46,11 @@ from ramify.kernels.cpu.tiles import (
     TILE_ROWS,
     multiply,
     multiply_in_place,
+    multiply_pairs,
     transpose_bf16,
     transpose_bf16_pairs,
     transpose_f32,
+    transpose_pairs,
 )
 
 BLOCK = 64
@@ -76,6 +80,7 @@ FRAME = np.dtype(
         ("dim", np.int64),
         ("value_row", np.int64),  # bytes of a row of widened values or of their sums
         ("bf16", np.int64),
+        ("dots", np.int64),  # scores by dots of bfloat16 pairs
         ("window", np.int64),
         ("capped", np.int64),
         ("query_factor", np.float64),
@@ -172,6 +177,8 @@ def attend(frame, item, scratch):  # type: ignore[no-untyped-def]
         block = item.partial
     head = item.kv_head * frame.head_bytes
     query_row, value_row = 4 * frame.dim, frame.value_row
+    if frame.dots:
+        query_row = 2 * frame.dim
     segments = carray(as_pointer(item.segments), item.segment_count, SEGMENT)
     _locate(frame, segments[0], segments[0].begin, there)
     for index in range(item.segment_count):
@@ -189,7 +196,11 @@ def attend(frame, item, scratch):  # type: ignore[no-untyped-def]
             else:
                 there = here
             _copy_keys(frame, frame.k + head, here, there, count, keys)
-            multiply(mine, query_row, keys, _SCORE_ROW, scores, _SCORE_ROW, rows, frame.dim, count)
+            if frame.dots:
+                pairs = frame.dim // 2
+                multiply_pairs(mine, query_row, keys, _SCORE_ROW, scores, _SCORE_ROW, rows, pairs, count)
+            else:
+                multiply(mine, query_row, keys, _SCORE_ROW, scores, _SCORE_ROW, rows, frame.dim, count)
             _softmax_rows(frame, item, segment, start, count, scores, block)
             weighted = block + up(8 * up(rows, TILE_ROWS), 64)
             if rows <= IN_PLACE_ROWS and frame.dim % PANEL == 0:
@@ -219,7 +230,20 @@ def attend(frame, item, scratch):  # type: ignore[no-untyped-def]
 
 @part
 def _load_queries(frame, item, queries):  # type: ignore[no-untyped-def]
-    """The tile's rows as float32 times the query factor; padding rows of the last tile of six are 0."""
+    """The tile's rows as float32 times the query factor, or for dots as they are.
+
+    Padding rows of the last tile of six are 0.
+    """
+    if frame.dots:
+        size = 2 * frame.group * frame.dim
+        to = queries
+        for query in range(item.queries):
+            at = frame.q + i64_at(item.queries_at + 16 * query) * frame.q_token + item.kv_head * size
+            copy_bytes(to, at, size)
+            to += size
+        for at in range(to, queries + 2 * frame.dim * up(item.queries * frame.group, TILE_ROWS), BYTES):
+            store(at, splat_f32(0.0))
+        return
     factor = np.float32(frame.query_factor)
     wide = frame.dim - frame.dim % LANES
     row_bytes = 4 * frame.dim
@@ -280,7 +304,8 @@ def _locate(frame, segment, block, offsets):  # type: ignore[no-untyped-def]
 
 @part
 def _copy_keys(frame, pool, here, there, count, keys):  # type: ignore[no-untyped-def]
-    """Keys as (dim, BLOCK) float32, so that scores of neighbouring positions share a vector.
+    """Keys as (dim, BLOCK) float32, so that scores of neighbouring positions share a vector; for dots as
+    (dim / 2, BLOCK) pairs.
 
     Meanwhile ask memory for the next block, a page of which the processor's own prefetcher cannot guess.
     """
@@ -290,7 +315,11 @@ def _copy_keys(frame, pool, here, there, count, keys):  # type: ignore[no-untype
         to = keys + 4 * index
         ahead = there + 8 * index
         d = 0
-        if bf16:
+        if frame.dots:
+            while d < dim:
+                transpose_pairs(pool + 2 * d, at, ahead, to + d // 2 * _SCORE_ROW, _SCORE_ROW)
+                d += 2 * LANES
+        elif bf16:
             while d + 2 * LANES <= dim:
                 transpose_bf16_pairs(pool + 2 * d, at, ahead, to + d * _SCORE_ROW, _SCORE_ROW)
                 d += 2 * LANES
@@ -363,10 +392,12 @@ def _softmax_row(frame, row, count, low, high):  # type: ignore[no-untyped-def]
         for column in range(0, count, LANES):
             store(row + 4 * column, splat_f32(0.0))
         return NO_SCORE, np.float32(0.0)
-    factor = splat_f32(frame.score_factor)
+    scale, factor = splat_f32(frame.query_factor), splat_f32(frame.score_factor)
     best = splat_f32(-np.inf)
     for column in range(0, count, LANES):
         x = load(row + 4 * column)
+        if frame.dots:
+            x = mul(x, scale)
         if frame.capped:
             x = mul(tanh(x), factor)
         x = lanes_between(x, low - column, high - column)
@@ -451,6 +482,12 @@ def finish(frame, item, total):  # type: ignore[no-untyped-def]
             sums += 4
             values += frame.value_row
             to += frame.dim * size
+
+
+@part
+def dots_of(bf16, dim):  # type: ignore[no-untyped-def]
+    """Whether scores are computed by dots."""
+    return bf16 != 0 and DOTS and dim % (2 * LANES) == 0
 
 
 assert PANEL % LANES == 0

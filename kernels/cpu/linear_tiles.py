@@ -18,7 +18,9 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from ramify.kernels.cpu.compiler import features, intrinsic, processor
+from ramify.kernels.cpu.compiler import features, intrinsic
+from ramify.kernels.cpu.dots import BF16, dot, pairs
+from ramify.kernels.cpu.dots import DOTS as DOTS
 from ramify.kernels.cpu.simd import LANES, pointer, prefetch_line
 
 WIDTH = 16
@@ -40,11 +42,7 @@ ROWS = (1, 2, 4, 8) if LANES == 16 else (1, 2, 4)
 """Rows that a kernel may handle at once."""
 
 _HAS = features()
-_BF16 = "+avx512bf16" in _HAS and "+avx512bw" in _HAS and LANES == 16
-DOTS = _BF16 and processor().startswith("znver")
-"""Whether dots of bfloat16 pairs (AVX512_BF16) are faster than float32: on AMD's processors they do twice the
-products of a float32 instruction in its time, on Intel's in four times its time."""
-TILES = _BF16 and "+amx-bf16" in _HAS and "+amx-tile" in _HAS
+TILES = BF16 and "+amx-bf16" in _HAS and "+amx-tile" in _HAS
 """Whether the processor multiplies tiles of bfloat16 (AMX)."""
 _F16C = "+f16c" in _HAS or "+sse2" not in _HAS
 
@@ -55,23 +53,6 @@ _halves, _words, _bytes = (
     ir.VectorType(_i16, 2 * WIDTH),
     ir.VectorType(_i8, WIDTH),
 )
-
-
-class _BFloat(ir.Type):
-    """LLVM's bfloat, which llvmlite does not have."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-_bfloats = ir.VectorType(_BFloat(), 2 * WIDTH)
-_bfloat_half = ir.VectorType(_BFloat(), WIDTH)
 
 
 def _function(name: str, fill: Callable[[ir.IRBuilder, ir.Value], None]) -> Any:
@@ -178,8 +159,7 @@ def _eight_f32(builder: ir.IRBuilder, form: str, at: ir.Value) -> list[ir.Value]
 def _four_pairs(builder: ir.IRBuilder, form: str, at: ir.Value) -> list[ir.Value]:
     """The weights of a panel for eight inputs, unscaled, as pairs of bfloat16: one vector a pair."""
     if form == "bf16":
-        vectors = [_load(builder, builder.add(at, _i64(4 * WIDTH * pair)), _words) for pair in range(4)]
-        return [builder.bitcast(vector, _bfloats) for vector in vectors]
+        return [_load(builder, builder.add(at, _i64(4 * WIDTH * pair)), _words) for pair in range(4)]
     # bfloat16 holds 0 to 15 exactly. The look-up reads five bits, so the table is there twice.
     bits = [0] + [(127 + e << 7) | ((i << (7 - e)) & 127) for i in range(1, 16) for e in [i.bit_length() - 1]]
     table = ir.Constant(_words, bits + bits)
@@ -188,7 +168,7 @@ def _four_pairs(builder: ir.IRBuilder, form: str, at: ir.Value) -> list[ir.Value
     for place in range(4):
         shifted = builder.lshr(packed, _constant(_words, 4 * place)) if place else packed
         found = _call(builder, "llvm.x86.avx512.permvar.hi.512", _words, table, shifted)
-        vectors.append(builder.bitcast(found, _bfloats))
+        vectors.append(found)
     return vectors
 
 
@@ -243,9 +223,7 @@ def _product(form: str, dots: bool, rows: int, panels: int) -> Any:
                             sum_ = builder.load(chain)
                             if dots:
                                 pair = _splat(builder, _load(builder, where, _i32))
-                                pair = builder.bitcast(pair, _bfloats)
-                                name = "llvm.x86.avx512bf16.dpbf16ps.512"
-                                sum_ = _call(builder, name, _floats, sum_, vector, pair)
+                                sum_ = dot(builder, sum_, vector, pair)
                             else:
                                 x = _splat(builder, _load(builder, where, _f32))
                                 sum_ = _fma(builder, vector, x, sum_)
@@ -289,7 +267,7 @@ def products(form: str, dots: bool) -> dict[int, Any]:
 
 def _interleaved(builder: ir.IRBuilder, even: ir.Value, odd: ir.Value) -> ir.Value:
     """Two vectors of float32 as one of bfloat16 pairs."""
-    both = _call(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", _bfloats, odd, even)
+    both = _call(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", pairs, odd, even)
     mask = [lane // 2 + WIDTH * (lane % 2) for lane in range(2 * WIDTH)]
     words = builder.bitcast(both, _words)
     return builder.shuffle_vector(words, words, ir.Constant(ir.VectorType(_i32, 2 * WIDTH), mask))

@@ -14,6 +14,7 @@ from numba import types
 from numba.core import cgutils
 
 from ramify.kernels.cpu.compiler import intrinsic, part
+from ramify.kernels.cpu.dots import DOTS, dot
 from ramify.kernels.cpu.simd import (
     BYTES,
     LANES,
@@ -72,15 +73,17 @@ def _function(name: str, arguments: int, fill: Callable[..., None]) -> Any:
 
 
 Load = Callable[[ir.IRBuilder, ir.Value], ir.Value]
+_PAIRS = "pairs"
 
 
-def _product(rows: int, vectors: int, in_place: tuple[str, int, Load] | None = None) -> Any:
+def _product(rows: int, vectors: int, in_place: tuple[str, int, Load] | None = None, kind: str = "") -> Any:
     """(a, a_row, b, b_row, c, c_row, depth, ahead): C = A B for so many rows of A and vectors of a row of B.
 
+    With `kind` _PAIRS a number of A and of B is a pair of bfloat16.
     With `in_place` (name, bytes a vector, how to load one) row i of B lies at b + the int64 at
     b_row + 8 i, so that b_row is the address of a table of offsets; `ahead` is another, of rows to prefetch.
     """
-    name, vector_bytes, load = in_place or ("dense", BYTES, load_vector)
+    name, vector_bytes, load = in_place or (kind or "dense", BYTES, load_vector)
 
     def fill(builder: ir.IRBuilder, *args: ir.Value) -> None:
         a, a_row, b, b_row, c, c_row, depth, ahead = args
@@ -105,7 +108,8 @@ def _product(rows: int, vectors: int, in_place: tuple[str, int, Load] | None = N
                 left = splat(builder, left)
                 for v in range(vectors):
                     sum_ = grid[row][v]
-                    builder.store(fused(builder, left, right[v], builder.load(sum_)), sum_)
+                    combine = dot if kind == _PAIRS else _fused_last
+                    builder.store(combine(builder, builder.load(sum_), left, right[v]), sum_)
         for row in range(rows):
             at = builder.add(c, builder.mul(c_row, _i64(row)))
             for v in range(vectors):
@@ -114,10 +118,14 @@ def _product(rows: int, vectors: int, in_place: tuple[str, int, Load] | None = N
     return _function(f"ramify_product_{name}_{rows}x{vectors}", 8, fill)
 
 
-def _panel(vectors: int, in_place: tuple[str, int, Load] | None = None) -> Any:
+def _fused_last(builder: ir.IRBuilder, sum_: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
+    return fused(builder, a, b, sum_)
+
+
+def _panel(vectors: int, in_place: tuple[str, int, Load] | None = None, kind: str = "") -> Any:
     """All rows of one panel of columns, in tiles of six and one smaller tile."""
     tile1, tile2, tile3, tile4, tile6 = (
-        _product(rows, vectors, in_place) for rows in (1, 2, 3, 4, TILE_ROWS)
+        _product(rows, vectors, in_place, kind) for rows in (1, 2, 3, 4, TILE_ROWS)
     )
 
     @part
@@ -139,31 +147,40 @@ def _panel(vectors: int, in_place: tuple[str, int, Load] | None = None) -> Any:
     return panel
 
 
-_single, _double, _wide = _panel(1), _panel(2), _panel(PANEL_VECTORS)
 _wide_f32 = _panel(PANEL_VECTORS, ("f32", BYTES, load_vector))
 _wide_bf16 = _panel(PANEL_VECTORS, ("bf16", BYTES // 2, load_widened))
 
 
-@part
-def multiply(a, a_row, b, b_row, c, c_row, rows, depth, columns):  # type: ignore[no-untyped-def]
-    """C = A B in float32, each number of C summed over `depth` in ascending order.
+def _multiplier(single: Any, double: Any, wide: Any) -> Any:
+    @part
+    def multiply(a, a_row, b, b_row, c, c_row, rows, depth, columns):  # type: ignore[no-untyped-def]
+        while columns > 0:
+            if columns > 2 * LANES:
+                wide(a, a_row, b, b_row, c, c_row, rows, depth, 0)
+                step = PANEL
+            elif columns > LANES:
+                double(a, a_row, b, b_row, c, c_row, rows, depth, 0)
+                step = 2 * LANES
+            else:
+                single(a, a_row, b, b_row, c, c_row, rows, depth, 0)
+                step = LANES
+            b += 4 * step
+            c += 4 * step
+            columns -= step
 
-    a, b, c are addresses and a_row, b_row, c_row bytes from row to row. Columns are rounded up to at
-    most a whole PANEL, and five last rows to six: all three matrices must have that room.
-    """
-    while columns > 0:
-        if columns > 2 * LANES:
-            _wide(a, a_row, b, b_row, c, c_row, rows, depth, 0)
-            step = PANEL
-        elif columns > LANES:
-            _double(a, a_row, b, b_row, c, c_row, rows, depth, 0)
-            step = 2 * LANES
-        else:
-            _single(a, a_row, b, b_row, c, c_row, rows, depth, 0)
-            step = LANES
-        b += 4 * step
-        c += 4 * step
-        columns -= step
+    return multiply
+
+
+multiply = _multiplier(*(_panel(vectors) for vectors in (1, 2, PANEL_VECTORS)))
+"""(a, a_row, b, b_row, c, c_row, rows, depth, columns): C = A B in float32, each number of C summed over
+`depth` in ascending order.
+
+a, b, c are addresses and a_row, b_row, c_row bytes from row to row. Columns are rounded up to at most a whole
+PANEL, and five last rows to six: all three matrices must have that room."""
+multiply_pairs = multiply
+"""The same of numbers that are pairs of bfloat16, both of whose products are added; where there are DOTS."""
+if DOTS:
+    multiply_pairs = _multiplier(*(_panel(vectors, kind=_PAIRS) for vectors in (1, 2, PANEL_VECTORS)))
 
 
 @part
@@ -237,3 +254,5 @@ transpose_bf16 = _transpose("bf16", load_widened, lambda builder, column: [colum
 """The same for bfloat16 rows, widened."""
 transpose_bf16_pairs = _transpose("bf16_pairs", _load_pair, _split_pair)
 """2 LANES columns of bfloat16 rows at once: neighbours travel as one integer, at half the shuffles."""
+transpose_pairs = _transpose("pairs", _load_pair, lambda builder, column: [column])
+"""2 LANES columns of bfloat16 rows as LANES rows of pairs."""

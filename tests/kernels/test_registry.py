@@ -14,6 +14,7 @@ import pytest
 from numba import int64
 
 from ramify.kernels.cpu import compiler
+from ramify.kernels.cpu.dots import DOTS
 from ramify.kernels.registry import ops
 
 CLOSURE = """
@@ -87,16 +88,20 @@ def test_kernels_for_narrower_vectors(name, features, lanes):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(not HOST.get("avx512bf16"), reason="runs the code for AMD's AVX512_BF16")
+@pytest.mark.skipif(
+    not HOST.get("avx512bf16") or DOTS,
+    reason="imitates AMD's processors with AVX512_BF16 on another that has it",
+)
 def test_products_by_dots_of_bfloat16():
     """Taken on AMD's processors only; Intel's run them as well, more slowly."""
     environment = {"NUMBA_CPU_NAME": "znver4", "NUMBA_CPU_FEATURES": HOST.flatten()}
-    file = Path(__file__).parent / "test_linear.py"
+    here = Path(__file__).parent
+    files = [str(here / f"test_{name}.py") for name in ("linear", "paged_attention", "cpu_cascade", "tiles")]
     code = f"""
 import pytest, sys
-from ramify.kernels.cpu import linear_tiles
-assert linear_tiles.DOTS
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", {str(file)!r}]))
+from ramify.kernels.cpu import dots
+assert dots.DOTS
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *{files!r}]))
 """
     result = run(code, **environment)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -7,7 +7,7 @@ import pytest
 import torch
 from numba import njit, types
 
-from ramify.kernels.cpu import simd, tiles
+from ramify.kernels.cpu import dots, simd, tiles
 
 i64 = types.int64
 
@@ -15,6 +15,12 @@ i64 = types.int64
 @njit(i64(*[i64] * 9))
 def multiply(a, a_row, b, b_row, c, c_row, rows, depth, columns):
     tiles.multiply(a, a_row, b, b_row, c, c_row, rows, depth, columns)
+    return 0
+
+
+@njit(i64(*[i64] * 9))
+def multiply_pairs(a, a_row, b, b_row, c, c_row, rows, depth, columns):
+    tiles.multiply_pairs(a, a_row, b, b_row, c, c_row, rows, depth, columns)
     return 0
 
 
@@ -76,6 +82,20 @@ def test_products_of_every_number_of_rows_and_vectors(rows, columns):
     np.testing.assert_allclose(c[:rows, :columns], in_order(a[:rows], b[:, :columns]), atol=2e-5)
     written_rows = rows + (rows % 6 == 5)
     assert np.isnan(c[written_rows:]).all(), "no row beyond the promised room"
+
+
+@pytest.mark.skipif(not dots.DOTS, reason="dots are not taken on this processor")
+@pytest.mark.parametrize("columns", [1, simd.LANES + 1, tiles.PANEL, 2 * tiles.PANEL - 1])
+@pytest.mark.parametrize("rows", [*range(1, 14), 25])
+def test_products_of_pairs(rows, columns):
+    depth, room = 19, 2 * tiles.PANEL
+    a = torch.randn(30, 2 * depth).bfloat16()
+    b = torch.randn(depth, room, 2).bfloat16()
+    c = torch.full((32, room), torch.nan)
+    arrays = (a.data_ptr(), 4 * depth, b.data_ptr(), 4 * room, c.data_ptr(), 4 * room)
+    multiply_pairs(*arrays, rows, depth, columns)
+    expected = a.double() @ b.double().transpose(1, 2).reshape(2 * depth, room)
+    torch.testing.assert_close(c[:rows, :columns].double(), expected[:rows, :columns], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("bf16", [False, True])
