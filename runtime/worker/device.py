@@ -81,7 +81,7 @@ def resolve_ops(config: EngineConfig, device: torch.device) -> tuple[Backend, Op
 
 def _indeterminate() -> UnsupportedField:
     return UnsupportedField(
-        "deterministic is set, for which the torch attention backend has no form.",
+        "deterministic is set, and the torch attention backend has no form for it.",
         field="deterministic",
         remedy="Choose the attention backend cpu, or triton on a CUDA device.",
     )

@@ -14,7 +14,7 @@ from ramify.kernels.registry import ops
 
 CPU, TORCH = ops("cpu"), ops("torch")
 DTYPES = [torch.float32, torch.bfloat16]
-FORMS = ["bf16", "int8/16", "int8/64", "int4/32", "int4/128", "int8/32 wide", "int4/32 wide"]
+FORMS = ["f32", "bf16", "int8/16", "int8/64", "int4/32", "int4/128", "int8/32 wide", "int4/32 wide"]
 SHAPES = [(576, 576), (16, 1), (1, 33), (50, 40), (3, 100), (130, 1537)]
 ROWS = [1, 2, 3, 4, 5, 8, 13, 16, 17, 32, 33, 70]
 
@@ -22,8 +22,8 @@ ROWS = [1, 2, 3, 4, 5, 8, 13, 16, 17, 32, 33, 70]
 def weights(form: str, outputs: int, inputs: int) -> Rows:
     name, _, rest = form.partition("/")
     plain = torch.randn(outputs, inputs)
-    if name == "bf16":
-        return Rows(plain.bfloat16())
+    if name in ("f32", "bf16"):
+        return Rows(plain if name == "f32" else plain.bfloat16())
     group, _, wide = rest.partition(" ")
     rows = quantised(plain, "int8" if name == "int8" else "int4", int(group))
     if wide:  # scales that float16 does not hold
@@ -160,6 +160,17 @@ def test_a_row_does_not_depend_on_the_others(form, dtype):
             by_way[way] = torch.stack([CPU.linear(chunk, weight)[0] for chunk in chunks])
         assert torch.equal(first, by_way[way][:count])
         assert torch.equal(last, by_way[way][70 - count :])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("form", ["f32", "bf16", "int8/32", "int4/32"])
+def test_by_row_the_number_of_rows_changes_no_bit(form, dtype):
+    weight = packed(form, 130, 200)
+    x = torch.randn(40, 200).to(dtype)
+    by_row = ops("cpu", deterministic=True).linear
+    alone = torch.cat([by_row(row[None], weight) for row in x])
+    for count in (2, 3, 5, 8, 17, 40):
+        assert torch.equal(by_row(x[:count], weight), alone[:count])
 
 
 @pytest.mark.parametrize("form", ["bf16", "int8/32", "int4/32"])

@@ -1,0 +1,72 @@
+"""With `deterministic`, an output has the same bits whatever runs beside it, in any chunks, cached or not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ramify.errors import UnsupportedField
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.model.load import load_model
+from ramify.runtime.model.quantization import Quantization
+from ramify.runtime.model.resolve import ModelFiles
+from ramify.runtime.worker.device import resolve_ops
+from tests.runtime.local import LocalScheduler, Result
+
+TOKENS = 12
+FORMATS: list[tuple[str, Quantization]] = [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int4")]
+
+
+def make_prompts() -> list[list[int]]:
+    """Forks of one prompt at odd places, one a prefix of another, and strangers."""
+    rng = random.Random(5)
+    trunk = [rng.randrange(256) for _ in range(90)]
+    forks = [trunk[:length] + [rng.randrange(256) for _ in range(3)] for length in (17, 41, 64)]
+    return [trunk, *forks, trunk[:50], *([rng.randrange(256) for _ in range(n)] for n in (1, 33))]
+
+
+PROMPTS = make_prompts()
+
+
+def local(model: Any, dtype: str, **options: Any) -> LocalScheduler:
+    return LocalScheduler(model, dtype=dtype, deterministic=True, page_size=4, **options)
+
+
+def bits(results: Sequence[Result]) -> list[tuple[list[int], list[Any]]]:
+    """Tokens with their log-probabilities to the last bit: more than that no token changes."""
+    return [(result.ids, result.logprobs) for result in results]
+
+
+def complete(engine: LocalScheduler, prompts: Sequence[Sequence[int]]) -> list[tuple[list[int], list[Any]]]:
+    return bits(engine.complete(prompts, max_tokens=TOKENS, ignore_eos=True, logprobs=2))
+
+
+@pytest.mark.parametrize(("dtype", "quantization"), FORMATS)
+def test_nothing_changes_a_bit(tiny_folder: Path, dtype: str, quantization: Quantization) -> None:
+    files = ModelFiles(name="tiny", weights=tiny_folder, tokenizer=tiny_folder)
+    model = load_model(
+        files, dtype=getattr(torch, dtype), quantization=quantization, packed=True, deterministic=True
+    )
+    alone = [complete(local(model, dtype), [prompt])[0] for prompt in PROMPTS]
+    for options in ({"chunk_tokens": 512}, {"chunk_tokens": 3}, {"chunk_tokens": 32, "cache": "naive"}):
+        engine = local(model, dtype, **options)
+        assert complete(engine, PROMPTS) == alone, options
+        assert complete(engine, PROMPTS) == alone, "from the cache"
+    few = local(model, dtype, max_running=3, num_pages=60)
+    assert complete(few, PROMPTS * 2) == alone * 2, "three at a time, with evictions"
+    short_of_pages = local(model, dtype, num_pages=42)
+    results = short_of_pages.complete(PROMPTS, max_tokens=TOKENS, ignore_eos=True, logprobs=2)
+    assert short_of_pages.scheduler.ledger.retractions > 0
+    assert bits(results) == alone, "retracted and resumed"
+
+
+def test_the_torch_backend_has_no_such_form() -> None:
+    config = EngineConfig(attention_backend="torch", deterministic=True)
+    with pytest.raises(UnsupportedField, match="torch attention backend has no form") as refused:
+        resolve_ops(config, torch.device("cpu"))
+    assert refused.value.field == "deterministic"
