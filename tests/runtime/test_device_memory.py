@@ -1,0 +1,153 @@
+"""Devices, backends and memory: what a configuration comes to, and what is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ramify.errors import EngineError, UnsupportedField
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.worker import device as devices
+from ramify.runtime.worker.build import build_runner
+from ramify.runtime.worker.decode_graphs import ladder
+from ramify.runtime.worker.device import resolve_device, resolve_dtype, resolve_ops
+from ramify.runtime.worker.kv_pool import page_bytes
+from ramify.runtime.worker.memory import LEAST_PAGES, DeviceMemory, pages_in, pages_left
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+GIB = 1 << 30
+
+
+@pytest.fixture
+def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+def test_without_cuda_auto_is_the_cpu(no_cuda: None) -> None:
+    config = EngineConfig()
+    assert resolve_device(config) == CPU
+    assert resolve_ops(config, CPU)[0] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"device": "cuda"}, "device"),
+        ({"attention_backend": "triton"}, "attention_backend"),
+        ({"attention_backend": "torch", "deterministic": True}, "deterministic"),
+        ({"memory_fraction": 0.5}, "memory_fraction"),
+        ({"cuda_graphs": True}, "cuda_graphs"),
+        ({"cascade": True}, "cascade"),
+    ],
+)
+def test_what_needs_a_gpu_is_refused_before_anything_is_loaded(
+    no_cuda: None, options: dict[str, Any], field: str
+) -> None:
+    def load(*_: Any) -> Any:
+        raise AssertionError("loaded")
+
+    with pytest.raises(UnsupportedField, match=field) as refused:
+        build_runner(EngineConfig(**options), load)
+    assert refused.value.field == field
+    assert refused.value.remedy
+
+
+def test_on_a_gpu_auto_is_triton_and_the_cpu_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[tuple[str, bool]] = []
+
+    def ops(backend: str, *, deterministic: bool = False) -> str:
+        chosen.append((backend, deterministic))
+        return backend
+
+    monkeypatch.setattr(devices, "ops", ops)
+    resolve_ops(EngineConfig(deterministic=True), CUDA)
+    resolve_ops(EngineConfig(attention_backend="torch"), CUDA)
+    assert chosen == [("triton", True), ("torch", False)]
+    with pytest.raises(UnsupportedField, match="cannot read the memory of device cuda"):
+        resolve_ops(EngineConfig(attention_backend="cpu"), CUDA)
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [((7, 5), torch.float32), ((8, 0), torch.bfloat16)])
+def test_the_dtype_is_one_that_the_gpu_multiplies(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert resolve_dtype(EngineConfig(), CUDA) == dtype
+    assert resolve_dtype(EngineConfig(dtype="float32"), CUDA) == torch.float32
+
+
+def test_a_dummy_model_runs_on_what_a_config_asks_for(tiny_model: Any) -> None:
+    runner = build_runner(EngineConfig(num_pages=5, dtype="float32"), lambda *_: tiny_model)
+    assert (runner.pool.num_pages, runner.device) == (5, CPU)
+    assert runner.pool.k.shape[1] == 6, "one page more, for padding"
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_pages_fill_what_the_fraction_leaves() -> None:
+    memory = DeviceMemory(total=80 * GIB, used=20 * GIB, workspace=2 * GIB)
+    pages = pages_left(memory, 0.9, 2 << 20)
+    assert pages == (50 * GIB) // (2 << 20) - 1, "72 GiB, less 22, less the page for padding"
+    for fraction in (0.3, 0.5, 0.77, 1.0):
+        pages = pages_left(memory, fraction, 3_000_001)
+        taken = memory.used + memory.workspace + (pages + 1) * 3_000_001
+        assert taken <= fraction * memory.total < taken + 3_000_001, "as many as fit, and no more"
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_figures() -> None:
+    memory = DeviceMemory(total=16 * GIB, used=15 * GIB, workspace=GIB // 2)
+    with pytest.raises(EngineError) as refused:
+        pages_left(memory, 0.9, 1 << 20)
+    message = refused.value.message
+    for figure in ("15.00 GiB", "0.50 GiB", "0.9 of the device's 16.00 GiB", "14.40 GiB"):
+        assert figure in message
+    remedy = refused.value.remedy
+    assert remedy is not None
+    would_do = float(remedy.split("memory_fraction of ")[1].split()[0])
+    assert pages_left(memory, would_do, 1 << 20) >= LEAST_PAGES, "the remedy is one"
+
+
+def test_where_no_fraction_would_do_none_is_advised() -> None:
+    with pytest.raises(EngineError) as refused:
+        pages_left(DeviceMemory(total=16 * GIB, used=16 * GIB, workspace=GIB), 0.9, 1 << 20)
+    assert refused.value.remedy is not None
+    assert "would do" not in refused.value.remedy
+
+
+def test_pages_by_number_by_size_and_by_default(tiny_model: Any) -> None:
+    shape = tiny_model.config
+    size = page_bytes(shape, 16, torch.float32)
+
+    def pages(device: torch.device, **options: Any) -> int | None:
+        return pages_in(EngineConfig(**options), shape, torch.float32, device)
+
+    assert pages(CPU) == GIB // size
+    assert pages(CPU, kv_memory_gb=0.5) == pages(CUDA, kv_memory_gb=0.5) == GIB // 2 // size
+    assert pages(CUDA, num_pages=7, kv_memory_gb=3.0) == 7
+    assert pages(CUDA) is None, "what is left is measured"
+    with pytest.raises(EngineError, match="holds 2 pages"):
+        pages(CPU, num_pages=2)
+
+
+@pytest.mark.parametrize("fraction", [0.0, -0.1, 1.01])
+def test_a_fraction_that_is_none_is_refused(fraction: float) -> None:
+    with pytest.raises(ValueError, match="memory_fraction"):
+        EngineConfig(memory_fraction=fraction)
+
+
+# --- the ladder of batch sizes ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("largest", [1, 2, 3, 7, 8, 100, 128, 511])
+def test_a_ladder_reaches_its_end_and_pads_by_a_third_at_most(largest: int) -> None:
+    sizes = ladder(largest)
+    assert sizes == sorted(set(sizes))
+    assert (sizes[0], sizes[-1]) == (1, largest)
+    assert len(sizes) <= 2 * largest.bit_length()
+    for count in range(1, largest + 1):
+        size = next(size for size in sizes if size >= count)
+        assert 3 * (size - count) <= size, (count, size)
