@@ -1,7 +1,4 @@
-"""The detokenizer process: output ids become text; stop strings end requests here.
-
-``python -m ramify.runtime.detokenizer_process``
-"""
+"""The detokenizer process: output ids become text; stop strings end requests here."""
 
 from __future__ import annotations
 
@@ -29,6 +26,7 @@ from ramify.runtime.detokenize import TextStream
 from ramify.runtime.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.model.tokenizer import load_backend
 from ramify.runtime.worker_process import reporting_start_up, take_orders
+from ramify.runtime.worker_start import started
 
 
 class Detokenizer:
@@ -135,6 +133,7 @@ def main() -> None:
         tokenizer = load_backend(Path(orders.tokenizer))
     detokenizer = Detokenizer(tokenizer, lambda rid: scheduler.send(Abort(rid=rid, silent=True)))
     frontend.send(Ready(role="detokenizer", pid=os.getpid()))
+    started()
     while True:
         message = inbox.recv()
         if isinstance(message, StepOutput):
@@ -145,7 +144,3 @@ def main() -> None:
             if isinstance(message, Failed):
                 detokenizer.forget(message.rid)
             frontend.send(message)
-
-
-if __name__ == "__main__":
-    main()

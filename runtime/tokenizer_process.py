@@ -1,7 +1,4 @@
-"""The tokenizer process: prompts and chat templates become token ids.
-
-``python -m ramify.runtime.tokenizer_process``
-"""
+"""The tokenizer process: prompts and chat templates become token ids."""
 
 from __future__ import annotations
 
@@ -21,6 +18,7 @@ from ramify.runtime.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.model.chat_format import chat_format
 from ramify.runtime.model.tokenizer import load_tokenizer
 from ramify.runtime.worker_process import log, reporting_start_up, take_orders
+from ramify.runtime.worker_start import started
 
 KNOWN_CHARACTERS = 4_000_000
 """Of the texts whose ids are kept."""
@@ -171,6 +169,7 @@ def main() -> None:
         prompts = PromptTokenizer(tokenizer)
         ready = Ready(role="tokenizer", pid=os.getpid(), chat_format=chat_format(tokenizer))
     frontend.send(ready)
+    started()
     while True:
         message = inbox.recv()
         if not isinstance(message, Generate):
@@ -185,7 +184,3 @@ def main() -> None:
             log.exception("tokenising %s failed", message.rid)
             failure = RamifyError(f"Tokenising failed: {error}")
             frontend.send(Failed(rid=message.rid, error=failure.to_info()))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """What every process of the ring does alike: read its orders, and live no longer than its parent.
 
-A parent starts a worker as ``python -m ramify.runtime.<role>`` with a pipe as standard input, writes
+A parent starts a worker (`worker_start.py`) with a pipe as standard input, writes
 one line of JSON (`Orders`) and holds the pipe open. End of file means that the parent is gone,
 however it went (`kill -9` included): the worker removes the socket directory and leaves at once.
 """
@@ -51,7 +51,7 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Start a worker in a session of its own, so that a terminal's Ctrl-C reaches the parent alone."""
     process = subprocess.Popen(
-        [sys.executable, "-m", f"ramify.runtime.{role}", *arguments],
+        [sys.executable, "-m", "ramify.runtime.worker_start", role, *arguments],
         stdin=subprocess.PIPE,
         stdout=sys.stderr if _has_fileno(sys.stderr) else subprocess.DEVNULL,
         env=env,

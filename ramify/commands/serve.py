@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from ramify.commands.flags import add_config_flags, given_fields
 from ramify.errors import InvalidRequest
 from ramify.runtime.config import ServerConfig
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +22,12 @@ def run(options: argparse.Namespace) -> int:
         config = ServerConfig(**given_fields(options, ServerConfig))
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
-    from ramify.program_route import router
     from ramify.runtime.server.serve import serve
 
-    return serve(config, router)
+    return serve(config, _routes)
+
+
+def _routes() -> list[APIRouter]:
+    from ramify.program_route import router
+
+    return [router]

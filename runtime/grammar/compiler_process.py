@@ -1,4 +1,4 @@
-"""The grammar compiler as a process: ``python -m ramify.runtime.grammar.compiler_process``.
+"""The grammar compiler as a process.
 
 Arguments: the socket to listen on, the width of the model's logits, and the stop token ids with commas.
 It compiles nothing itself: it forks a child for every job that no file on disk answers.
@@ -7,7 +7,6 @@ It compiles nothing itself: it forks a child for every job that no file on disk 
 from __future__ import annotations
 
 import asyncio
-import gc
 import sys
 from pathlib import Path
 
@@ -15,10 +14,11 @@ from ramify.messages import CompileGrammar, GrammarReady
 from ramify.runtime.grammar.compile_jobs import Answer, CompileJobs
 from ramify.runtime.grammar.compiler import answer, limit_memory
 from ramify.runtime.grammar.grammar_files import GrammarFiles
-from ramify.runtime.grammar.policy import prepare, prepare_xgrammar
+from ramify.runtime.grammar.policy import prepare
 from ramify.runtime.grammar.vocabulary import Vocabulary, load_vocabulary
 from ramify.runtime.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.worker_process import Orders, take_orders
+from ramify.runtime.worker_start import started
 
 
 async def serve(
@@ -29,17 +29,11 @@ async def serve(
     files = GrammarFiles(vocabulary)
     compiling: dict[str, CompileGrammar] = {}
 
-    prepared = False
-
     def done(outcome: Answer) -> None:
-        nonlocal prepared
         job = compiling.pop(outcome.key)
         scheduler.send(outcome)
         if isinstance(outcome, GrammarReady):
             files.put(job, outcome)
-            if outcome.engine == "xgrammar" and not prepared:
-                prepared = True  # children are forked with the library loaded from now on: 2 s less for each
-                prepare_xgrammar(vocabulary)
 
     jobs = CompileJobs(
         lambda job: answer(job, vocabulary),
@@ -70,10 +64,5 @@ def main() -> None:
         Path(orders.tokenizer), vocab_size=int(vocab_size), stop_ids=map(int, stop_ids.split(","))
     )
     prepare(vocabulary)
-    gc.collect()
-    gc.freeze()  # a collection in a child would copy every page that it shares with this process
+    started()
     asyncio.run(serve(inbox, scheduler, vocabulary, orders))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,7 @@
-"""The scheduler process: the only one that touches the device.
-
-``python -m ramify.runtime.scheduler.process``
-"""
+"""The scheduler process: the only one that touches the device."""
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections.abc import Callable
@@ -35,6 +31,7 @@ from ramify.runtime.worker.build import build_runner
 from ramify.runtime.worker.memory import SPARE_PAGES
 from ramify.runtime.worker.runner import Runner
 from ramify.runtime.worker_process import Orders, reporting_start_up, take_orders
+from ramify.runtime.worker_start import started
 
 IDLE_S = 0.5
 """Without a message for so long, the scheduler does its chore."""
@@ -78,9 +75,7 @@ def main() -> None:
             load_s=time.monotonic() - began,
         )
     )
-    # What is loaded stays: a collection that walks it stalls a step by tens of milliseconds.
-    gc.collect()
-    gc.freeze()
+    started()
     serve(scheduler, inbox, detokenizer, compiler, lambda: prepare_xgrammar(vocabulary))
 
 
@@ -169,7 +164,3 @@ def _model_info(orders: Orders, runner: Runner, limits: Limits) -> ModelInfo:
         device=runner.device.type,
         chat_format=None,  # the tokenizer process knows it
     )
-
-
-if __name__ == "__main__":
-    main()

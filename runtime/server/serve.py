@@ -14,14 +14,19 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import uvicorn
-from fastapi import APIRouter
 
 from ramify.errors import InvalidRequest
 from ramify.runtime.config import ServerConfig
-from ramify.runtime.server.app import create_app
-from ramify.runtime.server.service import Desk
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+    from ramify.runtime.server.service import Desk
+
+Routes = Callable[[], "Sequence[APIRouter]"]
 
 LAST_BYTES_S = 2.0
 """How long connections may take to send what is left once every generation has ended."""
@@ -34,10 +39,11 @@ PORT_IN_USE = 1
 """Exit status when the address cannot be bound."""
 
 
-def serve(config: ServerConfig, *routers: APIRouter) -> int:
+def serve(config: ServerConfig, routes: Routes = tuple) -> int:
     """Serve until a signal comes; returns the exit status. Raises when the ring cannot be started.
 
-    `routers` hold routes beside the server's own.
+    `routes` gives routes beside the server's own. It is called in a thread while the workers start, and may
+    take its time to import what it needs.
     """
     _log_at(config.log_level)
     try:
@@ -46,20 +52,20 @@ def serve(config: ServerConfig, *routers: APIRouter) -> int:
         print(f"Cannot listen on {config.host}:{config.port}: {error.strerror}.", file=sys.stderr)
         return PORT_IN_USE
     with listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(config, listener, routers))
+        return runner.run(_serve(config, listener, routes))
 
 
-async def _serve(config: ServerConfig, listener: socket.socket, routers: Sequence[APIRouter]) -> int:
+async def _serve(config: ServerConfig, listener: socket.socket, routes: Routes) -> int:
     from ramify.runtime.server.frontdesk import FrontDesk
 
     desk = FrontDesk(config)
     with stop_signals() as stopping:
-        start = asyncio.create_task(desk.start())
+        start = asyncio.gather(desk.start(), asyncio.to_thread(_import_application, routes))
         try:
             await _until(stopping, start)
             if not start.done():
                 return 0
-            start.result()
+            _, routers = start.result()
             url = f"http://{_url_host(config.host)}:{listener.getsockname()[1]}"
             await run_server(
                 desk,
@@ -76,6 +82,13 @@ async def _serve(config: ServerConfig, listener: socket.socket, routers: Sequenc
     return 0
 
 
+def _import_application(routes: Routes) -> Sequence[APIRouter]:
+    """The HTTP application takes 0.6 s to import: beside the loading of the model, not before it."""
+    import ramify.runtime.server.app  # noqa: F401
+
+    return routes()
+
+
 async def run_server(
     desk: Desk,
     config: ServerConfig,
@@ -85,6 +98,8 @@ async def run_server(
     routers: Sequence[APIRouter] = (),
 ) -> None:
     """Serve a started `desk` on `listener` until `stopping` is set, then drain."""
+    from ramify.runtime.server.app import create_app
+
     app = create_app(desk, config)
     for router in routers:
         app.include_router(router)

@@ -1,0 +1,30 @@
+"""Where a worker begins: ``python -m ramify.runtime.worker_start <role> …``.
+
+Without collecting garbage while it imports and loads: that would walk a million objects, none of them
+garbage, again and again (measured: 0.9 of the scheduler's 3.0 s of processor time).
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+
+
+def main() -> None:
+    gc.disable()
+    role = sys.argv.pop(1)
+    importlib.import_module(f"ramify.runtime.{role}").main()
+
+
+def started() -> None:
+    """Called by a worker when it has loaded all that it keeps: no collection walks that from now on.
+
+    One that did would stall a step by tens of milliseconds, and copy every page that a forked child shares.
+    """
+    gc.freeze()
+    gc.enable()
+
+
+if __name__ == "__main__":
+    main()
