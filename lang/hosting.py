@@ -13,7 +13,7 @@ import msgspec
 from ramify.errors import EngineError, RamifyError, from_info
 from ramify.graph import Gen, Graph, ScopeEnd, Select
 from ramify.lang.backends.base import Backend
-from ramify.lang.play import Played, Row, place_of, play
+from ramify.lang.play import Row, place_of, play
 from ramify.lang.run import Run
 from ramify.lang.trace import CURRENT
 from ramify.lang.variables import Variable
@@ -44,32 +44,31 @@ async def run_row(job: Job, row: Row, tell: Tell) -> dict[str, Any]:
 
     `tell` is given each event as it comes.
     """
-    backend = job.backend if job.events == "nodes" else _Telling(job, tell)
-    run = Run(
-        job.graph.name,
-        backend,
-        job.info,
-        job.options,
-        scope=job.scope,
-        stream=job.events == "chunks",
-        loop=asyncio.get_running_loop(),
-    )
-    results: list[dict[str, Any]] = []
+    nodes = job.events == "nodes"
+    backend = job.backend if nodes else _Telling(job, tell)
+    loop = asyncio.get_running_loop()
+    run = Run(job.graph.name, backend, job.info, job.options, scope=job.scope, loop=loop)
     played = play(job.graph, run.root, row)
-    for place, variable in played.outcomes.items():
+    results: dict[int, dict[str, Any]] = {}
+    if nodes:
+        for place, variable in played.outcomes.items():
 
-        def done(place: int = place, variable: Variable = variable) -> None:
-            results.append(_node(job.graph, place, variable))
-            if job.events == "nodes":
-                tell(results[-1])
+            def done(place: int = place, variable: Variable = variable) -> None:
+                results[place] = _node(job.graph, place, variable)
+                tell(results[place])
 
-        variable.gate.on_open(done)
+            variable.gate.on_open(done)
     try:
         # A task of its own: it begins after those that `play` has asked for.
         await asyncio.create_task(run.finish())
     finally:
         await asyncio.shield(run.cancel())
-    return _summary(run, played, results)
+    told: dict[str, Any] = {}
+    if nodes:
+        told |= _summary(run, [results[place] for place in sorted(results)])
+    if run.root.error is not None:
+        told["failed"] = problem_of(run.root.error).to_info()
+    return told
 
 
 def _node(graph: Graph, place: int, variable: Variable) -> dict[str, Any]:
@@ -87,19 +86,16 @@ def _node(graph: Graph, place: int, variable: Variable) -> dict[str, Any]:
     return told
 
 
-def _summary(run: Run, played: Played, results: list[dict[str, Any]]) -> dict[str, Any]:
+def _summary(run: Run, results: list[dict[str, Any]]) -> dict[str, Any]:
     root = run.root
-    told: dict[str, Any] = {
+    return {
         "text": root.text,
         "variables": {
             name: variable.value for name, variable in root.variables.items() if variable.error is None
         },
-        "nodes": sorted(results, key=lambda result: result["node"]),
+        "nodes": results,
         "usage": root.call.usage,
     }
-    if root.error is not None:
-        told["failed"] = problem_of(root.error).to_info()
-    return told
 
 
 def problem_of(error: RamifyError) -> RamifyError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import linecache
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,7 +32,7 @@ def rewritten(body: Callable[..., Any], caught: Callable[[], None]) -> Callable[
     """`body` rewritten, with `caught` called in each ``except``; itself where its source is not at hand."""
     if not inspect.isfunction(body):
         return body
-    code = _rewritten(body.__code__)
+    code = _rewritten(body.__code__, body.__code__.co_filename)
     if code is None:
         return body
     names = {**HELPERS, CAUGHT: caught}
@@ -43,13 +44,15 @@ def rewritten(body: Callable[..., Any], caught: Callable[[], None]) -> Callable[
 
 
 @functools.lru_cache(maxsize=256)
-def _rewritten(code: types.CodeType) -> types.CodeType | None:
+def _rewritten(code: types.CodeType, path: str) -> types.CodeType | None:
     """The code of a function rewritten; None where the source is not there, or is of another version."""
     try:
+        if not _is_of(code, compile("".join(linecache.getlines(path)), path, "exec", dont_inherit=True)):
+            return None
         lines, first = inspect.getsourcelines(code)
         # An indented function stands below an "if", so that nothing inside of its strings is touched.
         tree = ast.parse("if 1:\n" * lines[0][:1].isspace() + "".join(lines))
-    except (OSError, TypeError, SyntaxError):
+    except (OSError, SyntaxError):
         return None
     top = tree.body[0].body if isinstance(tree.body[0], ast.If) else tree.body
     function = top[0] if len(top) == 1 else None
@@ -59,10 +62,13 @@ def _rewritten(code: types.CodeType) -> types.CodeType | None:
         return None
     function.decorator_list = []
     ast.increment_lineno(function, first - lines[0][:1].isspace() - 1)
-    now = _compiled(function, code, code.co_freevars)
-    if (now.co_code, now.co_names, now.co_varnames) != (code.co_code, code.co_names, code.co_varnames):
-        return None
     return _compiled(_Rewriter().visit(function), code, (*code.co_freevars, *HELPERS, CAUGHT))
+
+
+def _is_of(code: types.CodeType, module: types.CodeType) -> bool:
+    """`code` is part of `module`: the source is that which it was made of."""
+    inner = [constant for constant in module.co_consts if isinstance(constant, types.CodeType)]
+    return code in inner or any(_is_of(code, one) for one in inner)
 
 
 def _compiled(

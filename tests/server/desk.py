@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import msgspec
+from fastapi import APIRouter
 
 from ramify.constraint import Constraint
 from ramify.errors import InvalidRequest, RamifyError
@@ -209,8 +210,9 @@ class FakeDesk:
 class LiveServer:
     """A server in a thread of its own."""
 
-    def __init__(self, desk: FakeDesk, **config: Any) -> None:
+    def __init__(self, desk: FakeDesk, *routers: APIRouter, **config: Any) -> None:
         self.desk = desk
+        self.routers = routers
         self.config = ServerConfig(**config)
         self._ready = threading.Event()
         self._listener = bind("127.0.0.1", 0)
@@ -225,7 +227,9 @@ class LiveServer:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
-        await run_server(self.desk, self.config, self._listener, self._stopping, self._ready.set)
+        await run_server(
+            self.desk, self.config, self._listener, self._stopping, self._ready.set, self.routers
+        )
 
     def __enter__(self) -> LiveServer:
         self._thread.start()

@@ -1,0 +1,567 @@
+"""Compiled programs do what they do step by step, and what cannot be compiled says at which line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+from pydantic import BaseModel, Field
+
+import ramify as rm
+from ramify.errors import CompileError, RequestTimeout
+from ramify.graph import Graph
+from ramify.lang.backends.submitted import SubmittedProgram
+from ramify.lang.graph_svg import columns_of
+from ramify.messages import Generate
+from tests.lang.backends import Holding
+from tests.lang.programs import CASES, Case
+from tests.lang.test_programs import outcome, run_all
+
+ASKS = {
+    "tree-of-thought": "a number",
+    "react": "a comparison",
+    "judge": "its score",
+    "json-by-regex": "its type",
+    "speculative-select": "a comparison",
+}
+"""What the programs of the ten ask that have no graph: Python goes on by a result."""
+
+
+def line_of(marker: str) -> str:
+    """Where the comment `marker` is in this file."""
+    lines = Path(__file__).read_text().splitlines()
+    found = [number for number, line in enumerate(lines, 1) if line.endswith(f"# {marker}")]
+    assert len(found) == 1
+    return f"{__file__}:{found[0]}"
+
+
+def refusal(program: Any, **given: Any) -> CompileError:
+    with pytest.raises(CompileError) as refused:
+        program.compile(**given)
+    return refused.value
+
+
+# --- the ten programs -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_the_ten_programs_compiled_are_the_programs(
+    case: Case, engine: rm.Engine, endpoint: rm.RuntimeEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted: list[SubmittedProgram] = []
+    answer = SubmittedProgram.generate
+    monkeypatch.setattr(
+        SubmittedProgram, "generate", lambda self, request: submitted.append(self) or answer(self, request)
+    )
+    steps = run_all(case, engine)
+
+    def run_compiled(backend: Any) -> list[dict[str, Any]]:
+        return [
+            outcome(state) for state in case.program.run_batch(case.arguments, backend=backend, compiled=True)
+        ]
+
+    assert run_compiled(engine) == steps
+    assert run_compiled(endpoint) == steps
+    assert len(set(submitted)) == (0 if case.name in ASKS else len(case.arguments))
+
+
+@pytest.mark.parametrize("name", ASKS)
+def test_the_programs_that_python_decides_are_refused(name: str) -> None:
+    case = CASES[name]
+    refused = refusal(case.program, **case.arguments[0])
+    assert f"asks for {ASKS[name]}." in str(refused)
+    assert refused.line is not None
+    assert refused.line.startswith(case.program.body.__code__.co_filename)
+
+
+@pytest.mark.parametrize("name", ["few-shot", "skeleton-of-thought", "streaming"])
+def test_one_graph_serves_many_rows(name: str) -> None:
+    case = CASES[name]
+    compiled = case.program.compile()
+    assert compiled.graph().graph.arguments == (case.varied,)
+    rows = case.rows(20)
+    states = compiled.run_batch(rows, backend=rm.ScriptedBackend(case.script), num_threads=8)
+    steps = case.program.run_batch(rows, backend=rm.ScriptedBackend(case.script))
+    assert [outcome(state) for state in states] == [outcome(state) for state in steps]
+
+
+def test_compiled_programs_run_on_recordings_and_stream(tmp_path: Path) -> None:
+    case = CASES["skeleton-of-thought"]
+    row, script = case.arguments[0], case.script
+    steps = case.program.run(**row, backend=rm.ScriptedBackend(script))
+    compiled = case.program.compile()
+    path = tmp_path / "run.jsonl"
+    assert outcome(
+        compiled.run(**row, backend=rm.RecordingBackend(rm.ScriptedBackend(script), path))
+    ) == outcome(steps)
+    assert outcome(compiled.run(**row, backend=rm.ReplayBackend(path))) == outcome(steps)
+    state = compiled.run(**row, backend=rm.ScriptedBackend(script), stream=True)
+    assert "".join(state.text_iter()) == steps.text()
+    assert list(state.text_iter("short"))[:2] == [" Look", " after"]
+
+
+# --- what a graph holds ---------------------------------------------------------------------------
+
+
+class Verdict(BaseModel):
+    score: Annotated[int, Field(ge=1, le=5)]
+
+
+@rm.function
+def everything(s, topic: str, style="plain"):
+    s += rm.system("Be brief.")
+    with s.user():
+        s += f"About {topic!s} in {style!r} style{'':>2}."
+    with s.assistant(), s.var_scope("said"):
+        s += "I say " + rm.gen("opening", max_tokens=8, stop=".") + "."
+    s += rm.user("Which?") + rm.assistant(rm.select("kind", ["a", "b"]))
+    views = s.fork(2)
+    for index, view in enumerate(views):
+        view += rm.user(f"{index}: " + topic + ", " + str(view["kind"]))
+        view += rm.assistant(rm.gen("view", schema=Verdict))
+    views.join()
+    with s.copy() as aside:
+        aside += rm.user(", ".join([topic, s["opening"], "end"]))
+        aside += rm.assistant(rm.gen("samples", n=2, seed=7))
+    s["constant"] = {"kept": 1}
+    s += rm.user("Said: " + s["said"] + s["samples"][0][1])
+    s += rm.assistant(rm.gen("label", schema=Literal["x", "y"]))
+    return {
+        "views": (s["view"], s["view"][0]),
+        "label": [s["label"], f"<{s.get('label', str)}>", s.get("opening")],
+        "constant": s["constant"],
+        "none": None,
+    }
+
+
+def everything_answers(request: Generate) -> str:
+    """What a script answers, whoever asks first."""
+    if request.sampling.max_tokens == 0:
+        return "b"
+    if request.constraint is not None:
+        return '{"score": 4}' if request.constraint.kind == "json_schema" else "y"
+    return "words. More" if request.sampling.seed is None else f"sample {request.sampling.seed}"
+
+
+def test_all_that_a_graph_can_hold():
+    steps = everything.run(topic="tea", backend=rm.ScriptedBackend(everything_answers))
+    compiled = everything.compile().run(topic="tea", backend=rm.ScriptedBackend(everything_answers))
+    assert outcome(compiled) == outcome(steps)
+    assert compiled.messages() == steps.messages()
+    assert compiled["view"][0] == Verdict(score=4)
+    assert compiled.ret_value["label"] == ["y", "<y>", "words"]
+    assert "About tea in 'plain' style  ." in compiled.text()
+    assert "Said: I say words.sample 8" in compiled.text()
+    assert compiled.get_meta_info("label")["finish_reason"]["type"] == "stop"
+    assert compiled.prompt_of("label") == steps.prompt_of("label")
+    for call, other in zip(compiled.trace.walk(), steps.trace.walk(), strict=True):
+        assert call.line == other.line
+
+
+def test_a_graph_survives_its_wire_form():
+    graph = everything.compile().graph().graph
+    wire = msgspec.json.encode(graph)
+    assert msgspec.json.encode(msgspec.json.decode(wire, type=Graph).check()) == wire
+
+
+def test_arguments_are_given_once():
+    compiled = everything.compile(style="grand")
+    assert str(compiled.graph()).startswith("everything(topic)")
+    assert "'grand' style" in compiled.run("tea", backend=rm.ScriptedBackend(everything_answers)).text()
+    whole = everything.bind(topic="tea").compile(backend=rm.ScriptedBackend(everything_answers))
+    assert "About tea" in whole.run().text()
+    assert (
+        "About tea" in compiled.bind(topic="tea").run(backend=rm.ScriptedBackend(everything_answers)).text()
+    )
+    assert compiled.compile(topic="jam").graph().graph == compiled.graph().graph
+    for wrong in ({}, {"topic": "a", "style": "b"}):
+        with pytest.raises(TypeError):
+            compiled.run(**wrong, backend=rm.ScriptedBackend([]))
+    with pytest.raises(rm.InvalidRequest, match="topic must be text, not int"):
+        compiled.run(topic=3, backend=rm.ScriptedBackend([]))
+    with pytest.raises(TypeError, match="nothing"):
+        everything.compile(nothing=1)
+    with pytest.raises(rm.InvalidRequest, match="one output"):
+        compiled.run(topic="a", n=2, backend=rm.ScriptedBackend([]))
+
+
+def test_all_steps_are_known_when_the_first_request_is_sent():
+    @rm.function
+    def program(s):
+        s += "A" + rm.gen("a") + "B" + rm.gen("b")
+        for branch in s.fork(2):
+            branch += "C" + s["a"] + rm.gen("c")
+        s += "D" + rm.gen("d")
+
+    backend = rm.ScriptedBackend({name: name for name in "abcd"})
+    program.compile().run(backend=backend)
+    hints = [request.hint for request in backend.requests]
+    assert [hint.calls_left for hint in hints] == [4, 3, 2, 1, 0]
+    assert hints[0].next_use == "soon"
+    assert {hint.next_use for hint in hints[2:]} == {"never"}
+
+
+def test_calls_that_do_not_wait_for_each_other_run_together():
+    @rm.function
+    def program(s):
+        s += "first" + rm.gen("first")
+        begun = s["first"]
+        for branch in s.fork(3):
+            branch += "behind" + begun + rm.gen("x")
+
+    backend = Holding(lambda request: "one two")
+    state = program.compile().run(backend=backend, stream=True)
+    backend.started.block()
+    assert backend.holding == 1
+    backend.release.open()
+    state.sync()
+    assert state["first"] == "one two"
+    assert state.error() is None
+
+
+# --- what a graph cannot hold ---------------------------------------------------------------------
+
+
+def decides(s):
+    s += "Q" + rm.gen("x")
+    if s["x"]:  # truth
+        s += "yes"
+
+
+def loops(s, questions):
+    for question in questions:  # items
+        s += question + rm.gen("x")
+
+
+def compares(s):
+    s += rm.select("x", ["a", "b"])
+    return {"a": 1}[s["x"]]  # lookup
+
+
+def counts(s):
+    s += rm.gen("n", schema=int)
+    total = s["n"] + 1  # sum
+    s += str(total)
+
+
+def looks_up(s):
+    s += rm.gen("x")
+    s += json.loads(s["x"])["a"]  # loads
+
+
+def matches(s):
+    s += rm.gen("x")
+    s += "a" if re.match("a", s["x"]) else "b"  # match
+
+
+def catches(s):
+    s += rm.gen("x")
+    try:
+        s += re.sub("a", "b", s["x"])
+    except Exception:  # caught
+        s += "none"
+
+
+def checks_type(s, value):
+    if isinstance(value, str):  # isinstance
+        s += value + rm.gen("x")
+
+
+def asks_type(s, value):
+    s += "text" if type(value) is str else "none"  # type
+
+
+def formats(s):
+    s += rm.gen("x")
+    s += f"{s['x']:>10}"  # format
+
+
+def old_formats(s):
+    s += rm.gen("x")
+    s += "%s" % s["x"]  # percent  # noqa: UP031
+
+
+def strips(s):
+    s += rm.gen("x")
+    s += s["x"].strip()  # strip
+
+
+def prints(s):
+    s += rm.gen("x")
+    print(s.text())  # whole
+
+
+def a_tool(word: str) -> str:
+    """Says it again."""
+    return word
+
+
+def uses_tools(s):
+    s += "Q"
+    s.call_tools([a_tool])  # tools
+
+
+def tells_of_tools(s):
+    s += rm.system("Be kind.", tools=[a_tool])  # told
+
+
+def returns(s):
+    s += rm.gen("x")
+    return {1, 2}
+
+
+def nothing(s):
+    return None
+
+
+def fails(s):
+    s += 1 / len("")  # fails
+
+
+def keeps(s):
+    s += rm.gen("x")
+    s["y"] = s["x"]  # keeps
+
+
+def no_such_variable(s):
+    s += rm.gen("x")
+    s += s["y"]  # unknown
+
+
+async def waits(s):
+    import asyncio
+
+    await asyncio.sleep(0)  # waits
+
+
+@pytest.mark.parametrize(
+    ("body", "marker", "message"),
+    [
+        (decides, "truth", "The result of gen 'x' is not known .* whether it is true"),
+        (
+            loops,
+            "items",
+            r"The argument 'questions' .* its items. Give it when compiling: compile\(questions=",
+        ),
+        (compares, "lookup", "The result of select 'x' .* its hash"),
+        (counts, "sum", "The result of gen 'n' .* arithmetic"),
+        (looks_up, "loads", "its type"),
+        (matches, "match", "raised TypeError while it was traced: expected string"),
+        (catches, "caught", "catches an exception"),
+        (checks_type, "isinstance", "The argument 'value' .* its type"),
+        (asks_type, "type", "The argument 'value' .* its type"),
+        (formats, "format", "a finished string"),
+        (old_formats, None, "a finished string"),
+        (strips, "strip", "its strip"),
+        (prints, "whole", r"What text\(\) tells"),
+        (uses_tools, "tools", r"call_tools\(\)"),
+        (tells_of_tools, "told", "A turn that tells of tools"),
+        (returns, None, "returns a set"),
+        (nothing, None, "no nodes"),
+        (fails, "fails", "raised ZeroDivisionError"),
+        (keeps, "keeps", "cannot be kept in the variable 'y'"),
+        (no_such_variable, "unknown", "sets no variable 'y'"),
+        (waits, None, "waits for something other"),
+    ],
+)
+def test_what_has_no_graph_is_refused_with_its_line(body: Any, marker: str | None, message: str):
+    refused = refusal(rm.function(body))
+    assert re.search(message, str(refused)), str(refused)
+    assert refused.line is not None
+    assert refused.line == line_of(marker) if marker else refused.line.startswith(__file__)
+    assert str(refused).startswith(refused.line)
+
+
+def test_a_body_runs_twice_only_where_that_is_asked_for():
+    calls = []
+
+    @rm.function
+    def program(s, how):
+        calls.append(how)
+        s += "Q" + rm.gen("x")
+        if how == "result" and s["x"] == "a":
+            s += "!"
+        return s["x"]
+
+    for how, compiled, times in [
+        ("result", False, 1),
+        ("plain", False, 1),
+        ("plain", True, 1),
+        ("result", True, 2),
+    ]:
+        calls.clear()
+        state = program.run(how, backend=rm.ScriptedBackend(["a"]), compiled=compiled)
+        assert (state["x"], state.ret_value, len(calls)) == ("a", "a", times)
+        assert state.text() == ("Qa!" if how == "result" else "Qa")
+    calls.clear()
+    made = program.compile(how="plain")
+    made.run_batch([{}] * 5, backend=rm.ScriptedBackend(["a"] * 5))
+    made.run(backend=rm.ScriptedBackend(["a"]), compiled=True)
+    assert len(calls) == 1
+
+
+def test_text_without_its_source_is_put_together_with_plus_only():
+    scope: dict[str, Any] = {"rm": rm}
+    exec("def body(s, a):\n  s += 'Q' + a + rm.gen('x')\n  s += 'A' + s['x']", scope)
+    compiled = rm.function(scope["body"]).compile()
+    assert compiled.run("?", backend=rm.ScriptedBackend(["yes"])).text() == "Q?yesAyes"
+    exec("def body(s, a):\n  s += f'Q{a}'", scope)
+    assert "a finished string" in str(refusal(rm.function(scope["body"])))
+
+
+def test_a_source_that_has_changed_is_not_used(tmp_path: Path):
+    path = tmp_path / "changing.py"
+    path.write_text("def body(s, a):\n    s += f'Q{a}'\n")
+    scope: dict[str, Any] = {}
+    exec(compile(path.read_text(), str(path), "exec"), scope)
+    path.write_text("def body(s, a):\n    s += f'R{a}' + 'more'\n")
+    assert "a finished string" in str(refusal(rm.function(scope["body"])))
+
+
+def test_closures_and_multi_line_strings_stay_as_they_are():
+    mark = "!"
+
+    def shout(text: Any) -> Any:
+        return text + mark
+
+    @rm.function
+    def program(s, topic):
+        s += f"""
+  {topic}
+        and {mark}"""
+        s += shout(topic)
+        s += "/".join(part for part in ("a", topic, mark))
+
+    assert program.compile().run("T", backend=rm.ScriptedBackend([])).text() == "\n  T\n        and !T!a/T/!"
+
+
+# --- failing, ending ------------------------------------------------------------------------------
+
+
+def test_a_failed_step_fails_what_needs_it():
+    @rm.function
+    def program(s):
+        good, bad = s.fork(2)
+        good += "good" + rm.gen("x")
+        bad += "bad" + rm.gen("n", schema=int)
+        s += "both" + good["x"] + rm.gen("end")
+        return bad["n"]
+
+    def run(made: Any) -> Any:
+        with pytest.raises(rm.ProgramError) as failed:
+            made.run(backend=rm.ScriptedBackend({"x": "a", "n": "none", "end": "."}))
+        return failed.value
+
+    steps, compiled = run(program), run(program.compile())
+    assert (str(steps), steps.line, steps.prompt, steps.partial) == (
+        str(compiled),
+        compiled.line,
+        compiled.prompt,
+        compiled.partial,
+    )
+
+
+def test_a_text_waits_for_a_result_that_fails():
+    @rm.function
+    def program(s):
+        first = s.fork(1)[0]
+        first += "a" + rm.gen("n", regex="[0-9]+")
+        s += "b" + first["n"] + rm.gen("end")
+
+    state = program.compile().run_batch([{}], backend=rm.ScriptedBackend({"n": "none", "end": "."}))[0]
+    assert "breaks its regex" in str(state.error())
+    with pytest.raises(rm.ProgramError, match="breaks its regex"):
+        state["end"]
+
+
+def test_time_limits_and_cancelling():
+    @rm.function
+    def program(s):
+        s += "Q" + rm.gen("x", timeout=0.05)
+
+    backend = Holding(lambda request: "one two")
+    failed = program.compile().run(backend=backend).error()
+    assert isinstance(failed.__cause__, RequestTimeout)
+    state = everything.compile().run("tea", backend=Holding(everything_answers), stream=True)
+    state.cancel()
+    with pytest.raises(rm.ProgramError, match="cancelled"):
+        state["label"]
+
+
+async def test_an_async_program_is_compiled_and_awaited():
+    @rm.function
+    async def program(s, topic):
+        s += f"Q {topic}" + rm.gen("x")
+        branch = s.fork(1)[0]
+        branch += "again " + await s.aget("x") + rm.gen("y")
+        await s.wait()
+        return await branch.aget("y")
+
+    backend = rm.ScriptedBackend({"x": "a", "y": "b"})
+    steps = await program.run("tea", backend=backend)
+    compiled = program.compile()
+    states = [
+        await compiled.run("tea", backend=backend),
+        await program.run("tea", backend=backend, compiled=True),
+    ]
+    states += await compiled.run_batch([{"topic": "tea"}], backend=backend)
+    for state in states:
+        assert (state.ret_value, [call.prompt for call in state.trace.walk()]) == (
+            steps.ret_value,
+            [call.prompt for call in steps.trace.walk()],
+        )
+    assert str(compiled.graph()).startswith("program(topic)\n")
+
+
+# --- looking at it --------------------------------------------------------------------------------
+
+
+def test_a_graph_as_text_flowchart_and_drawing():
+    @rm.function
+    def program(s, topic):
+        s += 'Say "<b>" of ' + topic + rm.gen("x", max_tokens=3)  # gen
+        forks = s.fork(2)
+        for fork in forks:
+            fork += "on" + s["x"] + rm.select("y", ["a", "b"])  # select
+        forks.join()
+        s += forks["y"][1]
+
+    view = program.compile().graph()
+    lines = [line.rstrip() for line in str(view).splitlines()]
+    assert lines[0] == "program(topic)"
+    assert lines[1] == """   0  'Say "<b>" of ' + topic"""
+    assert re.fullmatch(rf"   1  gen x \(max_tokens=3\) +{re.escape(line_of('gen'))}", lines[2])
+    assert lines[3] == "   2  fork into [1], [2]"
+    assert lines[4] == "   3    [1] 'on' + ‹x›"
+    assert lines[-2:] == ["   7  gather [1], [2]", "   8  ‹[2] y›"]
+    chart = view.mermaid().splitlines()
+    assert chart[:2] == ["flowchart TD", """  n0["'Say #quot;#lt;b#gt;#quot; of ' + topic"]"""]
+    assert "  n4([\"select y ('a', 'b')\"])" in chart
+    for edge in ("n2 --> n3", "n2 --> n5", "n1 -.-> n3", "n4 --> n7", "n6 --> n7", "n6 -.-> n8"):
+        assert f"  {edge}" in chart
+    drawing = ElementTree.fromstring(view.svg())
+    boxes = list(drawing.iter("{http://www.w3.org/2000/svg}rect"))
+    places = [(float(box.get("x", 0)), float(box.get("y", 0))) for box in boxes]
+    assert len(set(places)) == len(places) == 9
+    assert places[3][1] == places[5][1] > places[2][1]
+    assert places[3][0] != places[5][0]
+    assert "http" not in view.svg().replace("http://www.w3.org/2000/svg", "")
+
+
+def test_columns_are_used_again_after_a_join_only():
+    @rm.function
+    def program(s):
+        for _ in range(2):
+            forks = s.fork(2)
+            forks += "a"
+            forks.join()
+        for fork in s.fork(1), s.fork(1):
+            fork += "b"
+
+    columns = columns_of(program.compile().graph().graph)
+    assert [columns[branch] for branch in range(7)] == [0, 1, 2, 1, 2, 1, 2]
