@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ramify.errors import EngineError
-from ramify.runtime.model.tokenizer import load_backend as load_backend
+from ramify.runtime.model.tokenizer import load_backend
 
 
 class Vocabulary(msgspec.Struct, frozen=True, eq=False, dict=True, weakref=True):

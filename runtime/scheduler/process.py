@@ -17,12 +17,13 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.grammar.compilers import GrammarStore
 from ramify.runtime.grammar.policy import prepare_xgrammar
 from ramify.runtime.grammar.retokenize import Retokenizer, encode
-from ramify.runtime.grammar.vocabulary import from_tokenizer, load_backend
+from ramify.runtime.grammar.vocabulary import from_tokenizer
 from ramify.runtime.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.load import dummy_model, load_model, read_config, shortened
 from ramify.runtime.model.quantization import resolve_quantization
 from ramify.runtime.model.resolve import ModelFiles
+from ramify.runtime.model.tokenizer import load_backend
 from ramify.runtime.scheduler.compiler_host import CompilerHost
 from ramify.runtime.scheduler.healing import Healer
 from ramify.runtime.scheduler.limits import Limits

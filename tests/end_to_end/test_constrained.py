@@ -20,8 +20,8 @@ from ramify.messages import ChatMessage
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.engine import Engine
 from ramify.runtime.grammar.retokenize import encode
-from ramify.runtime.grammar.vocabulary import load_backend
 from ramify.runtime.model.resolve import resolve
+from ramify.runtime.model.tokenizer import load_backend
 from tests.runtime.test_ring import children
 
 pytestmark = [pytest.mark.weights, pytest.mark.timeout(240)]
