@@ -1,0 +1,266 @@
+"""Ramify programs beside the same programs written with the `openai` async client, in one run.
+
+    python -m benchmarks.programs [--batch 32] [--repeat 3] [--only judge ...]
+    python -m benchmarks.programs --base-url http://127.0.0.1:8000/v1 --model NAME
+
+The ten programs of `tests/lang/programs`, each in a batch whose programs all run at once: in process on an
+`Engine`, over HTTP on `ramify serve`, and as `benchmarks/client_programs.py` with one async client on that
+same server. With --base-url the client programs run on that endpoint as well. The ways take turns, each
+repetition has rows of its own, and our caches are emptied before each run (an endpoint given by --base-url
+keeps its own). Seconds are medians. Sums of the medians over all programs stand in the last line.
+
+Beside the seconds: how many times sooner the batch is finished than by the client on our server (`sooner`)
+or on the other endpoint, the requests sent, the prompt tokens computed, the output tokens, the steps of our
+scheduler and its seconds in forward passes, and the share of texts that are those of the client (`same`; a select
+that scores its choices may choose another one than a client that has the model write it, and what follows
+differs then).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import openai
+
+import ramify as rm
+from benchmarks.client_programs import PROGRAMS, Messages
+from tests.end_to_end.served import serve
+from tests.lang.programs import CASES, Case
+
+Rows = Sequence[dict[str, Any]]
+WARM_UP = 2
+"""Rows of the run that is not counted: it compiles grammars and kernels, and opens connections."""
+
+
+@dataclass
+class Done:
+    """One batch that has finished."""
+
+    seconds: float = 0.0
+    texts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(variable, text)"""
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    steps: int = 0
+    """Of the scheduler; 0 where nobody tells."""
+    model_s: float = 0.0
+    """Its seconds in forward passes."""
+
+    def charge(self, before: tuple[int, float], after: tuple[int, float]) -> None:
+        """Note what the scheduler has spent between two looks at it."""
+        self.steps, self.model_s = after[0] - before[0], after[1] - before[1]
+
+    @property
+    def computed_tokens(self) -> int:
+        return self.prompt_tokens - self.cached_tokens
+
+
+Ways = dict[str, Callable[[Case, Rows], Done]]
+"""What runs a batch, by name."""
+
+
+class Programs:
+    """Ramify programs on a backend of ours."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def run(self, case: Case, rows: Rows) -> Done:
+        self._backend.flush_cache()
+        before = spent(self._backend)
+        began = time.perf_counter()
+        states = case.program.run_batch(rows, backend=self._backend, concurrency=len(rows))
+        done = Done(time.perf_counter() - began)
+        done.charge(before, spent(self._backend))
+        for state in states:
+            error = state.error()
+            if error is not None:
+                raise error
+            usage, steps = state.usage, [c for c in state.trace.walk() if c.kind in ("gen", "select")]
+            done.texts.update((call.name, call.text) for call in steps)
+            done.requests += state.trace.requests
+            done.prompt_tokens += usage.prompt_tokens
+            done.cached_tokens += usage.cached_tokens
+            done.output_tokens += usage.completion_tokens
+        return done
+
+
+class Clients:
+    """The programs of `client_programs` on an OpenAI-compatible endpoint; `ours`: our backend for it."""
+
+    def __init__(self, base_url: str, model: str, api_key: str, ours: Any = None) -> None:
+        self._runner = asyncio.Runner()
+        self._client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=3600)
+        self._model = model
+        self._ours = ours
+
+    def close(self) -> None:
+        self._runner.run(self._client.close())
+        self._runner.close()
+
+    def run(self, case: Case, rows: Rows) -> Done:
+        done = Done()
+        if self._ours is not None:
+            self._ours.flush_cache()
+        before = (0, 0.0) if self._ours is None else spent(self._ours)
+        began = time.perf_counter()
+        self._runner.run(self._together(case, rows, done))
+        done.seconds = time.perf_counter() - began
+        if self._ours is not None:
+            done.charge(before, spent(self._ours))
+        return done
+
+    async def _together(self, case: Case, rows: Rows, done: Done) -> None:
+        async def ask(
+            name: str,
+            prompt: str | Messages,
+            *,
+            max_tokens: int = 16,
+            stop: str | Sequence[str] = (),
+            regex: str | None = None,
+            schema: Any = None,
+            choices: Sequence[str] = (),
+        ) -> str:
+            options: dict[str, Any] = {"model": self._model, "temperature": 0.0, "max_tokens": max_tokens}
+            if stop:
+                options["stop"] = stop
+            if regex is not None:
+                options["extra_body"] = {"structured_outputs": {"regex": regex}}
+            if choices:
+                options["extra_body"] = {"structured_outputs": {"choice": list(choices)}}
+            if schema is not None:
+                named = {"name": name, "schema": schema.model_json_schema()}
+                options["response_format"] = {"type": "json_schema", "json_schema": named}
+            if isinstance(prompt, str):
+                completion = await self._client.completions.create(prompt=prompt, **options)
+                text = completion.choices[0].text
+            else:
+                completion = await self._client.chat.completions.create(messages=list(prompt), **options)
+                text = completion.choices[0].message.content or ""
+            usage = completion.usage
+            details = usage.prompt_tokens_details
+            done.requests += 1
+            done.prompt_tokens += usage.prompt_tokens
+            done.cached_tokens += 0 if details is None else details.cached_tokens or 0
+            done.output_tokens += usage.completion_tokens
+            done.texts[name, text] += 1
+            return text
+
+        await asyncio.gather(*(PROGRAMS[case.name](ask, **row) for row in rows))
+
+
+def spent(backend: Any) -> tuple[int, float]:
+    """Steps of the backend's scheduler so far, and its seconds in forward passes."""
+    if isinstance(backend, rm.Engine):
+        stats = msgspec.to_builtins(backend.stats())
+    else:
+        (stats,) = backend.get_server_info()["internal_states"]
+    return stats["steps"], stats["model_s"]
+
+
+def same(one: Done, other: Done) -> float:
+    """The share of texts that two batches have in common."""
+    return (one.texts & other.texts).total() / max(one.texts.total(), other.texts.total())
+
+
+@contextlib.contextmanager
+def ways(options: argparse.Namespace) -> Iterator[Ways]:
+    """Everything that runs a batch, by name."""
+    with contextlib.ExitStack() as stack:
+        served = stack.enter_context(serve("--model", options.our_model, "--dtype", options.dtype))
+        engine = stack.enter_context(rm.Engine(model=options.our_model, dtype=options.dtype))
+        endpoint = rm.RuntimeEndpoint(served.url)
+        stack.callback(endpoint.close)
+        name = endpoint.get_server_info()["served_model_name"] or options.our_model
+        ours = stack.enter_context(contextlib.closing(Clients(f"{served.url}/v1", name, "none", endpoint)))
+        found = {
+            "in process": Programs(engine).run,
+            "HTTP": Programs(endpoint).run,
+            "client": ours.run,
+        }
+        if options.base_url is not None:
+            other = Clients(options.base_url, options.model, options.api_key)
+            found["other"] = stack.enter_context(contextlib.closing(other)).run
+        yield found
+
+
+def measure(case: Case, run: Ways, batch: int, repeat: int) -> dict[str, Done]:
+    """Each way's run with the median time."""
+    rows = case.rows(WARM_UP + batch * repeat)
+    for way in run.values():
+        way(case, rows[:WARM_UP])
+    results: dict[str, list[Done]] = {name: [] for name in run}
+    for number in range(repeat):
+        mine = rows[WARM_UP + batch * number :][:batch]
+        order = list(run)[number % len(run) :] + list(run)[: number % len(run)]
+        for name in order:
+            results[name].append(run[name](case, mine))
+    return {name: sorted(done, key=lambda one: one.seconds)[len(done) // 2] for name, done in results.items()}
+
+
+def line(name: str, found: dict[str, Done]) -> None:
+    """One program, or all of them: a row for each way."""
+    client = found["client"]
+    for way, done in found.items():
+        others = [found[other].seconds for other in ("client", "other") if other in found]
+        sooner = [f"{seconds / done.seconds:6.2f}x" for seconds in others]
+        agreed = f"{100 * same(done, client):5.0f}%" if done.texts else "      "
+        print(
+            f"{name:20} {way:10} {done.seconds:8.2f} {' '.join(sooner)} {done.requests:8} "
+            f"{done.computed_tokens:8} {done.output_tokens:7} {done.steps:6} {done.model_s:7.2f} {agreed}",
+            flush=True,
+        )
+        name = ""
+
+
+def total(cases: Sequence[dict[str, Done]]) -> dict[str, Done]:
+    """The sums over the programs."""
+    sums: dict[str, Done] = {}
+    for found in cases:
+        for way, done in found.items():
+            one = sums.setdefault(way, Done())
+            for figure in dataclasses.fields(Done):
+                if figure.name != "texts":
+                    setattr(one, figure.name, getattr(one, figure.name) + getattr(done, figure.name))
+    return sums
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES), metavar="PROGRAM")
+    parser.add_argument("--our-model", default="SmolLM2-135M-Instruct")
+    parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto")
+    parser.add_argument("--base-url", help="another endpoint for the client programs, ending in /v1")
+    parser.add_argument("--model", help="what that endpoint calls its model")
+    parser.add_argument("--api-key", default="none", help="of that endpoint")
+    options = parser.parse_args()
+    if (options.base_url is None) != (options.model is None):
+        parser.error("--base-url and --model belong together")
+    print(
+        f"{options.batch} programs at once, medians of {options.repeat}; {options.our_model}, {options.dtype}"
+    )
+    columns = " client " + (" other  " if options.base_url is not None else "")
+    print(f"{'':31}  seconds {columns}requests computed  output  steps   model   same")
+    measured = []
+    with ways(options) as run:
+        for name in options.only:
+            measured.append(measure(CASES[name], run, options.batch, options.repeat))
+            line(name, measured[-1])
+    line("all", total(measured))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The ten programs as clients write them send what the Ramify programs send: the benchmark compares like with
+like."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+import ramify as rm
+from benchmarks.client_programs import PROGRAMS
+from tests.lang.programs import CASES
+
+
+def rendered(prompt) -> str:
+    """A conversation as the scripted backend's template renders it."""
+    if isinstance(prompt, str):
+        return prompt
+    turns = [f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in prompt]
+    return "".join(turns) + "<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_ask_for_the_same(name):
+    case, (row,) = CASES[name], CASES[name].rows(1)
+    asked: Counter[tuple[str, str]] = Counter()
+
+    async def ask(variable, prompt, *, stop=(), **options):
+        asked[variable, rendered(prompt)] += 1
+        answer = case.script[variable] if isinstance(case.script, dict) else case.script(None)
+        for end in [stop] if isinstance(stop, str) else stop:
+            answer = answer.partition(end)[0]
+        return answer
+
+    asyncio.run(PROGRAMS[name](ask, **row))
+    trace = case.program.run(**row, backend=rm.ScriptedBackend(case.script)).trace
+    steps = [call for call in trace.walk() if call.kind in ("gen", "select")]
+    assert asked == Counter((call.name, call.prompt) for call in steps)
+
+
+def test_every_program_has_its_twin():
+    assert PROGRAMS.keys() == CASES.keys()
