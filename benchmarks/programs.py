@@ -9,11 +9,10 @@ same server. With --base-url the client programs run on that endpoint as well. T
 repetition has rows of its own, and our caches are emptied before each run (an endpoint given by --base-url
 keeps its own). Seconds are medians. Sums of the medians over all programs stand in the last line.
 
-Beside the seconds: how many times sooner the batch is finished than by the client on our server (`sooner`)
-or on the other endpoint, the requests sent, the prompt tokens computed, the output tokens, the steps of our
-scheduler and its seconds in forward passes, and the share of texts that are those of the client (`same`; a select
-that scores its choices may choose another one than a client that has the model write it, and what follows
-differs then).
+Beside the seconds: how many times sooner the batch is finished than by the client on our server, and on the
+other endpoint; the requests sent, the prompt tokens computed, the output tokens, the steps of our scheduler
+and its seconds in forward passes; and the share of texts that are those of the client. A select that scores
+its choices may choose another one than a client that has the model write it, and what follows differs then.
 """
 
 from __future__ import annotations
