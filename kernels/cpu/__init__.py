@@ -8,6 +8,9 @@ team            torch's thread pool
 attention       paged attention, shared out to threads
 attention_plan  which queries share a tile, and what it reads
 attention_tile  one share
+linear          products with packed weights, shared out to threads
+linear_items    one share
+linear_tiles    its inner loops
 kv_store        writing rows of pages and copying pages
 rope            rotary positions, fused with the write
 norm            RMS normalisation

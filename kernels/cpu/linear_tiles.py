@@ -20,23 +20,21 @@ from numba.core import cgutils
 
 from ramify.kernels.cpu.compiler import features, intrinsic
 from ramify.kernels.cpu.dots import BF16, dot, pairs
-from ramify.kernels.cpu.dots import DOTS as DOTS
 from ramify.kernels.cpu.simd import LANES, pointer, prefetch_line
 
 WIDTH = 16
 """Outputs of a panel."""
 
 # Places in the block of arguments.
-Q, Q_PANEL = 0, 1  # the weights of the first panel; bytes from panel to panel
-S, S_PANEL = 2, 3  # its scales
-X, X_ROW = 4, 5  # the first row, prepared; bytes from row to row
-SUMS, SUMS_ROW = 6, 7  # the sum of x over each group, float32
-C, C_ROW = 8, 9  # float32 results: (rows, panels * 16)
-GROUPS, STEPS = 10, 11  # groups of inputs, and eights of inputs in a group
-AHEAD = 12  # bytes from a weight to what is to be prefetched meanwhile
-WIDE = 13  # scales are float32, not float16
-B, B_OTHER = 14, 15  # two panels of bfloat16 weights, for tiles
-BLOCK_BYTES = 8 * 16
+Q, S = 0, 4  # the weights and the scales of up to four panels
+AHEAD = 8  # for each of them, bytes from a weight to what is to be prefetched meanwhile
+X, X_ROW = 12, 13  # the first row, prepared; bytes from row to row
+SUMS, SUMS_ROW = 14, 15  # the sum of x over each group, float32
+C, C_ROW = 16, 17  # float32 results: (rows, panels * 16)
+GROUPS, STEPS = 18, 19  # groups of inputs, and eights of inputs in a group
+WIDE = 20  # scales are float32, not float16
+B, B_OTHER = 21, 22  # two panels of bfloat16 weights, for tiles
+BLOCK_BYTES = 8 * 24
 
 ROWS = (1, 2, 4, 8) if LANES == 16 else (1, 2, 4)
 """Rows that a kernel may handle at once."""
@@ -191,12 +189,13 @@ def _product(form: str, dots: bool, rows: int, panels: int) -> Any:
             return builder.add(argument(first), builder.mul(argument(stride), _i64(index)))
 
         zero = _constant(_floats, 0.0)
-        weights = [place(Q, Q_PANEL, panel) for panel in range(panels)]
-        scales = [place(S, S_PANEL, panel) for panel in range(panels)]
+        weights = [argument(Q + panel) for panel in range(panels)]
+        scales = [argument(S + panel) for panel in range(panels)]
+        ahead = [argument(AHEAD + panel) for panel in range(panels)]
         inputs = [place(X, X_ROW, row) for row in range(rows)]
         sums = [place(SUMS, SUMS_ROW, row) for row in range(rows)]
         outputs = [place(C, C_ROW, row) for row in range(rows)]
-        steps, ahead, wide = argument(STEPS), argument(AHEAD), argument(WIDE)
+        steps, wide = argument(STEPS), argument(WIDE)
         scale_bytes = builder.mul(_i64(2 * WIDTH * scale_count), builder.add(wide, _i64(1)))
         cell: Any = cgutils.alloca_once_value
         chains = {spot: [cell(builder, zero), cell(builder, zero)] for spot in grid}
@@ -214,7 +213,8 @@ def _product(form: str, dots: bool, rows: int, panels: int) -> Any:
                 for panel in range(panels):
                     at = builder.add(weights[panel], offset)
                     for byte in range(0, step_bytes, 64):
-                        prefetch_line(builder, builder.add(builder.add(at, ahead), _i64(byte)))
+                        later = builder.add(at, ahead[panel])
+                        prefetch_line(builder, builder.add(later, _i64(byte)))
                     vectors = (_four_pairs if dots else _eight_f32)(builder, form, at)
                     for index, vector in enumerate(vectors):
                         for row in range(rows):

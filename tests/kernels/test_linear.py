@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ramify.kernels.cpu import linear as compiled
-from ramify.kernels.cpu import linear_tiles
+from ramify.kernels.cpu import dots
 from ramify.kernels.packed import PackedWeight, Rows, in_order, pack, quantised, unpack
 from ramify.kernels.registry import ops
 
@@ -38,7 +38,7 @@ def packed(form: str, outputs: int, inputs: int, *, gated: bool = False, bias: b
 
 
 def is_tiled(x: torch.Tensor, weight: PackedWeight) -> bool:
-    return compiled.way_for(len(x), weight.format, x.dtype) == compiled._TILES
+    return compiled.way_for(len(x), weight.format, x.dtype) == compiled.BY_TILES
 
 
 def rounded(weight: PackedWeight) -> PackedWeight:
@@ -52,8 +52,8 @@ def test_the_ways_of_this_machine_are_covered():
     ways = {
         compiled.way_for(rows, form, torch.bfloat16) for rows in ROWS for form in ("bf16", "int8", "int4")
     }
-    assert (compiled._TILES in ways) == compiled.tiles_allowed()
-    assert (compiled._DOTS in ways) == linear_tiles.DOTS
+    assert (compiled.BY_TILES in ways) == compiled.tiles_allowed()
+    assert (compiled.BY_DOTS in ways) == dots.DOTS
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
