@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from ramify.lang.run import Run
 from ramify.lang.trace import CURRENT
 from ramify.lang.variables import Variable
 from ramify.messages import Generate, ModelInfo, TextChunk
+
+logger = logging.getLogger(__name__)
 
 Events = Literal["nodes", "requests", "chunks"]
 """What is told while a graph runs: results of nodes; or what each request was answered with, when it has
@@ -131,6 +134,8 @@ class _Telling:
                         chunks = []
                     yield chunk
         except Exception as error:
+            if not isinstance(error, RamifyError):
+                logger.exception("A request of a program failed.")
             told = error if isinstance(error, RamifyError) else EngineError("An internal error ended it.")
             self._tell({"request": place, "chunks": chunks, "failed": told.to_info()})
             raise

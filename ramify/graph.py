@@ -7,7 +7,8 @@ earlier nodes, so that every edge leads back and there are no cycles.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -234,17 +235,23 @@ class _Check:
 
     def _gen(self, node: Gen) -> None:
         try:
-            msgspec.convert(node.options, SamplingParams, str_keys=True).check()
-            if node.constraint is not None:
-                node.constraint.check()
-        except InvalidRequest as error:
-            error.field = f"{self.here}.{'options' if error.field else 'constraint'}" + (
-                f".{error.field}" if error.field else ""
-            )
-            raise
+            with self._below("options"):
+                msgspec.convert(node.options, SamplingParams, str_keys=True).check()
         except msgspec.ValidationError as error:
             self._wrong("options", str(error))
+        if node.constraint is not None:
+            with self._below("constraint"):
+                node.constraint.check()
         self._timeout(node.timeout)
+
+    @contextlib.contextmanager
+    def _below(self, where: str) -> Iterator[None]:
+        """Errors in the block name a field below `where`."""
+        try:
+            yield
+        except InvalidRequest as error:
+            error.field = ".".join(filter(None, (self.here, where, error.field)))
+            raise
 
     def _timeout(self, timeout: float | None) -> None:
         if timeout is not None and not timeout > 0:

@@ -1,0 +1,384 @@
+"""``POST /v1/programs``: graphs that run beside the model, told as they run, refused where they are none."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+import ramify as rm
+from ramify.errors import BackendError, EngineError, Overloaded
+from ramify.program_route import router
+from tests.server.desk import FakeDesk, LiveServer
+
+Json = Any
+
+
+@pytest.fixture(scope="module")
+def module_server() -> Iterator[LiveServer]:
+    with LiveServer(FakeDesk(), router, max_running=8, max_waiting=8) as server:
+        yield server
+
+
+@rm.function
+def program(s, topic: str):
+    s += "About " + topic + ":" + rm.gen("first", max_tokens=8)
+    branches = s.fork(2)
+    for branch in branches:
+        branch += " then " + rm.gen("more", max_tokens=4)
+    branches.join()
+    s += rm.select("kind", ["a", "b"])
+    return branches["more"]
+
+
+GRAPH: Json = msgspec.to_builtins(program.compile().graph().graph)
+PATH = "/v1/programs"
+
+
+def text(*parts: Json, branch: int = 0) -> Json:
+    return {"kind": "text", "parts": list(parts), "branch": branch}
+
+
+def gen(name: str = "x", **more: Json) -> Json:
+    return {"kind": "gen", "name": name, **more}
+
+
+def graph(*nodes: Json, **more: Json) -> Json:
+    return {"graph": {"nodes": list(nodes), **more}}
+
+
+def test_the_answer_to_one_row(http: httpx.Client, desk: FakeDesk) -> None:
+    answer = http.post(PATH, json={"graph": GRAPH, "arguments": {"topic": "tea"}, "cache_scope": "mine"})
+    assert answer.status_code == 200, answer.text
+    (row,) = answer.json()["rows"]
+    assert row["text"] == "About tea:OUT TEA:a"
+    assert row["variables"] == {"first": "OUT TEA:", "more": ["A: T", "A: T"], "kind": "a"}
+    assert [(node["node"], node["branch"], node["name"]) for node in row["nodes"]] == [
+        (1, 0, "first"),
+        (4, 1, "more"),
+        (6, 2, "more"),
+        (8, 0, "kind"),
+    ]
+    assert row["nodes"][0]["value"] == "OUT TEA:"
+    assert row["nodes"][0]["finish_reason"] == "length"
+    assert row["usage"]["prompt_tokens"] > row["nodes"][0]["usage"]["prompt_tokens"] == len("About tea:")
+    assert {request.scope for request in desk.requests} == {"mine"}
+    (ended,) = desk.ended_programs
+    assert {request.hint.program for request in desk.requests if request.hint} == {ended}
+    assert {request.hint.name for request in desk.requests if request.hint} == {"program"}
+
+
+def test_rows_run_together_and_are_told_in_their_order(http: httpx.Client, desk: FakeDesk) -> None:
+    rows = [{"topic": f"topic {number}"} for number in range(9)]
+    answers = http.post(PATH, json={"graph": GRAPH, "rows": rows}).json()["rows"]
+    assert [answer["text"].partition(":")[0] for answer in answers] == [
+        f"About {row['topic']}" for row in rows
+    ]
+    assert len(desk.ended_programs) == 9
+
+
+def test_a_stream_tells_each_node_as_it_ends(server: LiveServer, desk: FakeDesk) -> None:
+    desk.hold_after = 3
+    body = graph(
+        text("one"), gen("a", options={"max_tokens": 2}), text(" two"), gen("b", options={"max_tokens": 5})
+    )
+    with (
+        httpx.Client(base_url=server.url, timeout=20, trust_env=False) as client,
+        client.stream("POST", PATH, json={**body, "stream": True}) as response,
+    ):
+        lines = (line for line in response.iter_lines() if line)
+        first = json.loads(next(lines).removeprefix("data: "))
+        assert (first["row"], first["node"], first["name"], first["value"]) == (0, 1, "a", "ON")
+        assert desk.held.wait(10)  # the second gen waits, and the first has been told
+        server.call(desk.release.set)
+        rest = [line.removeprefix("data: ") for line in lines]
+    assert rest[-1] == "[DONE]"
+    second, row = map(json.loads, rest[:-1])
+    assert (second["node"], second["value"]) == (3, "NEON ")
+    assert row["text"] == "oneON twoNEON "
+    assert [node["node"] for node in row["nodes"]] == [1, 3]
+
+
+def test_options_of_the_run_fill_in_those_of_gens(http: httpx.Client, desk: FakeDesk) -> None:
+    body = graph(
+        text("a"), gen(), gen("y", options={"max_tokens": 3, "logit_bias": {"5": 1.0}}, stop=["end"])
+    )
+    options = {"max_new_tokens": 2, "temperature": 0.5, "logit_bias": {"7": -1.0}}
+    http.post(PATH, json={**body, "sampling_params": options}).raise_for_status()
+    first, second = (request.sampling for request in desk.requests)
+    assert (first.max_tokens, first.temperature, first.logit_bias) == (2, 0.5, {7: -1.0})
+    assert (second.max_tokens, second.temperature, second.logit_bias) == (3, 0.5, {5: 1.0})
+    assert second.stop == ("end",)
+
+
+def test_constraints_scopes_samples_and_data(http: httpx.Client) -> None:
+    body = graph(
+        {"kind": "scope_begin", "name": "all"},
+        text("list "),
+        gen("n", options={"n": 2, "seed": 1, "max_tokens": 12}),
+        {"kind": "scope_end", "name": "all"},
+        gen("j", constraint={"kind": "choices", "source": '["yes"]'}),
+        text("<", {"from": "node", "node": 2, "index": 1}, "|", {"from": "node", "node": 3}, ">"),
+        gen(name=None, options={"max_tokens": 1}),
+    )
+    (row,) = http.post(PATH, json=body).json()["rows"]
+    assert row["variables"] == {"n": ["LIST (1) …", "LIST (2) …"], "all": "list LIST (1) …", "j": "yes"}
+    assert row["text"].startswith("list LIST (1) …yes<LIST (2) …|list LIST (1) …>")
+    assert row["nodes"][-1]["name"] is None
+
+
+# --- garbage ----------------------------------------------------------------------------------------
+
+FORK = {"kind": "fork", "children": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "message"),
+    [
+        ({}, "graph", "graph is missing"),
+        ({"graph": []}, "graph", "expected `object`"),
+        (graph(), "graph.nodes", "no nodes"),
+        ({"graph": {}}, "graph", "missing required field `nodes`"),
+        (graph({"kind": "loop"}), "graph.nodes[0].kind", "invalid value 'loop'"),
+        (graph({"parts": []}), "graph.nodes[0]", "missing required field `kind`"),
+        (graph(text("a"), more=1), "graph", "unknown field `more`"),
+        (graph({**text("a"), "line": 1}), "graph.nodes[0]", "unknown field `line`"),
+        (graph(text("a", branch=1)), "graph.nodes[0].branch", "no earlier fork begins branch 1"),
+        (graph(text({"from": "node", "node": 1}), gen()), "graph.nodes[0].parts[0]", "a graph has no cycles"),
+        (graph(text({"from": "node", "node": 0})), "graph.nodes[0].parts[0]", "a graph has no cycles"),
+        (graph(gen(), text({"from": "node", "node": 7})), "graph.nodes[1].parts[0]", "no node 7"),
+        (graph(gen(), text({"from": "node", "node": -1})), "graph.nodes[1].parts[0]", "no node -1"),
+        (graph(text("a"), text({"from": "node", "node": 0})), "graph.nodes[1].parts[0]", "has no result"),
+        (graph(gen(), text({"from": "node", "node": 0, "index": 0})), "graph.nodes[1].parts[0]", "1 outputs"),
+        (
+            graph(gen(options={"n": 2}), text({"from": "node", "node": 0, "index": 2})),
+            "graph.nodes[1].parts[0]",
+            "2 outputs",
+        ),
+        (graph(text({"from": "argument", "name": "a"})), "graph.nodes[0].parts[0]", "no argument 'a'"),
+        (graph(text("a"), arguments=["a", "a"]), "graph.arguments", "named twice"),
+        (graph(gen(), arguments=["a"]), "arguments", "lacks the argument 'a'"),
+        ({**graph(gen()), "arguments": {"a": "b"}}, "arguments.a", "no argument 'a'"),
+        ({**graph(gen()), "arguments": {"a": 1}}, "arguments[...]", "expected `str`"),
+        ({**graph(gen()), "arguments": {}, "rows": [{}]}, "rows", "both given"),
+        ({**graph(gen()), "rows": []}, "rows", "0 rows"),
+        ({**graph(gen()), "rows": [{}, {"a": "b"}]}, "rows[1].a", "no argument 'a'"),
+        ({**graph(gen()), "rows": [{}] * 5000}, "rows", "5000 rows"),
+        ({**graph(gen()), "more": 1}, "more", "not a field"),
+        ({**graph(gen()), "events": "chunks"}, "events", "needs stream"),
+        ({**graph(gen()), "sampling_params": {"heat": 1}}, "heat", "no option 'heat'"),
+        ({**graph(gen()), "sampling_params": {"n": 2}}, "n", "one output"),
+        (graph(*[text("a")] * 4097), "graph.nodes", "at most 4096"),
+        (
+            graph(*({"kind": "fork", "children": list(range(at, at + 256))} for at in (1, 257, 513, 769))),
+            "graph.nodes[3].children",
+            "more than 1024 branches",
+        ),
+        (graph({"kind": "fork", "children": []}), "graph.nodes[0].children", "at least one branch"),
+        (graph(FORK, FORK), "graph.nodes[1].children", "branch 1 has begun"),
+        (graph({"kind": "fork", "children": [0]}), "graph.nodes[0].children", "branch 0 has begun"),
+        (graph({"kind": "join", "children": [1]}), "graph.nodes[0].children", "branch 1 was not forked"),
+        (graph({"kind": "join", "children": [0]}), "graph.nodes[0].children", "branch 0 was not forked"),
+        (graph({"kind": "join", "children": []}), "graph.nodes[0].children", "at least one branch"),
+        (
+            graph(FORK, {"kind": "join", "children": [1], "branch": 2}),
+            "graph.nodes[1].children",
+            "was not forked from branch 2",
+        ),
+        (graph(FORK, {"kind": "join", "children": [1, 1]}), "graph.nodes[1].children", "has been joined"),
+        (
+            graph(FORK, {"kind": "join", "children": [1]}, text("a", branch=1)),
+            "graph.nodes[2].branch",
+            "has been joined",
+        ),
+        (
+            graph({"kind": "join", "children": [1], "mode": "race"}),
+            "graph.nodes[0].mode",
+            "invalid enum value",
+        ),
+        (graph({"kind": "role_begin", "role": "judge"}), "graph.nodes[0].role", "invalid enum value"),
+        (graph({"kind": "scope_end", "name": "a"}), "graph.nodes[0].name", "has not begun"),
+        (graph({"kind": "select", "choices": []}), "graph.nodes[0].choices", "there must be choices"),
+        (graph({"kind": "select", "choices": ["a", ""]}), "graph.nodes[0].choices", "none may be empty"),
+        (
+            graph({"kind": "select", "choices": ["a"], "method": "best"}),
+            "graph.nodes[0].method",
+            "invalid enum",
+        ),
+        (graph(gen(timeout=0)), "graph.nodes[0].timeout", "must be above 0"),
+        (graph(gen(options={"heat": 1})), "graph.nodes[0].options", "unknown field `heat`"),
+        (graph(gen(options={"temperature": "hot"})), "graph.nodes[0].options", "`float`"),
+        (graph(gen(options={"temperature": -1})), "graph.nodes[0].options.temperature", "between 0 and 100"),
+        (graph(gen(constraint={"kind": "regex"})), "graph.nodes[0].constraint.regex", "regex is empty"),
+        (graph(gen(constraint={"kind": "charm"})), "graph.nodes[0].constraint.kind", "invalid enum value"),
+        (graph(gen(options={"n": 100})), None, "asks for 100 generations"),
+    ],
+)
+def test_garbage_is_refused_by_name(
+    http: httpx.Client, desk: FakeDesk, body: Json, field: str, message: str
+) -> None:
+    answer = http.post(PATH, json=body)
+    problem = answer.json()["error"]
+    assert (answer.status_code, problem["param"]) == (400, field), problem
+    assert message in problem["message"]
+    assert desk.requests == []
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"graph": {"nodes": [' + b"[" * 5000])
+def test_bytes_that_are_no_program(http: httpx.Client, body: bytes) -> None:
+    assert http.post(PATH, content=body).status_code == 400
+
+
+# --- failing, ending ----------------------------------------------------------------------------------
+
+
+def test_a_single_row_that_fails_is_answered_with_its_error(http: httpx.Client, desk: FakeDesk) -> None:
+    desk.fail_first = Overloaded("The queue is full.", retry_after=3)
+    body = graph(text("a"), gen())
+    for stream in (False, True):
+        answer = http.post(PATH, json={**body, "stream": stream})
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
+        assert answer.json()["error"]["message"] == "gen 'x' failed: The queue is full."
+    rows = http.post(PATH, json={**body, "rows": [{}, {}]}).json()["rows"]
+    assert [row["failed"]["code"] for row in rows] == ["overloaded"] * 2
+    desk.fail_first = RuntimeError("a bug")
+    assert http.post(PATH, json=body).status_code == 500
+
+
+def test_a_branch_that_nobody_needs_fails_alone(http: httpx.Client) -> None:
+    body = graph(
+        FORK,
+        {**gen("late", timeout=1e-9), "branch": 1},
+        {**gen("fine", options={"max_tokens": 1}), "branch": 2},
+    )
+    (row,) = http.post(PATH, json=body).json()["rows"]
+    assert "failed" not in row
+    late, fine = row["nodes"]
+    assert late["failed"]["code"] == "timeout"
+    assert "value" in fine
+
+
+def test_a_role_that_the_template_does_not_have(http: httpx.Client) -> None:
+    answer = http.post(PATH, json=graph({"kind": "role_begin", "role": "user"}, gen()))
+    assert answer.status_code == 400
+    assert "has no user turn" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_work_ends_when_the_client_goes_away(server: LiveServer, desk: FakeDesk, stream: bool) -> None:
+    desk.hold_after = 0
+    body = {**graph(FORK, {**gen(), "branch": 1}, {**gen(), "branch": 2}), "rows": [{}, {}], "stream": stream}
+    request = httpx.Request("POST", server.url + PATH, json=body)
+    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(request.content)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(head.encode() + request.content)
+        assert desk.held.wait(10)
+    assert desk.idle.wait(10)
+    assert desk.closed.is_set()
+    assert len(desk.requests) == 4
+
+
+def test_a_draining_server_takes_no_programs() -> None:
+    desk = FakeDesk()
+    desk.hold_after = 0
+    content = json.dumps({"text": "hi"}).encode()
+    head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(content)
+    with (
+        LiveServer(desk, router) as server,
+        socket.create_connection(("127.0.0.1", server.port)) as connection,
+    ):
+        connection.sendall(head + content)
+        assert desk.held.wait(10)
+        server.stop()
+        assert httpx.post(server.url + PATH, json=graph(gen()), trust_env=False).status_code == 503
+
+
+# --- Ramify's own client ----------------------------------------------------------------------------
+
+
+def test_a_submitted_program_streams_and_is_one_request(server: LiveServer, desk: FakeDesk) -> None:
+    backend = rm.RuntimeEndpoint(server.url)
+    state = program.compile().run("tea", backend=backend, stream=True)
+    assert len(list(state.text_iter("first"))) > 1
+    assert state.text() == "About tea:OUT TEA:a"
+    assert state.ret_value == state["more"]
+    assert len({request.hint.program for request in desk.requests if request.hint}) == 1
+    assert len(desk.ended_programs) == 1
+    backend.close()
+
+
+def test_cancelling_a_submitted_program_ends_its_work(server: LiveServer, desk: FakeDesk) -> None:
+    desk.hold_after = 1
+    backend = rm.RuntimeEndpoint(server.url)
+    state = program.compile().run("tea", backend=backend, stream=True)
+    assert desk.held.wait(10)
+    state.cancel()
+    assert desk.closed.wait(10)
+    with pytest.raises(rm.ProgramError, match="cancelled"):
+        state["kind"]
+    backend.close()
+
+
+def test_errors_of_a_submitted_program_keep_their_kind(server: LiveServer, desk: FakeDesk) -> None:
+    backend = rm.RuntimeEndpoint(server.url)
+    desk.fail_after = (2, EngineError("The device is lost."))
+    failed = program.compile().run_batch([{"topic": "tea"}], backend=backend)[0].error()
+    assert failed is not None
+    assert type(failed.__cause__) is EngineError
+    assert (failed.variable, failed.partial) == ("first", "OU")
+    assert failed.line is not None
+    assert failed.line.startswith(__file__)
+    desk.fail_after = None
+
+    @rm.function
+    def checked(s):
+        s += "Q" + rm.gen("x", validate=lambda value: 1 / 0)
+        s += rm.gen("y")
+
+    desk.hold_after = 2
+    state = checked.compile().run(backend=backend, max_tokens=2)
+    assert isinstance(state.error(), rm.ProgramError)
+    with pytest.raises(rm.ProgramError, match="division by zero"):
+        state["x"]
+    assert desk.idle.wait(10)
+    backend.close()
+
+
+def test_retries_keep_a_program_on_this_side(server: LiveServer, desk: FakeDesk) -> None:
+    @rm.function
+    def retrying(s):
+        s += "Q" + rm.gen("x", validate=lambda value: value.index("!"), retries=1, max_tokens=8)
+
+    desk.script = ["no", "yes!"]
+    backend = rm.RuntimeEndpoint(server.url)
+    assert retrying.compile().run(backend=backend)["x"] == "yes!"
+    assert len(desk.requests) == 2
+    backend.close()
+
+
+def test_a_server_that_breaks_off(server: LiveServer) -> None:
+    with LiveServer(FakeDesk()) as other:  # one without the route
+        backend = rm.RuntimeEndpoint(other.url)
+        with pytest.raises(rm.ProgramError, match="There is no /v1/programs"):
+            program.compile().run("tea", backend=backend)
+        backend.close()
+    backend = rm.RuntimeEndpoint(other.url)
+    with pytest.raises(BackendError):
+        program.compile().run("tea", backend=backend)
+    backend.close()
+
+
+def test_sixty_four_programs_at_once(server: LiveServer, desk: FakeDesk) -> None:
+    backend = rm.RuntimeEndpoint(server.url)
+    rows = [{"topic": f"topic {number}"} for number in range(64)]
+    compiled = program.compile().run_batch(rows, backend=backend, num_threads=64)
+    assert [state.error() for state in compiled] == [None] * 64
+    assert [state.text() for state in compiled] == [
+        state.text() for state in program.run_batch(rows, backend=backend)
+    ]
+    backend.close()
