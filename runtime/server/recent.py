@@ -125,8 +125,8 @@ class Recent:
         key = endpoint if hint is None else hint.program[:NAME]
         program = self._programs.get(key)
         if program is None:
+            self._make_room()
             program = self._programs[key] = ProgramRecord(key, name[:NAME], now, now)
-            self._forget()
         self._programs.move_to_end(key)
         path = (request.rid,) if hint is None or not hint.path else hint.path
         forks = () if hint is None else hint.forks
@@ -155,9 +155,9 @@ class Recent:
     def now(self) -> float:
         return self._clock()
 
-    def _forget(self) -> None:
-        """Programs that run are kept as long as there are others."""
-        if len(self._programs) > PROGRAMS:
+    def _make_room(self) -> None:
+        """Forget one where there is none left; programs that run are kept as long as there are others."""
+        if len(self._programs) >= PROGRAMS:
             idle = (key for key, program in self._programs.items() if not program.running)
             del self._programs[next(idle, next(iter(self._programs)))]
 
