@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ramify.errors import Cancelled as Cancelled
+    from ramify.errors import CompileError as CompileError
     from ramify.errors import InvalidConstraint as InvalidConstraint
     from ramify.errors import InvalidRequest as InvalidRequest
     from ramify.errors import ProgramError as ProgramError
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "ramify.errors": (
         "Cancelled",
+        "CompileError",
         "InvalidConstraint",
         "InvalidRequest",
         "ProgramError",

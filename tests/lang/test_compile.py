@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 import ramify as rm
-from ramify.errors import CompileError, RequestTimeout
+from ramify.errors import RequestTimeout
 from ramify.graph import Graph
 from ramify.lang.backends.submitted import SubmittedProgram
 from ramify.lang.graph_svg import columns_of
@@ -40,8 +40,8 @@ def line_of(marker: str) -> str:
     return f"{__file__}:{found[0]}"
 
 
-def refusal(program: Any, **given: Any) -> CompileError:
-    with pytest.raises(CompileError) as refused:
+def refusal(program: Any, **given: Any) -> rm.CompileError:
+    with pytest.raises(rm.CompileError) as refused:
         program.compile(**given)
     return refused.value
 
