@@ -137,7 +137,6 @@ class Recent:
         program.count += 1
         program.running += 1
         program.ended = False
-        self._forget()
         return Recording(program, record, self._texts, self._clock)
 
     def end_program(self, program: str) -> None:
