@@ -37,7 +37,7 @@ from ramify.radix.evicted import EvictionRecord, Lost
 from ramify.radix.eviction import EvictionPolicy, LeastRecentlyUsed
 from ramify.radix.integrity import verify
 from ramify.radix.key import TOKEN_BYTES, Tokens, encode
-from ramify.radix.lease import LeaseBook, NextUse
+from ramify.radix.lease import LeaseBook
 from ramify.radix.node import Node
 from ramify.radix.pages import PagePool
 from ramify.radix.snapshot import NodeView, snapshot
@@ -102,7 +102,7 @@ class PrefixCache:
         self._tree = RadixTree(page_size)
         self._pool = PagePool(num_pages)
         self._leases = LeaseBook(clock)
-        self._usage = Usage(policy or LeastRecentlyUsed(), self._leases.next_use)
+        self._usage = Usage(policy or LeastRecentlyUsed(), self._leases.needed)
         self._record = EvictionRecord()
         self._private: set[int] = set()
         self._holds: set[Hold] = set()
@@ -176,6 +176,8 @@ class PrefixCache:
             if n > self.available():
                 return None
             self._expire_leases()
+            for node in self._leases.reconsider():
+                self._usage.offer(node)
             self._evict(short, taker)
         pages = self._pool.allocate(n)
         self._private.update(pages)
@@ -240,15 +242,16 @@ class PrefixCache:
         hold: Hold,
         owner: str,
         seconds: float,
-        next_use: NextUse = NextUse.UNKNOWN,
+        needed_in: float = math.inf,
         part: str = "",
         length: int | None = None,
     ) -> None:
         """Lease the hold's first `length` tokens (None: all) to `owner` for so many seconds from now.
 
-        It stands whether or not the hold does. Leased pages are evicted after all others, in the order
-        of `next_use`, the soonest last. A lease that gives pages up keeps the rest. `part` tells an
-        owner's leases apart, so that `expect` and `end_leases` can name one.
+        It stands whether or not the hold does. Leased pages are evicted after all others, those first
+        that are needed last: the owner is expected to come back in `needed_in` seconds, and when it does
+        not, later. A lease that gives pages up keeps the rest. `part` tells an owner's leases apart, so
+        that `expect` and `end_leases` can name one.
         """
         node = self._held(hold)
         if not seconds > 0 or math.isnan(seconds):
@@ -256,23 +259,25 @@ class PrefixCache:
         if length is not None and not 0 <= length <= hold.length:
             raise ValueError(f"A lease of {length} tokens on a hold of {hold.length}.")
         end = hold.length if length is None else length
-        if end == 0 or next_use is NextUse.NEVER:
+        if math.isnan(needed_in) or needed_in < 0:
+            raise ValueError(f"A lease that is needed in {needed_in} seconds; it must be 0 or more.")
+        if end == 0:
             return
         while node.start >= end:
             assert node.parent is not None
             node = node.parent
         if node.end > end:
             node = self._tree.split(node, end)
-        is_new, covered = self._leases.take(node, owner, seconds, next_use, part)
+        is_new, covered = self._leases.take(node, owner, seconds, needed_in, part)
         if is_new:
             self._usage.lease(node)
         else:
             self._usage.offer(node)
         self._unlease(covered)
 
-    def expect(self, owner: str, part: str, next_use: NextUse) -> None:
-        """That part of the owner's leases is needed at another time than was thought."""
-        for node in self._leases.expect(owner, part, next_use):
+    def expect(self, owner: str, part: str, needed_in: float) -> None:
+        """That part of the owner's leases is needed in so many seconds from now; 0: it is waited for."""
+        for node in self._leases.expect(owner, part, needed_in):
             self._usage.offer(node)
 
     def end_leases(self, owner: str, part: str | None = None) -> int:

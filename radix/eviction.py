@@ -28,16 +28,18 @@ class LeastRecentlyUsed:
 
 
 class EvictionQueue:
-    """The leaves that may be evicted: by their `need`, what is needed last first, then by the policy's key.
+    """The leaves that may be evicted: those without a lease first, then what is needed last, then by the
+    policy's key.
 
     A binary heap whose stale entries are skipped when they surface, so that every operation costs
     O(log n). An entry is live while its ticket is the node's.
     """
 
-    def __init__(self, policy: EvictionPolicy, need: Callable[[Node], int]) -> None:
+    def __init__(self, policy: EvictionPolicy, needed: Callable[[Node], float | None]) -> None:
         self._policy = policy
-        self._need = need
-        self._heap: list[tuple[int, float, int, Node]] = []  # (need, key, ticket, node)
+        self._needed = needed
+        self._heap: list[tuple[bool, float, float, int, Node]] = []
+        """(leased, minus the time when it is needed, key, ticket, node)"""
         self._tickets = itertools.count(1)
         self._live = 0
 
@@ -49,9 +51,9 @@ class EvictionQueue:
         if not node.ticket:
             self._live += 1
         node.ticket = next(self._tickets)
-        heappush(self._heap, (self._need(node), self._policy.key(node), node.ticket, node))
+        heappush(self._heap, (*self._order(node), self._policy.key(node), node.ticket, node))
         if len(self._heap) > 2 * self._live + 64:
-            self._heap = [entry for entry in self._heap if entry[3].ticket == entry[2]]
+            self._heap = [entry for entry in self._heap if entry[4].ticket == entry[3]]
             heapify(self._heap)
 
     def discard(self, node: Node) -> None:
@@ -63,7 +65,7 @@ class EvictionQueue:
     def pop(self) -> Node:
         """The leaf to evict now. Raises `IndexError` when there is none."""
         while True:
-            _, _, ticket, node = heappop(self._heap)
+            *_, ticket, node = heappop(self._heap)
             if node.ticket == ticket:
                 self.discard(node)
                 return node
@@ -71,5 +73,11 @@ class EvictionQueue:
     def misfiled(self) -> list[Node]:
         """Queued leaves whose entry does not say when they are needed now."""
         return [
-            node for need, _, ticket, node in self._heap if node.ticket == ticket and need != self._need(node)
+            node
+            for leased, needed, _, ticket, node in self._heap
+            if node.ticket == ticket and (leased, needed) != self._order(node)
         ]
+
+    def _order(self, node: Node) -> tuple[bool, float]:
+        needed = self._needed(node)
+        return (False, 0.0) if needed is None else (True, -needed)

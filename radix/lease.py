@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from typing import TypeVar
 
 from ramify.radix.node import Node
 
+IMPATIENCE = 0.5
+"""A wait that has taken longer than was expected is expected to take half as long again as it has."""
+
 K = TypeVar("K")
 L = TypeVar("L")
-
-
-class NextUse(enum.IntEnum):
-    """When a prefix is needed again. What is needed later is evicted first."""
-
-    NEVER = 0
-    """No live program needs it."""
-    UNKNOWN = 1
-    """Its program lives, and nobody knows what it waits for: a person, or code of its own."""
-    TOOL = 2
-    """After a tool has returned."""
-    JOIN = 3
-    """After sibling branches have finished."""
-    SOON = 4
-    """As the program's next step, or by a request that is waiting already."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -40,7 +28,10 @@ class Lease:
     node: Node | None
     """None once the lease has ended."""
     expires: float
-    next_use: NextUse
+    since: float
+    """When `needed` was estimated first."""
+    needed: float
+    """When the owner is expected to come back, by the clock; infinite where nobody knows."""
 
 
 class LeaseBook:
@@ -56,6 +47,8 @@ class LeaseBook:
         self._by_node: dict[Node, dict[tuple[str, str], Lease]] = {}
         self._expiry: list[tuple[float, int, Lease]] = []
         """A heap with one entry for each live lease, at or before its expiry, and some ended ones."""
+        self._waits: list[tuple[float, int, Lease]] = []
+        """A heap by `needed`; entries that do not say when their lease is needed now are stale."""
         self._numbers = itertools.count()
         self._live = 0
 
@@ -70,27 +63,28 @@ class LeaseBook:
         """Whose leases end at `node`."""
         return dict.fromkeys(owner for owner, _ in self._by_node.get(node, ()))
 
-    def next_use(self, node: Node) -> NextUse:
-        """The soonest use of those who lease `node` itself; of a leaf, the soonest there is."""
+    def needed(self, node: Node) -> float | None:
+        """When the first of those who lease `node` itself is expected; None where nobody does."""
         leases = self._by_node.get(node)
-        return max(lease.next_use for lease in leases.values()) if leases else NextUse.NEVER
+        return min(lease.needed for lease in leases.values()) if leases else None
 
     def take(
-        self, node: Node, owner: str, seconds: float, next_use: NextUse = NextUse.UNKNOWN, part: str = ""
+        self, node: Node, owner: str, seconds: float, needed_in: float = math.inf, part: str = ""
     ) -> tuple[bool, list[Node]]:
         """Lease the path to `node`; a lease that `owner` has there for this part is never shortened.
 
         Returns whether this is a new lease, and the nodes above at which a lease of the same part ended
         because the new one covers it.
         """
-        expires = self._clock() + seconds
+        now = self._clock()
+        expires = now + seconds
         owned = self._by_owner.get(owner, {}).get(part, {})
         lease = owned.get(node)
         if lease is not None:
             lease.expires = expires = max(lease.expires, expires)
-            lease.next_use = next_use
+            self._estimate(lease, now, now + needed_in)
         else:
-            self._enter(Lease(owner, part, node, expires, next_use))
+            self._enter(Lease(owner, part, node, expires, now, now + needed_in))
         covered = []
         above = node.parent
         while above is not None and owned:
@@ -101,12 +95,27 @@ class LeaseBook:
             above = above.parent
         return lease is None, covered
 
-    def expect(self, owner: str, part: str, next_use: NextUse) -> list[Node]:
-        """The leases of a part are needed at another time than was thought. Returns where they are."""
+    def expect(self, owner: str, part: str, needed_in: float) -> list[Node]:
+        """The leases of a part are needed in so many seconds from now. Returns where they are."""
+        now = self._clock()
         owned = self._by_owner.get(owner, {}).get(part, {})
         for lease in owned.values():
-            lease.next_use = next_use
+            self._estimate(lease, now, now + needed_in)
         return list(owned)
+
+    def reconsider(self) -> list[Node]:
+        """Expect those later who have not come when they were expected. Returns where they are.
+
+        Not those who were expected at once: they are here, and wait for room.
+        """
+        now, late = self._clock(), []
+        while self._waits and self._waits[0][0] < now:
+            needed, _, lease = heappop(self._waits)
+            if lease.node is not None and lease.needed == needed:
+                late.append(lease.node)
+                lease.needed = now + IMPATIENCE * (now - lease.since)
+                heappush(self._waits, (lease.needed, next(self._numbers), lease))
+        return late
 
     def expire(self) -> list[Node]:
         """End the leases whose time is over."""
@@ -150,12 +159,14 @@ class LeaseBook:
             there = self._by_owner.get(lease.owner, {}).get(lease.part, {}).get(parent)
             if there is not None:
                 there.expires = max(there.expires, lease.expires)
-                there.next_use = max(there.next_use, lease.next_use)
+                if lease.needed < there.needed:
+                    self._estimate(there, lease.since, lease.needed)
                 ended += 1
             elif parent.parent is None:
                 ended += 1
             else:
-                self._enter(Lease(lease.owner, lease.part, parent, lease.expires, lease.next_use))
+                moved = Lease(lease.owner, lease.part, parent, lease.expires, lease.since, lease.needed)
+                self._enter(moved)
         return ended
 
     def _enter(self, lease: Lease) -> None:
@@ -167,6 +178,19 @@ class LeaseBook:
         if len(self._expiry) > 2 * self._live + 64:
             self._expiry = [entry for entry in self._expiry if entry[2].node is not None]
             heapify(self._expiry)
+        self._estimate(lease, lease.since, lease.needed)
+
+    def _estimate(self, lease: Lease, since: float, needed: float) -> None:
+        lease.since, lease.needed = since, needed
+        if since < needed < math.inf:
+            heappush(self._waits, (needed, next(self._numbers), lease))
+            if len(self._waits) > 2 * self._live + 64:
+                self._waits = [
+                    entry
+                    for entry in self._waits
+                    if entry[2].node is not None and entry[2].needed == entry[0]
+                ]
+                heapify(self._waits)
 
     def _end(self, lease: Lease) -> None:
         node = lease.node

@@ -16,8 +16,8 @@ class Usage:
     O(nodes on the path).
     """
 
-    def __init__(self, policy: EvictionPolicy, need: Callable[[Node], int]) -> None:
-        self.queue = EvictionQueue(policy, need)
+    def __init__(self, policy: EvictionPolicy, needed: Callable[[Node], float | None]) -> None:
+        self.queue = EvictionQueue(policy, needed)
         self.locked_pages = 0
         self.leased_pages = 0
         self.evictable_pages = 0

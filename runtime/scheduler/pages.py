@@ -89,10 +89,10 @@ class RequestPages:
         self.leases.retracted(request)
         self._let_go(request)
 
-    def release(self, request: Request) -> None:
+    def release(self, request: Request, now: float) -> None:
         """Give everything back; what was computed stays in the tree until it is evicted."""
         self.commit(request)
-        self.leases.ended(request)
+        self.leases.ended(request, now)
         self._let_go(request)
 
     def _let_go(self, request: Request) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ramify.radix.token_tree import TokenTree
+from ramify.runtime.scheduler.waits import OwnWaits
 
 if TYPE_CHECKING:
     from ramify.runtime.scheduler.request import Request
@@ -31,6 +31,7 @@ class Program:
     """All that its requests hold: prompts from their arrival, outputs from their end on."""
     forks: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     """By fork: the tokens with which the prompts of all requests inside it begin."""
+    waits: OwnWaits = dataclasses.field(default_factory=OwnWaits)
 
 
 class Programs:

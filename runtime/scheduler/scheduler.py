@@ -440,7 +440,7 @@ class Scheduler:
         if self._compiling.pop(request.rid, None) is not None:
             self._grammars.forget(request.rid)
             return
-        self._pages.release(request)
+        self._pages.release(request, self._clock())
         for queue in (self._running, self._waiting):
             if request in queue:
                 queue.remove(request)

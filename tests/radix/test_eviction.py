@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from ramify.radix.eviction import EvictionQueue, LeastRecentlyUsed
-from ramify.radix.lease import NextUse
 from ramify.radix.node import Node, Root
 
 
@@ -15,11 +16,11 @@ def leaf(last_used: int) -> Node:
     return node
 
 
-class Needs(dict[Node, NextUse]):
+class Needs(dict[Node, float]):
     """When nodes are needed: never, unless it is written here."""
 
-    def __call__(self, node: Node) -> NextUse:
-        return self.get(node, NextUse.NEVER)
+    def __call__(self, node: Node) -> float | None:
+        return self.get(node)
 
 
 def drain(queue: EvictionQueue) -> list[Node]:
@@ -29,13 +30,12 @@ def drain(queue: EvictionQueue) -> list[Node]:
 def test_what_is_needed_last_goes_first_then_least_recently_used_then_by_arrival() -> None:
     needs = Needs()
     queue = EvictionQueue(LeastRecentlyUsed(), needs)
-    wanted = {use: leaf(number) for number, use in enumerate(NextUse) if use is not NextUse.NEVER}
-    needs.update({node: use for use, node in wanted.items()})
+    wanted = {needed: leaf(number) for number, needed in enumerate((0.0, 5.0, 7.5, math.inf))}
+    needs.update({node: needed for needed, node in wanted.items()})
     tie_a, tie_b, oldest = leaf(5), leaf(5), leaf(2)
-    for node in (*reversed(wanted.values()), tie_a, tie_b, oldest):
+    for node in (*wanted.values(), tie_a, tie_b, oldest):
         queue.push(node)
-    order = [wanted[use] for use in (NextUse.UNKNOWN, NextUse.TOOL, NextUse.JOIN, NextUse.SOON)]
-    assert drain(queue) == [oldest, tie_a, tie_b, *order]
+    assert drain(queue) == [oldest, tie_a, tie_b, *reversed(wanted.values())]
     with pytest.raises(IndexError):
         queue.pop()
 
@@ -57,7 +57,7 @@ def test_a_leaf_pushed_again_has_one_place_the_new_one() -> None:
     moved, other = leaf(1), leaf(5)
     queue.push(moved)
     queue.push(other)
-    needs[moved] = NextUse.UNKNOWN
+    needs[moved] = 3.0
     assert queue.misfiled() == [moved]
     queue.push(moved)
     assert queue.misfiled() == []

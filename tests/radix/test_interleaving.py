@@ -16,6 +16,8 @@ TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 MORE = st.lists(st.integers(0, 1), max_size=6)
 PICK = st.integers(0, 50)
 OWNERS = st.sampled_from(["p", "q"])
+PARTS = st.sampled_from(["", "a", "b"])
+NEEDED = st.sampled_from([0.0, 1.0, 4.0, float("inf")])
 
 
 class Interleaving(RuleBasedStateMachine):
@@ -99,14 +101,25 @@ class Interleaving(RuleBasedStateMachine):
         self.world.admit(request.scope, request.tokens, max(0, len(request.tokens) - 1))
 
     @precondition(running)
-    @rule(number=PICK, owner=OWNERS, seconds=st.integers(1, 5))
-    def finish_with_a_lease(self, number, owner, seconds) -> None:
-        self.world.retire(self.pick(number), owner=owner, seconds=seconds)
+    @rule(number=PICK, owner=OWNERS, seconds=st.integers(1, 5), needed_in=NEEDED, part=PARTS)
+    def finish_with_a_lease(self, number, owner, seconds, needed_in, part) -> None:
+        self.world.retire(self.pick(number), owner=owner, seconds=seconds, needed_in=needed_in, part=part)
 
     @precondition(running)
-    @rule(number=PICK, owner=OWNERS, seconds=st.integers(1, 5))
-    def lease(self, number, owner, seconds) -> None:
-        self.world.cache.lease(self.pick(number).hold, owner, seconds)
+    @rule(number=PICK, owner=OWNERS, seconds=st.integers(1, 5), part=PARTS, less=st.integers(0, 14))
+    def lease(self, number, owner, seconds, part, less) -> None:
+        """Of all that it holds, or of a part, which may end anywhere."""
+        hold = self.pick(number).hold
+        self.world.cache.lease(hold, owner, seconds, 3.0, part, max(0, hold.length - less))
+
+    @rule(owner=OWNERS, part=PARTS, needed_in=NEEDED)
+    def expect(self, owner, part, needed_in) -> None:
+        self.world.cache.expect(owner, part, needed_in)
+
+    @rule(owner=OWNERS, part=PARTS)
+    def end_a_part(self, owner, part) -> None:
+        self.world.cache.end_leases(owner, part)
+        assert self.world.cache.end_leases(owner, part) == 0
 
     @rule(seconds=st.integers(1, 4))
     def time_passes(self, seconds) -> None:

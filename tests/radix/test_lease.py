@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ramify.radix.lease import LeaseBook
 from ramify.radix.node import Node, Root
 from tests.radix.world import FakeClock
@@ -72,3 +74,65 @@ def test_a_renewed_lease_expires_at_its_new_time() -> None:
     assert book.expire() == []
     clock.now = 8
     assert book.expire() == [nodes[1]]
+
+
+def test_who_comes_later_than_expected_is_expected_later_still() -> None:
+    clock = FakeClock()
+    book, nodes = LeaseBook(clock), chain(3)
+    book.take(nodes[3], "p", 100, 4)
+    book.take(nodes[2], "q", 100, 9)
+    book.take(nodes[1], "r", 100)
+    assert [book.needed(node) for node in nodes] == [None, math.inf, 9, 4]
+    clock.now = 4
+    assert book.reconsider() == []
+    clock.now = 6
+    assert book.reconsider() == [nodes[3]]
+    assert book.needed(nodes[3]) == 6 + 6 / 2
+    clock.now = 10
+    assert book.reconsider() == [nodes[2], nodes[3]]
+    assert (book.needed(nodes[2]), book.needed(nodes[3])) == (15, 15)
+
+
+def test_who_is_here_and_waits_for_room_is_not_late() -> None:
+    clock = FakeClock()
+    book, nodes = LeaseBook(clock), chain(1)
+    book.take(nodes[1], "p", 100, 4, "branch")
+    assert book.expect("p", "branch", 0) == [nodes[1]]
+    assert book.expect("p", "other", 0) == book.expect("q", "branch", 0) == []
+    clock.now = 50
+    assert book.reconsider() == []
+    assert book.needed(nodes[1]) == 0
+
+
+def test_the_parts_of_an_owner_are_leased_and_ended_apart() -> None:
+    book, nodes = LeaseBook(FakeClock()), chain(2)
+    assert book.take(nodes[2], "p", 5, 1, "a") == (True, [])
+    assert book.take(nodes[2], "p", 5, 3, "b") == (True, [])
+    assert book.take(nodes[1], "p", 5, 3, "b") == (True, [])
+    assert list(book.owners(nodes[2])) == ["p"]
+    assert book.needed(nodes[2]) == 1
+    assert book.end("p", "a") == [nodes[2]]
+    assert book.needed(nodes[2]) == 3
+    assert sorted(book.end("p"), key=nodes.index) == [nodes[1], nodes[2]]
+    assert len(book) == 0
+
+
+def test_a_retreating_lease_is_needed_when_the_sooner_of_two_is() -> None:
+    book, nodes = LeaseBook(FakeClock()), chain(2)
+    book.take(nodes[2], "p", 5, 1)
+    book.take(nodes[2], "q", 5, 8)
+    book.take(nodes[1], "p", 9, 7)
+    assert book.retreat(nodes[2]) == 1
+    assert book.needed(nodes[1]) == 1
+    assert book.end("p") == [nodes[1]]
+    assert book.needed(nodes[1]) == 8
+
+
+def test_estimates_do_not_pile_up() -> None:
+    clock = FakeClock()
+    book, nodes = LeaseBook(clock), chain(1)
+    for number in range(1000):
+        book.take(nodes[1], str(number), 1e9, 5)
+        book.expect(str(number), "", 7)
+        book.end(str(number))
+    assert len(book._waits) < 100

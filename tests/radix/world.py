@@ -123,11 +123,13 @@ class World:
             (request.scope, tuple(request.tokens[: end + 1])) for end in range(request.computed)
         )
 
-    def retire(self, request: Request, commit: bool = True, owner: str = "", seconds: float = 0.0) -> None:
+    def retire(
+        self, request: Request, commit: bool = True, owner: str = "", seconds: float = 0.0, **lease: object
+    ) -> None:
         if commit:
             self.commit(request)
         if seconds:
-            self.cache.lease(request.hold, owner, seconds)
+            self.cache.lease(request.hold, owner, seconds, **lease)
         self.cache.free(request.pages[request.private_from :])
         self.cache.release(request.hold)
         self.requests.remove(request)
