@@ -31,6 +31,8 @@ class EngineConfig:
     wherever it can be done."""
     cuda_graphs: bool | None = None
     """Replay decoding steps as CUDA graphs; None does so on a CUDA device."""
+    overlap: bool | None = None
+    """Compute the next tokens while the host still works on the last ones; None does so on a CUDA device."""
     deterministic: bool = False
     """The bits of an output do not depend on what runs beside it, on chunks, or on what was cached."""
     cache: Literal["radix", "naive"] = "radix"

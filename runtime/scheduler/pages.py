@@ -59,9 +59,10 @@ class RequestPages:
         self.cache.flush()
         return self.try_admit(request, self.match(request), reserve=0)
 
-    def grow(self, request: Request) -> bool:
-        """Make sure that every known token and the draft have a place; False when no page can be had."""
-        missing = self._slots(request.target_len) - len(request.pages)
+    def grow(self, request: Request, ahead: int = 0) -> bool:
+        """Make sure that every known token, the draft and `ahead` more have a place; False when no page can
+        be had."""
+        missing = self._slots(request.target_len + ahead) - len(request.pages)
         if missing <= 0:
             return True
         fresh = self.cache.allocate(missing, request.taker)

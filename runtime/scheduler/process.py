@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable
@@ -54,6 +55,8 @@ def main() -> None:
         compiler = CompilerHost(orders, sockets, vocabulary)
         compiler.start()  # its imports take a second: better beside the loading than under a constraint
         runner, cache, limits = _load(config, orders, shape.context_length)
+        if config.overlap is None:
+            config = dataclasses.replace(config, overlap=runner.device.type == "cuda")
         grammars = GrammarStore(vocabulary, send=compiler.send, restart=compiler.restart)
         retokenizer = Retokenizer(lambda text: encode(tokenizer, text), vocabulary)
         scheduler = Scheduler(

@@ -62,11 +62,15 @@ class PlannedAttention:
             window: planner.plan(table, starts, lens, device) for window, planner in self.planners.items()
         }
 
-    def planned(self, plans: Mapping[int, Plan], page_table: Tensor) -> StepAttention:
+    def planned(
+        self, plans: Mapping[int, Plan], page_table: Tensor, out: Tensor | None = None
+    ) -> StepAttention:
+        """`out`, (T, heads, head_dim), is where every layer writes; without it each has memory of its own."""
+
         def attend(q: Tensor, k_pages: Tensor, v_pages: Tensor, window: int) -> Tensor:
-            out = torch.empty_like(q, memory_format=torch.contiguous_format)
+            to = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
             planner = self.planners[window]
-            return planner.run(plans[window], q, k_pages, v_pages, page_table, out, scale=self._scale)
+            return planner.run(plans[window], q, k_pages, v_pages, page_table, to, scale=self._scale)
 
         return attend
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.worker.attention import PlannedAttention, StepAttention, moved
 from ramify.runtime.worker.batch import ForwardBatch
 from ramify.runtime.worker.kv_pool import KvPool
@@ -46,6 +47,7 @@ class DecodeGraphs:
         self,
         sizes: Sequence[int],
         max_pages: int,
+        model: ModelConfig,
         pool: KvPool,
         attention: PlannedAttention,
         compute: Compute,
@@ -57,6 +59,9 @@ class DecodeGraphs:
         self._compute = compute
         self._tokens = [torch.zeros(3, size, dtype=torch.int64, device=device) for size in self.sizes]
         self._table = torch.zeros(self.sizes[-1], max_pages, dtype=torch.int32, device=device)
+        # Rows that attend to nothing are not written: they keep numbers that were there before, or zeros.
+        heads, head_dim = model.num_heads, model.head_dim
+        self._attended = torch.zeros(self.sizes[-1], heads, head_dim, dtype=pool.k.dtype, device=device)
         pool_tokens = pool.num_pages * pool.page_size
         self._rooms: list[dict[int, StaticPlan]] = [
             {window: planner.room(size, pool_tokens) for window, planner in attention.planners.items()}
@@ -111,5 +116,6 @@ class DecodeGraphs:
     def _step(self, index: int) -> Tensor:
         tokens = self._tokens[index]
         plans = {window: room.plan for window, room in self._rooms[index].items()}
-        attention = self._attention.planned(plans, self._table[: self.sizes[index]])
+        size = self.sizes[index]
+        attention = self._attention.planned(plans, self._table[:size], self._attended[:size])
         return self._compute(tokens[0], tokens[1], tokens[2], attention)

@@ -50,7 +50,7 @@ class Runner:
         """
         assert isinstance(self._attention, PlannedAttention)
         self._graphs = DecodeGraphs(
-            sizes, max_pages, self.pool, self._attention, lambda *inputs: self._compute(*inputs)
+            sizes, max_pages, self.model.config, self.pool, self._attention, self._compute
         )
         self._graphs.capture()
 

@@ -101,7 +101,9 @@ class Prolongs(RequestSampler):
         super().__init__(None, limits)  # type: ignore[arg-type]
         self._random = random.Random(seed)
 
-    def next_tokens(self, requests: Sequence[Request], logits: torch.Tensor) -> list[Sampled]:
+    def next_tokens(
+        self, requests: Sequence[Request], logits: torch.Tensor, meanwhile: object = None
+    ) -> list[Sampled]:
         return [Sampled(self._worst(request), None) for request in requests]
 
     def _worst(self, request: Request) -> int:

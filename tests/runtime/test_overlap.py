@@ -1,0 +1,119 @@
+"""Computing ahead changes no token: mixed loads with and without it, and a pass ahead that was in vain."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify import constraint
+from ramify.messages import Abort
+from ramify.runtime.grammar.compiler import answer
+from ramify.runtime.grammar.compilers import GrammarStore
+from ramify.runtime.grammar.retokenize import Retokenizer
+from ramify.runtime.grammar.vocabulary import Vocabulary
+from ramify.runtime.scheduler.healing import Healer
+from tests.runtime.local import LocalScheduler, Result
+from tests.runtime.tiny import END_ID, VOCAB
+
+TOKENS = tuple(bytes([i]) for i in range(256)) + (b"",) * (VOCAB - 256)
+WORDS = {
+    "type": "object",
+    "properties": {"name": {"enum": ["long name", "long other"]}, "n": {"type": "integer"}},
+    "required": ["name", "n"],
+    "additionalProperties": False,
+}
+
+
+class Load:
+    """Requests of every kind, at chosen steps; some are aborted, as stop strings and clients do it."""
+
+    def __init__(self, model: Any, *, overlap: bool, seed: int, **options: Any) -> None:
+        vocabulary = Vocabulary(TOKENS, (END_ID,))
+        self.jobs: list[Any] = []
+        self.vocabulary = vocabulary
+        self.local = LocalScheduler(
+            model,
+            overlap=overlap,
+            deterministic=True,  # or the batch, which is another, would change the last bits
+            grammars=GrammarStore(vocabulary, send=self.jobs.append, restart=lambda: None),
+            retokenizer=Retokenizer(lambda text: list(text.encode()), vocabulary),
+            healer=Healer(vocabulary),
+            **options,
+        )
+        self.random = random.Random(seed)
+        self.trunk = [self.random.randrange(256) for _ in range(60)]
+
+    def submit(self, kind: int) -> str:
+        rng = self.random
+        ids = self.trunk[: rng.randrange(1, 60)] + [rng.randrange(256) for _ in range(rng.randrange(1, 12))]
+        more: list[dict[str, Any]] = [
+            {},
+            {"temperature": 1.0, "seed": rng.randrange(99), "top_p": 0.9},
+            {"temperature": 0.8, "seed": 5, "min_p": 0.02, "frequency_penalty": 0.7, "logprobs": 2},
+            {"repetition_penalty": 1.3, "presence_penalty": 0.2, "logit_bias": {65: 1.5}},
+            {"constraint": constraint.json_schema(WORDS), "max_tokens": 40},
+            {"constraint": constraint.regex("[ab]{3}(forced text)?[0-9]+"), "logprobs": 1},
+            {"logprobs": 1, "prompt_logprobs_start": 2},
+            {"stop_token_ids": tuple(range(0, 256, 9)), "min_tokens": 2},
+            {"open_end": True},
+            {"max_tokens": 1},
+        ]
+        options = {"max_tokens": rng.randrange(2, 14), "ignore_eos": kind not in (4, 5), **more[kind]}
+        return self.local.submit(ids, **options)
+
+    def run(self) -> list[Result]:
+        scheduler = self.local.scheduler
+        kinds = [*range(10)] * 2
+        self.random.shuffle(kinds)
+        step, submitted = 0, []
+        while kinds or scheduler.busy:
+            for _ in range(self.random.choice((0, 0, 1, 3)) if kinds else 0):
+                if kinds:
+                    submitted.append(self.submit(kinds.pop()))
+            while self.jobs:
+                scheduler.receive(answer(self.jobs.pop(), self.vocabulary))
+            # A stop string is seen some steps after its token; what is cut off then is not compared.
+            if step in (9, 17, 30) and submitted:
+                scheduler.receive(Abort(rid=submitted[len(submitted) // 2], silent=False))
+            self.local.step()
+            step += 1
+            assert step < 2000
+        return [self.local.results[rid] for rid in submitted]
+
+
+def told(result: Result) -> Any:
+    error = None if result.error is None else result.error.message
+    return result.ids, result.logprobs, result.prompt_logprobs, result.finish, error, result.overlap
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"page_size": 4, "num_pages": 30, "chunk_tokens": 16}, {"jump_forward": False, "cache": "naive"}],
+    ids=["plain", "short-of-pages", "no-jumps"],
+)
+def test_the_same_tokens(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, options: Any) -> None:
+    without = Load(tiny_folder, overlap=False, seed=1, **options)
+    expected = without.run()
+    with_ = Load(tiny_folder, overlap=True, seed=1, **options)
+    taken: list[bool] = []
+    take = type(with_.local.scheduler._lookahead).take
+
+    def counted(self: Any, plan: Any) -> Any:
+        launched = bool(self._launched)
+        ahead = take(self, plan)
+        if launched:
+            taken.extend(row is not None for row in ahead.rows)
+        return ahead
+
+    monkeypatch.setattr(type(with_.local.scheduler._lookahead), "take", counted)
+    found = with_.run()
+    assert [told(result) for result in found] == [told(result) for result in expected]
+    assert taken.count(True) > 20, "most decodes are computed ahead"
+    assert False in taken, "and some are not what is wanted"
+    if "num_pages" in options:
+        assert with_.local.scheduler.ledger.retractions > 0
+    counts = with_.local.cache.counts()
+    assert counts.in_use == 0
