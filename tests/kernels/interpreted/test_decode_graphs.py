@@ -1,0 +1,86 @@
+"""Decoding steps padded to a ladder of sizes, as CUDA graphs replay them, in the interpreter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ramify.kernels.registry import ops
+from ramify.kernels.triton.interpret import INTERPRETED
+from ramify.runtime.model.load import load_model
+from ramify.runtime.model.resolve import ModelFiles
+from ramify.runtime.worker.batch import Extension, pack
+from ramify.runtime.worker.decode_graphs import DecodeGraphs
+from ramify.runtime.worker.kv_pool import KvPool
+from ramify.runtime.worker.runner import Runner
+from tests.runtime.local import LocalScheduler
+from tests.runtime.tiny import write_tiny
+
+assert INTERPRETED
+PAGE = 8
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder: Path = write_tiny(tmp_path_factory.mktemp("models") / "tiny")
+    return load_model(ModelFiles(name="tiny", weights=folder, tokenizer=folder), dtype=torch.float32)
+
+
+def runner_of(model: Any, *, poison: float = float("nan")) -> Runner:
+    pool = KvPool(model.config, num_pages=12, page_size=PAGE, dtype=torch.float32)
+    pool.k.fill_(poison)
+    pool.v.fill_(poison)
+    return Runner(model, pool, ops("triton"))
+
+
+def test_padding_touches_no_live_page(model: Any) -> None:
+    """Three decodes in a step of four: the pool changes where the three write, and in the spare page."""
+    flat, padded = runner_of(model), runner_of(model)
+    padded.capture_decodes([1, 4], max_pages=5)
+    ids = torch.randint(256, (30,)).int().numpy()
+    prompts = [(11, (3, 7)), (8, (5, 2)), (16, (9, 0, 4))]
+    prefill = pack([Extension(ids, 0, stop, pages) for stop, pages in prompts], PAGE)
+    decode = pack([Extension(ids, stop, stop + 1, pages) for stop, pages in prompts], PAGE)
+    for runner in (flat, padded):
+        runner.forward(prefill)
+    before = padded.pool.k.clone()
+    expected, found = flat.forward(decode), padded.forward(decode)
+    torch.testing.assert_close(found, expected)
+    spare = padded.pool.spare_page
+    changed = ~torch.isclose(padded.pool.k, before, rtol=0, atol=0, equal_nan=True)
+    places = {(page, row) for _, page, _, row, _ in changed.nonzero().tolist()}
+    assert places == {(7, 3), (2, 0), (4, 0), (spare, 0)}
+    for mine, theirs in ((padded.pool.k, flat.pool.k), (padded.pool.v, flat.pool.v)):
+        torch.testing.assert_close(mine[:, :spare], theirs[:, :spare], equal_nan=True)
+    assert theirs[:, spare].isnan().all(), "without padding nobody writes there"
+
+
+def test_more_than_fit_run_without_padding(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[bool] = []
+    run = DecodeGraphs.run
+
+    def counted(self: DecodeGraphs, batch: Any) -> torch.Tensor | None:
+        hidden = run(self, batch)
+        runs.append(hidden is not None)
+        return hidden
+
+    monkeypatch.setattr(DecodeGraphs, "run", counted)
+    prompts = [torch.randint(256, (length,)).tolist() for length in (9, 21, 3)]
+
+    def tokens(count: int, **given: Any) -> list[list[int]]:
+        local = LocalScheduler(model, attention_backend="triton", page_size=PAGE, num_pages=64, **given)
+        results = local.complete(prompts[:count], max_tokens=3, ignore_eos=True)
+        assert [result.error for result in results] == [None] * count
+        return [result.ids for result in results]
+
+    expected = tokens(3)
+    assert not runs
+    assert tokens(3, graphs=[1, 2]) == expected
+    assert runs
+    assert not any(runs), "three are too many"
+    assert tokens(1, graphs=[1, 2]) == expected[:1]
+    assert tokens(2, graphs=[2]) == expected[:2]
+    assert runs.count(True) == 4, "after the prefills two steps each"
