@@ -113,6 +113,9 @@ def append_results(branch: Branch, form: CallForm, calls: list[ToolCall], turns:
 
 async def run_calls(branch: Branch, node: CallTools, asked: Asked) -> list[ToolCall]:
     """All calls at once, in their order; raises the first error where the node says so."""
+    tell = getattr(branch.run.backend, "await_tools", None)
+    if tell is not None and asked:
+        await tell(branch.run.program, branch.key, tuple(dict.fromkeys(name for name, _ in asked)))
     return await all_of(_run_call(branch, node, name, arguments) for name, arguments in asked)
 
 

@@ -126,6 +126,8 @@ class Call:
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,
             "computed_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "distinct_tokens": usage.distinct_tokens,
+            "evicted_tokens": usage.evicted_tokens,
             "completion_tokens": usage.completion_tokens,
             "forced_tokens": usage.forced_tokens,
             "text": self.text,

@@ -192,6 +192,14 @@ class Abort(Message, frozen=True, kw_only=True):
     silent: bool = False
 
 
+class AwaitTools(Message, frozen=True, kw_only=True):
+    """A branch of a program goes on when these tools have returned: its pages are kept accordingly."""
+
+    program: str
+    branch: str
+    tools: tuple[str, ...]
+
+
 class EndProgram(Message, frozen=True, kw_only=True):
     """The program has ended: its leases are released."""
 
@@ -471,11 +479,12 @@ class Ready(Message, frozen=True, kw_only=True):
     load_s: float = 0.0
 
 
-ToTokenizer = Generate | Abort | EndProgram | FlushCache | GetStats | GetSnapshot
+ToTokenizer = Generate | Abort | AwaitTools | EndProgram | FlushCache | GetStats | GetSnapshot
 """All but `Generate` are passed on as they are, so that they stay in order with the requests."""
 ToScheduler = (
     Submit
     | Abort
+    | AwaitTools
     | EndProgram
     | FlushCache
     | GetStats

@@ -168,6 +168,9 @@ class _Served:
     def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
         return self._service.generate(request, PATH)
 
+    async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
+        await self._service.desk.await_tools(program, branch, tools)
+
     async def end_program(self, program: str) -> None:
         await self._service.desk.end_program(program)
 

@@ -116,6 +116,11 @@ class Engine:
             async for chunk in chunks:
                 yield chunk
 
+    async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
+        """A branch goes on when these tools have returned."""
+        if self._started:
+            await self._desk.await_tools(program, branch, tools)
+
     async def end_program(self, program: str) -> None:
         if self._started:
             await self._desk.end_program(program)

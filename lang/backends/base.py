@@ -15,7 +15,8 @@ class Backend(Protocol):
     """Runs generations. All methods are called on Ramify's background loop (`ramify.loop`).
 
     A backend that cannot honour a constraint or an option raises `UnsupportedNode` naming it;
-    nothing is dropped silently.
+    nothing is dropped silently. One that keeps pages may have a fifth, ``await_tools(program, branch,
+    tools)``, a coroutine: the branch of that key goes on when these tools have returned.
     """
 
     async def info(self) -> ModelInfo:

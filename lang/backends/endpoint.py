@@ -55,7 +55,7 @@ class RuntimeEndpoint:
             "verify": True if verify is None else verify,
             "timeout_s": timeout_s,
         }
-        self._endings: set[asyncio.Task[Any]] = set()
+        self._told: set[asyncio.Task[Any]] = set()
 
     @functools.cached_property
     def _http(self) -> HttpClient:
@@ -88,21 +88,27 @@ class RuntimeEndpoint:
         """A compiled program goes to the server whole, as one request."""
         return SubmittedProgram(self._http, submission, failed)
 
-    async def end_program(self, program: str) -> None:
-        """Tell the server, without making the program wait for the answer."""
-        task = asyncio.create_task(self._end(program))
-        self._endings.add(task)
-        task.add_done_callback(self._endings.discard)
+    async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
+        self._tell("/await_tools", {"program": program, "branch": branch, "tools": list(tools)})
 
-    async def _end(self, program: str) -> None:
+    async def end_program(self, program: str) -> None:
+        self._tell("/end_program", {"program": program})
+
+    def _tell(self, path: str, body: dict[str, Any]) -> None:
+        """Without making the program wait for the answer."""
+        task = asyncio.create_task(self._post(path, body))
+        self._told.add(task)
+        task.add_done_callback(self._told.discard)
+
+    async def _post(self, path: str, body: dict[str, Any]) -> None:
         try:
-            await self._http.post("/end_program", {"program": program})
+            await self._http.post(path, body)
         except RamifyError:
             return  # the server is gone, or will let the leases run out
 
     async def aclose(self) -> None:
-        if self._endings:
-            await asyncio.wait(self._endings)
+        if self._told:
+            await asyncio.wait(self._told)
         await self._http.aclose()
 
     # --- for users ---

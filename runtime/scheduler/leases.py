@@ -42,7 +42,7 @@ class ProgramLeases:
             known = forks.get(fork)
             forks[fork] = prompt if known is None else known[: common_prefix(known, prompt)]
 
-    def awaits(self, program: Program, name: str, branch: str, tools: tuple[str, ...]) -> None:
+    def await_tools(self, program: Program, name: str, branch: str, tools: tuple[str, ...]) -> None:
         """The branch stays away until these tools have returned, which its request could not know."""
         expected = [self._waits.say(program.waits, branch, f"tool {tool}") for tool in tools]
         known = [seconds for seconds in expected if seconds is not None]

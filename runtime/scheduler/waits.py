@@ -51,7 +51,7 @@ class Waits:
         return self.expected(own, kind)
 
     def say(self, own: OwnWaits, branch: str, kind: str) -> float | None:
-        """What a branch that stays away waits for. Returns for how long in all; None: it does not stay away."""
+        """What a branch that stays away waits for. Returns the same; None where it does not stay away."""
         if branch not in own.open:
             return None
         own.open[branch] = (own.open[branch][0], kind)

@@ -25,6 +25,7 @@ from ramify.errors import (
 )
 from ramify.messages import (
     Abort,
+    AwaitTools,
     EndProgram,
     Failed,
     FlushCache,
@@ -203,6 +204,10 @@ class FrontDesk:
     async def flush_cache(self) -> bool:
         """Drop all pages that no running request uses."""
         return bool((await self._ask(FlushCache(rid=self.new_rid()))).flushed)
+
+    async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
+        """See `AwaitTools`."""
+        self._send(AwaitTools(program=program, branch=branch, tools=tools))
 
     async def end_program(self, program: str) -> None:
         self._send(EndProgram(program=program))

@@ -10,8 +10,8 @@ Field names, defaults and the shape of answers are SGLang's (its HTTP server, 0.
   whitespace, any_order, strict}, ``preambles`` [{end, start, max_tokens, optional}], ``program``
   {program, name, lease_s, path, next_use, branch, forks, ended, calls_left}, ``cache_scope``; in
   sampling_params token_healing; in ``meta_info`` kept_ids, tail, forced_tokens, distinct_tokens,
-  evicted_tokens, evicted_by, violations and times; the routes /end_program and, under the key ``ramify`` of
-  /model_info, the `ModelInfo`.
+  evicted_tokens, evicted_by, violations and times; the routes /end_program, /await_tools and, under the
+  key ``ramify`` of /model_info, the `ModelInfo`.
 """
 
 from __future__ import annotations
@@ -167,6 +167,20 @@ async def abort_request(request: Request) -> Response:
     if not rid and not every:
         raise InvalidRequest("rid is missing.", field="rid", remedy="Or set abort_all to true.")
     return json_response({"aborted": desk.abort_all() if every else desk.abort(rid)})
+
+
+@router.post("/await_tools")
+async def await_tools(request: Request) -> Response:
+    fields = await read_fields(request)
+    program: str = fields.take("program", str, "")
+    branch: str = fields.take("branch", str, "")
+    tools: tuple[str, ...] = fields.take("tools", tuple[str, ...], ())
+    fields.refuse_rest()
+    for field, value in (("program", program), ("tools", tools)):
+        if not value:
+            raise InvalidRequest(f"{field} is missing.", field=field)
+    await Service.of(request).desk.await_tools(program, branch, tools)
+    return json_response({"awaited": list(tools)})
 
 
 @router.post("/end_program")

@@ -64,6 +64,7 @@ class FakeDesk:
         self.heartbeat_age_s = 0.25
         self.running: set[str] = set()
         self.requests: list[Generate] = []
+        self.awaited: list[tuple[str, str, tuple[str, ...]]] = []
         self.ended_programs: list[str] = []
         self.flushed = True
         self.looks = 0
@@ -195,6 +196,9 @@ class FakeDesk:
     async def flush_cache(self) -> bool:
         self._seen.clear()
         return self.flushed
+
+    async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
+        self.awaited.append((program, branch, tools))
 
     async def end_program(self, program: str) -> None:
         self.ended_programs.append(program)

@@ -291,6 +291,13 @@ def test_flush_cache(endpoint: SglangEndpoint, desk: FakeDesk, http: httpx.Clien
     assert http.post("/flush_cache").status_code == 400
 
 
+def test_await_tools(http: httpx.Client, desk: FakeDesk) -> None:
+    wait = {"program": "p1", "branch": "b0", "tools": ["search"]}
+    assert http.post("/await_tools", json=wait).status_code == 200
+    assert desk.awaited == [("p1", "b0", ("search",))]
+    assert http.post("/await_tools", json={"program": "p1"}).json()["error"]["param"] == "tools"
+
+
 def test_end_program(http: httpx.Client, desk: FakeDesk) -> None:
     assert http.post("/end_program", json={"program": "p1"}).status_code == 200
     assert desk.ended_programs == ["p1"]
