@@ -10,9 +10,11 @@ repetition has rows of its own, and our caches are emptied before each run (an e
 keeps its own). Seconds are medians. Sums of the medians over all programs stand in the last line.
 
 Beside the seconds: how many times sooner the batch is finished than by the client on our server, and on the
-other endpoint; the requests sent, the prompt tokens computed, the output tokens, the steps of our scheduler
-and its seconds in forward passes; and the share of texts that are those of the client. A select that scores
-its choices may choose another one than a client that has the model write it, and what follows differs then.
+other endpoint; the processor time of all our processes, client and server, which other work on the machine
+does not lengthen as it does the seconds; the requests sent, the prompt tokens computed, the output tokens,
+the steps of our scheduler and its seconds in forward passes; and the share of texts that are those of the
+client. A select that scores its choices may choose another one than a client that has the model write it,
+and what follows differs then.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -45,6 +49,8 @@ class Done:
     """One batch that has finished."""
 
     seconds: float = 0.0
+    processor_s: float = 0.0
+    """Of all processes on this machine that had to do with it."""
     texts: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(variable, text)"""
     requests: int = 0
@@ -168,6 +174,20 @@ def spent(backend: Any) -> tuple[int, float]:
     return stats["steps"], stats["model_s"]
 
 
+def processor_s() -> float:
+    """Processor time of this process and all below it so far, in seconds (Linux: proc(5))."""
+    times: dict[int, tuple[int, int]] = {}  # process → (its parent, ticks)
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            fields = path.read_text().rpartition(")")[2].split()
+            times[int(path.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
+
+    def below(process: int) -> int:
+        return times[process][1] + sum(below(one) for one in times if times[one][0] == process)
+
+    return below(os.getpid()) / os.sysconf("SC_CLK_TCK")
+
+
 def same(one: Done, other: Done) -> float:
     """The share of texts that two batches have in common."""
     return (one.texts & other.texts).total() / max(one.texts.total(), other.texts.total())
@@ -204,7 +224,9 @@ def measure(case: Case, run: Ways, batch: int, repeat: int) -> dict[str, Done]:
         mine = rows[WARM_UP + batch * number :][:batch]
         order = list(run)[number % len(run) :] + list(run)[: number % len(run)]
         for name in order:
+            before = processor_s()
             results[name].append(run[name](case, mine))
+            results[name][-1].processor_s = processor_s() - before
     return {name: sorted(done, key=lambda one: one.seconds)[len(done) // 2] for name, done in results.items()}
 
 
@@ -216,8 +238,9 @@ def line(name: str, found: dict[str, Done]) -> None:
         sooner = [f"{seconds / done.seconds:6.2f}x" for seconds in others]
         agreed = f"{100 * same(done, client):5.0f}%" if done.texts else "      "
         print(
-            f"{name:20} {way:10} {done.seconds:8.2f} {' '.join(sooner)} {done.requests:8} "
-            f"{done.computed_tokens:8} {done.output_tokens:7} {done.steps:6} {done.model_s:7.2f} {agreed}",
+            f"{name:20} {way:10} {done.seconds:8.2f} {' '.join(sooner)} {done.processor_s:8.2f} "
+            f"{done.requests:8} {done.computed_tokens:8} {done.output_tokens:7} {done.steps:6} "
+            f"{done.model_s:7.2f} {agreed}",
             flush=True,
         )
         name = ""
@@ -252,7 +275,7 @@ def main() -> None:
         f"{options.batch} programs at once, medians of {options.repeat}; {options.our_model}, {options.dtype}"
     )
     columns = " client " + (" other  " if options.base_url is not None else "")
-    print(f"{'':31}  seconds {columns}requests computed  output  steps   model   same")
+    print(f"{'':31}  seconds {columns}     cpu requests computed  output  steps   model   same")
     measured = []
     with ways(options) as run:
         for name in options.only:
