@@ -87,6 +87,20 @@ class Linear(Protocol):
     ) -> Tensor: ...
 
 
+class MaskedLinear(Protocol):
+    """See `reference.linear.masked_linear`."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: PackedWeight,
+        mask: Tensor,
+        mask_rows: Tensor,
+        *,
+        out: Tensor | None = None,
+    ) -> Tensor: ...
+
+
 class MatMul(Protocol):
     """See `reference.matmul.matmul`."""
 
@@ -175,6 +189,8 @@ class Ops:
     """None where weights cannot be packed."""
     prefers_packed: bool = False
     """Whether `linear` is faster than torch's product with weights that are not packed."""
+    masked_linear: MaskedLinear | None = None
+    """None where leaving out what masks forbid saves nothing."""
     add_rms_norm: AddRmsNorm | None = None
     silu_mul: SiluMul | None = None
     sampling: SamplingOps | None = None
@@ -206,7 +222,7 @@ def ops(backend: Literal["cpu", "torch", "triton"], *, deterministic: bool = Fal
     """
     if backend == "cpu":
         try:
-            from ramify.kernels.cpu import attention, kv_store, linear, logits, norm, rope
+            from ramify.kernels.cpu import attention, kv_store, linear, linear_masked, logits, norm, rope
         except ImportError as error:
             raise KernelUnavailable(
                 f"the compiled kernels cannot be loaded: {error}. The torch attention backend needs "
@@ -221,6 +237,7 @@ def ops(backend: Literal["cpu", "torch", "triton"], *, deterministic: bool = Fal
             logits.apply_mask,
             linear.row_linear if deterministic else linear.linear,
             prefers_packed=True,
+            masked_linear=linear_masked.row_masked_linear if deterministic else linear_masked.masked_linear,
             deterministic=deterministic,
         )
     if backend == "torch":
@@ -245,6 +262,7 @@ def _torch_ops() -> Ops:
         norm.rms_norm,
         logits.apply_mask,
         linear.linear,
+        masked_linear=linear.masked_linear,
         add_rms_norm=norm.add_rms_norm,
         silu_mul=activation.silu_mul,
         sampling=SamplingOps(

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.kernels.checks import ALL_DTYPES
+from ramify.kernels.checks import ALL_DTYPES, check_linear
+from ramify.kernels.packed import PackedWeight
 
 MOST_LOGPROBS = 512
 """Most likely tokens that `log_probabilities` can be asked for."""
@@ -144,6 +145,21 @@ def check_mask(logits: Tensor, mask: Tensor | None, mask_rows: Tensor | None) ->
         mask_rows.shape != (rows,) or mask_rows.dtype != torch.int32 or not mask_rows.is_contiguous()
     ):
         raise ValueError(f"mask_rows must be contiguous ({rows},) int32.")
+
+
+def check_masked(
+    x: Tensor, weight: PackedWeight, mask: Tensor, mask_rows: Tensor, out: Tensor | None
+) -> Tensor:
+    """Return `out`, or new memory for it; raise ValueError naming the argument that is wrong."""
+    if out is None and x.dim() == 2:
+        out = torch.empty(len(x), weight.results)
+    out = check_linear(x, weight, None, out, add=False)
+    if out.dtype != torch.float32 or weight.gated:
+        raise ValueError(f"out is {out.dtype} and gated {weight.gated}; it must be float32, W not gated.")
+    check_mask(out, mask, mask_rows)
+    if not mask.is_contiguous():
+        raise ValueError("mask must be contiguous.")
+    return out
 
 
 def check_options(logits: Tensor, options: SamplingOptions) -> None:

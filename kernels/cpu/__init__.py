@@ -11,6 +11,7 @@ attention_tile  one share
 linear          products with packed weights, shared out to threads
 linear_items    one share
 linear_tiles    its inner loops
+linear_masked   products of which masks ask for few outputs
 kv_store        writing rows of pages and copying pages
 rope            rotary positions, fused with the write
 norm            RMS normalisation

@@ -8,6 +8,7 @@ from torch import Tensor
 from ramify.kernels.checks import check_linear
 from ramify.kernels.packed import PackedWeight, in_order, unpack
 from ramify.kernels.reference.norm import rms_norm
+from ramify.kernels.sampling import check_masked
 
 
 def linear(
@@ -48,3 +49,27 @@ def linear(
         gate, through = y.chunk(2, dim=-1)
         y = F.silu(gate) * through
     return out.copy_(y + out.float() if add else y)
+
+
+def masked_linear(
+    x: Tensor, weight: PackedWeight, mask: Tensor, mask_rows: Tensor, *, out: Tensor | None = None
+) -> Tensor:
+    """As `linear`, where of some rows only the outputs that a mask allows are wanted.
+
+    What a mask does not allow may be minus infinity instead of the product.
+
+    Parameters
+    ----------
+    weight : not gated
+    mask : (M, ceil(outputs / 32)) int32, contiguous
+        Bit i % 32 of word i // 32 says whether output i is allowed.
+    mask_rows : (T,) int32
+        The row of `mask` for each row of x; below 0 all outputs are wanted.
+    out : (T, outputs) float32, rows contiguous; optional
+
+    Raises
+    ------
+    ValueError
+        Naming the argument whose shape, stride or dtype does not fit.
+    """
+    return linear(x, weight, out=check_masked(x, weight, mask, mask_rows, out))

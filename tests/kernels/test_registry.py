@@ -78,7 +78,7 @@ def test_kernels_for_narrower_vectors(name, features, lanes):
     result = run("from ramify.kernels.cpu.simd import LANES; print(LANES)", **environment)
     assert result.stdout.strip() == str(lanes), result.stderr
     here = Path(__file__).parent
-    names = ("paged_attention", "cpu_cascade", "tiles", "rope_and_norm", "linear")
+    names = ("paged_attention", "cpu_cascade", "tiles", "rope_and_norm", "linear", "masked_linear")
     files = [here / f"test_{name}.py" for name in names]
     code = (
         f"import pytest, sys; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', *{[*map(str, files)]}]))"

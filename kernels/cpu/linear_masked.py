@@ -1,0 +1,192 @@
+"""Products of which a mask asks for few outputs: only their panels are multiplied.
+
+Rows are taken by how many panels their masks touch, fewest first, as long as that makes the whole cheaper:
+they are computed for the panels that any of them touches, the others for all panels. A grammar in the middle
+of a JSON object allows a handful of tokens, so a few panels of the thousands of a language model's head.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+from numba import types
+from torch import Tensor
+
+from ramify.kernels.cpu.compiler import carray, compiled, part, sources
+from ramify.kernels.cpu.linear import multiply_rows, way_for
+from ramify.kernels.cpu.linear_items import ITEM_PANELS, kernel_rows
+from ramify.kernels.cpu.linear_tiles import ROWS
+from ramify.kernels.cpu.simd import as_pointer, i32_at, set_f32, set_i64
+from ramify.kernels.packed import PackedWeight
+from ramify.kernels.sampling import check_masked
+
+READ_ROWS = {"bf16": 8.0, "f32": 8.0, "int8": 3.0, "int4": 2.0}
+"""Reading a panel takes as long as multiplying it with so many rows."""
+MARGIN = 0.9
+"""Leaving out panels must take less than this share of the time of computing all."""
+CALL_PANELS = 40.0
+"""A second call, and finding the panels, cost as much as so many panels for one row: about 5 us."""
+
+
+@part
+def _time(panels, rows, read_rows):  # type: ignore[no-untyped-def]
+    """Of `panels` panels for `rows` rows, in multiplications of one panel with one row."""
+    most = ROWS[-1]
+    padded = rows // most * most
+    if rows > padded:
+        padded += kernel_rows(rows - padded)
+    return panels * max(read_rows, float(padded)) if rows else 0.0
+
+
+def _build_plan(sources: str) -> Any:
+    @compiled(types.int64(*[types.int64] * 8, types.float64, *[types.int64] * 4))
+    def plan(  # type: ignore[no-untyped-def]
+        mask_at, words, mask_rows_at, rows, panels, out, out_row, outputs, read_rows,
+        order_at, union_at, chosen_at, counts_at,
+    ):  # fmt: skip
+        """How many rows leave out panels, and in `counts` how many panels they need.
+
+        `order` becomes the rows: those that do, ascending, then the others. Of the rows that do, all of `out`
+        becomes minus infinity.
+        """
+        sources  # noqa: B018
+        order = carray(as_pointer(order_at), rows, np.int64)
+        counts = carray(as_pointer(counts_at), rows + 1, np.int64)
+        union = carray(as_pointer(union_at), words, np.uint32)
+        chosen = carray(as_pointer(chosen_at), panels + ITEM_PANELS, np.int32)
+        for row in range(rows):
+            which = i32_at(mask_rows_at + 4 * row)
+            needed = panels
+            if which >= 0:
+                mask = carray(as_pointer(mask_at + 4 * words * which), words, np.uint32)
+                needed = 0
+                for word in range(words):
+                    bits = mask[word]
+                    needed += ((bits & np.uint32(0xFFFF)) != 0) + ((bits >> np.uint32(16)) != 0)
+            counts[row] = needed
+            place = row
+            while place > 0 and counts[order[place - 1]] > needed:
+                order[place] = order[place - 1]
+                place -= 1
+            order[place] = row
+        for word in range(words):
+            union[word] = 0
+        least = MARGIN * _time(panels, rows, read_rows)
+        few = 0
+        for place in range(rows):
+            row = order[place]
+            if counts[row] >= MARGIN * panels:
+                break
+            mask = carray(as_pointer(mask_at + 4 * words * i32_at(mask_rows_at + 4 * row)), words, np.uint32)
+            touched = 0
+            for word in range(words):
+                bits = union[word] | mask[word]
+                union[word] = bits
+                touched += ((bits & np.uint32(0xFFFF)) != 0) + ((bits >> np.uint32(16)) != 0)
+            touched = (touched + ITEM_PANELS - 1) // ITEM_PANELS * ITEM_PANELS
+            time = _time(touched, place + 1, read_rows) + _time(panels, rows - place - 1, read_rows)
+            if time + CALL_PANELS < least:
+                least, few = time + CALL_PANELS, place + 1
+        if few == 0:
+            return 0
+        for word in range(words):
+            union[word] = 0
+        for place in range(few):
+            row = order[place]
+            mask = carray(as_pointer(mask_at + 4 * words * i32_at(mask_rows_at + 4 * row)), words, np.uint32)
+            for word in range(words):
+                union[word] |= mask[word]
+            to = out + row * out_row
+            for output in range(outputs):
+                set_f32(to + 4 * output, np.float32(-np.inf))
+        count = 0
+        for word in range(words):
+            bits = union[word]
+            if bits & np.uint32(0xFFFF):
+                chosen[count] = 2 * word
+                count += 1
+            if bits >> np.uint32(16):
+                chosen[count] = 2 * word + 1
+                count += 1
+        while count % ITEM_PANELS:
+            chosen[count] = chosen[count - 1]
+            count += 1
+        order[:few].sort()
+        order[few:].sort()
+        set_i64(counts_at + 8 * rows, count)
+        return few
+
+    return plan
+
+
+_plan = _build_plan(sources())
+
+
+class _Plan(threading.local):
+    """The last plan of each calling thread, and the memory it lies in."""
+
+    def __init__(self) -> None:
+        self.rows = np.empty(0, np.int64)
+        self.counts = np.empty(0, np.int64)
+        self.chosen = np.empty(0, np.int32)
+        self.union = np.empty(0, np.uint32)
+        self.few, self.panels = 0, 0
+
+    def make_room(self, rows: int, panels: int, words: int) -> None:
+        if len(self.counts) <= rows:
+            self.rows, self.counts = np.empty(rows, np.int64), np.empty(rows + 1, np.int64)
+        if len(self.chosen) < panels + ITEM_PANELS or len(self.union) < words:
+            self.chosen, self.union = np.empty(panels + ITEM_PANELS, np.int32), np.empty(words, np.uint32)
+
+
+_last = _Plan()
+
+
+def last_plan() -> tuple[int, int]:
+    """Of this thread's last call, for tests and benchmarks: rows that left out panels, and their panels."""
+    return _last.few, _last.panels
+
+
+def masked_linear(
+    x: Tensor, weight: PackedWeight, mask: Tensor, mask_rows: Tensor, *, out: Tensor | None = None
+) -> Tensor:
+    """As `reference.linear.masked_linear`, whose docstring is the contract."""
+    return _masked(x, weight, mask, mask_rows, out, by_row=False)
+
+
+def row_masked_linear(
+    x: Tensor, weight: PackedWeight, mask: Tensor, mask_rows: Tensor, *, out: Tensor | None = None
+) -> Tensor:
+    """The same, with the bits of `linear.row_linear`."""
+    return _masked(x, weight, mask, mask_rows, out, by_row=True)
+
+
+def _masked(
+    x: Tensor, weight: PackedWeight, mask: Tensor, mask_rows: Tensor, out: Tensor | None, *, by_row: bool
+) -> Tensor:
+    out = check_masked(x, weight, mask, mask_rows, out)
+    rows, panels, words = len(x), len(weight.panels), mask.shape[1]
+    if not rows:
+        return out
+    last = _last
+    last.make_room(rows, panels, words)
+    last.few = _plan(
+        mask.data_ptr(), words, mask_rows.data_ptr(), rows, panels, out.data_ptr(), 4 * out.stride(0),
+        weight.results, READ_ROWS[weight.format],
+        last.rows.ctypes.data, last.union.ctypes.data, last.chosen.ctypes.data, last.counts.ctypes.data,
+    )  # fmt: skip
+    last.panels = int(last.counts[rows]) if last.few else 0
+    # All rows take the way of their number together, so that leaving out panels changes no bit.
+    way = way_for(rows, weight.format, x.dtype, by_row=by_row)
+    if not last.few:
+        multiply_rows(x, weight, None, out, False, way, rows)
+        return out
+    order = last.rows.ctypes.data
+    if last.panels:
+        chosen = (last.chosen.ctypes.data, last.panels)
+        multiply_rows(x, weight, None, out, False, way, last.few, chosen, order)
+    if last.few < rows:
+        multiply_rows(x, weight, None, out, False, way, rows - last.few, rows_at=order + 8 * last.few)
+    return out
