@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -252,7 +255,7 @@ def _arrivals(dice: Dice, per_s: float, seconds: float) -> Iterator[float]:
 
 
 def recorded(paths: Sequence[Path], copies: int, every: float, seed: int) -> Trace:
-    """Runs that were recorded: files of JSON with what ``state.trace.to_dict()`` returned, or a list of such.
+    """Runs that were recorded: JSON files with what ``state.trace.to_dict()`` returned, or lists of it.
 
     A trace has counts of tokens and no tokens. Each request is given as many as it had, of which those that
     it shared with earlier requests of its run (``prompt_tokens - distinct_tokens``) are those of the latest

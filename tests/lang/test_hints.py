@@ -124,11 +124,11 @@ def test_a_turn_of_tool_calls_waits_for_tools():
 
 
 def test_the_runtime_is_told_which_tools_a_branch_waits_for():
-    class Told(rm.ScriptedBackend):
-        told: list[tuple[str, str, tuple[str, ...]]] = []
+    told: list[tuple[str, str, tuple[str, ...]]] = []
 
+    class Told(rm.ScriptedBackend):
         async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
-            self.told.append((program, branch, tools))
+            told.append((program, branch, tools))
 
     @rm.tool
     def add(a: int, b: int) -> int:
@@ -144,7 +144,7 @@ def test_the_runtime_is_told_which_tools_a_branch_waits_for():
     backend = Told([f"\n{call}\n</tool_call>\n<tool_call>\n{call}\n</tool_call>"])
     assert program.run(backend=backend).error() is None
     (request,) = backend.requests
-    assert backend.told == [(request.hint.program, request.hint.branch, ("add",))]
+    assert told == [(request.hint.program, request.hint.branch, ("add",))]
 
 
 def test_only_the_first_of_many_samples_is_gone_on_from():
