@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from ramify.runtime.worker.batch import ForwardBatch
 from ramify.runtime.worker.decode_graphs import DecodeGraphs
 from ramify.runtime.worker.device_sampler import DeviceSampler
 from ramify.runtime.worker.kv_pool import KvPool
-from ramify.runtime.worker.sampler import HostSampler, Sampler
+from ramify.runtime.worker.sampler import HostSampler, Sampler, stacked
 
 
 class Runner:
@@ -29,12 +30,16 @@ class Runner:
         self.device = pool.k.device
         self._ops = ops
         self._attention = attention_of(ops, model.config, pool, cascade=cascade)
+        self.cascades = cascade and ops.planner is not None
+        """Shared prefixes are read once, where that pays."""
         self._graphs: DecodeGraphs | None = None
         # Views of the pool, made once: indexing it costs 2 us, twice a layer in every step.
         self._k_layers, self._v_layers = list(pool.k), list(pool.v)
         model.use_norm(ops.rms_norm)
         if ops.linear is not None:
             model.use_linear(ops.linear)
+        if ops.masked_linear is not None:
+            model.use_masked_linear(ops.masked_linear)
         if ops.silu_mul is not None:
             model.use_activation(ops.silu_mul)
         if ops.matmul is not None:
@@ -87,6 +92,12 @@ class Runner:
         return hidden
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """(R, hidden) → (R, vocab), float32 or, where the device samples, in the model's dtype."""
-        return self.model.logits(hidden)
+    def logits(self, hidden: Tensor, masks: Sequence[np.ndarray | None] = ()) -> Tensor:
+        """(R, hidden) → (R, vocab), float32 or, where the device samples, in the model's dtype.
+
+        masks : for each row, where one is given for any, the (ceil(vocab / 32),) int32 bitmask of the tokens
+            whose logits are of use; the others may be minus infinity. None for all.
+        """
+        if self._ops.masked_linear is None or all(mask is None for mask in masks):
+            return self.model.logits(hidden)
+        return self.model.masked_logits(hidden, *stacked(masks))

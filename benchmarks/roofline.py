@@ -1,0 +1,74 @@
+"""What a pass must read and compute at the least, and what a device reads and computes at the most."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from ramify.runtime.model.config import ModelConfig
+from ramify.runtime.model.decoder import Model
+from ramify.runtime.model.layers import Linear
+
+CPU_COPY_BYTES = 1 << 28
+CPU_PRODUCT = 1024
+
+
+def weight_bytes(model: Model) -> int:
+    """Bytes of weights that every pass with logits reads: all but the embedding, of which it reads rows."""
+    total = sum(_size(parameter) for parameter in model.parameters())
+    if not model.config.tie_embeddings or model.packed_head is not None:
+        total -= _size(model.embedding)
+    packed = [part for module in model.modules() if isinstance(module, Linear) for part in module.packed]
+    if model.packed_head is not None:
+        packed.append(model.packed_head)
+    return total + sum(_size(part.panels) + _size(part.scales) for part in packed)
+
+
+def kv_bytes(config: ModelConfig, positions: int, dtype: torch.dtype) -> int:
+    """Bytes of the keys and values of so many positions, in all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize * positions
+
+
+def prefill_flop(config: ModelConfig, tokens: int) -> int:
+    """Operations of the matrix units for a prompt: products with the layers' weights, and causal attention.
+
+    The head is left out: it is multiplied with one token.
+    """
+    queries = config.num_heads * config.head_dim
+    keys = config.num_kv_heads * config.head_dim
+    hidden = config.hidden_size
+    weights = hidden * (queries + 2 * keys) + queries * hidden + 3 * hidden * config.intermediate_size
+    pairs = tokens * (tokens + 1) // 2
+    return config.num_layers * (2 * weights * tokens + 4 * queries * pairs)
+
+
+def ceilings(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
+    """Bytes a second of a large copy, read plus written, and FLOP/s of a large product in `dtype`."""
+    if device.type == "cuda":
+        from benchmarks import gpu_timing
+
+        found = gpu_timing.ceilings(gpu_timing.Timer())
+        torch.cuda.empty_cache()
+        return found
+    source = torch.zeros(CPU_COPY_BYTES, dtype=torch.int8)
+    target = torch.ones_like(source)
+    a = torch.randn(CPU_PRODUCT, CPU_PRODUCT).to(dtype)
+    copy = _best(lambda: target.copy_(source))
+    product = _best(lambda: a @ a)
+    return 2 * CPU_COPY_BYTES / copy, 2 * CPU_PRODUCT**3 / product
+
+
+def _best(call: Callable[[], object], times: int = 5) -> float:
+    taken = []
+    for _ in range(times):
+        began = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - began)
+    return min(taken)
+
+
+def _size(tensor: torch.Tensor | nn.Parameter) -> int:
+    return tensor.numel() * tensor.element_size()
