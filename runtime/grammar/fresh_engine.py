@@ -15,7 +15,6 @@ from ramify.runtime.grammar.frame_engine import FINISHED, FrameGrammar
 from ramify.runtime.grammar.frame_fresh import ENDLESS_WORDS, surcharge
 from ramify.runtime.grammar.frame_stack import Entry
 from ramify.runtime.grammar.frames import FreshItems
-from ramify.runtime.grammar.matcher import single_token
 
 Used = frozenset[bytes]
 NOTHING_USED: Used = frozenset()
@@ -262,13 +261,6 @@ class FreshMatcher:
         length = len(step.item.said)
         pieces = {text[length:end] for text in step.item.alike for end in range(length + 1, len(text) + 1)}
         return [token for piece in pieces for token in ids.get(piece, ())]
-
-    def forced_token(self) -> int | None:
-        if self.finished:
-            return None
-        row = np.empty_like(self._grammar.stop_bits)
-        self.fill_mask(row)
-        return single_token(row)
 
     def forced_bytes(self) -> bytes:
         return b"" if self.finished else self._grammar.forced(self._step.state, self._step.stack)

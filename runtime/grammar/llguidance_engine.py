@@ -14,7 +14,7 @@ import llguidance
 import numpy as np
 
 from ramify.errors import EngineError, InvalidConstraint
-from ramify.runtime.grammar.matcher import Matcher, mask_words, single_token
+from ramify.runtime.grammar.matcher import Matcher, mask_words
 from ramify.runtime.grammar.prefix_matcher import PrefixMatcher, fewest_tokens
 from ramify.runtime.grammar.vocabulary import Vocabulary
 
@@ -184,11 +184,6 @@ class LarkMatcher:
 
     def completion(self) -> list[int] | None:
         return None
-
-    def forced_token(self) -> int | None:
-        row = np.zeros(mask_words(self._vocabulary.size), np.int32)
-        self.fill_mask(row)
-        return single_token(row)
 
     def forced_bytes(self) -> bytes:
         if self._finished or self.complete:

@@ -47,10 +47,6 @@ class Matcher(Protocol):
         least. None if the engine cannot say."""
         ...
 
-    def forced_token(self) -> int | None:
-        """The next token, if the mask leaves one alone."""
-        ...
-
     def forced_bytes(self) -> bytes:
         """Bytes that must come next, whatever their tokens; empty where there is a choice or an end. A
         character may be cut at the end."""

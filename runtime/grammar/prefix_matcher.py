@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ramify.runtime.grammar.matcher import Matcher, mask_words, single_token
+from ramify.runtime.grammar.matcher import Matcher
 from ramify.runtime.grammar.token_trie import token_trie
 from ramify.runtime.grammar.vocabulary import Vocabulary
 
@@ -109,10 +109,6 @@ class PrefixMatcher:
         needed = self._inner.completion_tokens or 0
         self._inner.rollback(1)
         return budget is None or needed < budget
-
-    def forced_token(self) -> int | None:
-        row = np.empty(mask_words(self._vocabulary.size), np.int32)
-        return single_token(row) if self.fill_mask(row) else None
 
     def forced_bytes(self) -> bytes:
         return self._steps[-1].rest + self._inner.forced_bytes()

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ramify.messages import Preamble
-from ramify.runtime.grammar.matcher import Matcher, mask_words, single_token
+from ramify.runtime.grammar.matcher import Matcher, mask_words
 from ramify.runtime.grammar.prefix_matcher import PrefixMatcher, fewest_tokens, tokens_beginning_with
 from ramify.runtime.grammar.token_trie import token_trie
 from ramify.runtime.grammar.vocabulary import Vocabulary
@@ -68,9 +68,6 @@ class FreeMatcher:
 
     def completion(self) -> list[int]:
         return []
-
-    def forced_token(self) -> int | None:
-        return None
 
     def forced_bytes(self) -> bytes:
         return b""
@@ -164,10 +161,6 @@ class PreambleMatcher:
         if self.complete:
             _set(row, end.vocabulary.stop_ids, True)
         return True
-
-    def forced_token(self) -> int | None:
-        row = np.zeros(mask_words(self._end.vocabulary.size), np.int32)
-        return single_token(row) if self.fill_mask(row) else None
 
     def forced_bytes(self) -> bytes:
         if self._inner is not None:
