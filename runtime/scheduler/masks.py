@@ -21,9 +21,8 @@ class MaskFiller:
     def begin(self, requests: Sequence[Request]) -> None:
         """Fill the masks of those that are constrained; their matchers are not to be touched until `wait`."""
         self._errors.clear()
-        wanted = [request for request in requests if request.constrained is not None]
-        if wanted:
-            self._filling = self._thread.submit(self._fill, wanted)
+        if any(request.constrained is not None for request in requests):
+            self._filling = self._thread.submit(self._fill, requests)
 
     def wait(self) -> None:
         if self._filling is not None:
@@ -32,7 +31,7 @@ class MaskFiller:
 
     def fill_now(self, requests: Sequence[Request]) -> None:
         self._errors.clear()
-        self._fill([request for request in requests if request.constrained is not None])
+        self._fill(requests)
 
     def error(self, request: Request) -> RamifyError | None:
         """Why the mask of `request` could not be filled."""
@@ -40,7 +39,8 @@ class MaskFiller:
 
     def _fill(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            assert request.constrained is not None
+            if request.constrained is None:
+                continue
             try:
                 # The end of a prompt that is being healed may stay as it is, and costs no token then.
                 request.constrained.fill(request.budget_left, may_be_empty=request.healing is not None)
