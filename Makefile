@@ -23,6 +23,7 @@ check: $(VENV)/.dev  ## lint, formatting and types
 
 docs: $(VENV)/.dev  ## rewrite the generated parts of the documentation
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/json_schema_table.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

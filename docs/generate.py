@@ -6,8 +6,9 @@ With ``--check`` it only says whether they are up to date.
 from __future__ import annotations
 
 import ast
-import sys
 from pathlib import Path
+
+import generated_part
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
@@ -38,20 +39,5 @@ def first_line(path: Path) -> str:
     return docstring.split("\n")[0]
 
 
-def updated(page: str) -> str:
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + BEGIN + table() + END + after
-
-
-def main() -> int:
-    page = PAGE.read_text()
-    wanted = updated(page)
-    if "--check" in sys.argv[1:]:
-        return int(page != wanted)
-    PAGE.write_text(wanted)
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(generated_part.main(PAGE, BEGIN, END, table()))

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import generated_part
+
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
@@ -33,14 +35,12 @@ from tests.grammar.vocabularies import tiny, tokenise  # noqa: E402
 PAGE = ROOT / "docs" / "json-schema.md"
 BEGIN = "<!-- keywords: written by `python docs/json_schema_table.py` from a run of the tests' schemas -->\n"
 END = "<!-- /keywords -->"
-ENGINES = {"frames": "own", "xgrammar": "XGrammar"}
 
 
 class Tried(NamedTuple):
     """A schema that was compiled, and how many of its instances went through or did not, as they must."""
 
     keywords: frozenset[str]
-    engine: str
     right: int
     wrong: int
 
@@ -50,17 +50,17 @@ def trials() -> Iterator[Tried]:
     known += [(case.schema, *case.instances) for case in suite.cases()]
     for schema, valid, invalid in known:
         try:
-            engine, payload = compile_constraint(constraint.json_schema(schema), tiny())
+            compiled = compile_constraint(constraint.json_schema(schema), tiny())
         except InvalidConstraint:
             continue
-        grammar = load_grammar(engine, payload, tiny())
+        grammar = load_grammar(*compiled, tiny())
         counts = [0, 0]
         for wanted, instances in ((True, valid), (False, invalid)):
             for instance in instances:
                 matcher = grammar.matcher()
                 tokens = tokenise(in_schema_order(schema, instance), tiny())
                 counts[(all(map(matcher.accept, tokens)) and matcher.complete) != wanted] += 1
-        yield Tried(frozenset(keywords_of(schema)), engine, *counts)
+        yield Tried(frozenset(keywords_of(schema)), *counts)
 
 
 def keywords_of(schema: Any) -> Iterator[str]:
@@ -100,8 +100,8 @@ def table() -> str:
     tried = list(trials())
     refused = refusals()
     lines = [
-        "| keyword | | engine | schemas | instances | refused, or checked afterwards |",
-        "| --- " * 6 + "|",
+        "| keyword | | schemas | instances | refused, or checked afterwards |",
+        "| --- " * 5 + "|",
     ]
     for keyword in sorted(KEYWORDS, key=str.lower):
         own = [trial for trial in tried if keyword in trial.keywords]
@@ -109,28 +109,12 @@ def table() -> str:
         status = "enforced" if own and not wrong else f"{wrong} wrong" if own else "not tried"
         if status == "enforced" and keyword in refused:
             status = "in part"
-        engines = ", ".join(sorted({ENGINES[trial.engine] for trial in own}))
         right = sum(trial.right for trial in own)
         reasons = " ".join(refused.get(keyword, ["-"]))
-        lines.append(f"| `{keyword}` | {status} | {engines} | {len(own)} | {right} | {reasons} |")
+        lines.append(f"| `{keyword}` | {status} | {len(own)} | {right} | {reasons} |")
     formats = ", ".join(f"`{name}`" for name in FORMATS)
     return "\n" + "\n".join(lines) + f"\n\nFormats: {formats}.\n\n"
 
 
-def updated(page: str) -> str:
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + BEGIN + table() + END + after
-
-
-def main() -> int:
-    page = PAGE.read_text()
-    wanted = updated(page)
-    if "--check" in sys.argv[1:]:
-        return int(page != wanted)
-    PAGE.write_text(wanted)
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(generated_part.main(PAGE, BEGIN, END, table()))
