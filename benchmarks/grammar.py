@@ -129,7 +129,7 @@ class XGrammar:
     def __init__(self, vocabulary: Vocabulary) -> None:
         import xgrammar
 
-        from ramify.runtime.grammar.xgrammar_engine import tokenizer_info
+        from tests.grammar.xgrammar_oracle import tokenizer_info
 
         self._matcher = xgrammar.GrammarMatcher
         self._compiler = xgrammar.GrammarCompiler(

@@ -25,9 +25,12 @@ from ramify.runtime.grammar.positions import Positions, TooLarge, holds_fresh
 from ramify.runtime.grammar.token_trie import token_trie
 from ramify.runtime.grammar.vocabulary import Vocabulary
 
-MAX_STATES = 70_000
+MAX_STATES = 100_000
 """Most states, over characters, of a grammar: a few seconds to build, and ten megabytes. Counting the
 characters of a string of up to n of them takes n states."""
+
+MAX_UNCALLED_STATES = 250_000
+"""The same where no rule calls itself, and nothing else can be tried: a text of so many characters."""
 
 CALLED_SIZE = 8
 CALLED_SAVING = 24
@@ -35,15 +38,37 @@ CALLED_SAVING = 24
 
 
 def compile_rules(
-    rules: Mapping[str, Expression], vocabulary: Vocabulary, most_states: int = MAX_STATES
+    rules: Mapping[str, Expression],
+    vocabulary: Vocabulary,
+    most_states: int = MAX_STATES,
+    *,
+    forks: bool = False,
 ) -> Frames:
     """The automaton of the rule ``root`` over the bytes that `vocabulary` can spell.
 
     Raises `TooLarge` where `rules` have no deterministic automaton of at most `most_states` states over
-    characters, `InvalidConstraint` where no text that can be spelled satisfies them.
+    characters (with `forks`: none at all that is so small), `InvalidConstraint` where no text that can be
+    spelled satisfies them.
     """
     with _without_collecting():
-        return _compiled(rules, vocabulary, most_states)
+        return _compiled(rules, vocabulary, most_states, forks)
+
+
+def compile_grammar(rules: Mapping[str, Expression], vocabulary: Vocabulary) -> Frames:
+    """A deterministic automaton, or where there is none one that forks. Raises as `compile_rules` does, and
+    `InvalidConstraint` where one with a `Fresh` would have to fork."""
+    _, recursive = called_rules(rules)
+    try:
+        return compile_rules(rules, vocabulary, MAX_STATES if recursive else MAX_UNCALLED_STATES)
+    except TooLarge:
+        if any(map(holds_fresh, rules.values())):
+            raise InvalidConstraint(
+                "Texts that must differ cannot be told from what else may come there.",
+                remedy="Leave uniqueItems out, or make the options that hold it begin differently.",
+            ) from None
+        if not recursive:
+            raise
+    return compile_rules(rules, vocabulary, forks=True)
 
 
 @contextmanager
@@ -59,16 +84,18 @@ def _without_collecting() -> Iterator[None]:
             gc.enable()
 
 
-def _compiled(rules: Mapping[str, Expression], vocabulary: Vocabulary, most_states: int) -> Frames:
+def _compiled(
+    rules: Mapping[str, Expression], vocabulary: Vocabulary, most_states: int, forks: bool
+) -> Frames:
     positions = Positions(rules, *called_rules(rules))
-    edges = frame_bytes.to_bytes(States(positions, ROOT, most_states), vocabulary.spelled_bytes)
+    edges = frame_bytes.to_bytes(States(positions, ROOT, most_states, forks), vocabulary.spelled_bytes)
     length, _ = frame_costs.shortest(edges.offsets, edges.target, edges.push, edges.final)
     if length[0] >= frame_costs.UNREACHABLE:
         raise InvalidConstraint("No text that this model's tokenizer can spell satisfies the constraint.")
-    return _finished(frame_pruning.pruned(edges, length), vocabulary)
+    return _finished(frame_pruning.pruned(edges, length), vocabulary, forks)
 
 
-def _finished(edges: frame_bytes.Edges, vocabulary: Vocabulary) -> Frames:
+def _finished(edges: frame_bytes.Edges, vocabulary: Vocabulary, forks: bool) -> Frames:
     length, best = frame_costs.shortest(edges.offsets, edges.target, edges.push, edges.final)
     cost, token = token_trie(vocabulary).completions(edges, length, best)
     before_fresh = np.zeros(len(cost), np.bool_)
@@ -96,7 +123,7 @@ def _finished(edges: frame_bytes.Edges, vocabulary: Vocabulary) -> Frames:
         "fresh": edges.fresh,
         "before_fresh": before_fresh,
     }
-    return Frames(arrays, _most_pushed(edges), items)
+    return Frames(arrays, _most_pushed(edges), items, forks)
 
 
 def _most_pushed(edges: frame_bytes.Edges) -> int:

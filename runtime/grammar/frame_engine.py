@@ -12,7 +12,7 @@ import numpy as np
 
 from ramify.runtime.grammar.frame_stack import Entry, FrameLists, states_of
 from ramify.runtime.grammar.frames import Frames
-from ramify.runtime.grammar.matcher import Matcher, mask_words, single_token
+from ramify.runtime.grammar.matcher import Matcher, mask_words
 from ramify.runtime.grammar.prefix_matcher import PrefixMatcher, fewest_tokens
 from ramify.runtime.grammar.token_trie import NO_LIMIT, token_trie
 from ramify.runtime.grammar.vocabulary import Vocabulary
@@ -68,6 +68,11 @@ class FrameGrammar:
         self.nbytes = self.frames.nbytes + masks * 4 * self._words
 
     def matcher(self, prefix: bytes = b"") -> Matcher:
+        if self.frames.forks:
+            from ramify.runtime.grammar.forking_engine import ForkingMatcher
+
+            forking = ForkingMatcher.begin(self)
+            return PrefixMatcher(forking, prefix, self.vocabulary) if prefix else forking
         if self.frames.items is not None:
             from ramify.runtime.grammar.fresh_engine import FreshMatcher
 
@@ -308,14 +313,6 @@ class FrameMatcher:
     def _cost_after_lead(self) -> int:
         step = self._step
         return self._grammar.lists.cost[step.state] + (step.stack.cost if step.stack else 0)
-
-    def forced_token(self) -> int | None:
-        step = self._step
-        if step.state == FINISHED:
-            return None
-        row = np.empty_like(self._grammar.stop_bits)
-        self.fill_mask(row)
-        return single_token(row)
 
     def forced_bytes(self) -> bytes:
         step = self._step

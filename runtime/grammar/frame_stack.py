@@ -12,7 +12,7 @@ from ramify.runtime.grammar.frames import Frames
 class Entry:
     """A state to return to, on top of others; immutable, shared by all that went on from it."""
 
-    __slots__ = ("complete", "cost", "height", "parent", "state")
+    __slots__ = ("__weakref__", "complete", "cost", "height", "parent", "state")
 
     def __init__(self, state: int, parent: Entry | None, frames: FrameLists) -> None:
         self.state = state

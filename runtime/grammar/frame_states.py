@@ -4,13 +4,14 @@ A state is a set of positions. Where the characters that a called rule begins wi
 else, there is a call: the rule is read from its own start state, and then the state of what follows.
 Elsewhere the rule is unfolded: read in its caller's place, one level of calls deep. A rule ends where a
 character comes that it cannot go on with; where it could go on with what follows it, it is unfolded as
-well. So there is never a choice: one state and one stack at a time.
+well. So there is never a choice: one state and one stack at a time. With `forks` recursive rules are always
+called, and there may be a choice.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from ramify.runtime.grammar.expression import Ranges, normal_ranges
@@ -49,13 +50,15 @@ class States:
     Raises `TooLarge` beyond `most_states`.
     """
 
-    def __init__(self, positions: Positions, root: str, most_states: int) -> None:
+    def __init__(self, positions: Positions, root: str, most_states: int, forks: bool = False) -> None:
         self._positions = positions
+        self._forked = positions.recursive if forks else frozenset()
         self._most_states = most_states
         self._positions_left = MOST_POSITIONS + POSITIONS_PER_STATE * most_states
         self._number: dict[frozenset[int], int] = {}
         self._keys: list[frozenset[int]] = []
         self._unfold: dict[int, set[str]] = {}
+        self._expanded: set[int] = set()
         self.edges: list[list[CharEdge]] = []
         self.calls: list[list[CallEdge]] = []
         self.final: list[bool] = []
@@ -85,12 +88,14 @@ class States:
 
     def _expand_from(self, state: int) -> None:
         while state < len(self._keys):
-            self._expand(state)
+            if state not in self._expanded:
+                self._expand(state)
             state += 1
 
     # --- edges ------------------------------------------------------------------------------------
 
     def _expand(self, state: int) -> None:
+        self._expanded.add(state)
         key = self._keys[state]
         table = self._positions.table
         if len(key) == 1:
@@ -99,7 +104,7 @@ class States:
             if position.text:
                 self.edges[state] = [self._text_edge(number, position)]
                 return
-        parts, calls = self._without_conflicts(state, key)
+        parts, calls, linked = self._without_conflicts(state, key)
         self.calls[state] = [
             CallEdge(
                 self._positions.first(rule),
@@ -109,7 +114,14 @@ class States:
             )
             for rule, afters in calls.items()
         ]
-        self.edges[state] = self._char_edges(parts)
+        self.edges[state] = self._char_edges(parts, linked)
+
+    def _linked_state(self, key: frozenset[int]) -> int | None:
+        """The state of `key`, if it leads on by characters alone."""
+        state = self._state(key)
+        if state not in self._expanded:
+            self._expand(state)
+        return None if self.calls[state] else state
 
     def _after_call(self, rule: str, afters: list[int]) -> frozenset[int]:
         after = self._positions.union([self._positions.closure(after) for after in afters])
@@ -120,22 +132,33 @@ class States:
         target = self._state(self._positions.after_char(number))
         return CharEdge(1 << char, (), target) if char < 0x80 else CharEdge(0, ((char, char),), target)
 
-    def _without_conflicts(self, state: int, key: frozenset[int]) -> tuple[list[int], dict[str, list[int]]]:
+    def _without_conflicts(
+        self, state: int, key: frozenset[int]
+    ) -> tuple[list[int], dict[str, list[int]], dict[int, None]]:
         """The positions of characters in `key`, and its calls, by rule the continuations after them, those
-        unfolded that are not told apart by their first bytes."""
+        unfolded that are not told apart by their first bytes. And states whose edges are to be joined with
+        those: they are what is linked."""
         table = self._positions.table
         always = self._unfold.get(state, ())
         parts: dict[int, None] = {}
         calls: dict[str, list[int]] = {}
+        linked: dict[int, None] = {}
         first = 0
         pending = list(key)
         for _ in range(MOST_UNFOLDED):
             self._positions_left -= len(pending)
             if self._positions_left < 0:
                 break
-            for number in pending:
+            for number in pending:  # grows while it is read
                 position = table[number]
-                if position.rule:
+                if position.linked is not None:
+                    beside = self._linked_state(position.linked)
+                    if beside is None:
+                        pending += position.linked
+                    elif beside not in linked:
+                        linked[beside] = None
+                        first |= self._first(beside)
+                elif position.rule:
                     known = calls.setdefault(position.rule, [])
                     if position.after not in known:
                         known.append(position.after)
@@ -143,15 +166,19 @@ class States:
                     parts[number] = None
                     first |= _first_of(position)
             if not calls:
-                return list(parts), calls
+                return list(parts), calls, linked
             once, twice = first, 0
             for rule in calls:
                 mask = self._positions.first(rule)
                 twice |= once & mask
                 once |= mask
-            doubtful = [rule for rule in calls if rule in always or twice & self._positions.first(rule)]
+            doubtful = [
+                rule
+                for rule in calls
+                if rule not in self._forked and (rule in always or twice & self._positions.first(rule))
+            ]
             if not doubtful:
-                return list(parts), calls
+                return list(parts), calls, linked
             pending = [
                 number
                 for rule in doubtful
@@ -160,8 +187,9 @@ class States:
             ]
         raise TooLarge
 
-    def _char_edges(self, parts: list[int]) -> list[CharEdge]:
-        """What comes after each character of the positions `parts`, of none of them a call."""
+    def _char_edges(self, parts: list[int], linked: Collection[int]) -> list[CharEdge]:
+        """What comes after each character of the positions `parts`, of none of them a call, and of the
+        states `linked`."""
         positions = self._positions
         ascii_parts: list[tuple[int, frozenset[int]]] = []
         high_parts: list[tuple[Ranges, frozenset[int]]] = []
@@ -180,6 +208,14 @@ class States:
             (((char, char),), positions.union(afters)) for char, afters in letters.items() if char >= 0x80
         ]
         ascii_classes = [(1 << char, afters) for char, afters in letters.items() if char < 0x80]
+        if linked:
+            ascii_parts += [(mask, positions.union(afters)) for mask, afters in ascii_classes]
+            edges = [[(edge, positions.linked(self._keys[edge.target])) for edge in self.edges[beside]]
+                     for beside in linked]  # fmt: skip
+            # The many edges of a linked state are disjoint already.
+            ascii_classes = [(edge.ascii, [after]) for edge, after in edges[0] if edge.ascii]
+            ascii_parts += [(edge.ascii, after) for row in edges[1:] for edge, after in row if edge.ascii]
+            high_parts += [(edge.high, after) for row in edges for edge, after in row if edge.high]
         return self._joined_edges(_refined(ascii_classes, ascii_parts), _swept(high_parts))
 
     def _joined_edges(
@@ -210,7 +246,7 @@ class States:
             (state, call.rule)
             for state, calls in enumerate(self.calls)
             for call in calls
-            if going_on.get(call.start, 0) & self._first(call.after)
+            if call.rule not in self._forked and going_on.get(call.start, 0) & self._first(call.after)
         ]
 
     def _going_on(self) -> dict[int, int]:

@@ -8,6 +8,9 @@ negative, the byte is read from state ``~target[e]`` on. Where a state has no ed
 final, the state on top of the stack is popped and the byte is read from there on; nowhere could both be
 done, so there is never a choice. From every state the end can be reached.
 
+Where `forks` is set, edges overlap and a final state may have an edge for the same byte: all of these are
+ways to read on, and a text may have several configurations.
+
 What else is known of each state: `run`, `run_kind` and `run_cost` are for whole groups of tokens
 (`frame_runs`), `cost` and `token` for the shortest completion (`frame_costs`).
 """
@@ -73,12 +76,17 @@ class Frames:
     before_fresh: np.ndarray
 
     def __init__(
-        self, arrays: dict[str, np.ndarray], most_pushed: int, items: FreshItems | None = None
+        self,
+        arrays: dict[str, np.ndarray],
+        most_pushed: int,
+        items: FreshItems | None = None,
+        forks: bool = False,
     ) -> None:
         for name, _ in self.FIELDS:
             setattr(self, name, arrays[name])
         self.most_pushed = most_pushed
         self.items = items
+        self.forks = forks
 
     @property
     def states(self) -> int:
@@ -90,18 +98,19 @@ class Frames:
 
     def to_bytes(self) -> bytes:
         packed = [getattr(self, name).astype(kind, copy=False).tobytes() for name, kind in self.FIELDS]
-        return msgspec.msgpack.encode(_Packed(packed, self.most_pushed, self.items))
+        return msgspec.msgpack.encode(_Packed(packed, self.most_pushed, self.items, self.forks))
 
     @staticmethod
     def from_bytes(data: bytes) -> Frames:
-        packed, most_pushed, items = msgspec.structs.astuple(msgspec.msgpack.decode(data, type=_Packed))
+        packed, *others = msgspec.structs.astuple(msgspec.msgpack.decode(data, type=_Packed))
         arrays: dict[str, np.ndarray] = {
             name: np.frombuffer(raw, kind) for (name, kind), raw in zip(Frames.FIELDS, packed, strict=True)
         }
-        return Frames(arrays, most_pushed, items)
+        return Frames(arrays, *others)
 
 
 class _Packed(msgspec.Struct, array_like=True):
     arrays: list[bytes]
     most_pushed: int
     items: FreshItems | None
+    forks: bool

@@ -1,9 +1,8 @@
 """Which engine serves which constraint: the one that enforces it exactly, then the faster one.
 
     regex, choices                  frames
-    json_schema, json_object        rules of our own making (`schema_grammar`, `gbnf`, `structural_tag`):
-    ebnf, structural_tag            frames; else xgrammar, where they have no deterministic automaton or too
-                                    large a one
+    json_schema, json_object        frames, from rules (`schema_grammar`, `gbnf`, `structural_tag`); where
+    ebnf, structural_tag            these have no deterministic automaton, one that forks
     lark                            llguidance
 
 What comes out of `compile_constraint` is bytes for `load_grammar` in another process.
@@ -17,12 +16,13 @@ from types import ModuleType
 from ramify.constraint import Constraint, Kind
 from ramify.errors import InvalidConstraint
 from ramify.runtime.grammar import regex_syntax
-from ramify.runtime.grammar.ebnf import ROOT, write_grammar
+from ramify.runtime.grammar.ebnf import ROOT
 from ramify.runtime.grammar.expression import Expression, alt, size, text
-from ramify.runtime.grammar.frame_compiler import MAX_STATES, compile_rules
+from ramify.runtime.grammar.frame_compiler import MAX_STATES, compile_grammar, compile_rules
 from ramify.runtime.grammar.frame_engine import FrameGrammar
 from ramify.runtime.grammar.gbnf import grammar_rules
 from ramify.runtime.grammar.json_text import parse_json
+from ramify.runtime.grammar.left_recursion import without_left_recursion
 from ramify.runtime.grammar.matcher import Grammar
 from ramify.runtime.grammar.positions import TooLarge
 from ramify.runtime.grammar.schema_grammar import Options, schema_rules
@@ -61,19 +61,13 @@ def prepare(vocabulary: Vocabulary) -> None:
     token_trie(vocabulary)
 
 
-def prepare_xgrammar(vocabulary: Vocabulary) -> None:
-    """Do now what the first context-free grammar would otherwise wait for.
-
-    Importing XGrammar takes 0.7 s where torch is loaded and 2 s where it is not, and most constraints are
-    regular: a process does this when it is idle, not at its start.
-    """
-    _xgrammar().tokenizer_info(vocabulary)
+def prepare_lark(vocabulary: Vocabulary) -> None:
+    """Do now what the first Lark grammar would otherwise wait for (0.1 s at 49k tokens)."""
+    if vocabulary.stop_ids:
+        _llguidance().tokenizer(vocabulary)
 
 
-def _xgrammar() -> ModuleType:
-    from ramify.runtime.grammar import xgrammar_engine
-
-    return xgrammar_engine
+prepare_xgrammar = prepare_lark
 
 
 def _llguidance() -> ModuleType:
@@ -130,13 +124,16 @@ def _json(constraint: Constraint, vocabulary: Vocabulary) -> Compiled:
 
 def _rules(rules: Mapping[str, Expression], vocabulary: Vocabulary) -> Compiled:
     try:
-        return "frames", compile_rules(rules, vocabulary).to_bytes()
+        return "frames", compile_grammar(rules, vocabulary).to_bytes()
     except TooLarge:
-        return "xgrammar", _xgrammar().compile_ebnf(write_grammar(rules), vocabulary)
+        raise InvalidConstraint(
+            "The constraint has too many states with its repetitions written out.",
+            remedy="Use fewer or smaller repetitions, and fewer alternatives that begin alike.",
+        ) from None
 
 
 def _ebnf(source: str, vocabulary: Vocabulary) -> Compiled:
-    return _rules(grammar_rules(source), vocabulary)
+    return _rules(without_left_recursion(grammar_rules(source)), vocabulary)
 
 
 def _structural_tag(source: str, vocabulary: Vocabulary) -> Compiled:
@@ -157,6 +154,5 @@ _COMPILERS: dict[Kind, Callable[[str, Vocabulary], Compiled]] = {
 
 _LOADERS: dict[str, Callable[[bytes, Vocabulary], Grammar]] = {
     "frames": FrameGrammar,
-    "xgrammar": lambda payload, vocabulary: _xgrammar().XGrammarGrammar(payload, vocabulary),
     "llguidance": lambda payload, vocabulary: _llguidance().LarkGrammar(payload, vocabulary),
 }

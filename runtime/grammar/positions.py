@@ -40,6 +40,11 @@ SHARED_COUNT = 4
 SHARED_SIZE = 6
 """An option that is repeated so often and is so large is called, so that its states are there once."""
 
+LINKED = 8
+LINKING_RULES = 64
+"""Where so many rules may be empty, sets of positions are linked from that size on, not copied: of thousands
+of optional parts, each is followed by all those after it."""
+
 JOINED_TEXT = 64
 """Ends of texts up to this length are the same position where they are equal."""
 
@@ -50,6 +55,8 @@ FACTORED_LENGTH = 4
 MAX_DEPTH = 10
 """Recursive rules are unfolded so deep in each other. Where that does not end, two of them are read at the
 same time, and a stack for each would be needed."""
+
+_ENDS = frozenset([END, MARK])
 
 NON_ASCII = ((0x80, 0xD7FF), (0xE000, 0x10FFFF))
 
@@ -72,13 +79,15 @@ class CharSet(NamedTuple):
 
 
 class Position(NamedTuple):
-    """One of `chars`, `text` from `at` on, and `rule`; then `after`, the number of a continuation."""
+    """One of `chars`, `text` from `at` on, and `rule`; then `after`, the number of a continuation. Or all
+    those in `linked`."""
 
     chars: CharSet | None
     text: str
     at: int
     rule: str
     after: int
+    linked: frozenset[int] | None = None
 
 
 @lru_cache(maxsize=8192)
@@ -121,7 +130,7 @@ class Positions:
     ) -> None:
         self.rules = dict(rules)
         self._called = set(called)
-        self._recursive = frozenset(recursive)
+        self.recursive = frozenset(recursive)
         self._nullable_rules = nullable_rules(rules)
         self._nullable: dict[Expression, bool] = {}
         self._continuations: list[tuple[Expression, int]] = [(EMPTY, END)]
@@ -129,6 +138,9 @@ class Positions:
         self._continuation_number: dict[tuple[Expression, int], int] = {}
         self._split_number: dict[frozenset[int], int] = {}
         self._closures: dict[int, frozenset[int]] = {END: frozenset([END])}
+        self._closing: set[int] = set()
+        self._linking = len(self._nullable_rules) >= LINKING_RULES
+        self._link_number: dict[frozenset[int], int] = {}
         self.table: list[Position] = [Position(None, "", 0, "", END)] * 2
         self._position_number: dict[tuple[object, int, int], int] = {}
         self._first: dict[str, int] = {}
@@ -145,7 +157,7 @@ class Positions:
         """Where a text of `rule` that is not empty begins, read in its caller's place."""
         if rule in self.fresh or rule in self._holders:
             raise TooLarge
-        if rule in self._recursive:
+        if rule in self.recursive:
             before = self._depth[after]
             after = self._continuation(_UNFOLDED, after)
             self._depth[after] = before + 1
@@ -160,6 +172,7 @@ class Positions:
         known = self._closures.get(continuation)
         if known is not None:
             return known
+        self._closing.add(continuation)
         found: set[int] = set()
         here = continuation
         while True:
@@ -168,11 +181,22 @@ class Positions:
             if not self._is_nullable(expression):
                 break
             if after in self._closures:
-                found |= self._closures[after]
+                found |= self.linked(self._closures[after])
                 break
             here = after
+        self._closing.discard(continuation)
         closed = self._closures[continuation] = self._factored(found)
         return closed
+
+    def linked(self, found: frozenset[int]) -> frozenset[int]:
+        """`found`, or one position for them all where they are many."""
+        if not self._linking or len(found) < LINKED:
+            return found
+        number = self._link_number.get(found)
+        if number is None:
+            number = self._link_number[found] = len(self.table)
+            self.table.append(Position(None, "", 0, "", END, found))
+        return frozenset([number]) | (found & _ENDS)
 
     def union(self, sets: Collection[frozenset[int]]) -> frozenset[int]:
         if len(sets) == 1:
@@ -217,7 +241,7 @@ class Positions:
         position = self.table[number]
         if position.at + 1 < len(position.text):
             return frozenset((self._text(position.text, position.at + 1, position.after),))
-        return self.closure(position.after)
+        return self.linked(self.closure(position.after))
 
     def first(self, rule: str) -> int:
         """A mask of the bytes that texts of `rule` begin with."""
@@ -309,7 +333,11 @@ class Positions:
                     found.add(self._call(rule, after))
                 elif (rule, after) not in seen:
                     seen.add((rule, after))
-                    stack.append((self.rules[rule], after))
+                    whole = self._continuation(expression, after) if self._linking else END
+                    if not self._linking or whole in self._closing:
+                        stack.append((self.rules[rule], after))
+                    else:
+                        found |= self.linked(self.closure(whole))
             elif kind is Fresh:
                 found.add(self._call(self._fresh_rule(expression.item), after))  # type: ignore[union-attr]
             elif kind is Repeat:

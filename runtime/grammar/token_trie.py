@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
+from ramify.runtime.grammar.forking_walk import MOST_STEPS, walk_forking
 from ramify.runtime.grammar.frame_bytes import Edges
 from ramify.runtime.grammar.frame_costs import token_costs
 from ramify.runtime.grammar.frame_runs import KINDS, kind_lengths
@@ -128,6 +129,13 @@ class TokenTrie:
             rise = int(frames.run_cost[state]) - int(frames.cost[state])
         else:
             row[:] = 0
+        if frames.forks:
+            examined, walked = walk_forking(
+                trie.byte, trie.end, trie.longest, trie.token_start, trie.token_ids,
+                frames.offsets, frames.low, frames.high, frames.target, frames.push, frames.final,
+                frames.cost, stack, state, skipped, limit, MOST_STEPS, row.view(np.uint32),
+            )  # fmt: skip
+            return Walk(examined, max(rise, walked))
         examined, walked = _walk(
             trie.byte, trie.depth, trie.end, trie.longest, trie.token_start, trie.token_ids, self.levels,
             frames.offsets, frames.low, frames.high, frames.target, frames.push, frames.final, frames.cost,

@@ -14,8 +14,9 @@ from ramify.errors import InvalidConstraint
 from ramify.runtime.grammar.ebnf import ROOT, productive
 from ramify.runtime.grammar.expression import Call, Expression, alt, repeat, seq, text
 from ramify.runtime.grammar.frame_compiler import compile_rules
-from ramify.runtime.grammar.frame_engine import FrameGrammar, FrameMatcher
+from ramify.runtime.grammar.frame_engine import FrameGrammar
 from ramify.runtime.grammar.frames import Frames
+from ramify.runtime.grammar.matcher import Matcher
 from ramify.runtime.grammar.positions import TooLarge
 from ramify.runtime.grammar.vocabulary import Vocabulary
 from tests.grammar.naive_grammar import NaiveGrammar, grammars, vocabularies
@@ -26,15 +27,19 @@ MANY = settings(
 )
 
 
-def built(rules: Mapping[str, Expression], vocabulary: Vocabulary, most_states: int = 300) -> FrameGrammar:
-    return FrameGrammar(compile_rules(rules, vocabulary, most_states).to_bytes(), vocabulary)
+def built(
+    rules: Mapping[str, Expression], vocabulary: Vocabulary, most_states: int = 300, forks: bool = False
+) -> FrameGrammar:
+    return FrameGrammar(compile_rules(rules, vocabulary, most_states, forks=forks).to_bytes(), vocabulary)
 
 
-def built_or_given_up(rules: Mapping[str, Expression], vocabulary: Vocabulary) -> FrameGrammar:
+def built_or_given_up(
+    rules: Mapping[str, Expression], vocabulary: Vocabulary, forks: bool = False
+) -> FrameGrammar:
     rules = productive(rules)
     assume(rules)
     try:
-        return built(rules, vocabulary)
+        return built(rules, vocabulary, forks=forks)
     except TooLarge:
         assume(False)
         raise
@@ -42,7 +47,7 @@ def built_or_given_up(rules: Mapping[str, Expression], vocabulary: Vocabulary) -
 
 def configurations(
     grammar: FrameGrammar, seed: int, steps: int = 12
-) -> Iterator[tuple[FrameMatcher, bytes, np.ndarray]]:
+) -> Iterator[tuple[Matcher, bytes, np.ndarray]]:
     """A random walk: the matcher, the text so far, and the mask there."""
     chooser = random.Random(seed)
     matcher = grammar.matcher()
@@ -58,12 +63,13 @@ def configurations(
         said += grammar.vocabulary.tokens[token]
 
 
+@pytest.mark.parametrize("forks", [False, True])
 @MANY
 @given(grammars(), vocabularies(), st.integers(0, 1000))
 def test_masks_are_those_of_a_naive_reading(
-    rules: dict[str, Expression], vocabulary: Vocabulary, seed: int
+    forks: bool, rules: dict[str, Expression], vocabulary: Vocabulary, seed: int
 ) -> None:
-    grammar = built_or_given_up(rules, vocabulary)
+    grammar = built_or_given_up(rules, vocabulary, forks)
     naive = NaiveGrammar(rules)
     for matcher, said, mask in configurations(grammar, seed):
         assert matcher.complete == naive.accepts(said)
@@ -73,12 +79,13 @@ def test_masks_are_those_of_a_naive_reading(
             assert matcher.fork().accept(token) == wanted
 
 
+@pytest.mark.parametrize("forks", [False, True])
 @MANY
 @given(grammars(), vocabularies(), st.integers(0, 1000))
 def test_what_is_forced_is_all_that_may_come(
-    rules: dict[str, Expression], vocabulary: Vocabulary, seed: int
+    forks: bool, rules: dict[str, Expression], vocabulary: Vocabulary, seed: int
 ) -> None:
-    grammar = built_or_given_up(rules, vocabulary)
+    grammar = built_or_given_up(rules, vocabulary, forks)
     naive = NaiveGrammar(rules)
     for matcher, said, _ in configurations(grammar, seed):
         forced = matcher.forced_bytes()

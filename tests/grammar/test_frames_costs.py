@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.runtime.grammar.ebnf import ROOT
 from ramify.runtime.grammar.expression import Call, Chars, Expression, alt, chars, repeat, seq, text
-from ramify.runtime.grammar.frame_engine import FrameMatcher
+from ramify.runtime.grammar.matcher import Matcher
 from ramify.runtime.grammar.vocabulary import Vocabulary
 from tests.grammar.naive_grammar import NaiveGrammar, grammars, vocabularies
 from tests.grammar.test_frames import MANY, built, built_or_given_up, configurations
 
 
-def budget_mask(matcher: FrameMatcher, vocabulary: Vocabulary, budget: int) -> np.ndarray:
+def budget_mask(matcher: Matcher, vocabulary: Vocabulary, budget: int) -> np.ndarray:
     row = np.zeros((vocabulary.size + 31) // 32, np.int32)
     assert matcher.fill_mask(row, budget)
     return np.unpackbits(row.view(np.uint8), bitorder="little")[: vocabulary.size].astype(bool)
 
 
+@pytest.mark.parametrize("forks", [False, True])
 @MANY
 @given(grammars(), vocabularies(), st.integers(0, 1000))
 def test_following_a_completion_works(
-    rules: dict[str, Expression], vocabulary: Vocabulary, seed: int
+    forks: bool, rules: dict[str, Expression], vocabulary: Vocabulary, seed: int
 ) -> None:
-    grammar = built_or_given_up(rules, vocabulary)
+    grammar = built_or_given_up(rules, vocabulary, forks)
     naive = NaiveGrammar(rules)
     for matcher, said, _ in configurations(grammar, seed):
         completion = matcher.completion()
@@ -44,12 +46,13 @@ def test_following_a_completion_works(
         assert naive.accepts(said + b"".join(vocabulary.tokens[token] for token in completion))
 
 
+@pytest.mark.parametrize("forks", [False, True])
 @MANY
 @given(grammars(), vocabularies(), st.integers(0, 1000), st.integers(-1, 4))
 def test_a_budget_allows_what_can_be_completed_within_it(
-    rules: dict[str, Expression], vocabulary: Vocabulary, seed: int, spare: int
+    forks: bool, rules: dict[str, Expression], vocabulary: Vocabulary, seed: int, spare: int
 ) -> None:
-    grammar = built_or_given_up(rules, vocabulary)
+    grammar = built_or_given_up(rules, vocabulary, forks)
     for matcher, _, mask in configurations(grammar, seed):
         assert matcher.completion_tokens is not None
         budget = matcher.completion_tokens + spare

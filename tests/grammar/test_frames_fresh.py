@@ -12,9 +12,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ramify.errors import InvalidConstraint
-from ramify.runtime.grammar.ebnf import ROOT, write_grammar
+from ramify.runtime.grammar.ebnf import ROOT
 from ramify.runtime.grammar.expression import Call, Chars, Expression, Fresh, alt, optional, repeat, seq, text
-from ramify.runtime.grammar.frame_compiler import compile_rules
+from ramify.runtime.grammar.frame_compiler import compile_grammar, compile_rules
 from ramify.runtime.grammar.matcher import Matcher
 from ramify.runtime.grammar.positions import TooLarge
 from ramify.runtime.grammar.vocabulary import Vocabulary
@@ -193,4 +193,4 @@ def test_what_cannot_be_told_is_refused() -> None:
     with pytest.raises(TooLarge):
         compile_rules({ROOT: Fresh(optional(words))}, vocabulary)
     with pytest.raises(InvalidConstraint, match="must differ"):
-        write_grammar({ROOT: Fresh(words)})
+        compile_grammar({ROOT: Fresh(optional(words))}, vocabulary)

@@ -9,13 +9,10 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ramify.constraint import Constraint
-from ramify.runtime.grammar.ebnf import write_grammar
 from ramify.runtime.grammar.json_text import parse_json, spelled
 from ramify.runtime.grammar.matcher import Grammar, Matcher, mask_words
 from ramify.runtime.grammar.policy import compile_constraint, load_grammar
-from ramify.runtime.grammar.schema_grammar import schema_rules
 from ramify.runtime.grammar.vocabulary import Vocabulary, from_tokenizer
-from ramify.runtime.grammar.xgrammar_engine import XGrammarGrammar, compile_ebnf
 
 CORPUS = [
     '{"name": "Ada Lovelace", "age": 36, "tags": ["a", "b"], "ok": true, "none": null, "score": 0.25}',
@@ -52,13 +49,6 @@ def tiny() -> Vocabulary:
 def compiled(constraint: Constraint, vocabulary: Vocabulary | None = None) -> Grammar:
     vocabulary = vocabulary or tiny()
     return load_grammar(*compile_constraint(constraint, vocabulary), vocabulary)
-
-
-def through_xgrammar(schema: object, vocabulary: Vocabulary | None = None) -> Grammar:
-    """The grammar of `schema` on the engine that a regular one is not given to by itself."""
-    vocabulary = vocabulary or tiny()
-    rules = schema_rules(parse_json(json.dumps(schema)))
-    return XGrammarGrammar(compile_ebnf(write_grammar(rules), vocabulary), vocabulary)
 
 
 def tokenise(text: str | bytes, vocabulary: Vocabulary) -> list[int]:

@@ -1,0 +1,193 @@
+"""Grammars that are read in several ways at once: ambiguous ones, and recursive rules that begin alike."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from ramify import constraint
+from ramify.errors import InvalidConstraint
+from ramify.runtime.grammar import frame_compiler
+from ramify.runtime.grammar.ebnf import ROOT, productive
+from ramify.runtime.grammar.expression import (
+    Alt,
+    Call,
+    Expression,
+    Repeat,
+    Seq,
+    Text,
+    alt,
+    optional,
+    repeat,
+    seq,
+    text,
+)
+from ramify.runtime.grammar.forking_engine import MOST_CONFIGURATIONS, ForkingMatcher
+from ramify.runtime.grammar.gbnf import grammar_rules
+from ramify.runtime.grammar.left_recursion import without_left_recursion
+from ramify.runtime.grammar.vocabulary import Vocabulary
+from tests.grammar.naive_grammar import NAMES, NaiveGrammar
+from tests.grammar.test_frames import MANY, built, built_or_given_up
+from tests.grammar.vocabularies import accepts, compiled, mask_of, tiny
+
+OPEN_OR_TREE = {
+    "type": "object",
+    "anyOf": [
+        {"properties": {"child": {"$ref": "#"}, "tree": {}}, "required": ["tree"]},
+        {"properties": {"child": {}, "leaf": {"type": "integer"}}, "required": ["child", "leaf"]},
+    ],
+}
+
+
+def test_a_schema_whose_options_are_read_beside_each_other() -> None:
+    grammar = compiled(constraint.json_schema(OPEN_OR_TREE))
+    assert isinstance(grammar.matcher(), ForkingMatcher)
+    assert accepts(grammar, '{"child": [{"child": {}}], "leaf": 1}')
+    assert accepts(grammar, '{"child": {"child": {"tree": 1}, "tree": {}}, "tree": []}')
+    assert accepts(grammar, '{"child": {"child": {"child": 2}}, "leaf": 1}')
+    assert accepts(grammar, '{"child": {"child": {"child": 2}, "leaf": 1}, "tree": 1}')
+    assert not accepts(grammar, '{"child": {"child": {"child": 2}}, "tree": 1}')
+    assert not accepts(grammar, '{"child": {"child": {"child": 2}, "leaf": ""}, "tree": 1}')
+    assert not accepts(grammar, '{"child": [{"child": {}}], "leaf": null}')
+
+
+@pytest.mark.parametrize(
+    ("grammar", "inside", "outside"),
+    [
+        (
+            'root ::= "a" root "a" | "b" root "b" | "a" | "b"',
+            ["a", "aba", "abbba", "aabaa"],
+            ["", "ab", "aab"],
+        ),
+        ('root ::= root root | "a" | "bc"', ["a", "abca", "aaaaaaaa", "bcbc"], ["", "b", "ac"]),
+        ('root ::= root "+" root | root "*" root | [0-9]', ["1", "1+2*3", "1*2+3+4"], ["", "1+", "+1", "12"]),
+        (
+            'root ::= a\na ::= b "x" | "y"\nb ::= a "z" | c\nc ::= "w"',
+            ["y", "wx", "yzx", "wxzx"],
+            ["w", "x", "yz"],
+        ),
+        ('root ::= o root "a" | "b"\no ::= "x"?', ["b", "ba", "xba", "xxbaa"], ["", "x", "a", "xb", "xxba"]),
+        ('root ::= ("a" | root "b")* "c"', ["c", "aac", "cbc", "acbcbc", "cbaac"], ["", "b", "cb", "acbbc"]),
+        (
+            'root ::= "if" root ("else" root)? | "x"',
+            ["x", "ifx", "ififxelsex", "ifxelseifx"],
+            ["if", "xelsex"],
+        ),
+        ("root ::= [a-z]+ | [a-z]+ root [0-9]", ["abc", "abc1", "abc12"], ["", "1", "ab12", "abc12345"]),
+    ],
+)
+def test_ambiguous_and_left_recursive_grammars(grammar: str, inside: list[str], outside: list[str]) -> None:
+    held = compiled(constraint.ebnf(grammar))
+    for wanted, texts in ((True, inside), (False, outside)):
+        for said in texts:
+            assert accepts(held, said) == wanted, said
+    rules = without_left_recursion(grammar_rules(grammar))
+    naive = NaiveGrammar(rules)
+    vocabulary = tiny()
+    chooser = np.random.default_rng(0)
+    matcher = held.matcher()
+    said = b""
+    for _ in range(12):
+        mask = mask_of(matcher, vocabulary)
+        for token in chooser.choice(vocabulary.size, 60):
+            spelling = vocabulary.tokens[token]
+            if spelling:
+                assert mask[token] == naive.allows(said + spelling), (said, spelling)
+        going_on = [token for token in np.flatnonzero(mask).tolist() if vocabulary.tokens[token]]
+        if not going_on:
+            break
+        token = int(chooser.choice(going_on))
+        assert matcher.accept(token)
+        said += vocabulary.tokens[token]
+        assert matcher.complete == naive.accepts(said)
+
+
+def _bodies() -> st.SearchStrategy[Expression]:
+    parts = st.sampled_from(
+        [text("a"), text("b"), text(","), optional(text("(")), *(Call(name) for name in NAMES)]
+    )
+    sequences = st.lists(parts, min_size=1, max_size=3).map(lambda items: seq(*items))
+    return st.lists(sequences, min_size=1, max_size=3).map(lambda options: alt(*options)) | sequences.map(
+        lambda item: repeat(item, 0, 2)
+    )
+
+
+def _sentences(rules: dict[str, Expression], longest: int) -> set[str]:
+    """All up to that length, from the shortest derivations on: left recursion does not matter here."""
+    known: dict[str, set[str]] = {name: set() for name in rules}
+
+    def texts(expression: Expression) -> set[str]:
+        match expression:
+            case Call(rule):
+                return known[rule]
+            case Text(literal):
+                return {literal}
+            case Alt(options):
+                return {said for option in options for said in texts(option)}
+            case Seq(parts):
+                found = {""}
+                for part in parts:
+                    found = {
+                        said + end for said in found for end in texts(part) if len(said + end) <= longest
+                    }
+                return found
+            case Repeat(item, low, high):
+                assert high is not None
+                return {said for count in range(low, high + 1) for said in texts(seq(*[item] * count))}
+        raise TypeError(expression)
+
+    changed = True
+    while changed:
+        changed = False
+        for name, body in rules.items():
+            found = texts(body)
+            changed |= len(found) > len(known[name])
+            known[name] = found
+    return known[ROOT]
+
+
+@MANY
+@given(st.fixed_dictionaries({name: _bodies() for name in NAMES}))
+def test_all_short_texts_of_grammars_of_any_kind(rules: dict[str, Expression]) -> None:
+    rules = productive(rules)
+    assume(rules)
+    vocabulary = Vocabulary((b"", b"a", b"b", b",", b"(", b"ab", b"aa", b",b", b"(a"), (0,))
+    try:
+        found = without_left_recursion(rules)
+    except InvalidConstraint:
+        assume(False)
+        raise
+    grammar = built_or_given_up(found, vocabulary, forks=True)
+    wanted = _sentences(rules, 4)
+    for length in range(5):
+        for said in map("".join, itertools.product("ab,(", repeat=length)):
+            matcher = grammar.matcher()
+            taken = not said or matcher.accept_bytes(said.encode())
+            assert (taken and matcher.complete) == (said in wanted), said
+
+
+def test_more_ways_than_are_followed_leave_whole_texts() -> None:
+    """Each of the nested rules may be either of two, told apart by its end alone: 2 ** depth ways."""
+    rules = grammar_rules(
+        'root ::= "(" p ")" \np ::= q | r\nq ::= "(" p ")" "x" | "."\nr ::= "(" p ")" "y" | "."'
+    )
+    grammar = built(rules, tiny(), forks=True)
+    matcher = grammar.matcher()
+    assert isinstance(matcher, ForkingMatcher)
+    for _ in range(14):
+        assert matcher.accept_bytes(b"(")
+    assert len(matcher._step.configurations) <= MOST_CONFIGURATIONS
+    completion = matcher.completion()
+    assert completion
+    assert all(map(matcher.accept, completion))
+    assert matcher.complete
+
+
+def test_what_takes_too_many_states_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_compiler, "MAX_UNCALLED_STATES", 1000)
+    with pytest.raises(InvalidConstraint, match="too many states"):
+        compiled(constraint.ebnf('root ::= ("a" | "b"){0,3000}'))
