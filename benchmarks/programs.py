@@ -145,7 +145,9 @@ class Clients:
             if choices:
                 options["extra_body"] = {"structured_outputs": {"choice": list(choices)}}
             if schema is not None:
-                named = {"name": name, "schema": schema.model_json_schema()}
+                # As OpenAI's strict mode wants it. Open objects would let the model write on and on.
+                closed = {**schema.model_json_schema(), "additionalProperties": False}
+                named = {"name": name, "schema": closed, "strict": True}
                 options["response_format"] = {"type": "json_schema", "json_schema": named}
             if isinstance(prompt, str):
                 completion = await self._client.completions.create(prompt=prompt, **options)
