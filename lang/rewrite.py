@@ -47,7 +47,7 @@ def rewritten(body: Callable[..., Any], caught: Callable[[], None]) -> Callable[
 def _rewritten(code: types.CodeType, path: str) -> types.CodeType | None:
     """The code of a function rewritten; None where the source is not there, or is of another version."""
     try:
-        if not _is_of(code, compile("".join(linecache.getlines(path)), path, "exec", dont_inherit=True)):
+        if not _is_of(code, _compile("".join(linecache.getlines(path)), code)):
             return None
         lines, first = inspect.getsourcelines(code)
         # An indented function stands below an "if", so that nothing inside of its strings is touched.
@@ -76,14 +76,15 @@ def _compiled(
 ) -> types.CodeType:
     """The code of `function`, which takes the names `free` from a function around it."""
     outer = _factory(function, free)
-    module = compile(
-        ast.fix_missing_locations(ast.Module([outer], [])),
-        like.co_filename,
-        "exec",
-        flags=like.co_flags & annotations.compiler_flag,
-        dont_inherit=True,
-    )
+    module = _compile(ast.fix_missing_locations(ast.Module([outer], [])), like)
     return _inner(_inner(module, outer.name), function.name)
+
+
+def _compile(source: str | ast.Module, like: types.CodeType) -> types.CodeType:
+    """The code of a module, under the same ``from __future__ import annotations`` or not as `like`."""
+    flags = like.co_flags & annotations.compiler_flag
+    code: types.CodeType = compile(source, like.co_filename, "exec", flags=flags, dont_inherit=True)
+    return code
 
 
 def _factory(function: ast.stmt, free: Sequence[str]) -> ast.FunctionDef:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
+import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,9 +15,10 @@ import msgspec
 import pytest
 
 import ramify as rm
+import ramify.graph
 from ramify.errors import BackendError, EngineError, Overloaded
 from ramify.program_route import router
-from tests.server.desk import FakeDesk, LiveServer
+from tests.server.desk import FakeDesk, LiveServer, events
 
 Json = Any
 
@@ -37,6 +41,7 @@ def program(s, topic: str):
 
 
 GRAPH: Json = msgspec.to_builtins(program.compile().graph().graph)
+GRAPH_SOURCE = Path(ramify.graph.__file__).read_text()
 PATH = "/v1/programs"
 
 
@@ -130,6 +135,46 @@ def test_constraints_scopes_samples_and_data(http: httpx.Client) -> None:
     assert row["variables"] == {"n": ["LIST (1) …", "LIST (2) …"], "all": "list LIST (1) …", "j": "yes"}
     assert row["text"].startswith("list LIST (1) …yes<LIST (2) …|list LIST (1) …>")
     assert row["nodes"][-1]["name"] is None
+
+
+DOCS = (Path(__file__).parents[2] / "docs" / "programs.md").read_text()
+
+
+def blocks(section: str) -> list[str]:
+    """The indented blocks of a section of the documentation."""
+    text = DOCS.partition(f"## {section}\n")[2].partition("\n## ")[0]
+    found = re.findall(r"(?:^    .*\n|^\n(?=    ))+", text, re.MULTILINE)
+    return [textwrap.dedent(block).strip() for block in found]
+
+
+def test_the_request_in_the_documentation(http: httpx.Client) -> None:
+    body = json.loads(blocks("Over HTTP")[0])
+    told = events(http.post(PATH, json={**body, "sampling_params": {"max_tokens": 4}}))
+    assert told[-1] == "[DONE]"
+    last = {event["row"]: event for event in told[:-1]}
+    assert [set(last[row]["variables"]) for row in (0, 1)] == [{"word", "why", "kind"}] * 2
+    assert last[1]["text"] == "A word for tea:" + last[1]["variables"]["word"]
+    listed = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", DOCS, re.MULTILINE)))
+    assert set(listed) == {"kind"} | set(re.findall(r'tag="(\w+)"', GRAPH_SOURCE)) - {"argument", "node"}
+
+
+def test_the_program_in_the_documentation(server: LiveServer, tmp_path: Path) -> None:
+    path = tmp_path / "documented.py"
+    path.write_text(blocks("Compiling")[0].replace("http://127.0.0.1:30000", server.url))
+    code = (
+        path.read_text().partition("graph = ")[0].replace("rm.user", "plain").replace("rm.assistant", "plain")
+    )
+    path.write_text(code.replace("import ramify as rm", "import ramify as rm\n\n\ndef plain(x): return x"))
+    scope: dict[str, Any] = {}
+    exec(compile(path.read_text(), str(path), "exec"), scope)
+    backend = rm.RuntimeEndpoint(server.url)
+    graph, report = scope["report"].compile(), scope["report"]
+    rows = [{"topic": "trams"}, {"topic": "tea"}]
+    states = graph.run_batch(rows, backend=backend)
+    assert [state.ret_value for state in states] == [
+        report.run(**row, backend=backend).ret_value for row in rows
+    ]
+    backend.close()
 
 
 # --- garbage ----------------------------------------------------------------------------------------
