@@ -67,9 +67,6 @@ def prepare_lark(vocabulary: Vocabulary) -> None:
         _llguidance().tokenizer(vocabulary)
 
 
-prepare_xgrammar = prepare_lark
-
-
 def _llguidance() -> ModuleType:
     from ramify.runtime.grammar import llguidance_engine
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.grammar.compilers import GrammarStore
-from ramify.runtime.grammar.policy import prepare_xgrammar
+from ramify.runtime.grammar.policy import prepare_lark
 from ramify.runtime.grammar.retokenize import Retokenizer, encode
 from ramify.runtime.grammar.vocabulary import from_tokenizer
 from ramify.runtime.ipc import Inbox, Outbox, Sockets
@@ -35,9 +35,6 @@ from ramify.runtime.worker.runner import Runner
 from ramify.runtime.worker_process import Orders, reporting_start_up, take_orders
 from ramify.runtime.worker_start import started
 
-IDLE_S = 0.5
-"""Without a message for so long, the scheduler does its chore."""
-
 
 def main() -> None:
     orders = take_orders("scheduler")
@@ -54,6 +51,8 @@ def main() -> None:
         vocabulary = from_tokenizer(tokenizer, vocab_size=shape.vocab_size, stop_ids=shape.eos_token_ids)
         compiler = CompilerHost(orders, sockets, vocabulary)
         compiler.start()  # its imports take a second: better beside the loading than under a constraint
+        lark = threading.Thread(target=prepare_lark, args=(vocabulary,), daemon=True)
+        lark.start()  # a tenth of a second that no step is to wait for
         runner, cache, limits = _load(config, orders, shape.context_length)
         if config.overlap is None:
             config = dataclasses.replace(config, overlap=runner.device.type == "cuda")
@@ -69,6 +68,7 @@ def main() -> None:
             retokenizer=retokenizer,
             healer=Healer(vocabulary),
         )
+        lark.join()
     frontend.send(
         Ready(
             role="scheduler",
@@ -80,28 +80,18 @@ def main() -> None:
         )
     )
     started()
-    serve(scheduler, inbox, detokenizer, compiler, lambda: prepare_xgrammar(vocabulary))
+    serve(scheduler, inbox, detokenizer, compiler)
 
 
 def serve(
-    scheduler: Scheduler,
-    inbox: Inbox[ToScheduler],
-    detokenizer: Outbox,
-    compiler: CompilerHost,
-    chore: Callable[[], None] | None,
+    scheduler: Scheduler, inbox: Inbox[ToScheduler], detokenizer: Outbox, compiler: CompilerHost
 ) -> None:
-    """The loop: receive, step, send. Sleeps only while there is nothing to do.
-
-    `chore` is done once, when nothing has come for a while.
-    """
+    """The loop: receive, step, send. Sleeps only while there is nothing to do."""
     while True:
         messages = inbox.drain()
         if not messages and not scheduler.busy:
-            message = inbox.recv(None if chore is None else IDLE_S)
+            message = inbox.recv(None)
             messages = [] if message is None else [message]
-            if chore is not None and message is None:
-                chore()
-                chore = None
         for message in messages:
             if isinstance(message, CompilerDied):
                 if message.generation == compiler.generation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import llguidance
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from ramify.errors import EngineError, InvalidConstraint
 from ramify.runtime.grammar.llguidance_engine import LarkGrammar, LarkMatcher, compile_lark
+from ramify.runtime.grammar.policy import prepare_lark
 from tests.grammar.vocabularies import CONTROL, STOP, accepts, mask_of, takes, tiny, tokenise
 
 SUM = r"""
@@ -162,3 +164,10 @@ def test_a_grammar_that_is_too_large_is_refused() -> None:
     start = " | ".join(f"r{i}" for i in range(12_000))
     with pytest.raises(InvalidConstraint, match=r"too complex|max is 500"):
         compile_lark(f"start: {start}\n{rules}", tiny())
+
+
+def test_the_tokenizer_is_made_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary = type(tiny())(tiny().tokens, tiny().stop_ids)
+    prepare_lark(vocabulary)
+    monkeypatch.setattr(llguidance, "LLTokenizer", None)
+    assert LarkGrammar(compile_lark('start: "ab"', vocabulary), vocabulary).matcher().forced_bytes() == b"ab"
