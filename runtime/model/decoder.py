@@ -17,6 +17,7 @@ from ramify.runtime.model.layers import (
     ActivationOp,
     Linear,
     LinearOp,
+    MaskedLinearOp,
     MatMulOp,
     NormOp,
     RMSNorm,
@@ -78,6 +79,7 @@ class Model(nn.Module, ABC):
         self.packed_head: PackedWeight | None = None
         """Once packed: what `logits` multiplies by. `head` is empty then, unless it is the embedding."""
         self._head_op: LinearOp = reference.linear
+        self._masked_head_op: MaskedLinearOp | None = None
         self._matmul: MatMulOp = plain_matmul
         self._head_rows: Rows | None = None
         self.rotations = rotations(config.rope, config.head_dim, config.context_length)
@@ -111,6 +113,10 @@ class Model(nn.Module, ABC):
             if isinstance(module, Linear):
                 module.op = linear
 
+    def use_masked_linear(self, masked_linear: MaskedLinearOp) -> None:
+        """Multiply by a packed head with `masked_linear` from now on, where masks are known."""
+        self._masked_head_op = masked_linear
+
     def use_activation(self, silu_mul: ActivationOp) -> None:
         """Compute silu(gate) · up of weights that are not packed with `silu_mul` from now on."""
         for module in self.modules():
@@ -131,6 +137,16 @@ class Model(nn.Module, ABC):
             return self._matmul(hidden, self.head)
         out = hidden.new_empty((len(hidden), self.config.vocab_size), dtype=torch.float32)
         return self._head_op(hidden, self.packed_head, out=out)
+
+    @torch.inference_mode()
+    def masked_logits(self, hidden: Tensor, mask: Tensor, mask_rows: Tensor) -> Tensor:
+        """As `logits`; what the mask of a row does not allow may be minus infinity.
+
+        mask: (M, ceil(vocab / 32)) int32; mask_rows: (R,) int32, below 0 for all tokens.
+        """
+        if self.packed_head is None or self._masked_head_op is None:
+            return self.logits(hidden)
+        return self._masked_head_op(hidden, self.packed_head, mask, mask_rows)
 
     @torch.inference_mode()
     def pack(self, form: Callable[[Tensor], Rows] | None) -> None:

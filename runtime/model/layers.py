@@ -107,6 +107,12 @@ def plain_matmul(
     return out if bias is None else out.add_(bias)
 
 
+class MaskedLinearOp(Protocol):
+    """See `kernels.reference.linear.masked_linear`."""
+
+    def __call__(self, x: Tensor, weight: PackedWeight, mask: Tensor, mask_rows: Tensor) -> Tensor: ...
+
+
 class Linear(nn.Module):
     """x ↦ x Wᵀ + b for several projections of the same input, stacked into one matrix.
 

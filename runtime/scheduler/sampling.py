@@ -70,11 +70,20 @@ class RequestSampler:
             found += [(int(token), value, best) for token, (value, best) in zip(tokens, values, strict=True)]
         return found
 
+    def masks(self, requests: Sequence[Request]) -> list[np.ndarray | None]:
+        """For the row of each request and of each token of its draft, the tokens whose logits are of use.
+
+        Log-probabilities are those of all tokens; what a mask allows after a draft is not known yet.
+        """
+        found: list[np.ndarray | None] = []
+        for request in requests:
+            found.append(None if request.sampling.logprobs is not None else _mask(request))
+            found += [None] * request.draft_len
+        return found
+
     def _row(self, request: Request) -> SamplingRow:
         params = request.sampling
-        mask = None if request.constrained is None else request.constrained.mask
-        if request.healing is not None and request.next_draft is not None:
-            mask = request.healing.mask(request.next_draft, mask)
+        mask = _mask(request)
         banned: tuple[int, ...] = ()
         if request.output_len < params.min_tokens:
             banned = params.stop_token_ids + (() if params.ignore_eos else self._limits.eos_token_ids)
@@ -90,6 +99,14 @@ class RequestSampler:
             mask=mask,
             banned=banned,
         )
+
+
+def _mask(request: Request) -> np.ndarray | None:
+    """The tokens that may come next, (words,) int32; None for all."""
+    mask = None if request.constrained is None else request.constrained.mask
+    if request.healing is not None and request.next_draft is not None:
+        mask = request.healing.mask(request.next_draft, mask)
+    return mask
 
 
 def uniform(seed: int, position: int) -> float:

@@ -166,13 +166,17 @@ def _adjust(logits: torch.Tensor, spec: SamplingRow) -> None:
         logits[list(spec.banned)] = -torch.inf
 
 
+def stacked(masks: Sequence[np.ndarray | None]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(M, words) int32 of those that are there, and for each its row in it or -1, (len(masks),) int32."""
+    held = np.array([mask is not None for mask in masks])
+    rows = np.where(held, np.cumsum(held) - 1, -1).astype(np.int32)
+    return torch.from_numpy(np.stack([mask for mask in masks if mask is not None])), torch.from_numpy(rows)
+
+
 def _mask_all(logits: torch.Tensor, rows: Sequence[SamplingRow], apply_mask: ApplyMask) -> None:
-    masks = [spec.mask for spec in rows if spec.mask is not None]
-    if not masks:
-        return
-    held = np.array([spec.mask is not None for spec in rows])
-    mask_rows = np.where(held, np.cumsum(held) - 1, -1).astype(np.int32)
-    apply_mask(logits, torch.from_numpy(np.stack(masks)), torch.from_numpy(mask_rows))
+    masks = [spec.mask for spec in rows]
+    if any(mask is not None for mask in masks):
+        apply_mask(logits, *stacked(masks))
 
 
 def _draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
