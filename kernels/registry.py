@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -187,6 +188,8 @@ class Ops:
     apply_mask: ApplyMask
     linear: Linear | None = None
     """None where weights cannot be packed."""
+    flat_attention: PagedAttention | None = None
+    """`paged_attention` without a cascade; None where that has none by itself."""
     prefers_packed: bool = False
     """Whether `linear` is faster than torch's product with weights that are not packed."""
     masked_linear: MaskedLinear | None = None
@@ -237,6 +240,7 @@ def ops(backend: Literal["cpu", "torch", "triton"], *, deterministic: bool = Fal
             logits.apply_mask,
             linear.row_linear if deterministic else linear.linear,
             prefers_packed=True,
+            flat_attention=functools.partial(attention.paged_attention, cascade=False),
             masked_linear=linear_masked.row_masked_linear if deterministic else linear_masked.masked_linear,
             deterministic=deterministic,
         )

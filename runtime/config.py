@@ -27,8 +27,8 @@ class EngineConfig:
     """cpu: compiled kernels that read pages in place. triton: kernels for NVIDIA GPUs. torch: the reference
     twins, slow. auto: cpu or triton, by the device."""
     cascade: bool | None = None
-    """The triton backend reads what requests share once for all of them, where that pays. None does so
-    wherever it can be done."""
+    """Attention reads what requests share once for all of them, where that pays. None does so wherever it can
+    be done: by the cpu and triton backends."""
     cuda_graphs: bool | None = None
     """Replay decoding steps as CUDA graphs; None does so on a CUDA device."""
     overlap: bool | None = None
@@ -53,8 +53,9 @@ class EngineConfig:
     """Prompt tokens computed in one step, over all requests."""
     max_waiting: int = 2048
     """Requests queued before the frontend answers 429."""
-    policy: Literal["prefix", "fcfs"] = "prefix"
-    """prefix: longest cached prefix first, ageing with waiting time. fcfs: by arrival."""
+    policy: Literal["program", "prefix", "fcfs"] = "prefix"
+    """program: what needs least still goes first, by program. prefix: longest cached prefix first. Both age
+    with waiting time. fcfs: by arrival."""
     threads: int | None = None
     """Compute threads of the scheduler; None takes the cores that this process may use."""
     jump_forward: bool = True

@@ -25,11 +25,11 @@ class StepAttention(Protocol):
         ...
 
 
-class FlatAttention:
+class CalledAttention:
     """One call a layer, which shares out its work itself."""
 
-    def __init__(self, ops: Ops, scale: float) -> None:
-        self._attend = ops.paged_attention
+    def __init__(self, ops: Ops, scale: float, *, cascade: bool) -> None:
+        self._attend = ops.paged_attention if cascade else ops.flat_attention or ops.paged_attention
         self._scale = scale
 
     def step(self, batch: ForwardBatch, device: torch.device) -> StepAttention:
@@ -75,13 +75,17 @@ class PlannedAttention:
         return attend
 
 
+def has_cascade(ops: Ops) -> bool:
+    return ops.planner is not None or ops.flat_attention is not None
+
+
 def attention_of(
     ops: Ops, model: ModelConfig, pool: KvPool, *, cascade: bool
-) -> FlatAttention | PlannedAttention:
-    """The attention of a model on its pages; `cascade` counts where there are plans."""
+) -> CalledAttention | PlannedAttention:
+    """The attention of a model on its pages; `cascade` counts where the kernels have one."""
     scale = model.head_dim**-0.5
     if ops.planner is None:
-        return FlatAttention(ops, scale)
+        return CalledAttention(ops, scale, cascade=cascade)
     make = ops.planner
     windows: Iterable[int] = set(model.windows)
     planners = {

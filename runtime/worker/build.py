@@ -11,6 +11,7 @@ from ramify.errors import UnsupportedField
 from ramify.kernels.registry import Ops
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.decoder import Model
+from ramify.runtime.worker.attention import has_cascade
 from ramify.runtime.worker.batch import Extension, pack
 from ramify.runtime.worker.decode_graphs import ladder
 from ramify.runtime.worker.device import Backend, resolve_device, resolve_dtype, resolve_ops
@@ -62,12 +63,12 @@ def _wants_graphs(config: EngineConfig, device: torch.device, ops: Ops) -> bool:
 
 
 def _wants_cascade(config: EngineConfig, backend: Backend, ops: Ops) -> bool:
-    possible = ops.planner is not None
+    possible = has_cascade(ops)
     if config.cascade and not possible:
         raise UnsupportedField(
-            f"cascade is set, which the triton attention backend has; the backend is {backend}.",
+            f"cascade is set, which the attention backend {backend} does not have.",
             field="cascade",
-            remedy="Leave it out.",
+            remedy="Leave it out, or choose the attention backend cpu or triton.",
         )
     return possible if config.cascade is None else config.cascade
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ramify.kernels.registry import Ops
 from ramify.runtime.model.decoder import Model
-from ramify.runtime.worker.attention import PlannedAttention, StepAttention, attention_of, moved
+from ramify.runtime.worker.attention import PlannedAttention, StepAttention, attention_of, has_cascade, moved
 from ramify.runtime.worker.batch import ForwardBatch
 from ramify.runtime.worker.decode_graphs import DecodeGraphs
 from ramify.runtime.worker.device_sampler import DeviceSampler
@@ -30,7 +30,7 @@ class Runner:
         self.device = pool.k.device
         self._ops = ops
         self._attention = attention_of(ops, model.config, pool, cascade=cascade)
-        self.cascades = cascade and ops.planner is not None
+        self.cascades = cascade and has_cascade(ops)
         """Shared prefixes are read once, where that pays."""
         self._graphs: DecodeGraphs | None = None
         # Views of the pool, made once: indexing it costs 2 us, twice a layer in every step.

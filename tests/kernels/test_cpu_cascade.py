@@ -13,6 +13,7 @@ from ramify.kernels.cpu import attention as cpu
 from ramify.kernels.cpu import team
 from ramify.kernels.cpu.attention_plan import ITEM_ROWS, LEAST_ROWS
 from ramify.kernels.cpu.attention_tile import BLOCK
+from ramify.kernels.registry import ops
 
 from . import cascade_cases
 from .attention_cases import Batch, make_batch
@@ -121,6 +122,14 @@ def test_chunks_of_prefill_share_as_well(new):
     assert check(batch, 1) > 0
     tiles = -(-6 * 3 * new // (ITEM_ROWS // (3 * new) * 3 * new))
     assert cpu.last_plan()["blocks"] == 3 * (tiles * (12 * 16 // BLOCK) + 6)
+
+
+def test_the_flat_form_reads_every_prefix_for_each_branch():
+    batch, backend = tree(32, 40), ops("cpu")
+    assert backend.flat_attention is not None
+    flat = backend.flat_attention(*batch, scale=SCALE)
+    assert cpu.last_plan()["blocks"] == 3 * 32 * (40 * 16 // BLOCK + 1)
+    assert torch.equal(flat, backend.paged_attention(*batch, scale=SCALE))
 
 
 # Each way that the cost model can go was gone.

@@ -40,10 +40,10 @@ def test_without_cuda_auto_is_the_cpu(no_cuda: None) -> None:
         ({"attention_backend": "torch", "deterministic": True}, "deterministic"),
         ({"memory_fraction": 0.5}, "memory_fraction"),
         ({"cuda_graphs": True}, "cuda_graphs"),
-        ({"cascade": True}, "cascade"),
+        ({"attention_backend": "torch", "cascade": True}, "cascade"),
     ],
 )
-def test_what_needs_a_gpu_is_refused_before_anything_is_loaded(
+def test_what_cannot_be_had_is_refused_before_anything_is_loaded(
     no_cuda: None, options: dict[str, Any], field: str
 ) -> None:
     def load(*_: Any) -> Any:
