@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from ramify.graph import Argument, Result
+from ramify.graph import Argument, Result, changed
 from ramify.lang.backends.base import RunsPrograms, Submission
 from ramify.lang.choices import METHODS
 from ramify.lang.ir import Gen, Outcoming
@@ -132,6 +133,5 @@ class _Result:
     def _found(self, part: Outcoming) -> Any:
         source = self._traced.sources[part.variable]
         if isinstance(source, Argument):
-            return self._row[source.name]
-        found = self._played.outcomes[source.node].read()
-        return found if part.index is None else found[part.index]
+            return changed(self._row[source.name], part.then)
+        return replace(part, variable=self._played.outcomes[source.node]).read()

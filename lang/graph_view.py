@@ -122,16 +122,17 @@ class GraphView:
                 return f"{node.mode} {_listed(node.children)}"
 
     def _part(self, part: str | Argument | Result) -> str:
-        match part:
-            case Argument():
-                return part.name
-            case Result():
-                source = self.graph.nodes[part.node]
-                name = getattr(source, "name", None) or f"node {part.node}"
-                which = "" if part.index is None else f" {part.index}"
-                return f"‹{self._branch(source)}{name}{which}›"
-            case _:
-                return repr(part if len(part) <= MAX_TEXT else part[: MAX_TEXT - 1] + "…")
+        if isinstance(part, str):
+            return repr(part if len(part) <= MAX_TEXT else part[: MAX_TEXT - 1] + "…")
+        return self._source(part) + "".join(f".{change}()" for change in part.then)
+
+    def _source(self, part: Argument | Result) -> str:
+        if isinstance(part, Argument):
+            return part.name
+        source = self.graph.nodes[part.node]
+        name = getattr(source, "name", None) or f"node {part.node}"
+        which = "" if part.index is None else f" {part.index}"
+        return f"‹{self._branch(source)}{name}{which}›"
 
 
 def _listed(branches: tuple[int, ...]) -> str:

@@ -109,8 +109,7 @@ class Interpreter:
                 texts.append(part)
                 continue
             await part.variable.gate.wait()
-            value = part.variable.read()
-            texts.append(value if part.index is None else value[part.index])
+            texts.append(part.read())
         self.text(Text("".join(texts)))
 
     async def splice(self, node: Splice) -> None:

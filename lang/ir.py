@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 from ramify.constraint import Constraint
+from ramify.graph import Change, changed
 
 if TYPE_CHECKING:
     from ramify.lang.branch import Branch
@@ -134,6 +135,12 @@ class Outcoming:
 
     variable: Variable
     index: int | None = None
+    then: tuple[Change, ...] = ()
+
+    def read(self) -> str:
+        """The text; raises what the variable's step failed with. Its gate must be open."""
+        value = self.variable.read()
+        return changed(value if self.index is None else value[self.index], self.then)
 
 
 @dataclass(frozen=True)

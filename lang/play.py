@@ -131,9 +131,9 @@ class _Player:
         for part in node.parts:
             match part:
                 case graph.Argument():
-                    parts.append(self._row[part.name])
+                    parts.append(graph.changed(self._row[part.name], part.then))
                 case graph.Result():
-                    parts.append(ir.Outcoming(self.played.outcomes[part.node], part.index))
+                    parts.append(ir.Outcoming(self.played.outcomes[part.node], part.index, part.then))
                 case _:
                     parts.append(part)
         if any(isinstance(part, ir.Outcoming) for part in parts):

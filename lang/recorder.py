@@ -177,7 +177,9 @@ class Recorder:
 
     def _source(self, part: Outcoming) -> NoteOf:
         source = self._notes.sources[part.variable]
-        return source if part.index is None else graph.Result(node=cast(Any, source).node, index=part.index)
+        if isinstance(source, graph.Result):
+            return graph.Result(node=source.node, index=part.index, then=part.then)
+        return graph.Argument(name=source.name, then=part.then)
 
     def _append(self, parts: Sequence[str | NoteOf]) -> None:
         """Note text; right behind other text of the branch it is one node with it."""

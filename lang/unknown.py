@@ -7,8 +7,10 @@ answer has a control flow that no graph has.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NoReturn
+from dataclasses import replace
+from typing import Any, NoReturn, cast, get_args
 
+from ramify.graph import Change
 from ramify.lang.ir import Filled, Node, Outcoming, Step
 
 
@@ -95,6 +97,20 @@ class UnknownText(Unknown, Node):
 
     def __radd__(self, other: object) -> Node:
         return self._with(other, self) if _is_text(other) else Node.__radd__(self, other)
+
+    def __getattr__(self, name: str) -> Any:
+        """The methods that a graph can note, of a text that is a single result or argument."""
+        part = self.parts[0] if len(self.parts) == 1 else None
+        if name not in get_args(Change) or part is None or isinstance(part, str):
+            refuse(self, f"its {name}")
+
+        def change(*arguments: Any) -> UnknownText:
+            if arguments:
+                refuse(self, f"its {name} with arguments")
+            later = replace(part, then=(*part.then, cast(Change, name)))
+            return UnknownText(self.what, self.remedy, self.refuse, (later,))
+
+        return change
 
     def _with(self, *texts: Any) -> UnknownText:
         parts: list[str | Outcoming] = []

@@ -8,7 +8,7 @@ earlier nodes, so that every edge leads back and there are no cycles.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -25,8 +25,22 @@ Role = Literal["system", "user", "assistant"]
 Method = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
 
 
+Change = Literal["strip", "lstrip", "rstrip", "lower", "upper", "capitalize", "title"]
+"""A method of Python's `str` that takes no arguments."""
+
+
+def changed(text: str, changes: Iterable[Change]) -> str:
+    """`text` after these methods."""
+    for change in changes:
+        text = getattr(text, change)()
+    return text
+
+
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Something in a text that is known only when the graph runs."""
+
+    then: tuple[Change, ...] = ()
+    """What becomes of it before it is put into the text."""
 
 
 class Argument(Part, frozen=True, kw_only=True, tag_field="from", tag="argument"):

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -35,11 +35,14 @@ from ramify.lang.options import read_options
 from ramify.messages import Generate, ModelInfo, TextChunk
 from ramify.runtime.server.fields import Fields, json_response, read_fields
 from ramify.runtime.server.service import Service
-from ramify.runtime.server.sse import DONE, EventStream, event, while_connected
+from ramify.runtime.server.sse import DONE, EventStream, while_connected
+from ramify.runtime.server.sse import event as sse_event
 
 router = APIRouter()
 
 PATH = "/v1/programs"
+SILENCE_S = 10.0
+"""After so long without an event a stream sends an empty comment, as silence may be taken for an end."""
 MAX_ROWS = 4096
 """Most rows of one request. Of these, as many run at a time as the batch can hold."""
 
@@ -96,9 +99,9 @@ async def _whole(job: Job, rows: list[dict[str, str]], at_once: int) -> list[dic
     """What came of each row."""
     answers: list[dict[str, Any]] = [{}] * len(rows)
     async with aclosing(_told(job, rows, at_once)) as told:
-        async for row, answer, ended in told:
-            if ended:
-                answers[row] = answer
+        async for event in told:
+            if event is not None and event.last:
+                answers[event.row] = event.data
     if len(rows) == 1:
         _raise_failed(answers[0])
     return answers
@@ -108,11 +111,14 @@ async def _events(job: Job, rows: list[dict[str, str]], at_once: int) -> AsyncGe
     # Ramify's own client looks at each request for itself.
     first = len(rows) == 1 and job.events == "nodes"
     async with aclosing(_told(job, rows, at_once)) as told:
-        async for row, answer, _ in told:
+        async for event in told:
+            if event is None:
+                yield b":\n\n"
+                continue
             if first:
-                _raise_failed(answer)
+                _raise_failed(event.data)
             first = False
-            yield event(msgspec.json.encode({"row": row, **answer}))
+            yield sse_event(msgspec.json.encode({"row": event.row, **event.data}))
     yield DONE
 
 
@@ -122,33 +128,42 @@ def _raise_failed(answer: dict[str, Any]) -> None:
         raise from_info(answer["failed"])
 
 
-async def _told(
-    job: Job, rows: list[dict[str, str]], at_once: int
-) -> AsyncGenerator[tuple[int, dict[str, Any], bool], None]:
-    """The events of all rows, `at_once` of which run at a time: row, event, and whether it is the row's last.
+class Event(NamedTuple):
+    row: int
+    data: dict[str, Any]
+    last: bool
+    """The row has ended with it."""
 
-    Giving up ends their work.
+
+async def _told(job: Job, rows: list[dict[str, str]], at_once: int) -> AsyncGenerator[Event | None, None]:
+    """The events of all rows, `at_once` of which run at a time, and None whenever there has been none for a
+    while. Giving up ends their work.
     """
-    told: asyncio.Queue[tuple[int, dict[str, Any], bool] | Exception] = asyncio.Queue()
+    told: asyncio.Queue[Event | Exception] = asyncio.Queue()
     places = asyncio.Semaphore(at_once)
 
     async def one(number: int, row: dict[str, str]) -> None:
         async with places:
             try:
-                summary = await run_row(job, row, lambda event: told.put_nowait((number, event, False)))
+                summary = await run_row(job, row, lambda data: told.put_nowait(Event(number, data, False)))
             except Exception as error:
                 told.put_nowait(error)
             else:
-                told.put_nowait((number, summary, True))
+                told.put_nowait(Event(number, summary, True))
 
     work = [asyncio.create_task(one(number, row)) for number, row in enumerate(rows)]
     left = len(work)
     try:
         while left:
-            event = await told.get()
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    event = await told.get()
+            except TimeoutError:
+                yield None
+                continue
             if isinstance(event, Exception):
                 raise event
-            left -= event[2]
+            left -= event.last
             yield event
     finally:
         for task in work:

@@ -16,8 +16,8 @@ import pytest
 
 import ramify as rm
 import ramify.graph
+from ramify import program_route
 from ramify.errors import BackendError, EngineError, Overloaded
-from ramify.program_route import router
 from tests.server.desk import FakeDesk, LiveServer, events
 
 Json = Any
@@ -25,7 +25,7 @@ Json = Any
 
 @pytest.fixture(scope="module")
 def module_server() -> Iterator[LiveServer]:
-    with LiveServer(FakeDesk(), router, max_running=8, max_waiting=8) as server:
+    with LiveServer(FakeDesk(), program_route.router, max_running=8, max_waiting=8) as server:
         yield server
 
 
@@ -107,6 +107,23 @@ def test_a_stream_tells_each_node_as_it_ends(server: LiveServer, desk: FakeDesk)
     assert (second["node"], second["value"]) == (3, "NEON ")
     assert row["text"] == "oneON twoNEON "
     assert [node["node"] for node in row["nodes"]] == [1, 3]
+
+
+def test_a_stream_that_has_nothing_to_tell_is_kept_open(
+    server: LiveServer, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_route, "SILENCE_S", 0.01)
+    desk.hold_after = 0
+    backend = rm.RuntimeEndpoint(server.url)
+    waiting = program.compile().run("tea", backend=backend, stream=True)
+    body = {**graph(text("a"), gen(options={"max_tokens": 1})), "stream": True}
+    with httpx.stream("POST", server.url + PATH, json=body, trust_env=False) as response:
+        lines = (line for line in response.iter_lines() if line)
+        assert [next(lines) for _ in range(3)] == [":"] * 3
+        server.call(desk.release.set)
+        assert [line for line in lines if line != ":"][-1] == "data: [DONE]"
+    assert waiting.text() == "About tea:OUT TEA:a"
+    backend.close()
 
 
 def test_options_of_the_run_fill_in_those_of_gens(http: httpx.Client, desk: FakeDesk) -> None:
@@ -334,7 +351,7 @@ def test_a_draining_server_takes_no_programs() -> None:
     content = json.dumps({"text": "hi"}).encode()
     head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(content)
     with (
-        LiveServer(desk, router) as server,
+        LiveServer(desk, program_route.router) as server,
         socket.create_connection(("127.0.0.1", server.port)) as connection,
     ):
         connection.sendall(head + content)
