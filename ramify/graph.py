@@ -8,6 +8,7 @@ earlier nodes, so that every edge leads back and there are no cycles.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -20,6 +21,8 @@ from ramify.sampling import SamplingParams
 MAX_NODES = 4096
 MAX_BRANCHES = 1024
 """Most branches of one graph, the program itself included."""
+MAX_DEPTH = 64
+"""Most forks below each other."""
 
 Role = Literal["system", "user", "assistant"]
 Method = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
@@ -183,6 +186,7 @@ class _Check:
     def __init__(self, graph: Graph, field: str) -> None:
         self.graph, self.field = graph, field
         self.parents: dict[int, int | None] = {0: None}
+        self.depths = {0: 0}
         self.ended: set[int] = set()
         self.scopes: set[tuple[int, str]] = set()
         self.here = ""
@@ -250,7 +254,9 @@ class _Check:
     def _gen(self, node: Gen) -> None:
         try:
             with self._below("options"):
-                msgspec.convert(node.options, SamplingParams, str_keys=True).check()
+                options = msgspec.convert(node.options, SamplingParams, str_keys=True).check()
+            with self._below(""):
+                msgspec.structs.replace(options, stop=(*options.stop, *node.stop)).check()
         except msgspec.ValidationError as error:
             self._wrong("options", str(error))
         if node.constraint is not None:
@@ -268,8 +274,8 @@ class _Check:
             raise
 
     def _timeout(self, timeout: float | None) -> None:
-        if timeout is not None and not timeout > 0:
-            self._wrong("timeout", f"it is {timeout}, and must be above 0")
+        if timeout is not None and not 0 < timeout < math.inf:
+            self._wrong("timeout", f"it is {timeout}, and must be a number above 0")
 
     def _fork(self, node: Fork) -> None:
         if not node.children:
@@ -278,6 +284,9 @@ class _Check:
             if child in self.parents:
                 self._wrong("children", f"branch {child} has begun before")
             self.parents[child] = node.branch
+            self.depths[child] = self.depths[node.branch] + 1
+        if self.depths[node.branch] >= MAX_DEPTH:
+            self._wrong("children", f"more than {MAX_DEPTH} forks below each other")
         if len(self.parents) > MAX_BRANCHES:
             self._wrong("children", f"more than {MAX_BRANCHES} branches")
 
