@@ -94,9 +94,9 @@ class Branch:
             if self.error is not None:
                 self._skip(step, variable, self.error)
             elif self._busy:
-                self._queue.append((step, variable))
+                self._enqueue(step, variable)
             elif step.waits:
-                self._queue.append((step, variable))
+                self._enqueue(step, variable)
                 self._busy = True
                 self.run.loop.call_soon_threadsafe(self._start)
             else:
@@ -158,6 +158,15 @@ class Branch:
             self.joined = True
             self._end_if_over()
 
+    def _enqueue(self, step: Step, variable: Variable | None) -> None:
+        self._queue.append((step, variable))
+        self.run.count_queued(step.asks)
+
+    def _dequeue(self) -> tuple[Step, Variable | None]:
+        step, variable = self._queue.popleft()
+        self.run.count_queued(-step.asks)
+        return step, variable
+
     # --- running them ---
 
     def _start(self) -> None:
@@ -182,7 +191,7 @@ class Branch:
     def _next(self) -> tuple[Step, Variable | None] | None:
         with self._lock:
             if self._queue:
-                return self._queue.popleft()
+                return self._dequeue()
             self._rest()
             return None
 
@@ -207,11 +216,6 @@ class Branch:
         return bool(self._queue)
 
     @property
-    def queued_calls(self) -> int:
-        """How many of them ask the model."""
-        return sum(step.waits and step.sets for step, _ in self._queue)
-
-    @property
     def is_last_step(self) -> bool:
         """No further step can follow the one that runs now."""
         return not self._queue and (self.joined or self.run.body_done.is_open)
@@ -234,7 +238,7 @@ class Branch:
             if variable is not None:
                 variable.fail(error)
             while self._queue:
-                self._skip(*self._queue.popleft(), self.error)
+                self._skip(*self._dequeue(), self.error)
             self._rest()
 
     def _skip(self, step: Step, variable: Variable | None, error: ProgramError) -> None:

@@ -30,10 +30,5 @@ def hint_of(branch: Branch, call: Call, next_use: NextUse | None) -> ProgramHint
         branch=branch.key,
         forks=branch.forks,
         ended=run.take_ended(),
-        calls_left=calls_left(run.root) if run.body_done.is_open else None,
+        calls_left=run.queued_calls if run.body_done.is_open else None,
     )
-
-
-def calls_left(branch: Branch) -> int:
-    """Steps that wait in this branch and those below it; no more will come once the body has returned."""
-    return branch.queued_calls + sum(calls_left(child) for child in branch.children)

@@ -78,6 +78,11 @@ class Step(Node):
         """The step has an outcome that is kept, named or not."""
         return False
 
+    @property
+    def asks(self) -> bool:
+        """The step asks the model."""
+        return self.waits and self.sets
+
     def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None] | None:
         raise NotImplementedError
 

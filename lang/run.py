@@ -122,6 +122,8 @@ class Run:
         self._open_forks: dict[str, int] = {}
         """By fork: its branches that may still be extended."""
         self._numbers = itertools.count()
+        self.queued_calls = 0
+        """Steps that wait in some branch and will ask the model."""
         self._keys = itertools.count()
         self._listeners: list[Callable[[], None]] = []
         self._lock = threading.Lock()
@@ -159,6 +161,12 @@ class Run:
         with self._lock:
             ended, self._ended = tuple(self._ended), []
         return ended
+
+    def count_queued(self, calls: int) -> None:
+        """So many steps that ask the model have come to wait, or (below 0) wait no more."""
+        if calls:
+            with self._lock:
+                self.queued_calls += calls
 
     # --- the end ---
 
