@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check serve docs clean
+.PHONY: demo test check serve docs wheelhouse gpu-check clean
 
 demo: $(VENV)/.runtime  ## install, get the default model, run examples/judge.py
 	@$(BIN)/ramify pull
@@ -21,6 +21,17 @@ check: $(VENV)/.dev  ## lint, formatting and types
 	$(BIN)/ruff format --check .
 	PATH="$(abspath $(BIN)):$$PATH" sh .ci/typecheck
 
+wheelhouse:  ## PYTHON=3.12: the wheels that a GPU host without a network needs, into ./wheelhouse
+	python3 .ci/wheelhouse.py $(PYTHON)
+
+gpu-check:  ## on a GPU host with torch and triton: the GPU's tests and benchmarks, from ./wheelhouse
+	@test -d wheelhouse || { echo "There is no ./wheelhouse: make it elsewhere with make wheelhouse PYTHON=3.12."; exit 2; }
+	$(PYTHON) -m venv --system-site-packages .venv-gpu
+	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps wheelhouse/*.whl
+	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps \
+	    --no-build-isolation --editable .
+	.venv-gpu/bin/python -m benchmarks.gpu_check
+
 docs: $(VENV)/.dev  ## rewrite the generated parts of the documentation
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/json_schema_table.py
@@ -37,4 +48,4 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	@touch $@ $(VENV)/.runtime
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-gpu build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

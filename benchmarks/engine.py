@@ -1,6 +1,6 @@
 """The whole engine over dummy weights, against what the device can read and compute.
 
-    python -m benchmarks.engine [--shape benchmarks/configs/qwen3-14b.json] [--deterministic] [--json out.json]
+    python -m benchmarks.engine [--shape benchmarks/configs/qwen3-14b.json] [--deterministic] [--json FILE]
 
 Measures two ceilings first: the bandwidth of a large copy (read plus written) and the rate of a large matrix
 product in the model's dtype. Then, through a real scheduler:
