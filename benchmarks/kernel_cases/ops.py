@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from benchmarks.kernel_cases.base import Case, Work, family
 from ramify.kernels.sampling import SamplingOptions
-from ramify.kernels.triton import activation, kv_store, logits, norm, rope, sampling
+from ramify.kernels.triton import activation, kv_store, logits, matmul, norm, rope, sampling
 
 _HEADS, _KV_HEADS, _DIM, _PAGE = 32, 8, 128, 16
 
@@ -141,6 +141,19 @@ def _log_probabilities(device: torch.device, rows: int, vocab: int, top: int) ->
     )
 
 
+def _product(device: torch.device, rows: int, outputs: int, inputs: int) -> Work:
+    """Of the deterministic mode; torch's own takes another order for another number of rows."""
+    x = torch.randn(rows, inputs, device=device).to(_half(device))
+    weight = (torch.randn(outputs, inputs, device=device) / inputs**0.5).to(x.dtype)
+    out = torch.empty(rows, outputs, dtype=x.dtype, device=device)
+    return Work(
+        lambda: matmul.matmul(x, weight, out=out),
+        x.nbytes + weight.nbytes + out.nbytes,
+        flop=2 * rows * outputs * inputs,
+        rivals={"torch": lambda: F.linear(x, weight)},
+    )
+
+
 def _mask(device: torch.device, rows: int, vocab: int) -> Work:
     x = torch.randn(rows, vocab, device=device).to(_half(device))
     mask = torch.full((rows, vocab // 32), 0x55555555, dtype=torch.int32, device=device)
@@ -172,6 +185,9 @@ def ops(tiny: bool) -> Iterator[Case]:
         yield Case(f"draw {count}, masked", lambda device, n=count: _draws(device, n, vocab, masked=True))
         yield Case(f"draw {count}, top-k 50", lambda device, n=count: _draws(device, n, vocab, top_k=50))
         yield Case(f"draw {count}, top-p 0.9", lambda device, n=count: _draws(device, n, vocab, top_p=0.9))
+    for count in (1, small, tokens):
+        case = f"deterministic product {count} x {inner} x {size}"
+        yield Case(case, lambda device, n=count: _product(device, n, inner, size))
     yield Case(f"mask {rows}", lambda device: _mask(device, rows, vocab))
     yield Case(
         f"log-probabilities {rows}, top 20", lambda device: _log_probabilities(device, rows, vocab, 20)

@@ -8,7 +8,7 @@ import torch
 from ramify.kernels.errors import KernelUnavailable
 from ramify.kernels.registry import ops
 from ramify.kernels.sampling import LogitEdits, SamplingOptions
-from ramify.kernels.triton import activation, kv_store, logits, norm, rope, sampling
+from ramify.kernels.triton import activation, kv_store, logits, matmul, norm, rope, sampling
 
 from .compiled import compiling
 
@@ -49,6 +49,20 @@ def test_kernels_compile_and_move_sixteen_bytes_at_once(monkeypatch, capability)
         assert "ld.global.v4.b32" in text, name
         assert "st.global.v4.b32" in text, name
         assert "st.shared.v4" not in text, f"{name} moves whole tiles between threads"
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_products_take_the_tensor_cores(monkeypatch, capability):
+    monkeypatch.setattr(matmul, "check_device", lambda tensor: None)
+    x, weight = torch.zeros(300, 4096, dtype=HALF), torch.zeros(512, 4096, dtype=HALF)
+    with compiling(capability, monkeypatch) as texts:
+        matmul.matmul(x, weight)
+        whole = texts.pop("_product")
+        matmul.matmul(x[:3], weight, weight[:, 0].contiguous())
+    assert set(texts) == {"_product", "_gather"}
+    for text in (whole, texts["_product"]):
+        assert ("wgmma.mma_async" if capability == 90 else "mma.sync") in text
+        assert "st.local" not in text, "nothing is spilt"
 
 
 def test_sampling_compiles_and_moves_sixteen_bytes_at_once(monkeypatch):
