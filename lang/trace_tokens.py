@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from ramify.messages import TextChunk, TokenLogprobs
 
-UNTOLD = 0xFFFFFFFF
-
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -34,49 +32,32 @@ class Tokens:
     """Token ids of each chunk."""
     chars: array[int]
     """Characters of each chunk."""
-    told: array[int]
-    """The forced tokens up to the end of each chunk; `UNTOLD` where a chunk has no usage."""
+    forced: array[int]
+    """Places in `ids` of forced tokens."""
+    forced_told: bool
+    """The backend has said which they are, or that there are none."""
     logprobs: tuple[TokenLogprobs, ...]
-
-    @property
-    def forced_of_chunks(self) -> list[int] | None:
-        """Forced tokens of each chunk, or None where that cannot be known.
-
-        A backend that tells with each chunk is believed. A runtime that tells only at the end sends what
-        it forces behind the token that it sampled, in one chunk: where that adds up to its own count, it
-        is so.
-        """
-        if not self.counts:
-            return []
-        if UNTOLD not in self.told:
-            before = [0, *self.told[:-1]]
-            return [now - then for now, then in zip(self.told, before, strict=True)]
-        total = self.told[-1]
-        if total == 0:
-            return [0] * len(self.counts)
-        behind = [max(count - 1, 0) for count in self.counts]
-        return behind if sum(behind) == total else None
 
     def spans(self, text: str, known: Mapping[int, str]) -> Iterator[Span]:
         """The output `text`, cut. `known` are texts of token ids, to take chunks of several tokens apart."""
-        forced = self.forced_of_chunks
+        places = set(self.forced)
         scores = _scores(self.logprobs)
         end = char = 0
-        for index, (count, length) in enumerate(zip(self.counts, self.chars, strict=True)):
+        for count, length in zip(self.counts, self.chars, strict=True):
             start, end = end, end + count
             part, char = text[char : char + length], char + length
             if not count and not part:
                 continue
             ids = self.ids[start:end]
-            own = None if forced is None else forced[index]
             texts = _texts(part, ids, scores[start:end] if end <= len(scores) else (), known)
             if texts is None:
-                yield Span(part, ids, own)
+                within = sum(place in places for place in range(start, end))
+                yield Span(part, ids, within if self.forced_told else None)
                 continue
-            for place, (token, piece) in enumerate(zip(ids, texts, strict=True)):
-                is_forced = None if own is None else int(place >= count - own)
-                _, logprob, top = scores[start + place] if end <= len(scores) else ("", None, ())
-                yield Span(piece, (token,), is_forced, logprob, top)
+            for place, (token, piece) in enumerate(zip(ids, texts, strict=True), start):
+                forced = int(place in places) if self.forced_told else None
+                _, logprob, top = scores[place] if end <= len(scores) else ("", None, ())
+                yield Span(piece, (token,), forced, logprob, top)
 
 
 Score = tuple[str, float | None, tuple[tuple[str, float], ...]]
@@ -85,11 +66,17 @@ Score = tuple[str, float | None, tuple[tuple[str, float], ...]]
 
 def tokens_of(chunks: Sequence[TextChunk]) -> Tokens:
     """What `chunks` hold, without them."""
+    forced, start, total = array("I"), 0, 0
+    for chunk in chunks:
+        forced.extend(start + place for place in chunk.forced)
+        start += len(chunk.ids)
+        total = chunk.usage.forced_tokens if chunk.usage is not None else total
     return Tokens(
         ids=tuple([token for chunk in chunks for token in chunk.ids]),
         counts=array("I", [len(chunk.ids) for chunk in chunks]),
         chars=array("I", [len(chunk.text) for chunk in chunks]),
-        told=array("I", [UNTOLD if chunk.usage is None else chunk.usage.forced_tokens for chunk in chunks]),
+        forced=forced,
+        forced_told=len(forced) >= total,
         logprobs=tuple([chunk.logprobs for chunk in chunks if chunk.logprobs is not None]),
     )
 

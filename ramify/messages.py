@@ -264,6 +264,8 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     rid: str
     ids: tuple[int, ...] = ()
+    forced: tuple[int, ...] = ()
+    """Places in `ids` of the tokens that the grammar left no choice about."""
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
     first: bool = False
@@ -310,6 +312,8 @@ class TextChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rid: str
     text: str = ""
     ids: tuple[int, ...] = ()
+    forced: tuple[int, ...] = ()
+    """Places in `ids` of the tokens that the grammar left no choice about, where the backend tells."""
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
     usage: Usage | None = None

@@ -92,6 +92,7 @@ class Detokenizer:
             rid=chunk.rid,
             text=text,
             ids=chunk.ids,
+            forced=chunk.forced,
             logprobs=self._with_texts(chunk.logprobs),
             prompt_logprobs=self._with_texts(chunk.prompt_logprobs),
             usage=usage,

@@ -169,6 +169,7 @@ def _chunk(request: Generate, answer: dict[str, Any], text: int, ids: int, logpr
         rid=request.rid,
         text=answer["text"][text:],
         ids=tuple(answer["output_ids"][ids:]),
+        forced=tuple(place - ids for place in meta.get("forced_places", ()) if place >= ids),
         logprobs=_since(read_logprobs(meta, "output"), logprobs) if sampling.logprobs is not None else None,
         prompt_logprobs=(
             read_logprobs(meta, "input") if first and sampling.prompt_logprobs_start is not None else None

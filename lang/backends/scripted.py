@@ -124,6 +124,7 @@ class ScriptedBackend:
                 rid=request.rid,
                 text=shown[index],
                 ids=(token,),
+                forced=(0,) if kept - forced <= index < kept else (),
                 logprobs=None if logprobs is None else self._logprobs((token,), LIKELY, logprobs),
                 prompt_logprobs=self._score(prompt, start) if start is not None and index == 0 else None,
                 usage=Usage(

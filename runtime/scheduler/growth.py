@@ -65,8 +65,7 @@ class Growth:
         if healed:
             return True
         self._ledger.output_tokens += 1
-        request.forced_tokens += 1
-        self._ledger.forced_tokens += 1
+        self._count_forced(request, request.length - 1)
         self._report(request, None if logprob is None else [logprob])
         return not self.end_if_done(request)
 
@@ -87,17 +86,24 @@ class Growth:
             request.append(token)
             if self._is_stop(request, token):
                 break
-        added = request.length - before
-        request.forced_tokens += added
-        self._ledger.forced_tokens += added
-        self._ledger.output_tokens += added
+        self._ledger.output_tokens += request.length - before
+        self._count_forced(request, before)
         if jump.draft is not None and request.budget_left > 0:
             request.propose(jump.draft)
 
+    def _count_forced(self, request: Request, start: int) -> None:
+        """The tokens from `start` on, or fewer by as many as were taken back, were forced."""
+        added = request.length - start
+        request.forced_tokens += added
+        self._ledger.forced_tokens += added
+        request.forced_places.update(range(start, request.length))
+
     def _report(self, request: Request, logprobs: Sequence[Logprob] | None = None) -> None:
         """Tell of all tokens that have not been told of; `logprobs` has one entry for each, where asked."""
-        for i, token in enumerate(request.ids[request.reported_len :].tolist()):
-            self._outputs.token(request, token, None if logprobs is None else logprobs[i])
+        start = request.reported_len
+        for i, token in enumerate(request.ids[start:].tolist()):
+            logprob = None if logprobs is None else logprobs[i]
+            self._outputs.token(request, token, logprob, forced=start + i in request.forced_places)
         request.reported_len = request.length
 
     def report_computed(self, request: Request, rows: torch.Tensor, start: int, stop: int) -> None:
@@ -113,8 +119,8 @@ class Growth:
         low, high = request.reported_len, min(stop + 1, request.length)
         if request.sampling.logprobs is not None and start < low < high:
             found = self._sampler.known_tokens(request, rows, start, low, high)
-            for logprob in found:
-                self._outputs.token(request, logprob[0], logprob)
+            for place, logprob in enumerate(found, low):
+                self._outputs.token(request, logprob[0], logprob, forced=place in request.forced_places)
             request.reported_len = high
 
     def _is_stop(self, request: Request, token: int) -> bool:
@@ -137,9 +143,8 @@ class Growth:
             if stop is None:
                 return False
             request.append(stop)
-            request.forced_tokens += 1
-            self._ledger.forced_tokens += 1
             self._ledger.output_tokens += 1
+            self._count_forced(request, request.length - 1)
             self._report(request)
             self._finish(request, Finish(reason="stop", matched=stop))
         else:

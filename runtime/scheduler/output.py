@@ -16,6 +16,7 @@ class _Pending:
     request: Request
     ids: list[int]
     logprobs: list[Logprob]
+    forced: list[int]
     finish: Finish | None = None
 
 
@@ -25,8 +26,12 @@ class StepOutputs:
     def __init__(self) -> None:
         self._pending: dict[str, _Pending] = {}
 
-    def token(self, request: Request, token: int, logprob: Logprob | None = None) -> None:
+    def token(
+        self, request: Request, token: int, logprob: Logprob | None = None, *, forced: bool = False
+    ) -> None:
         pending = self._of(request)
+        if forced:
+            pending.forced.append(len(pending.ids))
         pending.ids.append(token)
         if logprob is not None:
             pending.logprobs.append(logprob)
@@ -49,7 +54,7 @@ class StepOutputs:
     def _of(self, request: Request) -> _Pending:
         pending = self._pending.get(request.rid)
         if pending is None:
-            pending = self._pending[request.rid] = _Pending(request, [], [])
+            pending = self._pending[request.rid] = _Pending(request, [], [], [])
         return pending
 
     def _chunk(self, pending: _Pending, now: float) -> TokenChunk:
@@ -66,6 +71,7 @@ class StepOutputs:
         return TokenChunk(
             rid=request.rid,
             ids=tuple(pending.ids),
+            forced=tuple(pending.forced),
             logprobs=pack_logprobs(pending.logprobs) if pending.logprobs else None,
             prompt_logprobs=prompt_logprobs,
             first=first,

@@ -78,6 +78,8 @@ class Request:
         self.lost = Lost(0, "")
         """Prompt tokens that would have been found had they not been evicted."""
         self.forced_tokens = 0
+        self.forced_places: set[int] = set()
+        """Which tokens these are."""
         self.retractions = 0
         self.first_pass: float | None = None
         self.first_token: float | None = None

@@ -18,6 +18,8 @@ class Collected:
     def __init__(self) -> None:
         self.text = ""
         self.ids: list[int] = []
+        self.forced: list[int] = []
+        """Places in `ids` of forced tokens."""
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.usage = Usage()
@@ -28,6 +30,7 @@ class Collected:
 
     def add(self, chunk: TextChunk) -> None:
         self.text += chunk.text
+        self.forced.extend(len(self.ids) + place for place in chunk.forced)
         self.ids.extend(chunk.ids)
         if chunk.logprobs is not None:
             self.logprobs.append(chunk.logprobs)

@@ -9,9 +9,9 @@ Field names, defaults and the shape of answers are SGLang's (its HTTP server, 0.
 - Of our own: ``prompt_segments`` (text and token ids mixed), ``constraint`` {kind, source,
   whitespace, any_order, strict}, ``preambles`` [{end, start, max_tokens, optional}], ``program``
   {program, name, lease_s, path, next_use, branch, forks, ended, calls_left}, ``cache_scope``; in
-  sampling_params token_healing; in ``meta_info`` kept_ids, tail, forced_tokens, distinct_tokens,
-  evicted_tokens, evicted_by, violations and times; the routes /end_program, /await_tools and, under the
-  key ``ramify`` of /model_info, the `ModelInfo`.
+  sampling_params token_healing; in ``meta_info`` kept_ids, tail, forced_tokens, forced_places,
+  distinct_tokens, evicted_tokens, evicted_by, violations and times; the routes /end_program, /await_tools
+  and, under the key ``ramify`` of /model_info, the `ModelInfo`.
 """
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ def native_answer(request: Generate, result: Collected, texts: bool) -> dict[str
         "first_token_s": usage.first_token_s,
         "total_s": usage.total_s,
     }
+    if result.forced:
+        meta["forced_places"] = result.forced
     if result.violations is not None:
         meta["violations"] = result.violations
     if request.sampling.logprobs is not None:

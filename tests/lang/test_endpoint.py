@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Literal
 
 import pytest
 
@@ -109,6 +110,20 @@ def test_a_program_over_http_equals_the_program_in_process():
         backend.close()
         program = desk.requests[0].hint.program
         assert desk.ended_programs == [program]
+
+
+def test_forced_tokens_are_told_apart_over_http():
+    @rm.function
+    def program(s):
+        s += "It is " + rm.gen("pick", schema=Literal["not at all", "very much so"])
+
+    with LiveServer(ScriptedDesk({"is $": "very much so"})) as server:
+        backend = rm.RuntimeEndpoint(server.url)
+        state = program.run(backend=backend)
+        backend.close()
+    (call,) = state.trace.children
+    spans = [(span.text, span.forced) for span in call.tokens.spans(call.text, {})]
+    assert spans == [("very", 0), (" much", 1), (" so", 1), ("", 0)]
 
 
 def test_select_over_http_sends_ids_back():

@@ -10,7 +10,7 @@ import pytest
 import ramify as rm
 from ramify.lang.trace import Call
 from ramify.lang.trace_misses import Misses, _common
-from ramify.lang.trace_tokens import UNTOLD, Span, Tokens, tokens_of
+from ramify.lang.trace_tokens import Span, Tokens, tokens_of
 from ramify.lang.transcript import Piece
 from ramify.messages import TextChunk, TokenLogprobs, Usage
 
@@ -169,32 +169,30 @@ def test_the_nearest_of_many_is_found():
 # --- tokens -------------------------------------------------------------------------------------
 
 
-def chunk(text, ids, forced=None, logprobs=None):
-    usage = None if forced is None else Usage(forced_tokens=forced)
-    return TextChunk(rid="r", text=text, ids=ids, usage=usage, logprobs=logprobs)
+def chunk(text, ids, forced=(), total=None, logprobs=None):
+    usage = None if total is None else Usage(forced_tokens=total)
+    return TextChunk(rid="r", text=text, ids=ids, forced=forced, usage=usage, logprobs=logprobs)
 
 
 def test_each_chunk_of_one_token_is_a_span():
-    tokens = tokens_of([chunk("a", (1,), 0), chunk(" b", (2,), 1), chunk("", (3,), 1), chunk("", (), 1)])
+    tokens = tokens_of([chunk("a", (1,)), chunk(" b", (2,), (0,)), chunk("", (3,)), chunk("", (), total=1)])
     assert tokens.ids == (1, 2, 3)
     assert list(tokens.spans("a b", {})) == [Span("a", (1,), 0), Span(" b", (2,), 1), Span("", (3,), 0)]
 
 
-def test_what_is_forced_comes_behind_what_was_sampled():
-    tokens = tokens_of([chunk("a", (1,), 0), chunk("bcd", (2, 3, 4)), chunk("e", (5,), 2)])
-    assert tokens.forced_of_chunks == [0, 2, 0]
+def test_what_is_forced_is_told_of_each_token():
+    tokens = tokens_of([chunk("a", (1,)), chunk("bcd", (2, 3, 4), (0, 2)), chunk("e", (5,), total=2)])
     assert list(tokens.spans("abcde", {})) == [
         Span("a", (1,), 0),
         Span("bcd", (2, 3, 4), 2),
         Span("e", (5,), 0),
     ]
     known = {2: "b", 3: "c", 4: "d"}
-    assert [span.forced for span in tokens.spans("abcde", known)] == [0, 0, 1, 1, 0]
+    assert [span.forced for span in tokens.spans("abcde", known)] == [0, 1, 0, 1, 0]
 
 
-def test_counts_that_do_not_add_up_are_not_guessed_from():
-    tokens = tokens_of([chunk("a", (1,), 0), chunk("bcd", (2, 3, 4)), chunk("e", (5,), 1)])
-    assert tokens.forced_of_chunks is None
+def test_which_tokens_were_forced_is_not_guessed():
+    tokens = tokens_of([chunk("a", (1,)), chunk("bcd", (2, 3, 4)), chunk("e", (5,), total=1)])
     assert [span.forced for span in tokens.spans("abcde", {})] == [None, None, None]
 
 
@@ -206,7 +204,7 @@ def test_log_probabilities_take_chunks_apart():
         top=(((2, -0.5), (9, -2.0)), ((3, -1.0),)),
         top_texts=(("b", "z"), ("c",)),
     )
-    tokens = tokens_of([chunk("bc", (2, 3), 0, scores)])
+    tokens = tokens_of([chunk("bc", (2, 3), total=0, logprobs=scores)])
     assert list(tokens.spans("bc", {})) == [
         Span("b", (2,), 0, -0.5, (("b", -0.5), ("z", -2.0))),
         Span("c", (3,), 0, -1.0, (("c", -1.0),)),
@@ -214,11 +212,11 @@ def test_log_probabilities_take_chunks_apart():
 
 
 def test_a_token_costs_a_few_bytes():
-    tokens = tokens_of([chunk("word", (index,)) for index in range(1000)])
+    tokens = tokens_of([chunk("word", (index,), (0,)) for index in range(1000)])
     assert isinstance(tokens, Tokens)
-    assert {type(part) for part in (tokens.counts, tokens.chars, tokens.told)} == {array}
-    assert set(tokens.told) == {UNTOLD}
-    assert sum(len(part) * part.itemsize for part in (tokens.counts, tokens.chars, tokens.told)) == 12_000
+    kept = (tokens.counts, tokens.chars, tokens.forced)
+    assert {type(part) for part in kept} == {array}
+    assert sum(len(part) * part.itemsize for part in kept) == 12_000
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ class Result:
     finish: Finish | None = None
     usage: Usage | None = None
     error: RamifyError | None = None
+    forced: list[int] = dataclasses.field(default_factory=list)
+    """Places in `ids` of forced tokens."""
     overlap: str = ""
     """The end of the prompt that the first output token begins with."""
 
@@ -134,6 +136,7 @@ class LocalScheduler:
         for chunk in output.chunks if output is not None else ():
             result = self.results[chunk.rid]
             assert not result.ended, "a request has exactly one final message"
+            result.forced += [len(result.ids) + place for place in chunk.forced]
             result.ids += chunk.ids
             result.overlap += chunk.overlap
             for name in ("logprobs", "prompt_logprobs"):

@@ -65,6 +65,21 @@ def local(tiny_folder: Path, request: pytest.FixtureRequest) -> Thinking:
 
 
 @pytest.mark.parametrize("logprobs", [None, 0])
+def test_what_was_forced_is_told_token_by_token(tiny_folder: Path, logprobs: int | None) -> None:
+    local = Thinking(tiny_folder, jump_forward=True)
+    result = local.ask(constraint=regex("begin [0-9] end"), logprobs=logprobs)
+    text = local.text(result)
+    assert text.startswith("begin ")
+    digit = text.index(next(filter(str.isdigit, text)))  # the tokens are bytes
+    assert digit not in result.forced
+    assert result.usage is not None
+    assert len(result.forced) == len(set(result.forced)) == result.usage.forced_tokens > 3
+    assert max(result.forced) < len(result.ids)
+    plain = Thinking(tiny_folder, jump_forward=False).ask(constraint=regex("begin [0-9] end"))
+    assert plain.forced == []
+
+
+@pytest.mark.parametrize("logprobs", [None, 0])
 def test_a_limit_of_nothing_forces_the_end_at_once(local: Thinking, logprobs: int | None) -> None:
     result = local.ask(Preamble(end="</x>", max_tokens=0), constraint=DIGITS, logprobs=logprobs)
     text = local.text(result)
