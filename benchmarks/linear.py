@@ -5,7 +5,7 @@
 The shapes are those of a model's layers and head. Each product takes another copy of its weights in turn,
 `--cold-mb` of them, so that none finds its own in a cache; contenders alternate in one loop, and each time
 is the least of several. GB/s are the weights that were read; "x" is the time of torch's bfloat16 product
-over this one. At the end: all the products of one decode step.
+over this one. At the end: all the products of one decode step, and the head where masks allow few tokens.
 
 aten's int8 has one scale a row and its int4 one for 32 inputs, like ours with an offset.
 """
@@ -126,6 +126,44 @@ class Case:
         return "aten int4", packed[0].nbytes + scales[0].nbytes, call
 
 
+def masked_head(weight: PackedWeight, rows: int, share: float, seconds: float) -> list[float]:
+    """Seconds of the whole head, with a mask of random tokens for each row, and with one mask for all rows."""
+    backend, vocab = ops("cpu"), weight.outputs
+    linear, masked = backend.linear, backend.masked_linear
+    assert linear is not None
+    assert masked is not None
+    x, out = torch.randn(rows, weight.inputs).bfloat16(), torch.empty(rows, vocab)
+    allowed = F.pad(torch.rand(rows, vocab) < share, (0, -vocab % 32)).view(rows, -1, 32)
+    mask = (allowed * 2 ** torch.arange(32)).sum(-1).to(torch.int32)
+    each, one = torch.arange(rows, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
+    calls: list[Callable[[int], object]] = [
+        lambda _: linear(x, weight, out=out),
+        lambda _: masked(x, weight, mask, each, out=out),
+        lambda _: masked(x, weight, mask, one, out=out),
+    ]
+    return best([("", 0, call) for call in calls], 1, seconds)
+
+
+def masked_heads(config: ModelConfig, seconds: float) -> None:
+    print(
+        "\nthe head where masks allow a share of the tokens, over the whole head: a mask a row, one for all"
+    )
+    plain = 0.05 * torch.randn(config.vocab_size, config.hidden_size)
+    forms = {
+        "bf16": Rows(plain.bfloat16()),
+        "int8": quantised(plain, "int8", GROUPS["int8"]),
+        "int4": quantised(plain, "int4", GROUPS["int4"]),
+    }
+    for form, numbers in forms.items():
+        weight = pack(numbers, inputs=config.hidden_size)
+        for rows in (1, 8, 32):
+            columns = []
+            for share in (12 / config.vocab_size, 0.001, 0.01, 0.05, 0.2):
+                whole, own, same = masked_head(weight, rows, share, seconds)
+                columns.append(f"{share:.2%}: {own / whole:.2f}, {same / whole:.2f}")
+            print(f"{form}, {rows} rows, {whole * 1e3:.2f} ms: " + " | ".join(columns), flush=True)
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(
@@ -166,6 +204,7 @@ def main() -> None:
             if count == rows
         ]
         print(f"{rows} rows: " + " | ".join(columns))
+    masked_heads(read_config(resolve(args.model).weights), args.seconds)
 
 
 if __name__ == "__main__":

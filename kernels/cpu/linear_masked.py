@@ -26,6 +26,8 @@ READ_ROWS = {"bf16": 8.0, "f32": 8.0, "int8": 3.0, "int4": 2.0}
 """Reading a panel takes as long as multiplying it with so many rows."""
 MARGIN = 0.9
 """Leaving out panels must take less than this share of the time of computing all."""
+SCATTERED = 1.4
+"""A panel among others that are left out costs more: memory is not read in one stream."""
 CALL_PANELS = 40.0
 """A second call, and finding the panels, cost as much as so many panels for one row: about 5 us."""
 
@@ -86,7 +88,8 @@ def _build_plan(sources: str) -> Any:
                 union[word] = bits
                 touched += ((bits & np.uint32(0xFFFF)) != 0) + ((bits >> np.uint32(16)) != 0)
             touched = (touched + ITEM_PANELS - 1) // ITEM_PANELS * ITEM_PANELS
-            time = _time(touched, place + 1, read_rows) + _time(panels, rows - place - 1, read_rows)
+            time = SCATTERED * _time(touched, place + 1, read_rows)
+            time += _time(panels, rows - place - 1, read_rows)
             if time + CALL_PANELS < least:
                 least, few = time + CALL_PANELS, place + 1
         if few == 0:
