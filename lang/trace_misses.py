@@ -20,6 +20,8 @@ Reason = Literal["first", "extends", "diverges", "lost"]
 held. diverges: it parts from the nearest one. lost: more was computed before than was found."""
 
 _WORD = re.compile(r"<\|\w+\|>|\s?\w+|\s?[^\w\s]+|\s+")
+_ID = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{24}\b")
+"""A program's id, of which people need no more than the beginning."""
 MAX_TOKEN = 40
 
 
@@ -48,7 +50,8 @@ class Miss:
 
     def __str__(self) -> str:
         near = "" if self.nearest is None else f"{self.nearest.kind} {self.nearest.name!r}"
-        gone = f"{self.evicted_tokens} tokens of it had been evicted by {self.evicted_by}"
+        taker = _ID.sub(r"\1", self.evicted_by)
+        gone = f"{self.evicted_tokens} tokens of it had been evicted by {taker}"
         also = f" {gone}." if self.evicted_tokens else ""
         match self.reason:
             case "first":

@@ -121,18 +121,19 @@ def test_a_prompt_that_was_still_being_computed():
 
 
 def test_who_evicted_is_told_where_it_is_known():
+    taker = "judge 00112233445566778899aabbccddeeff"
     root = Call("program", "p")
     root.children = [
         request("a", "x " * 50, 0.0, 1.0, 50, 0),
-        request("b", "x " * 60, 2.0, 3.0, 60, 0, evicted_tokens=50, evicted_by="judge 7"),
+        request("b", "x " * 60, 2.0, 3.0, 60, 0, evicted_tokens=50, evicted_by=taker),
         request("c", "y " * 60, 3.0, 4.0, 60, 0, evicted_tokens=20, evicted_by="judge 8"),
     ]
     _, lost, strange = (Misses(root).why[call] for call in root.children)
     assert str(lost) == (
         "Gen 'a' had computed more of this prompt than was found: "
-        "50 tokens of it had been evicted by judge 7."
+        "50 tokens of it had been evicted by judge 00112233."
     )
-    assert (lost.to_dict()["evicted_tokens"], lost.to_dict()["evicted_by"]) == (50, "judge 7")
+    assert (lost.to_dict()["evicted_tokens"], lost.to_dict()["evicted_by"]) == (50, taker)
     assert str(strange).endswith("begins like this one. 20 tokens of it had been evicted by judge 8.")
 
 
