@@ -127,7 +127,7 @@ class Case:
 
 
 def masked_head(weight: PackedWeight, rows: int, share: float, seconds: float) -> list[float]:
-    """Seconds of the whole head, with a mask of random tokens for each row, and with one mask for all rows."""
+    """Seconds of the whole head, with a mask of random tokens for each row, and with one for all rows."""
     backend, vocab = ops("cpu"), weight.outputs
     linear, masked = backend.linear, backend.masked_linear
     assert linear is not None
