@@ -26,6 +26,7 @@ def _longer(array: np.ndarray) -> np.ndarray:
         _BYTES, _INTS, _BYTES, _INTS, _INTS,
         _INTS, _BYTES, _BYTES, _INTS, _INTS, _BOOLS, _INTS,
         _INTS, numba.int64, numba.int64, numba.int64, numba.int64, numba.uint32[::1],
+        _BOOLS, _BOOLS, numba.uint32[::1],
     ),
     cache=True,
     nogil=True,
@@ -49,6 +50,9 @@ def walk_forking(
     limit: int,
     most_steps: int,
     row: np.ndarray,
+    fresh: np.ndarray,
+    before_fresh: np.ndarray,
+    doubtful: np.ndarray,
 ) -> tuple[int, int]:
     """As `token_trie._walk`, but without a lead, and all edges of a state are taken, and its end as well."""
     held = stack.size
@@ -71,19 +75,21 @@ def walk_forking(
     todo_node = np.empty(1024, np.int32)
     todo_state = np.empty(1024, np.int32)
     todo_top = np.empty(1024, np.int32)
+    todo_crossed = np.zeros(1024, np.bool_)
     todo_node[0], todo_state[0], todo_top[0] = -1, state, held - 1
     count = 1
     # Those from which the next byte is still to be read; `entered` where a rule has been called for it.
     branch_state = np.empty(64, np.int32)
     branch_top = np.empty(64, np.int32)
     entered = np.empty(64, np.bool_)
+    crossed = np.empty(64, np.bool_)
     examined = 0
     rise = 0
     steps = 0
     while count > 0 and steps < most_steps:
         count -= 1
         node = todo_node[count]
-        first_state, first_top = todo_state[count], todo_top[count]
+        first_state, first_top, first_crossed = todo_state[count], todo_top[count], todo_crossed[count]
         child = node + 1
         end = node_byte.size if node < 0 else node_end[node]
         while child < end:
@@ -95,23 +101,26 @@ def walk_forking(
             begun = count
             branches = 1
             branch_state[0], branch_top[0], entered[0] = first_state, first_top, False
+            crossed[0] = first_crossed
             while branches > 0:
                 branches -= 1
-                here, top = branch_state[branches], branch_top[branches]
+                here, top, crossing = branch_state[branches], branch_top[branches], crossed[branches]
                 while branches + 1 + offsets[here + 1] - offsets[here] >= branch_state.size:
                     branch_state, branch_top = _longer(branch_state), _longer(branch_top)
-                    entered = _longer(entered)
+                    entered, crossed = _longer(entered), _longer(crossed)
                 # What is called for a byte reads it: what may be empty has been left out before.
                 if final[here] and not entered[branches]:
                     if top < held:
                         examined = max(examined, held - top)
                     if top >= 0:
                         branch_state[branches], branch_top[branches] = kept[top], below[top]
+                        entered[branches], crossed[branches] = False, crossing or fresh[kept[top]]
                         branches += 1
                 for edge in range(offsets[here], offsets[here + 1]):
                     if byte < low[edge] or byte > high[edge]:
                         continue
                     over = top
+                    cross = crossing or (push[edge] >= 0 and fresh[push[edge]])
                     if push[edge] >= 0:
                         over = above[top + 1]
                         while over >= 0 and kept[over] != push[edge]:
@@ -131,13 +140,13 @@ def walk_forking(
                             returning[over + 1] = returning[top + 1] + cost[push[edge]]
                     if target[edge] < 0:
                         branch_state[branches], branch_top[branches] = ~target[edge], over
-                        entered[branches] = True
+                        entered[branches], crossed[branches] = True, cross
                         branches += 1
                         continue
                     after = target[edge]
                     known = False
                     for i in range(begun, count):
-                        known |= todo_state[i] == after and todo_top[i] == over
+                        known |= todo_state[i] == after and todo_top[i] == over and todo_crossed[i] == cross
                     if known:
                         continue
                     if token_start[child + 1] > token_start[child]:
@@ -147,11 +156,14 @@ def walk_forking(
                             for i in range(token_start[child], token_start[child + 1]):
                                 token = token_ids[i]
                                 row[token >> 5] |= numba.uint32(1) << numba.uint32(token & 31)
+                                if doubtful.size > 0 and (cross or before_fresh[after]):
+                                    doubtful[token >> 5] |= numba.uint32(1) << numba.uint32(token & 31)
                     if node_end[child] > child + 1:
                         if count == todo_node.size:
                             todo_node, todo_state = _longer(todo_node), _longer(todo_state)
-                            todo_top = _longer(todo_top)
+                            todo_top, todo_crossed = _longer(todo_top), _longer(todo_crossed)
                         todo_node[count], todo_state[count], todo_top[count] = child, after, over
+                        todo_crossed[count] = cross
                         count += 1
             child = node_end[child]
     return examined, rise

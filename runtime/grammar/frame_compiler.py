@@ -56,19 +56,24 @@ def compile_rules(
 
 def compile_grammar(rules: Mapping[str, Expression], vocabulary: Vocabulary) -> Frames:
     """A deterministic automaton, or where there is none one that forks. Raises as `compile_rules` does, and
-    `InvalidConstraint` where one with a `Fresh` would have to fork."""
+    `InvalidConstraint` where it is not clear of which `Fresh` a text would be."""
     _, recursive = called_rules(rules)
+    remembers = any(map(holds_fresh, rules.values()))
+    may_fork = recursive or remembers
     try:
-        return compile_rules(rules, vocabulary, MAX_STATES if recursive else MAX_UNCALLED_STATES)
+        return compile_rules(rules, vocabulary, MAX_STATES if may_fork else MAX_UNCALLED_STATES)
     except TooLarge:
-        if any(map(holds_fresh, rules.values())):
-            raise InvalidConstraint(
-                "Texts that must differ cannot be told from what else may come there.",
-                remedy="Leave uniqueItems out, or make the options that hold it begin differently.",
-            ) from None
-        if not recursive:
+        if not may_fork:
             raise
-    return compile_rules(rules, vocabulary, forks=True)
+    try:
+        return compile_rules(rules, vocabulary, forks=True)
+    except TooLarge:
+        if not remembers:
+            raise
+    raise InvalidConstraint(
+        "Texts that must differ cannot be told from what else may come there.",
+        remedy="Leave uniqueItems out, or make the options that hold it begin differently.",
+    )
 
 
 @contextmanager

@@ -68,6 +68,11 @@ class FrameGrammar:
         self.nbytes = self.frames.nbytes + masks * 4 * self._words
 
     def matcher(self, prefix: bytes = b"") -> Matcher:
+        if self.frames.forks and self.frames.items is not None:
+            from ramify.runtime.grammar.forking_fresh import ForkingFreshMatcher
+
+            both = ForkingFreshMatcher.begin(self, self.frames.items)
+            return PrefixMatcher(both, prefix, self.vocabulary) if prefix else both
         if self.frames.forks:
             from ramify.runtime.grammar.forking_engine import ForkingMatcher
 

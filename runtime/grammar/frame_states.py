@@ -4,8 +4,8 @@ A state is a set of positions. Where the characters that a called rule begins wi
 else, there is a call: the rule is read from its own start state, and then the state of what follows.
 Elsewhere the rule is unfolded: read in its caller's place, one level of calls deep. A rule ends where a
 character comes that it cannot go on with; where it could go on with what follows it, it is unfolded as
-well. So there is never a choice: one state and one stack at a time. With `forks` recursive rules are always
-called, and there may be a choice.
+well. So there is never a choice: one state and one stack at a time. With `forks` recursive rules, and
+those with texts that must differ, are always called, and there may be a choice.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class States:
 
     def __init__(self, positions: Positions, root: str, most_states: int, forks: bool = False) -> None:
         self._positions = positions
-        self._forked = positions.recursive if forks else frozenset()
+        self._forks = forks
         self._most_states = most_states
         self._positions_left = MOST_POSITIONS + POSITIONS_PER_STATE * most_states
         self._number: dict[frozenset[int], int] = {}
@@ -175,7 +175,7 @@ class States:
             doubtful = [
                 rule
                 for rule in calls
-                if rule not in self._forked and (rule in always or twice & self._positions.first(rule))
+                if not self._is_forked(rule) and (rule in always or twice & self._positions.first(rule))
             ]
             if not doubtful:
                 return list(parts), calls, linked
@@ -186,6 +186,10 @@ class States:
                 for number in self._positions.unfolded(rule, after)
             ]
         raise TooLarge
+
+    def _is_forked(self, rule: str) -> bool:
+        """It is called, whatever else may be read there."""
+        return self._forks and self._positions.is_called_always(rule)
 
     def _char_edges(self, parts: list[int], linked: Collection[int]) -> list[CharEdge]:
         """What comes after each character of the positions `parts`, of none of them a call, and of the
@@ -246,7 +250,7 @@ class States:
             (state, call.rule)
             for state, calls in enumerate(self.calls)
             for call in calls
-            if call.rule not in self._forked and going_on.get(call.start, 0) & self._first(call.after)
+            if not self._is_forked(call.rule) and going_on.get(call.start, 0) & self._first(call.after)
         ]
 
     def _going_on(self) -> dict[int, int]:

@@ -116,6 +116,10 @@ class FreshMatcher:
                 return _Step(target, stack, used, item and item.after(byte), None, 0)
             state, used = ~target, NOTHING_USED
 
+    def _reads(self, step: _Step, byte: bytes) -> list[_Step]:
+        after = self._read(step, byte)
+        return [] if after is None else [after]
+
     def _returned(self, step: _Step) -> _Step | None:
         """Where what is being read ends here, the configuration after it."""
         stack = step.stack
@@ -199,13 +203,13 @@ class FreshMatcher:
             length = len(here.item.said)
             ahead = {text[length] for text in here.item.alike if len(text) > length}
             for byte in self._bytes_to_try(here, ahead):
-                after = self._read(here, bytes([byte]))
-                if after is None or after.item is None or read + 1 >= least:
-                    continue
-                if after.item.alike:
-                    queue.append((after, read + 1))
-                else:
-                    least = min(least, read + 1 + self._cost_of_item(after))
+                for after in self._reads(here, bytes([byte])):
+                    if after.item is None or read + 1 >= least:
+                        continue
+                    if after.item.alike:
+                        queue.append((after, read + 1))
+                    else:
+                        least = min(least, read + 1 + self._cost_of_item(after))
         return least
 
     def _item_may_end(self, step: _Step) -> bool:
@@ -227,10 +231,15 @@ class FreshMatcher:
     # --- what may come ----------------------------------------------------------------------------------
 
     def fill_mask(self, row: np.ndarray, budget: int | None = None) -> bool:
-        step = self._step
         if self.finished:
             row[:] = 0
             return True
+        self._fill(self._step, row, budget)
+        if self.complete:
+            row |= self._grammar.stop_bits
+        return True
+
+    def _fill(self, step: _Step, row: np.ndarray, budget: int | None) -> None:
         grammar = self._grammar
         mask = grammar.mask(step.state, step.stack)
         np.copyto(row, mask.row)
@@ -244,14 +253,16 @@ class FreshMatcher:
             word, bit = token >> 5, np.uint32(1 << (token & 31))
             if not allowed[word] & bit:
                 continue
-            after = self._after(step, grammar.vocabulary.tokens[token])
-            if after is not None and (budget is None or self._cost(after) < budget):
+            afters = self._afters(step, grammar.vocabulary.tokens[token])
+            if any(budget is None or self._cost(after) < budget for after in afters):
                 bits[word] |= bit
             else:
                 bits[word] &= ~bit
-        if self.complete:
-            row |= grammar.stop_bits
-        return True
+
+    def _afters(self, step: _Step, data: bytes) -> list[_Step]:
+        """The configurations after `data` from which the text can be completed."""
+        after = self._after(step, data)
+        return [] if after is None else [after]
 
     def _alike_tokens(self, step: _Step) -> list[int]:
         """The tokens that used texts go on with from where the item stands."""
@@ -305,9 +316,10 @@ class FreshMatcher:
 
     @property
     def complete(self) -> bool:
-        here: _Step | None = self._step
-        if self.finished:
-            return True
+        return self.finished or self._may_end(self._step)
+
+    def _may_end(self, step: _Step) -> bool:
+        here: _Step | None = step
         while here is not None and here.stack is not None:
             here = self._returned(here)
         return here is not None and self._grammar.lists.final[here.state]

@@ -167,6 +167,10 @@ class Positions:
         self._collect(self.rules[rule], after, found)
         return frozenset(found)
 
+    def is_called_always(self, rule: str) -> bool:
+        """It calls itself, or it has to do with texts that must differ."""
+        return rule in self.recursive or rule in self.fresh or rule in self._holders
+
     def closure(self, continuation: int) -> frozenset[int]:
         """Where `continuation` begins."""
         known = self._closures.get(continuation)

@@ -134,6 +134,8 @@ class TokenTrie:
                 trie.byte, trie.end, trie.longest, trie.token_start, trie.token_ids,
                 frames.offsets, frames.low, frames.high, frames.target, frames.push, frames.final,
                 frames.cost, stack, state, skipped, limit, MOST_STEPS, row.view(np.uint32),
+                frames.fresh, frames.before_fresh,
+                (_NO_COSTS[:0] if doubtful is None else doubtful).view(np.uint32),
             )  # fmt: skip
             return Walk(examined, max(rise, walked))
         examined, walked = _walk(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
+from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -27,8 +30,11 @@ from ramify.runtime.grammar.expression import (
     text,
 )
 from ramify.runtime.grammar.forking_engine import MOST_CONFIGURATIONS, ForkingMatcher
+from ramify.runtime.grammar.forking_fresh import ForkingFreshMatcher
+from ramify.runtime.grammar.frame_engine import tokens_of
 from ramify.runtime.grammar.gbnf import grammar_rules
 from ramify.runtime.grammar.left_recursion import without_left_recursion
+from ramify.runtime.grammar.matcher import mask_words
 from ramify.runtime.grammar.vocabulary import Vocabulary
 from tests.grammar.naive_grammar import NAMES, NaiveGrammar
 from tests.grammar.test_frames import MANY, built, built_or_given_up
@@ -53,6 +59,53 @@ def test_a_schema_whose_options_are_read_beside_each_other() -> None:
     assert not accepts(grammar, '{"child": {"child": {"child": 2}}, "tree": 1}')
     assert not accepts(grammar, '{"child": {"child": {"child": 2}, "leaf": ""}, "tree": 1}')
     assert not accepts(grammar, '{"child": [{"child": {}}], "leaf": null}')
+
+
+UNIQUE_OR_ANY: dict[str, Any] = {
+    "type": "object",
+    "anyOf": [
+        {
+            "properties": {"tags": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}},
+            "required": ["a"],
+        },
+        {
+            "properties": {"tags": {"type": "array", "items": {"type": ["integer", "null"]}}},
+            "required": ["b"],
+        },
+    ],
+}
+
+
+def test_texts_that_must_differ_in_one_of_the_ways() -> None:
+    grammar = compiled(constraint.json_schema(UNIQUE_OR_ANY))
+    assert isinstance(grammar.matcher(), ForkingFreshMatcher)
+    assert accepts(grammar, '{"tags": [1, 12, 2], "a": 1}')
+    assert accepts(grammar, '{"tags": [1, 12, 1], "b": 1}')
+    assert accepts(grammar, '{"tags": [1, 1], "b": 1, "a": 1}')
+    assert not accepts(grammar, '{"tags": [1, 12, 1], "a": 1}')
+    assert not accepts(grammar, '{"tags": [1, null], "a": 1}')
+    assert not accepts(grammar, '{"tags": [""], "b": 1}')
+
+
+def test_budgets_of_texts_that_must_differ_in_one_of_the_ways() -> None:
+    grammar = compiled(constraint.json_schema(UNIQUE_OR_ANY))
+    validator = jsonschema.Draft202012Validator(UNIQUE_OR_ANY)
+    least = grammar.matcher().completion_tokens
+    assert least is not None
+    for budget in range(least, least + 12):
+        chooser = np.random.default_rng(budget)
+        matcher = grammar.matcher()
+        said = b""
+        row = np.zeros(mask_words(tiny().size), np.int32)
+        for left in range(budget, 0, -1):
+            assert matcher.fill_mask(row, left)
+            token = int(chooser.choice(tokens_of(row)))
+            assert matcher.accept(token)
+            said += tiny().tokens[token]
+            if matcher.finished:
+                break
+        assert matcher.complete, (budget, said)
+        validator.validate(json.loads(said))
 
 
 @pytest.mark.parametrize(

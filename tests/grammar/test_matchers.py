@@ -41,7 +41,10 @@ TREE: dict[str, Any] = {
     "properties": {"v": {"type": "integer"}, "c": {"type": "array", "items": {"$ref": "#"}}},
     "required": ["v"],
 }
-DIFFERENT: dict[str, Any] = {"type": "array", "items": {"enum": [1, 12, "ja"]}, "uniqueItems": True}
+DIFFERENT: dict[str, Any] = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+DIFFERENT_OR_ANY: dict[str, Any] = {
+    "anyOf": [{"prefixItems": [DIFFERENT, {"const": 1}], "minItems": 2}, {"items": {}}]
+}
 GRAMMARS: dict[str, Grammar] = {
     "automaton": compiled(constraint.json_schema(PERSON)),
     "recursive": compiled(constraint.json_schema(TREE)),
@@ -50,6 +53,7 @@ GRAMMARS: dict[str, Grammar] = {
     "object": compiled(constraint.json_object()),
     "ebnf": compiled(constraint.ebnf('root ::= "(" root ")" | [0-9]+')),
     "ambiguous": compiled(constraint.ebnf('root ::= "a" root "a" | "b" root "b" | [a-c]{1,2}')),
+    "different or any": compiled(constraint.json_schema(DIFFERENT_OR_ANY)),
     "different": compiled(constraint.json_schema(DIFFERENT)),
 }
 each_grammar = pytest.mark.parametrize("name", GRAMMARS)

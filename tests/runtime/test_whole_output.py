@@ -20,6 +20,8 @@ from ramify.radix.cache import PrefixCache
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.grammar.compiler import answer
 from ramify.runtime.grammar.compilers import GrammarStore
+from ramify.runtime.grammar.gbnf import grammar_rules
+from ramify.runtime.grammar.left_recursion import without_left_recursion
 from ramify.runtime.grammar.retokenize import Retokenizer, encode
 from ramify.runtime.grammar.vocabulary import Vocabulary
 from ramify.runtime.scheduler.healing import Healer
@@ -28,6 +30,7 @@ from ramify.runtime.scheduler.request import Request
 from ramify.runtime.scheduler.sampling import RequestSampler, Sampled
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.sampling import SamplingParams
+from tests.grammar.naive_grammar import NaiveGrammar
 from tests.grammar.vocabularies import STOP, tiny, tiny_tokenizer
 
 CLOSED = {"additionalProperties": False}
@@ -89,6 +92,20 @@ SCHEMAS: dict[str, Any] = {
         "properties": {"日本": {"type": "string", "minLength": 3}},
         "required": ["日本"],
         **CLOSED,
+    },
+    "tree-or-any": {
+        "type": "object",
+        "anyOf": [
+            {"properties": {"child": {"$ref": "#"}, "tree": {}}, "required": ["tree"]},
+            {"properties": {"child": {}, "leaf": {"type": "integer"}}, "required": ["child", "leaf"]},
+        ],
+    },
+    "different-or-any": {
+        "type": "object",
+        "anyOf": [
+            {"properties": {"tags": {"items": {"type": "integer"}, "uniqueItems": True}}, "required": ["a"]},
+            {"properties": {"tags": {"type": "array"}}, "required": ["tags", "b"]},
+        ],
     },
     "anything": True,
 }
@@ -203,6 +220,26 @@ def test_whole_at_every_budget(name: str, jump: bool, open_end: bool) -> None:
         assert finish.reason == "stop", (budget, text)
         assert len([token for token in ids if token != STOP]) <= budget
         jsonschema.validate(json.loads(text), SCHEMAS[name])
+
+
+@pytest.mark.parametrize("jump", [True, False], ids=["jump", "no-jump"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        'root ::= "(" root ")" | "[" root "]" | [a-z]+',
+        'root ::= root "+" term | term\nterm ::= "(" root ")" | [0-9]{1,3}',
+        'root ::= "a" root "a" | "b" root "b" | "ab"',
+    ],
+    ids=["brackets", "left-recursive", "ambiguous"],
+)
+def test_whole_sentences_of_grammars_at_every_budget(source: str, jump: bool) -> None:
+    held = constraint.ebnf(source)
+    hostile = Hostile(seed=1, jump=jump)
+    naive = NaiveGrammar(without_left_recursion(grammar_rules(source)))
+    for budget in (*range(2, 12), 25):
+        text, finish, _ = hostile.run(held, budget)
+        assert finish.reason == "stop", (budget, text)
+        assert naive.accepts(text.removesuffix(b"<stop>")), text
 
 
 def test_too_few_tokens_are_refused_with_the_number_that_is_enough() -> None:
