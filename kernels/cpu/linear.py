@@ -257,7 +257,7 @@ def way_for(rows: int, form: str, dtype: torch.dtype, *, by_row: bool = False) -
         return BY_F32
     if rows >= TILE_FROM and tiles_allowed() and not by_row:
         return BY_TILES
-    return BY_DOTS if DOTS and form != "int8" else BY_F32
+    return BY_DOTS if DOTS else BY_F32
 
 
 class _Arena(threading.local):

@@ -107,9 +107,9 @@ def _chooser(form: str, dots: bool) -> Any:
 _bf16_f32, _int8_f32, _int4_f32, _f32_f32 = (
     _chooser(form, False) for form in ("bf16", "int8", "int4", "f32")
 )
-_bf16_dots, _int4_dots = _bf16_f32, _int4_f32  # not called
+_bf16_dots, _int8_dots, _int4_dots = _bf16_f32, _int8_f32, _int4_f32  # not called
 if DOTS:
-    _bf16_dots, _int4_dots = (_chooser(form, True) for form in ("bf16", "int4"))
+    _bf16_dots, _int8_dots, _int4_dots = (_chooser(form, True) for form in ("bf16", "int8", "int4"))
 
 
 @part
@@ -191,7 +191,10 @@ def multiply(frame, layout, item, scratch):  # type: ignore[no-untyped-def]
             else:
                 _bf16_f32(frame, layout, block, first, rows)
         elif layout.form == 1:
-            _int8_f32(frame, layout, block, first, rows)
+            if dots:
+                _int8_dots(frame, layout, block, first, rows)
+            else:
+                _int8_f32(frame, layout, block, first, rows)
         elif layout.form == 3:
             _f32_f32(frame, layout, block, first, rows)
         elif dots:

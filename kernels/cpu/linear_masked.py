@@ -22,7 +22,7 @@ from ramify.kernels.cpu.simd import as_pointer, i32_at, set_f32, set_i64
 from ramify.kernels.packed import PackedWeight
 from ramify.kernels.sampling import check_masked
 
-READ_ROWS = {"bf16": 8.0, "f32": 8.0, "int8": 3.0, "int4": 2.0}
+READ_ROWS = {"bf16": 8.0, "f32": 8.0, "int8": 4.0, "int4": 2.0}
 """Reading a panel takes as long as multiplying it with so many rows."""
 MARGIN = 0.9
 """Leaving out panels must take less than this share of the time of computing all."""

@@ -154,10 +154,21 @@ def _eight_f32(builder: ir.IRBuilder, form: str, at: ir.Value) -> list[ir.Value]
     return vectors
 
 
+def _interleaved(builder: ir.IRBuilder, even: ir.Value, odd: ir.Value) -> ir.Value:
+    """Two vectors of float32 as one of bfloat16 pairs."""
+    both = _call(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", pairs, odd, even)
+    mask = [lane // 2 + WIDTH * (lane % 2) for lane in range(2 * WIDTH)]
+    words = builder.bitcast(both, _words)
+    return builder.shuffle_vector(words, words, ir.Constant(ir.VectorType(_i32, 2 * WIDTH), mask))
+
+
 def _four_pairs(builder: ir.IRBuilder, form: str, at: ir.Value) -> list[ir.Value]:
     """The weights of a panel for eight inputs, unscaled, as pairs of bfloat16: one vector a pair."""
     if form == "bf16":
         return [_load(builder, builder.add(at, _i64(4 * WIDTH * pair)), _words) for pair in range(4)]
+    if form == "int8":  # bfloat16 holds -128 to 127 exactly
+        wide = _eight_f32(builder, form, at)
+        return [_interleaved(builder, *wide[2 * pair : 2 * pair + 2]) for pair in range(4)]
     # bfloat16 holds 0 to 15 exactly. The look-up reads five bits, so the table is there twice.
     bits = [0] + [(127 + e << 7) | ((i << (7 - e)) & 127) for i in range(1, 16) for e in [i.bit_length() - 1]]
     table = ir.Constant(_words, bits + bits)
@@ -263,14 +274,6 @@ def panels_at_once(rows: int) -> int:
 def products(form: str, dots: bool) -> dict[int, Any]:
     """The kernels of a weight format by their number of rows."""
     return {rows: _product(form, dots, rows, panels_at_once(rows)) for rows in ROWS}
-
-
-def _interleaved(builder: ir.IRBuilder, even: ir.Value, odd: ir.Value) -> ir.Value:
-    """Two vectors of float32 as one of bfloat16 pairs."""
-    both = _call(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", pairs, odd, even)
-    mask = [lane // 2 + WIDTH * (lane % 2) for lane in range(2 * WIDTH)]
-    words = builder.bitcast(both, _words)
-    return builder.shuffle_vector(words, words, ir.Constant(ir.VectorType(_i32, 2 * WIDTH), mask))
 
 
 def decoder(form: str) -> Any:
