@@ -250,7 +250,8 @@ class Scheduler:
             began = self._clock()
             # A draft's rows are computed with the first: most are kept, and the head's weights are read once.
             needed = [row + i for request, row in sampling for i in range(request.draft_len + 1)]
-            logits = self._runner.logits(hidden if needed == list(range(len(hidden))) else hidden[needed])
+            states = hidden if needed == list(range(len(hidden))) else hidden[needed]
+            logits = self._runner.logits(states, self._sampler.masks([request for request, _ in sampling]))
             self.ledger.model_s += self._clock() - began
             place = {row: i for i, row in enumerate(needed)}
             choices = [(request, place[row]) for request, row in sampling]
