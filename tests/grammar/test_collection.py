@@ -60,5 +60,5 @@ def test_the_collection_is_large_and_mixed() -> None:
     cases = all_cases()
     assert len(cases) > 400
     styles = {case.style for case in cases}
-    assert styles == {"openapi", "kubernetes", "configs", "events", "shapes", "suite"}
+    assert styles == {"openapi", "kubernetes", "configs", "events", "published", "shapes", "suite"}
     assert len({repr(case) for case in cases}) == len(cases)
