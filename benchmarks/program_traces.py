@@ -73,6 +73,7 @@ class Branch:
         answer = program.dice.tokens(output)
         hint = ProgramHint(
             program=program.name,
+            name=program.kind,
             lease_s=LEASE_S,
             next_use=next_use,
             branch=self.key,
@@ -126,8 +127,9 @@ class Dice:
 
 
 class ProgramWriter:
-    def __init__(self, name: str, dice: Dice) -> None:
-        self.name = name
+    def __init__(self, kind: str, number: int, dice: Dice) -> None:
+        self.kind = kind
+        self.name = f"{kind}{number}"
         self.dice = dice
         self.calls: list[Call] = []
         self.ended: list[str] = []
@@ -229,7 +231,7 @@ def generate(seed: int, seconds: float, rate: float = 1.0, kinds: Sequence[str] 
     trace = Trace([], [])
     for kind, (body, per_s) in KINDS.items():
         for number, began in enumerate(_arrivals(dice, per_s * rate, seconds) if kind in kinds else ()):
-            writer = ProgramWriter(f"{kind}{number}", dice)
+            writer = ProgramWriter(kind, number, dice)
             root = Branch(writer, dice.tokens(0), began)
             body(root, dice)
             trace.calls += writer.calls
@@ -266,7 +268,7 @@ def recorded(paths: Sequence[Path], copies: int, every: float, seed: int) -> Tra
     trace = Trace([], [])
     runs = [run for path in paths for run in _runs(json.loads(path.read_text(encoding="utf-8")))]
     for number in range(copies * len(runs)):
-        writer = ProgramWriter(f"recorded{number}", dice)
+        writer = ProgramWriter("recorded", number, dice)
         Recorded(writer, number * every).add(runs[number % len(runs)], "b", ())
         trace.calls += writer.calls
         if writer.calls:

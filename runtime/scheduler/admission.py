@@ -44,6 +44,7 @@ class Admission:
         starve behind smaller ones.
         """
         admitted: list[Request] = []
+        chunk = budget
         room = self._max_running - len(running)
         if room <= 0 or budget <= 0 or not waiting:
             return admitted
@@ -59,11 +60,16 @@ class Admission:
         else:
             ordered = sorted(window, key=lambda request: (self._policy.key(request, 0, now), request.arrival))
             candidates = [Candidate(request, self._pages.match(request)) for request in ordered[:room]]
+        if self._policy.siblings_together:
+            candidates = together(candidates)
         prefilling = [request for request in running if request.prefilling]
         for request, match in candidates:
             if budget <= 0 or len(admitted) >= room:
                 break
-            if self._about_to_be_computed(request, match.length, prefilling):
+            missing = self._being_computed(request, match.length, prefilling)
+            if missing is not None:
+                if self._policy.siblings_together and missing <= chunk:
+                    room -= 1  # it joins in the next step: its place is kept
                 continue
             reserve = RESERVED_PAGES * (len(running) + len(admitted))
             if not self._pages.try_admit(request, match, reserve) and (
@@ -75,12 +81,27 @@ class Admission:
             prefilling.append(request)
         return admitted
 
-    def _about_to_be_computed(self, request: Request, matched: int, prefilling: Sequence[Request]) -> bool:
+    def _being_computed(self, request: Request, matched: int, prefilling: Sequence[Request]) -> int | None:
+        """How many tokens that `request` shares with one that prefills are still to be computed there.
+
+        None where it shares no more than is in the tree.
+        """
         limit = request.match_limit
         if matched >= limit:
-            return False
-        return any(
-            other.scope == request.scope
-            and min(common_prefix(request.ids, other.ids[: other.prompt_len]), limit) > matched
-            for other in prefilling
-        )
+            return None
+        for other in prefilling:
+            if other.scope == request.scope:
+                shared = min(common_prefix(request.ids, other.ids[: other.prompt_len]), limit)
+                if shared > matched:
+                    return shared - other.computed_len
+        return None
+
+
+def together(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The branches of a fork behind the first of them, so that one batch reads what they share."""
+    groups: dict[object, list[Candidate]] = {}
+    for found in candidates:
+        hint = found.request.hint
+        fork = (hint.program, hint.forks[-1]) if hint is not None and hint.forks else found.request.rid
+        groups.setdefault(fork, []).append(found)
+    return [found for group in groups.values() for found in group]

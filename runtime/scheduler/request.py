@@ -71,6 +71,8 @@ class Request:
 
         self.program = Program(arrival)
         """Its own, unless the scheduler finds the one that it belongs to."""
+        self.left = 0.0
+        """Service that the program was expected to need still when this request arrived."""
         self.distinct_len = 0
         """Prompt tokens that no earlier request of the program held."""
         self.cached_len: int | None = None

@@ -44,6 +44,7 @@ from ramify.runtime.scheduler.growth import Growth
 from ramify.runtime.scheduler.healing import MAX_TOKENS, Healer, Healing
 from ramify.runtime.scheduler.ledger import Ledger
 from ramify.runtime.scheduler.limits import Limits
+from ramify.runtime.scheduler.lookahead import Lookahead
 from ramify.runtime.scheduler.masks import MaskFiller
 from ramify.runtime.scheduler.output import StepOutputs
 from ramify.runtime.scheduler.pages import RequestPages
@@ -104,6 +105,7 @@ class Scheduler:
         self._admission = Admission(self._pages, POLICIES[config.policy](), config.max_running)
         self._outputs = StepOutputs()
         self._sampler = RequestSampler(runner, limits)
+        self._lookahead = Lookahead(runner, self._pages)
         self._masks = MaskFiller()
         self._retokenizer = retokenizer
         self._healer = healer
@@ -202,25 +204,27 @@ class Scheduler:
     def run(self, plan: Sequence[Planned]) -> torch.Tensor:
         """One forward pass: (tokens, hidden size), the states of the planned tokens in their order.
 
-        The masks of the tokens to come are computed beside it.
+        What was computed ahead is taken from there. The masks of the tokens to come are computed beside it.
         """
         began = self._clock()
+        ahead = self._lookahead.take(plan)
+        rest = [planned for planned, row in zip(plan, ahead.rows, strict=True) if row is None]
         copies = []
-        for planned in plan:
+        for planned in rest:
             if planned.request.copy is not None:
                 copies.append(planned.request.copy)
                 planned.request.copy = None
         extensions = [
             Extension(request.known_and_draft, request.computed_len, planned.stop, request.pages)
-            for planned in plan
+            for planned in rest
             for request in (planned.request,)
         ]
-        batch = pack(extensions, self._config.page_size, copies)
         self._masks.begin([planned.request for planned in plan if planned.samples])
         try:
-            hidden = self._runner.forward(batch)
+            fresh = self._runner.forward(pack(extensions, self._config.page_size, copies)) if rest else None
         finally:
             self._masks.wait()
+        hidden = ahead.joined(fresh, [planned.stop - planned.request.computed_len for planned in plan])
         self.ledger.computed_tokens += len(hidden)
         self.ledger.model_s += self._clock() - began
         return hidden
@@ -239,6 +243,7 @@ class Scheduler:
                 self._growth.report_computed(request, rows, start, stop)
                 prefilled = request.prefilling
                 request.computed_len = min(stop, request.length)
+                self._programs.serve(request, stop - start)
                 if prefilled:
                     self._pages.commit(request)
                 if samples:
@@ -272,11 +277,13 @@ class Scheduler:
                 self._fail(request, error)
         if not ready:
             return []
-        rows = [row for _, row in ready]
+        rows, requests = [row for _, row in ready], [request for request, _ in ready]
         chosen = self._sampler.next_tokens(
-            [request for request, _ in ready],
+            requests,
             logits if rows == list(range(len(logits))) else logits[rows],
+            self._next_pass(requests),
         )
+        self._lookahead.settle([sampled.token for sampled in chosen])
         more: list[tuple[Request, int]] = []
         for (request, row), (token, logprob) in zip(ready, chosen, strict=True):
             with self._failing_alone(request):
@@ -287,6 +294,18 @@ class Scheduler:
                     self._growth.accept(request, token, logprob, now)
         self._masks.fill_now([request for request, _ in more])
         return more
+
+    def _next_pass(self, requests: Sequence[Request]) -> Callable[[torch.Tensor], None] | None:
+        """Launches the pass over the tokens being chosen, where the next step will want nothing else."""
+        if not self._config.overlap or self._waiting or len(requests) < len(self._running):
+            return None
+
+        def launch(tokens: torch.Tensor) -> None:
+            began = self._clock()
+            self._lookahead.launch(requests, tokens)
+            self.ledger.model_s += self._clock() - began
+
+        return launch
 
     @contextlib.contextmanager
     def _failing_alone(self, request: Request) -> Iterator[None]:
@@ -408,6 +427,7 @@ class Scheduler:
         bisect.insort(self._running, request, key=lambda other: other.arrival)
         if request.first_pass is None:
             request.first_pass = now
+            self._programs.started(request, now)
             request.cached_len = min(request.computed_len, request.prompt_len)
             self.ledger.cached_tokens += request.cached_len
 

@@ -83,7 +83,7 @@ def test_nobody_starves(tiny_model: Any) -> None:
     friends = prompt_of(300)
     local.complete([friends], max_tokens=1)
     stranger = local.submit(prompt_of(300, seed=1), max_tokens=1)
-    for round_ in range(200):
+    for round_ in range(600):
         local.submit([*friends, round_ % 256], max_tokens=2, ignore_eos=True)
         local.step()
         now[0] += 0.01
