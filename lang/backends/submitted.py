@@ -21,6 +21,14 @@ from ramify.lang.trace import CURRENT
 from ramify.messages import Generate, ModelInfo, TextChunk
 
 
+class _Told(msgspec.Struct, frozen=True, kw_only=True):
+    """An event: what a request was answered with, or, without `request`, how the program ended."""
+
+    request: str | None = None
+    chunks: list[TextChunk] = []
+    failed: ErrorInfo | None = None
+
+
 class SubmittedProgram:
     """The backend of one run; its `end_program` ends the work at the server."""
 
@@ -76,17 +84,21 @@ class SubmittedProgram:
         try:
             async with aclosing(cast("Any", self._http.events("/v1/programs", self._body))) as events:
                 async for event in events:
-                    problem = event.get("failed")
-                    failed = None if problem is None else from_info(msgspec.convert(problem, ErrorInfo))
-                    if "request" not in event:
+                    told = msgspec.convert(event, _Told)
+                    failed = None if told.failed is None else from_info(told.failed)
+                    if told.request is None:
                         error = failed or error
                         continue
-                    answers = self._of(event["request"])
-                    answers.put_nowait(msgspec.convert(event["chunks"], list[TextChunk]))
+                    answers = self._of(told.request)
+                    answers.put_nowait(told.chunks)
                     if failed is not None:
                         answers.put_nowait(failed)
         except RamifyError as raised:
             error = raised
+        except msgspec.ValidationError as wrong:
+            error = BackendError(
+                f"{self._http.base_url} told something else than events of a program: {wrong}."
+            )
         finally:
             self._error = error
             for answers in self._answers.values():

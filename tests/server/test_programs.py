@@ -18,6 +18,7 @@ import ramify as rm
 import ramify.graph
 from ramify import program_route
 from ramify.errors import BackendError, EngineError, Overloaded
+from tests.lang.remote import RawServer, answer
 from tests.server.desk import FakeDesk, LiveServer, events
 
 Json = Any
@@ -439,6 +440,31 @@ def test_a_server_that_breaks_off(server: LiveServer) -> None:
     with pytest.raises(BackendError):
         program.compile().run("tea", backend=backend)
     backend.close()
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ('{"row": 0, "request": 5}', "told something else"),
+        ('{"row": 0, "request": "0", "chunks": [{}]}', "told something else"),
+        ('{"row": 0}', "ended the program before this request"),
+        ('{"row": 0, "failed": {"code": "overloaded", "message": "Too many."}}', "Too many."),
+        ('{"row": 0, "request": "0", "chunks": [], "failed": {"code": "x", "message": "Odd."}}', "Odd."),
+    ],
+)
+def test_a_server_that_tells_nonsense(told: str, message: str) -> None:
+    info = {"ramify": msgspec.to_builtins(FakeDesk().info)}
+
+    def say(path: str) -> bytes:
+        if path == "/get_model_info":
+            return answer(json.dumps(info).encode())
+        return answer(f"data: {told}\n\ndata: [DONE]\n\n".encode(), kind="text/event-stream")
+
+    with RawServer(say) as server:
+        backend = rm.RuntimeEndpoint(server.url)
+        with pytest.raises(rm.ProgramError, match=message):
+            program.compile().run("tea", backend=backend)
+        backend.close()
 
 
 def test_sixty_four_programs_at_once(server: LiveServer, desk: FakeDesk) -> None:
