@@ -205,6 +205,22 @@ def test_a_program_over_http_equals_the_engine(served: Served) -> None:
     assert there.usage.cached_tokens > 0
 
 
+def test_the_live_page_shows_what_was_asked(http: httpx.Client) -> None:
+    hint = {"program": "seen", "name": "judge", "path": ["fork 0", "gen verdict"], "forks": ["f"]}
+    body = {"text": "Water is", "sampling_params": {"max_new_tokens": 3, "temperature": 0}, "program": hint}
+    text = http.post("/generate", json=body).json()["text"]
+    assert "Ramify live" in http.get("/").text
+    seen = http.get("/live", params={"program": "seen"}).json()
+    (call,) = seen["chosen"]["calls"]
+    assert (call["path"], call["text"], call["out"]) == (hint["path"], text, 3)
+    stats, nodes = seen["stats"], seen["tree"]
+    assert stats["pages_total"] == sum(
+        stats[f"pages_{where}"] for where in ("free", "evictable", "leased", "in_use")
+    )
+    assert sum(node[3] for node in nodes) == stats["pages_total"] - stats["pages_free"]
+    assert (seen["queue"], stats["running"]) == ([], 0)
+
+
 def test_sigterm_leaves_nothing_behind() -> None:
     with serve("--dtype", "float32") as served:
         workers = children(served.process.pid)
