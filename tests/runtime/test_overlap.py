@@ -30,7 +30,8 @@ WORDS = {
 class Load:
     """Requests of every kind, at chosen steps; some are aborted, as stop strings and clients do it."""
 
-    def __init__(self, model: Any, *, overlap: bool, seed: int, **options: Any) -> None:
+    def __init__(self, model: Any, *, overlap: bool, seed: int, longest: int = 14, **options: Any) -> None:
+        self.longest = longest
         vocabulary = Vocabulary(TOKENS, (END_ID,))
         self.jobs: list[Any] = []
         self.vocabulary = vocabulary
@@ -61,7 +62,11 @@ class Load:
             {"open_end": True},
             {"max_tokens": 1},
         ]
-        options = {"max_tokens": rng.randrange(2, 14), "ignore_eos": kind not in (4, 5), **more[kind]}
+        options = {
+            "max_tokens": rng.randrange(2, self.longest),
+            "ignore_eos": kind not in (4, 5),
+            **more[kind],
+        }
         return self.local.submit(ids, **options)
 
     def run(self) -> list[Result]:
@@ -91,7 +96,11 @@ def told(result: Result) -> Any:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"page_size": 4, "num_pages": 30, "chunk_tokens": 16}, {"jump_forward": False, "cache": "naive"}],
+    [
+        {},
+        {"page_size": 4, "num_pages": 36, "chunk_tokens": 16, "longest": 50},
+        {"jump_forward": False, "cache": "naive"},
+    ],
     ids=["plain", "short-of-pages", "no-jumps"],
 )
 def test_the_same_tokens(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, options: Any) -> None:
