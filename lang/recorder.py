@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from types import CellType
 from typing import Any, Literal, NoReturn, cast, get_args, get_origin
 
 import ramify.graph as graph
@@ -28,6 +29,7 @@ from ramify.lang.ir import (
 )
 from ramify.lang.options import resolve_options
 from ramify.lang.run import Run
+from ramify.lang.state import ProgramState
 from ramify.lang.trace import Call
 from ramify.lang.unknown import NotKnown, Unknown, UnknownText
 from ramify.lang.variables import Variable
@@ -73,6 +75,10 @@ class Notes(Run):
         return UnknownText(f"The argument {name!r}", remedy, self.refuse, (Outcoming(variable),))
 
     def refuse(self, error: NotKnown) -> None:
+        if self.body_done.is_open:
+            raise ProgramError(
+                error.message
+            )  # a function of the program is called in a run, and still has it
         self.refused = self.refused or error
 
     def caught(self) -> None:
@@ -204,6 +210,9 @@ class Recorder:
         self._resolve(node, variable, place)
 
     def gen(self, node: Gen, variable: Variable) -> Awaitable[None]:
+        cells = getattr(node.validate, "__closure__", None) or ()
+        if any(issubclass(type(_inside(cell)), Unknown | ProgramState) for cell in cells):
+            self._notes.not_here("validate uses what is not known before the program runs.")
         noted = graph.Gen(
             branch=self._number,
             name=node.name,
@@ -249,6 +258,14 @@ class Recorder:
 
     def call_tools(self, node: CallTools, variable: Variable) -> Awaitable[None]:
         self._notes.not_here("call_tools runs functions of this process.")
+
+
+def _inside(cell: CellType) -> object:
+    """What a closure holds; None where it holds nothing yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
 
 
 def _tied(parts: Sequence[str | NoteOf]) -> tuple[str | NoteOf, ...]:

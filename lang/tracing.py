@@ -51,6 +51,8 @@ def trace(body: Callable[..., Any], arguments: inspect.BoundArguments, unknown: 
         made.check()
     except (NotKnown, Exception) as error:
         raise _compile_error(notes.refused or error, body.__code__) from error
+    finally:
+        notes.end_body()
     if notes.refused is not None:
         raise _compile_error(notes.refused, body.__code__) from notes.refused
     return Traced(made, notes.lines, notes.steps, notes.values, notes.reads, notes.sources, returned)

@@ -429,6 +429,12 @@ def keeps(s):
     s["y"] = s["x"]  # keeps
 
 
+def validates(s):
+    s += rm.gen("x")
+    x = s["x"]
+    s += rm.gen("y", validate=lambda y: y != x)  # validate
+
+
 def no_such_variable(s):
     s += rm.gen("x")
     s += s["y"]  # unknown
@@ -466,6 +472,7 @@ async def waits(s):
         (nothing, None, "no nodes"),
         (fails, "fails", "raised ZeroDivisionError"),
         (keeps, "keeps", "cannot be kept in the variable 'y'"),
+        (validates, "validate", "validate uses what is not known"),
         (no_such_variable, "unknown", "sets no variable 'y'"),
         (waits, None, "waits for something other"),
     ],
@@ -542,6 +549,22 @@ def test_closures_and_multi_line_strings_stay_as_they_are():
 
 
 # --- failing, ending ------------------------------------------------------------------------------
+
+
+def test_what_outlives_its_trace_fails_plainly():
+    kept: list[Any] = []
+
+    @rm.function
+    def program(s):
+        s += "a" + rm.gen("x")
+        kept.append(s)
+        s += rm.gen("y", validate=lambda y: y == kept[0]["x"])
+
+    state = program.compile().run(backend=rm.ScriptedBackend(["x", "y"]))
+    with pytest.raises(rm.ProgramError, match=r"gen 'y' .* The result of gen 'x' is not known"):
+        state["y"]
+    with pytest.raises(rm.ProgramError, match="its program has ended"):
+        kept[0] += "more"
 
 
 def test_a_failed_step_fails_what_needs_it():
