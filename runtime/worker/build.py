@@ -16,7 +16,7 @@ from ramify.runtime.worker.batch import Extension, pack
 from ramify.runtime.worker.decode_graphs import ladder
 from ramify.runtime.worker.device import Backend, resolve_device, resolve_dtype, resolve_ops
 from ramify.runtime.worker.kv_pool import KvPool, page_bytes
-from ramify.runtime.worker.memory import FRACTION, DeviceMemory, check_memory, pages_in, pages_left
+from ramify.runtime.worker.memory import FRACTION, DeviceMemory, check_memory, fitting, pages_in, pages_left
 from ramify.runtime.worker.runner import Runner
 
 log = logging.getLogger("ramify")
@@ -35,18 +35,21 @@ def build_runner(config: EngineConfig, load: LoadModel) -> Runner:
     graphs = _wants_graphs(config, device, ops)
     cascade = _wants_cascade(config, backend, ops)
     dtype = resolve_dtype(config, device)
-    model = load(dtype, device, ops)
+    with fitting("The model's weights", device):
+        model = load(dtype, device, ops)
     pages = pages_in(config, model.config, dtype, device)
     if pages is None:
-        memory = _measured(config, model, ops, dtype, device)
+        with fitting("The model and its largest steps", device):
+            memory = _measured(config, model, ops, dtype, device)
         size = page_bytes(model.config, config.page_size, dtype)
         pages = pages_left(memory, config.memory_fraction or FRACTION, size)
         log.info("%s: %s, %d pages", device, memory, pages)
-    pool = KvPool(model.config, num_pages=pages, page_size=config.page_size, dtype=dtype, device=device)
-    runner = Runner(model, pool, ops, cascade=cascade)
-    if graphs:
-        longest = min(model.config.context_length, pages * config.page_size)
-        runner.capture_decodes(ladder(config.max_running), -(-longest // config.page_size))
+    with fitting(f"{pages} KV pages and the steps on them", device):
+        pool = KvPool(model.config, num_pages=pages, page_size=config.page_size, dtype=dtype, device=device)
+        runner = Runner(model, pool, ops, cascade=cascade)
+        if graphs:
+            longest = min(model.config.context_length, pages * config.page_size)
+            runner.capture_decodes(ladder(config.max_running), -(-longest // config.page_size))
     return runner
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 
 import torch
 
@@ -65,6 +67,20 @@ def enough(num_pages: int) -> int:
             remedy="Give the engine a larger kv_memory_gb or num_pages.",
         )
     return num_pages
+
+
+@contextlib.contextmanager
+def fitting(what: str, device: torch.device) -> Iterator[None]:
+    """Where `device` has no memory for `what`, which is being made, `EngineError` tells the figures."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info(device)
+        raise EngineError(
+            f"{what} do not fit the device's memory: of {_gib(total)} there were {_gib(free)} left when more "
+            "were needed.",
+            remedy="Give it a smaller model, fewer KV pages, or free the device's memory.",
+        ) from error
 
 
 def pages_left(memory: DeviceMemory, fraction: float, page: int) -> int:

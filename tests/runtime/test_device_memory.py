@@ -8,13 +8,16 @@ import pytest
 import torch
 
 from ramify.errors import EngineError, UnsupportedField
+from ramify.kernels.registry import ops
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.worker import build
 from ramify.runtime.worker import device as devices
 from ramify.runtime.worker.build import build_runner
 from ramify.runtime.worker.decode_graphs import ladder
 from ramify.runtime.worker.device import resolve_device, resolve_dtype, resolve_ops
 from ramify.runtime.worker.kv_pool import page_bytes
 from ramify.runtime.worker.memory import LEAST_PAGES, DeviceMemory, pages_in, pages_left
+from ramify.runtime.worker.runner import Runner
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 GIB = 1 << 30
@@ -109,6 +112,46 @@ def test_a_model_that_does_not_fit_is_refused_with_the_figures() -> None:
     assert remedy is not None
     would_do = float(remedy.split("memory_fraction of ")[1].split()[0])
     assert pages_left(memory, would_do, 1 << 20) >= LEAST_PAGES, "the remedy is one"
+
+
+def test_the_largest_steps_are_measured(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a device's counters that charge a byte for every token of a pass."""
+    peak = [0]
+    forward = Runner.forward
+
+    def charged(self: Runner, batch: Any) -> torch.Tensor:
+        peak[0] = batch.tokens.shape[1]
+        return forward(self, batch)
+
+    monkeypatch.setattr(Runner, "forward", charged)
+    for name, value in {
+        "memory_allocated": lambda device: 0,
+        "max_memory_allocated": lambda device: peak[0],
+        "reset_peak_memory_stats": lambda device: None,
+        "synchronize": lambda device: None,
+        "empty_cache": lambda: None,
+        "mem_get_info": lambda device: (30, 100),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    for chunk, prefill in ((100, 100), (4096, tiny_model.config.context_length)):
+        config = EngineConfig(dtype="float32", chunk_tokens=chunk, max_running=24)
+        memory = build._measured(config, tiny_model, ops("cpu"), torch.float32, CPU)
+        assert memory == DeviceMemory(total=100, used=70, workspace=prefill + 24)
+
+
+@pytest.mark.parametrize(("what", "options"), [("The model's weights", {}), ("9 KV pages", {"num_pages": 9})])
+def test_memory_that_runs_out_is_told_with_figures(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch, what: str, options: dict[str, Any]
+) -> None:
+    def runs_out(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (GIB // 4, 16 * GIB))
+    if options:
+        monkeypatch.setattr(build, "KvPool", runs_out)
+    load = (lambda *_: tiny_model) if options else runs_out
+    with pytest.raises(EngineError, match=rf"{what}.*of 16.00 GiB there were 0.25 GiB left"):
+        build_runner(EngineConfig(device="cpu", dtype="float32", **options), load)
 
 
 def test_where_no_fraction_would_do_none_is_advised() -> None:
