@@ -82,6 +82,10 @@ class Programs:
     def __len__(self) -> int:
         return len(self._programs)
 
+    def find(self, name: str) -> Program | None:
+        """The program with this id, if it has had a request."""
+        return self._programs.get(name)
+
     def join(self, request: Request) -> None:
         """`request` has arrived: find its program, and how much of its prompt is new to that."""
         hint, program = request.hint, request.program
