@@ -124,11 +124,15 @@ class Programs:
         known = program.calls.insert(computed)
         request.distinct_len += max(0, min(request.prompt_len, len(computed)) - known)
 
-    def end(self, name: str) -> None:
+    def find(self, program: str) -> Program | None:
+        """The program with this id, while it is remembered."""
+        return self._programs.get(program)
+
+    def end(self, program: str) -> None:
         """The program with this id is over."""
-        program = self._programs.pop(name, None)
-        if program is not None:
-            self._learn(program.name, program.served)
+        found = self._programs.pop(program, None)
+        if found is not None:
+            self._learn(found.name, found.served)
 
     def _usual_of(self, name: str) -> float | None:
         found = self._usual.get(name)
