@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import dataclasses
+import gc
 import os
 import signal
 import sys
@@ -181,6 +182,7 @@ class CompileJobs:
     def _be_child(self, job: CompileGrammar, parent: int, pipe: int) -> None:
         try:
             _die_with(parent)
+            gc.disable()  # it lives for one job, and most of what that makes is no garbage
             self._enter()
             body = _encoder.encode(self._compile(job))
             while body:

@@ -130,6 +130,8 @@ def components(rules: Mapping[str, Expression]) -> dict[str, str]:
 
 def calls_of(expression: Expression) -> dict[str, None]:
     """The rules that `expression` calls."""
+    if expression.is_regular:
+        return {}
     match expression:
         case Call(rule):
             return {rule: None}

@@ -15,15 +15,25 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 class _Node:
-    """Remembers its hash: expressions are keys all the time, and hashing a deep one costs its size."""
+    """Remembers its hash: expressions are keys all the time, and hashing a deep one costs its size. And
+    whether it is regular: no rule is called in it, and it has no `Fresh`."""
 
-    __slots__ = ("_hash",)
+    __slots__ = ("_hash", "is_regular")
     __match_args__: tuple[str, ...] = ()
     _hash: int
+    is_regular: bool
 
     def __post_init__(self) -> None:
         fields = (getattr(self, name) for name in self.__match_args__)
         object.__setattr__(self, "_hash", hash((type(self), *fields)))
+        match self:
+            case Seq(parts) | Alt(parts):
+                regular = all(part.is_regular for part in parts)
+            case Repeat(item, _, _):
+                regular = item.is_regular
+            case _:
+                regular = isinstance(self, Chars | Text)
+        object.__setattr__(self, "is_regular", regular)
 
     def __hash__(self) -> int:
         return self._hash

@@ -203,6 +203,8 @@ def _worth_calling(body: Expression, states: int, times: int) -> bool:
 
 def _last_calls(expression: Expression) -> set[str]:
     """The rules called in the last place."""
+    if expression.is_regular:
+        return set()
     match expression:
         case Call(rule):
             return {rule}
@@ -217,6 +219,8 @@ def _last_calls(expression: Expression) -> set[str]:
 
 def _inner_calls(expression: Expression, times: int = 1, last: bool = True) -> dict[str, int]:
     """How often each rule is called in other places, with repetitions written out."""
+    if expression.is_regular:
+        return {}
     found: dict[str, int] = {}
     match expression:
         case Call(rule):

@@ -107,6 +107,8 @@ def char_set(ranges: Ranges) -> CharSet:
 
 def holds_fresh(expression: Expression) -> bool:
     """`expression` itself has a `Fresh`, not only a rule that it calls."""
+    if expression.is_regular:
+        return False
     match expression:
         case Fresh():
             return True

@@ -7,6 +7,7 @@ the engine handles better than the automaton they unroll to.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 from ramify.runtime.grammar import json_rules
@@ -162,11 +163,15 @@ def others_than(strings: Iterable[str], anything: Expression) -> Expression:
 
     def written(node: Tree) -> Expression:
         below = [seq(text(char), written(child)) for char, child in node.items()]
-        outside = chars(complement(normal_ranges((ord(char), ord(char)) for char in node)))
-        leaving = seq(outside, anything)
+        leaving = seq(_outside(frozenset(node)), anything)
         return alt(*([] if id(node) in ends else [EMPTY]), *below, leaving)
 
     return written(root)
+
+
+@lru_cache(maxsize=2048)
+def _outside(letters: frozenset[str]) -> Expression:
+    return chars(complement(normal_ranges((ord(char), ord(char)) for char in letters)))
 
 
 def combinations(expressions: list[Expression], most_states: int) -> set[frozenset[int]] | None:
