@@ -83,11 +83,14 @@ class Work:
     forced: int
     """Output tokens that a grammar forced. Those at the end of an output are never computed with it."""
     requests: int
+    told: int
+    """What the backend says that is distinct."""
 
     def check(self) -> None:
         """Nothing was computed twice, and nothing was saved that had to be computed."""
         least = self.distinct + self.for_logits
         assert least <= self.computed <= least + self.forced, self
+        assert self.computed == self.told + self.for_logits, self
 
 
 def work_of(
@@ -99,7 +102,7 @@ def work_of(
     an output from its end on, but for its last token, which is never computed.
     """
     tree: dict[int, Any] = {}
-    sent = computed = distinct = for_logits = forced = requests = 0
+    sent = computed = distinct = for_logits = forced = requests = told = 0
     for ended, asked in events:
         prompt = list(encode(asked.request.prompt))
         if ended:
@@ -115,7 +118,8 @@ def work_of(
         if ended:
             computed += asked.usage.prompt_tokens - asked.usage.cached_tokens
             forced += asked.usage.forced_tokens
-    return Work(sent, computed, distinct, for_logits, forced, requests)
+            told += asked.usage.distinct_tokens
+    return Work(sent, computed, distinct, for_logits, forced, requests, told)
 
 
 def _reusable(sampling: SamplingParams, length: int) -> int:
