@@ -124,10 +124,6 @@ class Programs:
         known = program.calls.insert(computed)
         request.distinct_len += max(0, min(request.prompt_len, len(computed)) - known)
 
-    def find(self, program: str) -> Program | None:
-        """The program with this id, while it is remembered."""
-        return self._programs.get(program)
-
     def end(self, program: str) -> None:
         """The program with this id is over."""
         found = self._programs.pop(program, None)
