@@ -18,13 +18,25 @@ from ramify.runtime.scheduler.healing import Healer
 from tests.runtime.local import LocalScheduler, Result
 from tests.runtime.tiny import END_ID, VOCAB
 
-TOKENS = tuple(bytes([i]) for i in range(256)) + (b"",) * (VOCAB - 256)
+TOKENS = tuple(bytes([i]) for i in range(256)) + (b"",) * (VOCAB - 257) + (b"ng",)
+N, NG = ord("n"), VOCAB - 1
 WORDS = {
     "type": "object",
     "properties": {"name": {"enum": ["long name", "long other"]}, "n": {"type": "integer"}},
     "required": ["name", "n"],
     "additionalProperties": False,
 }
+
+
+def spelled(text: str) -> list[int]:
+    """As the tokenizer has it: bytes, but for one longer token."""
+    ids: list[int] = []
+    for byte in text.encode():
+        if byte == ord("g") and ids[-1:] == [N]:
+            ids[-1] = NG
+        else:
+            ids.append(byte)
+    return ids
 
 
 class Load:
@@ -40,7 +52,7 @@ class Load:
             overlap=overlap,
             deterministic=True,  # or the batch, which is another, would change the last bits
             grammars=GrammarStore(vocabulary, send=self.jobs.append, restart=lambda: None),
-            retokenizer=Retokenizer(lambda text: list(text.encode()), vocabulary),
+            retokenizer=Retokenizer(spelled, vocabulary),
             healer=Healer(vocabulary),
             **options,
         )
@@ -61,17 +73,19 @@ class Load:
             {"stop_token_ids": tuple(range(0, 256, 9)), "min_tokens": 2},
             {"open_end": True},
             {"max_tokens": 1},
+            # An "n" that is chosen becomes "ng", one token: what was computed ahead is not what comes.
+            {"constraint": constraint.regex("(ng|x)[0-9]{3,9}"), "logit_bias": {N: 50.0, NG: -50.0}},
         ]
         options = {
             "max_tokens": rng.randrange(2, self.longest),
-            "ignore_eos": kind not in (4, 5),
+            "ignore_eos": "constraint" not in more[kind],
             **more[kind],
         }
         return self.local.submit(ids, **options)
 
     def run(self) -> list[Result]:
         scheduler = self.local.scheduler
-        kinds = [*range(10)] * 2
+        kinds = [*range(11)] * 2
         self.random.shuffle(kinds)
         step, submitted = 0, []
         while kinds or scheduler.busy:
