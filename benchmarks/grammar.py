@@ -1,6 +1,6 @@
 """Compile and mask times of typical constraints, beside those of other engines alone, in one run.
 
-``python benchmarks/grammar.py [--rounds 5] [--engines ramify,xgrammar,…] [--tokens 131072]``, one thread.
+``python -m benchmarks.grammar [--rounds 5] [--engines ramify,xgrammar,…] [--tokens 131072]``, one thread.
 
 Every schema comes with a text that is fed token by token; all engines take turns, so that none has the
 machine to itself. "first" are masks in states that no request has met yet, "again" those of a second

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import random
+import string
 from typing import Any
 
 import pytest
 
+from ramify import constraint
 from ramify.errors import InvalidConstraint
+from ramify.runtime.grammar.ebnf import ROOT
 from ramify.runtime.grammar.expression import size
+from ramify.runtime.grammar.frame_compiler import called_rules
+from ramify.runtime.grammar.frame_states import States
 from ramify.runtime.grammar.json_text import parse_json
+from ramify.runtime.grammar.positions import Positions
 from ramify.runtime.grammar.schema_grammar import MAX_RULES, Options, schema_rules
+from tests.grammar.vocabularies import accepts, compiled
 
 MOST = 1_500_000
 """Characters of a grammar with its repetitions written out."""
@@ -106,3 +114,20 @@ def test_deep_schemas_are_refused_or_served() -> None:
     for _ in range(190):
         schema = {"type": "object", "properties": {"a": schema}}
     assert len(schema_rules(schema)) < 1000
+
+
+def test_a_thousand_optional_properties_take_a_few_states_each() -> None:
+    """Each may be followed by any of the later ones: copied, that is half a million positions."""
+    draw = random.Random(1)
+    names = ["".join(draw.choices(string.ascii_lowercase, k=8)) for _ in range(1000)]
+    schema = {"properties": {name: {"type": "null"} for name in names}, "additionalProperties": False}
+    rules = schema_rules(schema | {"type": "object"})
+    positions = Positions(rules, *called_rules(rules))
+    states = States(positions, ROOT, 30_000)
+    assert sum(map(len, states.edges)) < 100_000
+    assert len(positions.table) < 200_000
+    grammar = compiled(constraint.json_schema(schema | {"type": "object"}))
+    some = sorted(draw.sample(range(1000), 5))
+    assert accepts(grammar, json.dumps({names[i]: None for i in some}))
+    assert not accepts(grammar, json.dumps({names[i]: None for i in reversed(some)}))
+    assert not accepts(grammar, json.dumps({names[some[0]]: None, "other": None}))
