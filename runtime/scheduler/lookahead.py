@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ramify.runtime.scheduler.pages import RequestPages
 from ramify.runtime.scheduler.request import Request
+from ramify.runtime.worker.attention import picked
 from ramify.runtime.worker.batch import Extension, pack
 from ramify.runtime.worker.runner import Runner
 from ramify.runtime.worker_process import log
@@ -58,7 +59,7 @@ class Ahead:
                 order += range(following, following + count)
                 following += count
         whole = self.hidden if fresh is None else torch.cat([self.hidden, fresh])
-        return whole if order == list(range(len(whole))) else whole[order]
+        return whole if order == list(range(len(whole))) else picked(whole, order)
 
 
 class Lookahead:
@@ -90,7 +91,7 @@ class Lookahead:
             for entry in self._launched
         ]
         if len(extensions) < len(requests):
-            tokens = tokens[[entry.choice for entry in self._launched]]
+            tokens = picked(tokens, [entry.choice for entry in self._launched])
         try:
             self._hidden = self._runner.forward(pack(extensions, self._pages.page_size, next_ids=tokens))
         except Exception:  # the step that wants it will try again, and answer for it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -103,6 +103,11 @@ def attention_of(
         for window in windows
     }
     return PlannedAttention(planners, scale)
+
+
+def picked(tensor: Tensor, rows: Sequence[int]) -> Tensor:
+    """``tensor[rows]``, without waiting for the device."""
+    return tensor[moved(torch.tensor(rows, dtype=torch.int64), tensor.device)]
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
