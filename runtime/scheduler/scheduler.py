@@ -53,6 +53,7 @@ from ramify.runtime.scheduler.programs import Programs
 from ramify.runtime.scheduler.request import Request
 from ramify.runtime.scheduler.sampling import RequestSampler
 from ramify.runtime.scheduler.snapshot import shares, tree_nodes
+from ramify.runtime.worker.attention import picked
 from ramify.runtime.worker.batch import Extension, pack
 from ramify.runtime.worker.runner import Runner
 from ramify.runtime.worker_process import log
@@ -255,7 +256,7 @@ class Scheduler:
             began = self._clock()
             # A draft's rows are computed with the first: most are kept, and the head's weights are read once.
             needed = [row + i for request, row in sampling for i in range(request.draft_len + 1)]
-            states = hidden if needed == list(range(len(hidden))) else hidden[needed]
+            states = hidden if needed == list(range(len(hidden))) else picked(hidden, needed)
             logits = self._runner.logits(states, self._sampler.masks([request for request, _ in sampling]))
             self.ledger.model_s += self._clock() - began
             place = {row: i for i, row in enumerate(needed)}
@@ -280,7 +281,7 @@ class Scheduler:
         rows, requests = [row for _, row in ready], [request for request, _ in ready]
         chosen = self._sampler.next_tokens(
             requests,
-            logits if rows == list(range(len(logits))) else logits[rows],
+            logits if rows == list(range(len(logits))) else picked(logits, rows),
             self._next_pass(requests),
         )
         self._lookahead.settle([sampled.token for sampled in chosen])
