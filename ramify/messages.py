@@ -259,6 +259,14 @@ class CompileGrammar(Message, frozen=True, kw_only=True):
 # --- to the detokenizer -------------------------------------------------------------------------
 
 
+class Unenforced(msgspec.Struct, frozen=True, kw_only=True):
+    """A schema keyword that the grammar leaves out, as was asked for (`Constraint.strict`)."""
+
+    schema: str
+    """JSON pointer of the keyword."""
+    message: str
+
+
 class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one step produced for one request."""
 
@@ -276,6 +284,8 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The prompt's last ids: some tokenizers spell a token differently at the start of a text."""
     overlap: str = ""
     """On the first chunk: the end of the prompt that the output's first token begins with."""
+    unenforced: tuple[Unenforced, ...] = ()
+    """On the first chunk: what the constraint says and the grammar does not enforce."""
     usage: Usage | None = None
     """Set on the first and the last chunk."""
     finish: Finish | None = None
@@ -320,6 +330,8 @@ class TextChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     finish: Finish | None = None
     kept_ids: int = 0
     tail: str = ""
+    unenforced: tuple[Unenforced, ...] = ()
+    """On the first chunk: what the constraint says and the grammar does not enforce."""
     violations: tuple[Violation, ...] | None = None
     """With `finish`, where the constraint is validated afterwards: what the output does not satisfy."""
 

@@ -99,6 +99,7 @@ class Detokenizer:
             finish=finish,
             kept_ids=kept_ids if finish is not None else 0,
             tail=tail,
+            unenforced=chunk.unenforced,
         )
 
     def _with_texts(self, logprobs: TokenLogprobs | None) -> TokenLogprobs | None:

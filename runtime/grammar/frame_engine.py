@@ -53,6 +53,7 @@ class FrameGrammar:
     def __init__(self, payload: bytes, vocabulary: Vocabulary) -> None:
         self.frames = Frames.from_bytes(payload)
         self.lists = FrameLists(self.frames)
+        self.unenforced = self.frames.unenforced
         self.vocabulary = vocabulary
         self.trie = token_trie(vocabulary)
         self._words = mask_words(vocabulary.size)

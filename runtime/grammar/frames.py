@@ -20,6 +20,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from ramify.messages import Unenforced
+
 ENDLESS = 255
 """`run` where any number of characters may come."""
 
@@ -81,12 +83,14 @@ class Frames:
         most_pushed: int,
         items: FreshItems | None = None,
         forks: bool = False,
+        unenforced: tuple[Unenforced, ...] = (),
     ) -> None:
         for name, _ in self.FIELDS:
             setattr(self, name, arrays[name])
         self.most_pushed = most_pushed
         self.items = items
         self.forks = forks
+        self.unenforced = unenforced
 
     @property
     def states(self) -> int:
@@ -98,7 +102,9 @@ class Frames:
 
     def to_bytes(self) -> bytes:
         packed = [getattr(self, name).astype(kind, copy=False).tobytes() for name, kind in self.FIELDS]
-        return msgspec.msgpack.encode(_Packed(packed, self.most_pushed, self.items, self.forks))
+        return msgspec.msgpack.encode(
+            _Packed(packed, self.most_pushed, self.items, self.forks, self.unenforced)
+        )
 
     @staticmethod
     def from_bytes(data: bytes) -> Frames:
@@ -114,3 +120,4 @@ class _Packed(msgspec.Struct, array_like=True):
     most_pushed: int
     items: FreshItems | None
     forks: bool
+    unenforced: tuple[Unenforced, ...]

@@ -111,6 +111,8 @@ def _reason(message: str) -> str:
 class LarkGrammar:
     """A grammar, read from what `compile_lark` returned."""
 
+    unenforced = ()
+
     def __init__(self, payload: bytes, vocabulary: Vocabulary) -> None:
         self._inner = _matcher(payload, vocabulary)
         if self._inner.is_error():

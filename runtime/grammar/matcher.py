@@ -10,6 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
+from ramify.messages import Unenforced
+
 
 class Matcher(Protocol):
     """Follows the output of one request through its grammar, token by token."""
@@ -82,6 +84,11 @@ class Grammar(Protocol):
     @property
     def nbytes(self) -> int:
         """Memory that it holds, in bytes; approximate."""
+        ...
+
+    @property
+    def unenforced(self) -> tuple[Unenforced, ...]:
+        """What the constraint says and the grammar leaves out."""
         ...
 
     def matcher(self, prefix: bytes = b"") -> Matcher:

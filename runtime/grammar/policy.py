@@ -15,6 +15,7 @@ from types import ModuleType
 
 from ramify.constraint import Constraint, Kind
 from ramify.errors import InvalidConstraint
+from ramify.messages import Unenforced
 from ramify.runtime.grammar import regex_syntax
 from ramify.runtime.grammar.ebnf import ROOT
 from ramify.runtime.grammar.expression import Expression, alt, size, text
@@ -25,7 +26,7 @@ from ramify.runtime.grammar.json_text import parse_json
 from ramify.runtime.grammar.left_recursion import without_left_recursion
 from ramify.runtime.grammar.matcher import Grammar
 from ramify.runtime.grammar.positions import TooLarge
-from ramify.runtime.grammar.schema_grammar import Options, schema_rules
+from ramify.runtime.grammar.schema_grammar import Options, compile_schema
 from ramify.runtime.grammar.structural_tag import structural_tag_rules
 from ramify.runtime.grammar.token_trie import token_trie
 from ramify.runtime.grammar.vocabulary import Vocabulary
@@ -115,13 +116,18 @@ def _bad_choice(i: int, what: str) -> InvalidConstraint:
 def _json(constraint: Constraint, vocabulary: Vocabulary) -> Compiled:
     schema = parse_json(constraint.source) if constraint.kind == "json_schema" else {"type": "object"}
     options = Options(constraint.whitespace, constraint.any_order, constraint.strict)
-    rules = schema_rules(schema, options)
-    return _rules(rules, vocabulary)
+    compiled = compile_schema(schema, options)
+    left_out = tuple(Unenforced(schema=each.pointer, message=each.reason) for each in compiled.unenforced)
+    return _rules(compiled.rules, vocabulary, left_out)
 
 
-def _rules(rules: Mapping[str, Expression], vocabulary: Vocabulary) -> Compiled:
+def _rules(
+    rules: Mapping[str, Expression], vocabulary: Vocabulary, unenforced: tuple[Unenforced, ...] = ()
+) -> Compiled:
     try:
-        return "frames", compile_grammar(rules, vocabulary).to_bytes()
+        frames = compile_grammar(rules, vocabulary)
+        frames.unenforced = unenforced
+        return "frames", frames.to_bytes()
     except TooLarge:
         raise InvalidConstraint(
             "The constraint has too many states with its repetitions written out.",

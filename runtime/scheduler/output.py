@@ -78,6 +78,7 @@ class StepOutputs:
             sampling=request.sampling if first else None,
             context=context,
             overlap=request.overlap.decode() if first else "",
+            unenforced=request.unenforced if first else (),
             usage=request.usage(now) if first or pending.finish is not None else None,
             finish=pending.finish,
         )

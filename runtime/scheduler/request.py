@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ramify.constraint import Constraint
-from ramify.messages import ProgramHint, Submit, Usage
+from ramify.messages import ProgramHint, Submit, Unenforced, Usage
 from ramify.radix.evicted import Lost
 from ramify.runtime.scheduler.programs import Program
 from ramify.sampling import SamplingParams
@@ -57,6 +57,7 @@ class Request:
         """(source, destination) of a partial page to be copied before the next forward pass."""
 
         self.constrained: ConstrainedOutput | None = None
+        self.unenforced: tuple[Unenforced, ...] = ()
         self.seed = self.sampling.seed if self.sampling.seed is not None else default_seed
         self.draft_len = 0
         """Tokens after the known ones that are likely to come: computed with them, and kept one by one as

@@ -398,6 +398,7 @@ class Scheduler:
 
     def _constrain(self, request: Request, grammar: Grammar | None) -> None:
         with self._failing_alone(request):
+            request.unenforced = () if grammar is None else grammar.unenforced
             prefix = b"" if request.healing is None else request.healing.rest
             matcher = self._grammars.matcher(grammar, request.preambles, prefix)
             request.constrained = constrained = ConstrainedOutput(

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
-from ramify.messages import Finish, TextChunk, TokenLogprobs, Usage, Violation
+from ramify.messages import Finish, TextChunk, TokenLogprobs, Unenforced, Usage, Violation
 
 T = TypeVar("T")
 
@@ -26,6 +26,7 @@ class Collected:
         self.finish: Finish | None = None
         self.kept_ids = 0
         self.tail = ""
+        self.unenforced: tuple[Unenforced, ...] = ()
         self.violations: tuple[Violation, ...] | None = None
 
     def add(self, chunk: TextChunk) -> None:
@@ -38,6 +39,7 @@ class Collected:
             self.prompt_logprobs.append(chunk.prompt_logprobs)
         if chunk.usage is not None:
             self.usage = chunk.usage
+        self.unenforced += chunk.unenforced
         if chunk.finish is not None:
             self.finish, self.kept_ids, self.tail = chunk.finish, chunk.kept_ids, chunk.tail
             self.violations = chunk.violations

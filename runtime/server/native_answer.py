@@ -30,6 +30,8 @@ def native_answer(request: Generate, result: Collected, texts: bool) -> dict[str
     }
     if result.forced:
         meta["forced_places"] = result.forced
+    if result.unenforced:
+        meta["unenforced"] = result.unenforced
     if result.violations is not None:
         meta["violations"] = result.violations
     if request.sampling.logprobs is not None:

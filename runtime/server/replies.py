@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ramify.messages import TextChunk, TokenLogprobs, Usage, Violation
+from ramify.messages import TextChunk, TokenLogprobs, Unenforced, Usage, Violation
 from ramify.runtime.server.fanout import Collected
 
 _REPLACEMENT = "\ufffd"
@@ -87,7 +87,9 @@ class ChatMessageReply(Reply):
 
 
 class ChoiceExtras(Reply):
-    violations: list[Violation]
+    unenforced: list[Unenforced] | msgspec.UnsetType = msgspec.UNSET
+    """What the schema says and the grammar leaves out, where that was asked for."""
+    violations: list[Violation] | msgspec.UnsetType = msgspec.UNSET
     """Where the schema was to be validated afterwards: what the output does not satisfy."""
 
 
@@ -178,8 +180,13 @@ class ModelList(Reply):
 
 def choice_extras(outcome: TextChunk | Collected) -> ChoiceExtras | msgspec.UnsetType:
     """What a choice says beyond OpenAI's API."""
-    found = outcome.violations
-    return msgspec.UNSET if found is None else ChoiceExtras(violations=list(found))
+    left_out, found = outcome.unenforced, outcome.violations
+    if not left_out and found is None:
+        return msgspec.UNSET
+    return ChoiceExtras(
+        unenforced=list(left_out) if left_out else msgspec.UNSET,
+        violations=msgspec.UNSET if found is None else list(found),
+    )
 
 
 def usage_reply(choices: Sequence[Collected], n: int) -> UsageReply:

@@ -256,3 +256,23 @@ def test_free_text_that_is_cut_is_not_called_whole() -> None:
     text, finish, _ = Hostile(seed=3, jump=True).run(constraint.regex("[a-z]*"), 5)
     assert finish.reason == "stop"
     assert text.isalpha()
+
+
+@pytest.mark.parametrize("strict", [False, "validate"])
+def test_what_is_left_out_is_told_with_the_first_chunk(strict: Any) -> None:
+    schema = {"type": "string", "pattern": "(?<=a)b", "maxLength": 3}
+    hostile = Hostile(seed=1, jump=True)
+    held = constraint.json_schema(schema, strict=strict)
+    chunks = []
+    step = hostile.scheduler.step
+
+    def watched() -> Any:
+        output = step()
+        chunks.extend(output.chunks if output is not None else ())
+        return output
+
+    hostile.scheduler.step = watched  # type: ignore[method-assign]
+    hostile.run(held, 9)
+    assert [left.schema for left in chunks[0].unenforced] == ["/pattern"]
+    assert "lookbehind" in chunks[0].unenforced[0].message
+    assert not any(chunk.unenforced for chunk in chunks[1:])

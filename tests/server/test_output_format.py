@@ -6,11 +6,15 @@ import json
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from ramify import constraint
 from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint
+from ramify.messages import Finish, TextChunk, Unenforced
+from ramify.runtime.server.fanout import Collected
+from ramify.runtime.server.replies import choice_extras
 from tests.server.desk import MODEL, FakeDesk, events
 
 CHAT: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
@@ -200,3 +204,19 @@ def test_what_is_validated_afterwards_is_reported(http: httpx.Client, desk: Fake
 
 def test_nothing_is_reported_of_what_is_enforced(http: httpx.Client) -> None:
     assert "ramify" not in http.post("/v1/chat/completions", json=CHAT | wrapped()).json()["choices"][0]
+
+
+def test_what_was_left_out_is_reported_beside_what_is_not_satisfied() -> None:
+    left_out = Unenforced(schema="/pattern", message="A lookahead is not supported.")
+    collected = Collected()
+    for chunk in (
+        TextChunk(rid="r", text='"a', unenforced=(left_out,)),
+        TextChunk(rid="r", text='"', finish=Finish(reason="stop"), violations=()),
+    ):
+        collected.add(chunk)
+    said = choice_extras(collected)
+    assert msgspec.to_builtins(said) == {
+        "unenforced": [{"schema": "/pattern", "message": "A lookahead is not supported."}],
+        "violations": [],
+    }
+    assert choice_extras(TextChunk(rid="r", text="x")) is msgspec.UNSET
