@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def main(page: Path, begin: str, end: str, part: str) -> int:
-    """Put `part` between the marks `begin` and `end` of `page`; 1 where ``--check`` finds that it is another."""
+    """Put `part` between the marks `begin` and `end` of `page`; 1 where ``--check`` finds another there."""
     text = page.read_text()
     before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)
