@@ -53,7 +53,7 @@ class EngineConfig:
     """Prompt tokens computed in one step, over all requests."""
     max_waiting: int = 2048
     """Requests queued before the frontend answers 429."""
-    policy: Literal["program", "prefix", "fcfs"] = "program"
+    policy: Literal["program", "prefix", "fcfs"] = "prefix"
     """program: what needs least still goes first, by program. prefix: longest cached prefix first. Both age
     with waiting time. fcfs: by arrival."""
     threads: int | None = None
