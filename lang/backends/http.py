@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
+import contextlib
+import ssl
 from collections.abc import AsyncIterator, Mapping
+from functools import cached_property
 from typing import Any
 
-import httpx
+import aiohttp
+import msgspec
 
 from ramify.errors import (
     BackendError,
@@ -21,7 +25,11 @@ from ramify.errors import (
 )
 
 CONNECT_S = 10.0
-DONE = "[DONE]"
+KEEP_ALIVE_S = 4.0
+"""How long an idle connection is kept: less than servers keep theirs (uvicorn: 5 s), so that none is used
+that its server is about to close."""
+LAST_BYTES_S = 0.5
+DONE = b"[DONE]"
 
 _BY_STATUS: dict[int, type[RamifyError]] = {
     400: InvalidRequest,
@@ -43,15 +51,35 @@ class HttpClient:
     """
 
     def __init__(
-        self, base_url: str, api_key: str | None = None, *, verify: Any = True, timeout_s: float | None = None
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        *,
+        verify: str | bool = True,
+        timeout_s: float | None = None,
     ) -> None:
+        """`verify`: TLS verification, or the path of a CA bundle. `timeout_s` bounds each wait for bytes."""
         self.base_url = base_url.rstrip("/")
-        self._client = httpx.AsyncClient(
-            headers={"authorization": f"Bearer {api_key}"} if api_key else None,
-            verify=verify,
-            timeout=httpx.Timeout(timeout_s, connect=CONNECT_S, pool=None),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+        self._headers = {"content-type": "application/json"}
+        if api_key:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        self._ssl = ssl.create_default_context(cafile=verify) if isinstance(verify, str) else verify
+        self._timeout_s = timeout_s
+
+    @cached_property
+    def _session(self) -> aiohttp.ClientSession:
+        """Made by the first request: a session belongs to the event loop that it is made on."""
+        return aiohttp.ClientSession(
+            headers=self._headers,
+            connector=aiohttp.TCPConnector(limit=0, ssl=self._ssl, keepalive_timeout=KEEP_ALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=self._timeout_s),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=True,
         )
+
+    def _request(self, method: str, url: str, body: Mapping[str, Any] | None) -> Any:
+        data = None if body is None else msgspec.json.encode(body)
+        return self._session.request(method, url, data=data, allow_redirects=False)
 
     async def get(self, path: str) -> Any:
         """The JSON at `path`."""
@@ -68,65 +96,75 @@ class HttpClient:
         """
         url = self.base_url + path
         try:
-            async with self._client.stream("POST", url, json=body) as response:
-                if response.status_code != 200:
-                    await response.aread()
-                    raise _error_of(response)
-                async for data in _event_data(response.aiter_bytes()):
+            async with self._request("POST", url, body) as response:
+                if response.status != 200:
+                    raise _error_of(response, await response.read())
+                async for data in _event_data(response.content.iter_any()):
                     if data == DONE:
+                        await _read_end(response)
                         return
-                    event = json.loads(data)
+                    event = msgspec.json.decode(data)
                     if isinstance(event.get("error"), dict):
                         raise _error_from_body(event["error"], 500, None)
                     yield event
-        except httpx.HTTPError as error:
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise _unreachable(url, error) from error
         raise BackendError(f"{url} broke off its answer.")
 
     async def aclose(self) -> None:
-        await self._client.aclose()
+        if "_session" in self.__dict__:
+            await self._session.close()
 
     async def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         url = self.base_url + path
         try:
-            response = await self._client.request(method, url, json=body)
-        except httpx.HTTPError as error:
+            async with self._request(method, url, body) as response:
+                answer = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise _unreachable(url, error) from error
-        if response.status_code != 200:
-            raise _error_of(response)
+        if response.status != 200:
+            raise _error_of(response, answer)
         try:
-            return response.json()
-        except ValueError:
+            return msgspec.json.decode(answer)
+        except msgspec.DecodeError:
             raise BackendError(f"{url} did not answer in JSON.") from None
 
 
-async def _event_data(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
+async def _read_end(response: aiohttp.ClientResponse) -> None:
+    """The few bytes after the last event: the connection serves again then."""
+    with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+        async with asyncio.timeout(LAST_BYTES_S):
+            await response.read()
+
+
+async def _event_data(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The ``data:`` of each event. Lines end in LF or CRLF alone, unlike those of `str.splitlines`."""
     rest = b""
     async for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
-                yield line[5:].strip().decode()
+                yield line[5:].strip()
 
 
-def _unreachable(url: str, error: httpx.HTTPError) -> RamifyError:
-    if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
+def _unreachable(url: str, error: Exception) -> RamifyError:
+    if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):
         return RequestTimeout(f"{url} did not answer in time.")
     return BackendError(f"{url} cannot be reached: {str(error) or type(error).__name__}.")
 
 
-def _error_of(response: httpx.Response) -> RamifyError:
+def _error_of(response: aiohttp.ClientResponse, answer: bytes) -> RamifyError:
     retry_after = response.headers.get("retry-after", "")
     seconds = float(retry_after) if retry_after.replace(".", "", 1).isdigit() else None
     try:
-        body = response.json()
-    except ValueError:
+        body = msgspec.json.decode(answer)
+    except msgspec.DecodeError:
         body = None
     problem = body.get("error") if isinstance(body, dict) else None
     if not isinstance(problem, dict):
-        problem = {"message": response.text[:500] or f"{response.url} answered {response.status_code}."}
-    return _error_from_body(problem, response.status_code, seconds)
+        text = answer.decode(errors="replace")[:500]
+        problem = {"message": text or f"{response.url} answered {response.status}."}
+    return _error_from_body(problem, response.status, seconds)
 
 
 def _error_from_body(problem: Mapping[str, Any], status: int, retry_after: float | None) -> RamifyError:
