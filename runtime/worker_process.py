@@ -47,15 +47,24 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def spawn(
-    role: str, orders: Orders, env: dict[str, str], arguments: Sequence[str] = ()
+    role: str,
+    orders: Orders,
+    env: dict[str, str],
+    arguments: Sequence[str] = (),
+    *,
+    own_session: bool = True,
 ) -> subprocess.Popen[bytes]:
-    """Start a worker in a session of its own, so that a terminal's Ctrl-C reaches the parent alone."""
+    """Start a worker, in a session of its own so that a terminal's Ctrl-C reaches the parent alone.
+
+    Linux may share the processor out by session first, and then heed priorities only inside of one
+    (sched(7), autogroup): a worker whose children give way to this process must be in its session.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "ramify.runtime.worker_start", role, *arguments],
         stdin=subprocess.PIPE,
         stdout=sys.stderr if _has_fileno(sys.stderr) else subprocess.DEVNULL,
         env=env,
-        start_new_session=True,
+        start_new_session=own_session,
     )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it died at once: whoever waits for it will see that

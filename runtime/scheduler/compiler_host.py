@@ -32,6 +32,7 @@ class CompilerHost:
             self._orders,
             dict(os.environ),
             arguments=[str(path), *self._vocabulary],
+            own_session=False,
         )
         self._outbox = Outbox(path)
         threading.Thread(
