@@ -39,7 +39,6 @@ WALL_FACTOR = 4.0
 CHECK_S = 0.05
 MAX_STOPPED = 16
 """Long jobs that wait for the slow lane; each holds the memory that it has taken."""
-LOWEST_PRIORITY = 19
 
 SIMPLIFY = "Simplify it: fewer or smaller repetitions, shorter enumerations, less nesting."
 
@@ -115,7 +114,7 @@ class CompileJobs:
         self._credit_s = min(SAVED_S, self._credit_s + SHARE * (now - self._credit_at))
         self._credit_at = now
         if self._credit_s <= 0.0:
-            os.setpriority(os.PRIO_PROCESS, child.pid, LOWEST_PRIORITY)
+            _give_way(child.pid)
         self._watch(child, self._quick_s, self._takes_long)
 
     def _watch(self, child: _Child, limit_s: float, over: Callable[[_Child], None]) -> None:
@@ -131,11 +130,11 @@ class CompileJobs:
         if self._quick_s >= self._timeout_s:
             self._fail(child, _overrun(self._timeout_s))
         elif self._slow is None:
-            os.setpriority(os.PRIO_PROCESS, child.pid, LOWEST_PRIORITY)
+            _give_way(child.pid)
             self._run_slow(child)
         elif len(self._stopped) < MAX_STOPPED:
             os.kill(child.pid, signal.SIGSTOP)
-            os.setpriority(os.PRIO_PROCESS, child.pid, LOWEST_PRIORITY)
+            _give_way(child.pid)
             child.wall_s = child.running_s()
             child.timer = self._loop.call_later(MAX_WAIT_S, self._waited_in_vain, child)
             self._stopped.append(child)
@@ -232,6 +231,15 @@ def _cpu_s(pid: int) -> float:
     with open(f"/proc/{pid}/stat") as stat:
         fields = stat.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _give_way(pid: int) -> None:
+    """Run on where a core is idle, and leave it at once to whoever wants it (sched(7), SCHED_IDLE).
+
+    The lowest nice value is not enough: beside a hundred hostile constraints a model of two threads took 1.34
+    times as long for a token, and like this 1.04 times.
+    """
+    os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _busy(retry_after: float) -> Overloaded:
