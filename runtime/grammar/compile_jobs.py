@@ -2,10 +2,10 @@
 
 A job first runs in the quick lane, alone and for `QUICK_S` of processor time at most: nearly all are done
 by then, and the next need not wait for one that is not. What takes longer goes on in the slow lane, one at
-a time and at the lowest priority; the others are stopped until it is their turn.
+a time and on idle cores only; the others are stopped until it is their turn.
 
-The cores are the model's. Compiling may take `SHARE` of one; whoever comes when that is used up compiles at
-the lowest priority from the beginning.
+The cores are the model's. Compiling may take `SHARE` of one; whoever comes when that is used up compiles on
+idle cores from the beginning.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SAVED_S = 1.0
 MAX_WAIT_S = 30.0
 """How long a job may wait for the slow lane."""
 WALL_FACTOR = 4.0
-"""A job may take so many times its processor time by the clock: at the lowest priority it has to wait."""
+"""A job may take so many times its processor time by the clock: where no core is idle it has to wait."""
 CHECK_S = 0.05
 MAX_STOPPED = 16
 """Long jobs that wait for the slow lane; each holds the memory that it has taken."""
