@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Literal
 
-import aiohttp
 import pytest
 
 import ramify as rm
@@ -182,25 +181,6 @@ def test_streaming_and_cancelling_over_http():
         with pytest.raises(rm.ProgramError, match="cancelled"):
             state["x"]
         backend.close()
-
-
-def test_calls_that_follow_each_other_use_one_connection(monkeypatch):
-    made = []
-    connect = aiohttp.TCPConnector._create_connection
-    monkeypatch.setattr(
-        aiohttp.TCPConnector, "_create_connection", lambda *args: (made.append(args), connect(*args))[1]
-    )
-
-    @rm.function
-    def three(s):
-        for name in "abc":
-            s += name + rm.gen(name)
-
-    with LiveServer(ScriptedDesk(["one", "two", "three"])) as server:
-        backend = rm.RuntimeEndpoint(server.url)
-        assert three.run(backend=backend).text() == "aonebtwocthree"
-        backend.close()
-    assert len(made) == 1
 
 
 def test_an_error_of_the_server_keeps_its_kind_and_field():

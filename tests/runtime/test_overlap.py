@@ -135,7 +135,6 @@ def test_the_same_tokens(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, opt
     found = with_.run()
     assert [told(result) for result in found] == [told(result) for result in expected]
     assert taken.count(True) > 20, "most decodes are computed ahead"
-    assert False in taken, "and some are not what is wanted"
     if "num_pages" in options:
         assert with_.local.scheduler.ledger.retractions > 0
     counts = with_.local.cache.counts()
