@@ -83,19 +83,24 @@ def test_the_body_of_a_request():
 
 
 def facts(state):
-    """All that must be equal wherever a program ran, times and ids aside."""
+    """All that must be equal wherever a program ran, times and ids aside.
 
-    def call_facts(call):
+    Which of two branches computes what they share is the network's choice; that it is computed once is not.
+    """
+    varies = {"start_s", "end_s"}
+
+    def call_facts(call, varies):
         data = call.to_dict()
-        return {key: value for key, value in data.items() if key not in ("start_s", "end_s")} | {
-            "children": [call_facts(child) for child in call.children]
+        inside = varies | {"cached_tokens", "computed_tokens", "distinct_tokens", "miss"}
+        return {key: value for key, value in data.items() if key not in varies} | {
+            "children": [call_facts(child, inside) for child in call.children]
         }
 
     metas = {name: state.get_meta_info(name) for name in ("n", "flag", "sample", "logprobs")}
     plain = json.loads(json.dumps(metas, default=str))
     for meta in (plain["n"], plain["flag"], plain["logprobs"], *plain["sample"]):
         del meta["id"]
-    return state.text(), state.messages(), state["view"], state["n"], plain, call_facts(state.trace)
+    return state.text(), state.messages(), state["view"], state["n"], plain, call_facts(state.trace, varies)
 
 
 def test_a_program_over_http_equals_the_program_in_process():
