@@ -14,6 +14,7 @@ import numpy as np
 
 from ramify.runtime.grammar.frame_engine import FrameGrammar
 from ramify.runtime.grammar.frame_stack import Entry
+from ramify.runtime.grammar.matcher import taken_back
 
 MOST_CONFIGURATIONS = 256
 """Ways in which a text is read at once; of more than these, those are given up that take longest to complete.
@@ -175,11 +176,7 @@ class ForkingMatcher:
     # --- steps ------------------------------------------------------------------------------------------
 
     def rollback(self, count: int) -> None:
-        if not 0 <= count <= self._step.accepted:
-            raise ValueError(f"Cannot take back {count} of {self._step.accepted} accepted tokens.")
-        for _ in range(count):
-            assert self._step.before is not None
-            self._step = self._step.before
+        self._step = taken_back(self._step, count)
 
     def fork(self) -> ForkingMatcher:
         return ForkingMatcher(self._grammar, self._stacks, self._step)

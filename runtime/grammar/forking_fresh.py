@@ -11,6 +11,7 @@ from ramify.runtime.grammar.forking_engine import MOST_CONFIGURATIONS
 from ramify.runtime.grammar.frame_engine import FrameGrammar
 from ramify.runtime.grammar.frames import FreshItems
 from ramify.runtime.grammar.fresh_engine import NOTHING_USED, FreshMatcher, Used, _Entry, _Item, _Step
+from ramify.runtime.grammar.matcher import first_token, taken_back
 
 
 class _Way(FreshMatcher):
@@ -135,18 +136,12 @@ class ForkingFreshMatcher:
         row = np.empty_like(self._grammar.stop_bits)
         while not twin.complete:
             twin.fill_mask(row, twin.completion_tokens)
-            word = int(np.flatnonzero(row)[0])
-            bits = int(row.view(np.uint32)[word])
-            tokens.append(word * 32 + (bits & -bits).bit_length() - 1)
+            tokens.append(first_token(row))
             assert twin.accept(tokens[-1])
         return tokens
 
     def rollback(self, count: int) -> None:
-        if not 0 <= count <= self._steps.accepted:
-            raise ValueError(f"Cannot take back {count} of {self._steps.accepted} accepted tokens.")
-        for _ in range(count):
-            assert self._steps.before is not None
-            self._steps = self._steps.before
+        self._steps = taken_back(self._steps, count)
 
     def fork(self) -> ForkingFreshMatcher:
         return ForkingFreshMatcher(self._grammar, self._way, self._steps)

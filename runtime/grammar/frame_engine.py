@@ -12,7 +12,7 @@ import numpy as np
 
 from ramify.runtime.grammar.frame_stack import Entry, FrameLists, states_of
 from ramify.runtime.grammar.frames import Frames
-from ramify.runtime.grammar.matcher import Matcher, mask_words
+from ramify.runtime.grammar.matcher import Matcher, mask_words, taken_back
 from ramify.runtime.grammar.prefix_matcher import PrefixMatcher, fewest_tokens
 from ramify.runtime.grammar.token_trie import NO_LIMIT, token_trie
 from ramify.runtime.grammar.vocabulary import Vocabulary
@@ -347,11 +347,7 @@ class FrameMatcher:
             state, stack = after
 
     def rollback(self, count: int) -> None:
-        if not 0 <= count <= self._step.accepted:
-            raise ValueError(f"Cannot take back {count} of {self._step.accepted} accepted tokens.")
-        for _ in range(count):
-            assert self._step.before is not None
-            self._step = self._step.before
+        self._step = taken_back(self._step, count)
 
     def fork(self) -> FrameMatcher:
         return FrameMatcher(self._grammar, self._step)

@@ -15,6 +15,7 @@ from ramify.runtime.grammar.frame_engine import FINISHED, FrameGrammar
 from ramify.runtime.grammar.frame_fresh import ENDLESS_WORDS, surcharge
 from ramify.runtime.grammar.frame_stack import Entry
 from ramify.runtime.grammar.frames import FreshItems
+from ramify.runtime.grammar.matcher import first_token, taken_back
 
 Used = frozenset[bytes]
 NOTHING_USED: Used = frozenset()
@@ -291,9 +292,7 @@ class FreshMatcher:
             best = int(self._grammar.frames.token[twin._step.state])
             has_best = best >= 0 and bool(row.view(np.uint32)[best >> 5] >> np.uint32(best & 31) & 1)
             if not has_best:
-                words = np.flatnonzero(row)
-                word = int(row.view(np.uint32)[words[0]])
-                best = int(words[0]) * 32 + (word & -word).bit_length() - 1
+                best = first_token(row)
             tokens.append(best)
             assert twin.accept(best)
         return tokens
@@ -301,11 +300,7 @@ class FreshMatcher:
     # --- steps ------------------------------------------------------------------------------------------
 
     def rollback(self, count: int) -> None:
-        if not 0 <= count <= self._step.accepted:
-            raise ValueError(f"Cannot take back {count} of {self._step.accepted} accepted tokens.")
-        for _ in range(count):
-            assert self._step.before is not None
-            self._step = self._step.before
+        self._step = taken_back(self._step, count)
 
     def fork(self) -> FreshMatcher:
         return FreshMatcher(self._grammar, self._items, self._step)

@@ -14,7 +14,7 @@ import llguidance
 import numpy as np
 
 from ramify.errors import EngineError, InvalidConstraint
-from ramify.runtime.grammar.matcher import Matcher, mask_words
+from ramify.runtime.grammar.matcher import Matcher, check_rollback, mask_words
 from ramify.runtime.grammar.prefix_matcher import PrefixMatcher, fewest_tokens
 from ramify.runtime.grammar.vocabulary import Vocabulary
 
@@ -193,8 +193,7 @@ class LarkMatcher:
         return self._inner.compute_ff_bytes()
 
     def rollback(self, count: int) -> None:
-        if not 0 <= count <= len(self._steps):
-            raise ValueError(f"Cannot take back {count} of {len(self._steps)} accepted tokens.")
+        check_rollback(count, len(self._steps))
         if count:
             taken = sum(self._steps[-count:])
             del self._steps[-count:]

@@ -6,7 +6,7 @@ is changed by `accept` and `rollback` alone.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -109,3 +109,38 @@ def single_token(row: np.ndarray) -> int | None:
         return None
     word = int(words.argmax())
     return word * 32 + int(words[word]).bit_length() - 1
+
+
+def first_token(row: np.ndarray) -> int:
+    """The lowest token that the mask `row` allows; it allows one."""
+    word = int(np.flatnonzero(row)[0])
+    bits = int(row.view(np.uint32)[word])
+    return word * 32 + (bits & -bits).bit_length() - 1
+
+
+def check_rollback(count: int, accepted: int) -> None:
+    """Raise `ValueError` where `count` of `accepted` tokens cannot be taken back."""
+    if not 0 <= count <= accepted:
+        raise ValueError(f"Cannot take back {count} of {accepted} accepted tokens.")
+
+
+class Step(Protocol):
+    """Where a matcher stands after a token, with the step before it: forks share what they have in common."""
+
+    @property
+    def before(self) -> Self | None: ...
+    @property
+    def accepted(self) -> int: ...
+
+
+S = TypeVar("S", bound=Step)
+
+
+def taken_back(step: S, count: int) -> S:
+    """The step `count` tokens before `step`. Raises `ValueError` where there are not so many."""
+    check_rollback(count, step.accepted)
+    for _ in range(count):
+        before = step.before
+        assert before is not None
+        step = before
+    return step

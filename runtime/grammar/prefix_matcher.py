@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ramify.runtime.grammar.matcher import Matcher
+from ramify.runtime.grammar.matcher import Matcher, check_rollback
 from ramify.runtime.grammar.token_trie import token_trie
 from ramify.runtime.grammar.vocabulary import Vocabulary
 
@@ -126,8 +126,7 @@ class PrefixMatcher:
 
     def rollback(self, count: int) -> None:
         accepted = len(self._steps) - 1
-        if not 0 <= count <= accepted:
-            raise ValueError(f"Cannot take back {count} of {accepted} accepted tokens.")
+        check_rollback(count, accepted)
         if count:
             before = self._steps[-1].inner_steps
             del self._steps[-count:]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ramify.messages import Preamble
-from ramify.runtime.grammar.matcher import Matcher, mask_words
+from ramify.runtime.grammar.matcher import Matcher, check_rollback, mask_words
 from ramify.runtime.grammar.prefix_matcher import PrefixMatcher, fewest_tokens, tokens_beginning_with
 from ramify.runtime.grammar.token_trie import token_trie
 from ramify.runtime.grammar.vocabulary import Vocabulary
@@ -73,8 +73,7 @@ class FreeMatcher:
         return b""
 
     def rollback(self, count: int) -> None:
-        if not 0 <= count <= self._accepted:
-            raise ValueError(f"Cannot take back {count} of {self._accepted} accepted tokens.")
+        check_rollback(count, self._accepted)
         self._accepted -= count
         self._finished = self._finished and not count
 
@@ -188,8 +187,7 @@ class PreambleMatcher:
 
     def rollback(self, count: int) -> None:
         accepted = len(self._matched) - 1 + self._inner_tokens
-        if not 0 <= count <= accepted:
-            raise ValueError(f"Cannot take back {count} of {accepted} accepted tokens.")
+        check_rollback(count, accepted)
         if self._inner is not None:
             if count <= self._inner_tokens:
                 self._inner.rollback(count)
