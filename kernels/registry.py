@@ -13,6 +13,7 @@ from torch import Tensor
 from ramify.kernels.errors import KernelUnavailable
 from ramify.kernels.packed import PackedWeight
 from ramify.kernels.sampling import LogitEdits, LogProbabilities, SamplingOptions
+from ramify.kernels.stack import LayerWeights
 
 if TYPE_CHECKING:
     from ramify.kernels.triton.planner import Planner
@@ -166,6 +167,36 @@ class LogProbabilitiesOf(Protocol):
     def __call__(self, logits: Tensor, tokens: Tensor, top: int) -> LogProbabilities: ...
 
 
+class LayerStack(Protocol):
+    """See `cpu.layer_stack.LayerStack.__call__`."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        rotation: Tensor,
+        slots: Tensor,
+        page_table: Tensor,
+        query_starts: Tensor,
+        kv_lens: Tensor,
+        *,
+        scale: float,
+    ) -> None: ...
+
+
+class MakeLayerStack(Protocol):
+    """See `cpu.layer_stack.LayerStack`."""
+
+    def __call__(
+        self,
+        layers: Sequence[LayerWeights],
+        k_pages: Tensor,
+        v_pages: Tensor,
+        *,
+        heads: int,
+        cascade: bool = True,
+    ) -> LayerStack: ...
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class SamplingOps:
     """From logits to tokens, where the logits lie: only R tokens leave the device."""
@@ -203,6 +234,8 @@ class Ops:
     `paged_attention` does both."""
     matmul: MatMul | None = None
     """Products with weights that are not packed; None where torch's are taken."""
+    layer_stack: MakeLayerStack | None = None
+    """All layers in one call, for packed weights; None where layers are called one by one."""
     deterministic: bool = False
     """The bits of a row depend on that row alone, and those of attention on what its query sees."""
 
@@ -225,7 +258,16 @@ def ops(backend: Literal["cpu", "torch", "triton"], *, deterministic: bool = Fal
     """
     if backend == "cpu":
         try:
-            from ramify.kernels.cpu import attention, kv_store, linear, linear_masked, logits, norm, rope
+            from ramify.kernels.cpu import (
+                attention,
+                kv_store,
+                layer_stack,
+                linear,
+                linear_masked,
+                logits,
+                norm,
+                rope,
+            )
         except ImportError as error:
             raise KernelUnavailable(
                 f"the compiled kernels cannot be loaded: {error}. The torch attention backend needs "
@@ -242,6 +284,7 @@ def ops(backend: Literal["cpu", "torch", "triton"], *, deterministic: bool = Fal
             prefers_packed=True,
             flat_attention=functools.partial(attention.paged_attention, cascade=False),
             masked_linear=linear_masked.row_masked_linear if deterministic else linear_masked.masked_linear,
+            layer_stack=functools.partial(layer_stack.LayerStack, by_row=deterministic),
             deterministic=deterministic,
         )
     if backend == "torch":

@@ -60,7 +60,7 @@ from ramify.kernels.cpu.tiles import PANEL, TILE_ROWS
 SERIAL_WORK = 20_000
 """Below so many vector operations (a few us) one thread is done before a second would help."""
 
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 
 
 def _build_body(sources: str) -> Any:
@@ -248,7 +248,8 @@ def _build_run(sources: str) -> Any:
 
 
 _body = _build_body(sources())
-_run = _build_run(sources())
+run = _build_run(sources())
+body_address = _body.address
 
 
 class _Arena(threading.local):
@@ -272,12 +273,12 @@ class _Arena(threading.local):
         self.size = size
 
 
-_arena = _Arena()
+arena = _Arena()
 
 
 def last_plan() -> Any:
     """The frame of this thread's last call, for tests and benchmarks: how its work was shared out."""
-    return _arena.memory[_arena.address - _arena.memory.ctypes.data :][: FRAME.itemsize].view(FRAME)[0]
+    return arena.memory[arena.address - arena.memory.ctypes.data :][: FRAME.itemsize].view(FRAME)[0]
 
 
 def paged_attention(
@@ -307,23 +308,23 @@ def paged_attention(
     size = 2 if bf16 else 4
     sequences, table_width = page_table.shape
     if soft_cap > 0.0:
-        query_factor, score_factor = scale / soft_cap, soft_cap * _LOG2_E
+        query_factor, score_factor = scale / soft_cap, soft_cap * LOG2_E
     else:
-        query_factor, score_factor = scale * _LOG2_E, 1.0
+        query_factor, score_factor = scale * LOG2_E, 1.0
     group = heads // kv_heads
     while True:
-        result = _run(
+        result = run(
             q.data_ptr(), q.stride(0) * size, k_pages.data_ptr(), v_pages.data_ptr(),
             page_stride * size, head_stride * size, row_stride * size, page_size,
             out.data_ptr(), out.stride(0) * size,
             group, dim, bf16, kv_heads, sequences,
             query_starts.data_ptr(), kv_lens.data_ptr(), page_table.data_ptr(), table_width,
-            window, soft_cap > 0.0, tokens, _arena.order(sequences), cascade,
+            window, soft_cap > 0.0, tokens, arena.order(sequences), cascade,
             query_factor, score_factor,
-            torch.get_num_threads(), fork_address(), _body.address, _arena.address, _arena.size,
+            torch.get_num_threads(), fork_address(), body_address, arena.address, arena.size,
         )  # fmt: skip
         if result == 0:
             return out
         if result < 0:
             raise wrong_lengths(-1 - result, tokens, table_width * page_size)
-        _arena.grow(2 * result)
+        arena.grow(2 * result)

@@ -235,8 +235,8 @@ def _build_run(sources: str) -> Any:
 
 
 _body = _build_body(sources())
-_run = _build_run(sources())
-_body_address = _body.address
+run = _build_run(sources())
+body_address = _body.address
 
 
 @functools.cache
@@ -272,7 +272,7 @@ class _Arena(threading.local):
         self.size = size
 
 
-_arena = _Arena()
+arena = _Arena()
 
 
 def linear(
@@ -328,12 +328,11 @@ def multiply_rows(
     x_bf16, out_bf16 = x.dtype == torch.bfloat16, out.dtype == torch.bfloat16
     x_row, out_row = x.stride(0), out.stride(0)
     norm_at, eps = (0, 0.0) if norm is None else (norm[0].data_ptr(), norm[1])
-    arena = _arena
     while True:
-        needed = _run(
+        needed = run(
             weight.layout[0], x.data_ptr(), 2 * x_row if x_bf16 else 4 * x_row, x_bf16, rows,
             out.data_ptr(), 2 * out_row if out_bf16 else 4 * out_row, out_bf16, add, way,
-            torch.get_num_threads(), fork_address(), _body_address, arena.address, arena.size, norm_at, eps,
+            torch.get_num_threads(), fork_address(), body_address, arena.address, arena.size, norm_at, eps,
             *chosen, rows_at,
         )  # fmt: skip
         if not needed:

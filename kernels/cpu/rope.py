@@ -86,7 +86,7 @@ def _build(sources: str) -> Any:
     return run
 
 
-_run = _build(sources())
+run = _build(sources())
 
 
 def rope_store_kv(
@@ -114,7 +114,7 @@ def rope_store_kv(
     _, kv_heads, page_size, _ = k_pages.shape
     page, head, row, _ = k_pages.stride()
     size = q.element_size()
-    _run(
+    run(
         q.data_ptr(), q.stride(0) * size, k.data_ptr(), k.stride(0) * size, v.data_ptr(), v.stride(0) * size,
         rotation.data_ptr(), k_pages.data_ptr(), v_pages.data_ptr(),
         page * size, head * size, row * size, page_size, slots.data_ptr(), tokens, heads, kv_heads,

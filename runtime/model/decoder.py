@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ramify.kernels.packed import PackedWeight, Rows, pack
 from ramify.kernels.reference import linear as reference
+from ramify.kernels.stack import LayerWeights
 from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.layers import (
     ActivationOp,
@@ -56,6 +57,10 @@ class Layer(nn.Module, ABC):
     def forward(self, x: Tensor, rotation: Tensor, attend: Attend) -> Tensor:
         """x: (T, hidden), changed in place and returned. rotation: (T, head_dim / 2) complex64."""
 
+    def weights(self) -> LayerWeights | None:
+        """Its packed weights, if it computes what `LayerWeights` says and all of them are packed."""
+        return None
+
     @abstractmethod
     def slots(self) -> Slots:
         """Its checkpoint tensors, named below "model.layers.N."."""
@@ -94,11 +99,27 @@ class Model(nn.Module, ABC):
 
         ids, positions: (T,) int64; a position is the token's index in its own request.
         """
-        x = F.embedding(ids, self.embedding)
-        rotation = self.rotations[positions]  # (T, head_dim / 2)
-        for layer in self.layers:
-            x = layer(x, rotation, attend)
+
+        def one_by_one(x: Tensor, rotation: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x, rotation, attend)
+            return x
+
+        return self.forward_through(ids, positions, one_by_one)
+
+    @torch.inference_mode()
+    def forward_through(
+        self, ids: Tensor, positions: Tensor, layers: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
+        """As `forward`, the layers computed by `layers`: x and rotation as `Layer.forward` takes them."""
+        x = layers(F.embedding(ids, self.embedding), self.rotations[positions])
         return self.norm.forward(x)
+
+    def layer_weights(self) -> list[LayerWeights] | None:
+        """The packed weights of all layers; None where a layer is not packed, or not as they say."""
+        found = [layer.weights() for layer in self.layers if isinstance(layer, Layer)]
+        weights = [layer for layer in found if layer is not None]
+        return weights if len(weights) == len(self.layers) else None
 
     def use_norm(self, rms_norm: NormOp) -> None:
         """Compute all norms with `rms_norm` from now on."""

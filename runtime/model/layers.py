@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ramify.kernels.packed import PackedWeight, Rows, pack
 from ramify.kernels.reference import linear as reference
+from ramify.kernels.stack import Norm
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.op(x, self.weight, self.eps)
+
+    @property
+    def fused(self) -> Norm:
+        """What a kernel takes that computes the norm on its way."""
+        return self.weight, self.eps
 
     def slots(self) -> Slots:
         yield "weight", Slot(self.weight, 1 if self.rotary else 0)
@@ -147,7 +153,7 @@ class Linear(nn.Module):
     def forward(self, x: Tensor, norm: RMSNorm | None = None) -> Tensor:
         """(T, inputs) -> (T, outputs), half as many when gated; of norm(x) where a norm is given."""
         if len(self.packed) == 1:
-            return self.op(x, self.packed[0], norm=None if norm is None else (norm.weight, norm.eps))
+            return self.op(x, self.packed[0], norm=None if norm is None else norm.fused)
         if norm is not None:
             x = norm.op(x, norm.weight, norm.eps)
         if not self.packed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ramify.kernels.stack import LayerWeights
 from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Attend, Layer, Model
 from ramify.runtime.model.layers import GatedMLP, Linear, RMSNorm, Slots, under
@@ -42,6 +43,20 @@ class LlamaLayer(Layer):
         qkv = qkv.view(len(x), -1, self.head_dim)  # (T, heads + 2 kv_heads, head_dim)
         q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         return q, k, v
+
+    def weights(self) -> LayerWeights | None:
+        output, gate_up, down = self.output.packed, self.mlp.gate_up.packed, self.mlp.down.packed
+        if not self.qkv.packed or not (len(output) == len(gate_up) == len(down) == 1):
+            return None
+        return LayerWeights(
+            attention_norm=self.attention_norm.fused,
+            qkv=self.qkv.packed,
+            output=output[0],
+            mlp_norm=self.mlp_norm.fused,
+            gate_up=gate_up[0],
+            down=down[0],
+            window=self.window,
+        )
 
     def slots(self) -> Slots:
         yield from under("input_layernorm.", self.attention_norm.slots())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
+from ramify.kernels.stack import LayerWeights
 from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Layer, Model
 from ramify.runtime.model.layers import RMSNorm, Slots, under
@@ -20,6 +23,12 @@ class Qwen3Layer(LlamaLayer):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().project(x)
         return self.q_norm(q), self.k_norm(k), v
+
+    def weights(self) -> LayerWeights | None:
+        weights = super().weights()
+        if weights is None:
+            return None
+        return dataclasses.replace(weights, q_norm=self.q_norm.fused, k_norm=self.k_norm.fused)
 
     def slots(self) -> Slots:
         yield from super().slots()

@@ -29,8 +29,8 @@ class CalledAttention:
     """One call a layer, which shares out its work itself."""
 
     def __init__(self, ops: Ops, scale: float, *, cascade: bool) -> None:
+        self.scale = scale
         self._attend = ops.paged_attention if cascade else ops.flat_attention or ops.paged_attention
-        self._scale = scale
 
     def step(self, batch: ForwardBatch, device: torch.device) -> StepAttention:
         table, starts, lens = (
@@ -38,7 +38,7 @@ class CalledAttention:
         )
 
         def attend(q: Tensor, k_pages: Tensor, v_pages: Tensor, window: int) -> Tensor:
-            return self._attend(q, k_pages, v_pages, table, starts, lens, scale=self._scale, window=window)
+            return self._attend(q, k_pages, v_pages, table, starts, lens, scale=self.scale, window=window)
 
         return attend
 
@@ -48,7 +48,7 @@ class PlannedAttention:
 
     def __init__(self, planners: Mapping[int, Planner], scale: float) -> None:
         self.planners = planners
-        self._scale = scale
+        self.scale = scale
 
     def step(self, batch: ForwardBatch, device: torch.device) -> StepAttention:
         return self.planned(self.plans(batch, None), moved(batch.page_table, device))
@@ -70,7 +70,7 @@ class PlannedAttention:
         def attend(q: Tensor, k_pages: Tensor, v_pages: Tensor, window: int) -> Tensor:
             to = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
             planner = self.planners[window]
-            return planner.run(plans[window], q, k_pages, v_pages, page_table, to, scale=self._scale)
+            return planner.run(plans[window], q, k_pages, v_pages, page_table, to, scale=self.scale)
 
         return attend
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.kernels.registry import Ops
+from ramify.kernels.registry import LayerStack, Ops
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.worker.attention import PlannedAttention, StepAttention, attention_of, has_cascade, moved
 from ramify.runtime.worker.batch import ForwardBatch
@@ -30,6 +30,13 @@ class Runner:
         self.device = pool.k.device
         self._ops = ops
         self._attention = attention_of(ops, model.config, pool, cascade=cascade)
+        weights = model.layer_weights()
+        self._stack: LayerStack | None = None
+        if ops.layer_stack is not None and weights is not None:
+            heads = model.config.num_heads
+            self._stack = ops.layer_stack(weights, pool.k, pool.v, heads=heads, cascade=cascade)
+        self.stacked = self._stack is not None
+        """All layers are computed in one call."""
         self.cascades = cascade and has_cascade(ops)
         """Shared prefixes are read once, where that pays."""
         self._graphs: DecodeGraphs | None = None
@@ -75,6 +82,8 @@ class Runner:
                 return hidden
         tokens = moved(batch.tokens, self.device)
         ids = tokens[0] if batch.next_ids is None else batch.next_ids
+        if self._stack is not None:
+            return self._compute_stack(self._stack, ids, tokens[1], tokens[2], batch)
         return self._compute(ids, tokens[1], tokens[2], self._attention.step(batch, self.device))
 
     def _compute(self, ids: Tensor, positions: Tensor, slots: Tensor, attention: StepAttention) -> Tensor:
@@ -90,6 +99,16 @@ class Runner:
 
         hidden: Tensor = self.model(ids, positions, attend)
         return hidden
+
+    def _compute_stack(
+        self, stack: LayerStack, ids: Tensor, positions: Tensor, slots: Tensor, batch: ForwardBatch
+    ) -> Tensor:
+        def layers(x: Tensor, rotation: Tensor) -> Tensor:
+            lengths = batch.query_starts, batch.kv_lens
+            stack(x, rotation, slots, batch.page_table, *lengths, scale=self._attention.scale)
+            return x
+
+        return self.model.forward_through(ids, positions, layers)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, masks: Sequence[np.ndarray | None] = ()) -> Tensor:

@@ -1,0 +1,266 @@
+"""All layers of a step in one compiled call.
+
+With one row a kernel takes 10 to 60 us, and Python 15 more to come to the next: with a call for each of
+them, 150 in a model of 30 layers, a token takes half as long again. Here Python is left once a step. The
+kernels are the very functions that single calls run, in the same order, so every bit of the result is theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numba import types
+from torch import Tensor
+
+from ramify.kernels.checks import check_attention, check_rope, check_store, wrong_lengths
+from ramify.kernels.cpu import attention, linear, rope
+from ramify.kernels.cpu.compiler import carray, compiled, part, sources
+from ramify.kernels.cpu.norm import normalise
+from ramify.kernels.cpu.simd import as_pointer, i64_at
+from ramify.kernels.cpu.team import fork_address
+from ramify.kernels.packed import FORMATS, LAYOUT, PackedWeight
+from ramify.kernels.stack import LayerWeights, Norm
+
+MOST_PARTS = 3
+"""Matrices that queries, keys and values may lie in."""
+OPERATIONS = 6
+"""Of a layer: queries, keys and values; rotation and store; attention; output; gate and up; down."""
+
+LAYER = np.dtype([(name, np.int64) for name in (
+    "attention_norm", "qkv", "key_layout", "value_layout", "key_from", "value_from", "q_norm", "k_norm",
+    "k_pages", "v_pages", "window", "output", "mlp_norm", "gate_up", "down",
+)] + [(name, np.float64) for name in ("attention_eps", "q_eps", "k_eps", "mlp_eps")])  # fmt: skip
+"""A layer as the compiled call sees it: addresses, and bytes of a row before the second and third of its
+matrices for queries, keys and values (layouts of 0 where there is none)."""
+
+STEP = np.dtype([(name, np.int64) for name in (
+    "layers", "layer_count", "heads", "kv_heads", "dim", "bf16",
+    "page_bytes", "head_bytes", "row_bytes", "page_size", "cascade",
+    "x", "x_row", "qkv", "attended", "gated", "gated_row", "tokens", "rotation", "slots",
+    "sequences", "starts", "lens", "table", "table_width", "order", "ways", "threads", "fork",
+    "linear_body", "linear_arena", "linear_bytes", "attention_body", "attention_arena", "attention_bytes",
+    "place",
+)])  # fmt: skip
+"""A step. `place` is the operation to go on with, counted through all layers."""
+
+_linear_run, _attention_run, _rope_run = linear.run, attention.run, rope.run
+
+
+@part
+def _linear(step, layout, x, x_row, out, out_row, adds, norm, eps):  # type: ignore[no-untyped-def]
+    """Bytes of arena that are missing, or 0."""
+    way = i64_at(step.ways + 8 * carray(as_pointer(layout), 1, LAYOUT)[0].form)
+    return _linear_run(
+        layout, x, x_row, step.bf16, step.tokens, out, out_row, step.bf16, adds, way,
+        step.threads, step.fork, step.linear_body, step.linear_arena, step.linear_bytes,
+        norm, eps, 0, 0, 0,
+    )  # fmt: skip
+
+
+@part
+def _head_norms(step, layer, qkv_row):  # type: ignore[no-untyped-def]
+    size = step.dim * (2 if step.bf16 else 4)
+    for token in range(step.tokens):
+        at = step.qkv + token * qkv_row
+        for head in range(step.heads + step.kv_heads):
+            if head < step.heads:
+                weight, eps = layer.q_norm, layer.q_eps
+            else:
+                weight, eps = layer.k_norm, layer.k_eps
+            if weight:
+                normalise(at, at, weight, step.dim, eps, step.bf16)
+            at += size
+
+
+def _build(sources: str) -> Any:
+    @compiled(types.int64(types.int64, types.float64))
+    def run(step_at, query_factor):  # type: ignore[no-untyped-def]
+        """0 when done; above 0, the bytes of arena that the operation at `place` needs; below 0, -1 - the
+        wrong sequence. Called again it goes on from there."""
+        sources  # noqa: B018
+        step = carray(as_pointer(step_at), 1, STEP)[0]
+        layers = carray(as_pointer(step.layers), step.layer_count, LAYER)
+        size = 2 if step.bf16 else 4
+        head = step.dim * size
+        qkv_row, attended_row = (step.heads + 2 * step.kv_heads) * head, step.heads * head
+        keys = step.qkv + step.heads * head
+        values = keys + step.kv_heads * head
+        while step.place < OPERATIONS * step.layer_count:
+            layer = layers[step.place // OPERATIONS]
+            operation = step.place % OPERATIONS
+            missing = 0
+            if operation == 0:
+                x, norm, eps = step.x, layer.attention_norm, layer.attention_eps
+                missing = _linear(step, layer.qkv, x, step.x_row, step.qkv, qkv_row, 0, norm, eps)
+                if layer.key_layout and missing == 0:
+                    to = step.qkv + layer.key_from
+                    missing = _linear(step, layer.key_layout, x, step.x_row, to, qkv_row, 0, norm, eps)
+                if layer.value_layout and missing == 0:
+                    to = step.qkv + layer.value_from
+                    missing = _linear(step, layer.value_layout, x, step.x_row, to, qkv_row, 0, norm, eps)
+            elif operation == 1:
+                if layer.q_norm or layer.k_norm:
+                    _head_norms(step, layer, qkv_row)
+                _rope_run(
+                    step.qkv, qkv_row, keys, qkv_row, values, qkv_row, step.rotation,
+                    layer.k_pages, layer.v_pages, step.page_bytes, step.head_bytes, step.row_bytes,
+                    step.page_size, step.slots, step.tokens, step.heads, step.kv_heads, step.dim, step.bf16,
+                )  # fmt: skip
+            elif operation == 2:
+                missing = _attention_run(
+                    step.qkv, qkv_row, layer.k_pages, layer.v_pages,
+                    step.page_bytes, step.head_bytes, step.row_bytes, step.page_size,
+                    step.attended, attended_row, step.heads // step.kv_heads, step.dim, step.bf16,
+                    step.kv_heads, step.sequences, step.starts, step.lens, step.table, step.table_width,
+                    layer.window, 0, step.tokens, step.order, step.cascade, query_factor, 1.0,
+                    step.threads, step.fork, step.attention_body, step.attention_arena, step.attention_bytes,
+                )  # fmt: skip
+            elif operation == 3:
+                x = step.attended
+                missing = _linear(step, layer.output, x, attended_row, step.x, step.x_row, 1, 0, 0.0)
+            elif operation == 4:
+                norm, eps = layer.mlp_norm, layer.mlp_eps
+                to, to_row = step.gated, step.gated_row
+                missing = _linear(step, layer.gate_up, step.x, step.x_row, to, to_row, 0, norm, eps)
+            else:
+                x, x_row = step.gated, step.gated_row
+                missing = _linear(step, layer.down, x, x_row, step.x, step.x_row, 1, 0, 0.0)
+            if missing != 0:
+                return missing
+            step.place += 1
+        return 0
+
+    return run
+
+
+_run = _build(sources())
+
+
+class LayerStack:
+    """The layers of a model on their KV pages.
+
+    k_pages, v_pages : (layers, num_pages, kv_heads, page_size, head_dim)
+    cascade : as `paged_attention` takes it
+    by_row : products whose bits do not depend on the number of rows, as `row_linear`
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerWeights],
+        k_pages: Tensor,
+        v_pages: Tensor,
+        *,
+        heads: int,
+        cascade: bool = True,
+        by_row: bool = False,
+    ) -> None:
+        self._kept = (list(layers), k_pages, v_pages)  # their memory is named by address below
+        self._pages = (k_pages[0], v_pages[0])
+        self._by_row = by_row
+        _, _, kv_heads, page_size, dim = k_pages.shape
+        size = k_pages.element_size()
+        self._heads, self._kv_heads, self._dim = heads, kv_heads, dim
+        self._gated, self._hidden = layers[0].gate_up.results, layers[0].gate_up.inputs
+        self._records = np.zeros(len(layers), LAYER)
+        for index, layer in enumerate(layers):
+            self._fill(index, layer, size)
+        self._ways = np.zeros(len(FORMATS), np.int64)
+        self._step = np.zeros(1, STEP)
+        step = self._step[0]
+        step["layers"], step["layer_count"] = self._records.ctypes.data, len(layers)
+        step["heads"], step["kv_heads"], step["dim"] = heads, kv_heads, dim
+        step["bf16"], step["cascade"], step["page_size"] = size == 2, cascade, page_size
+        step["page_bytes"], step["head_bytes"], step["row_bytes"] = (
+            stride * size for stride in self._pages[0].stride()[:3]
+        )
+        step["ways"] = self._ways.ctypes.data
+        step["linear_body"], step["attention_body"] = linear.body_address, attention.body_address
+
+    def _fill(self, index: int, layer: LayerWeights, size: int) -> None:
+        if not 0 < len(layer.qkv) <= MOST_PARTS:
+            raise ValueError(f"queries, keys and values lie in {len(layer.qkv)} matrices; 1 to 3 can be.")
+        wanted = (self._heads + 2 * self._kv_heads) * self._dim
+        if sum(part.results for part in layer.qkv) != wanted or layer.gate_up.results != self._gated:
+            raise ValueError(f"layer {index} has other numbers of heads or of inner features than the first.")
+        record = self._records[index]
+
+        def put(norm: Norm | None, name: str, eps: str) -> None:
+            if norm is not None:
+                record[name], record[eps] = norm[0].data_ptr(), norm[1]
+
+        def layout(weight: PackedWeight) -> int:
+            return weight.layout[0]
+
+        put(layer.attention_norm, "attention_norm", "attention_eps")
+        put(layer.q_norm, "q_norm", "q_eps")
+        put(layer.k_norm, "k_norm", "k_eps")
+        put(layer.mlp_norm, "mlp_norm", "mlp_eps")
+        first, *others = layer.qkv
+        record["qkv"], start = layout(first), first.results
+        for name, weight in zip(("key", "value"), others, strict=False):
+            record[f"{name}_layout"], record[f"{name}_from"] = layout(weight), start * size
+            start += weight.results
+        record["output"], record["gate_up"], record["down"] = map(
+            layout, (layer.output, layer.gate_up, layer.down)
+        )
+        k_pages, v_pages = self._kept[1:]
+        record["k_pages"], record["v_pages"] = k_pages[index].data_ptr(), v_pages[index].data_ptr()
+        record["window"] = layer.window
+
+    def __call__(
+        self,
+        x: Tensor,
+        rotation: Tensor,
+        slots: Tensor,
+        page_table: Tensor,
+        query_starts: Tensor,
+        kv_lens: Tensor,
+        *,
+        scale: float,
+    ) -> None:
+        """Run x through all layers, in place, and store keys and values.
+
+        x : (T, hidden), in the dtype of the pages, contiguous
+        rotation : (T, head_dim / 2) complex64
+        slots : (T,) int64; page_table, query_starts, kv_lens : as `paged_attention` takes them
+
+        Raises ValueError for what the single operations refuse.
+        """
+        tokens, dim = len(x), self._dim
+        if x.dim() != 2 or x.shape[1] != self._hidden:
+            raise ValueError(f"x is {tuple(x.shape)}; it must be (T, {self._hidden}).")
+        qkv = x.new_empty((tokens, self._heads + 2 * self._kv_heads, dim))
+        attended = x.new_empty((tokens, self._heads, dim))
+        gated = x.new_empty((tokens, self._gated))
+        q, k, v = qkv.split((self._heads, self._kv_heads, self._kv_heads), dim=1)
+        check_rope(q, k, rotation)
+        check_store(k, v, *self._pages, slots)
+        check_attention(q, *self._pages, page_table, query_starts, kv_lens, 0, 0.0, attended)
+        if not x.is_contiguous() or x.dtype != self._pages[0].dtype:
+            raise ValueError(f"x must be contiguous and of {self._pages[0].dtype}.")
+        sequences, table_width = page_table.shape
+        for place, form in enumerate(FORMATS):
+            self._ways[place] = linear.way_for(tokens, form, x.dtype, by_row=self._by_row)
+        step = self._step[0]
+        step["x"], step["x_row"] = x.data_ptr(), x.stride(0) * x.element_size()
+        step["qkv"], step["attended"], step["gated"] = qkv.data_ptr(), attended.data_ptr(), gated.data_ptr()
+        step["gated_row"], step["tokens"] = self._gated * x.element_size(), tokens
+        step["rotation"], step["slots"] = rotation.data_ptr(), slots.data_ptr()
+        step["sequences"], step["starts"] = sequences, query_starts.data_ptr()
+        step["lens"], step["table"] = kv_lens.data_ptr(), page_table.data_ptr()
+        step["table_width"], step["order"] = table_width, attention.arena.order(sequences)
+        step["threads"], step["fork"] = torch.get_num_threads(), fork_address()
+        step["place"] = 0
+        while True:
+            step["linear_arena"], step["linear_bytes"] = linear.arena.address, linear.arena.size
+            step["attention_arena"], step["attention_bytes"] = attention.arena.address, attention.arena.size
+            result = _run(self._step.ctypes.data, scale * attention.LOG2_E)
+            if result == 0:
+                return
+            if result < 0:
+                raise wrong_lengths(-1 - result, tokens, table_width * self._pages[0].shape[2])
+            attending = step["place"] % OPERATIONS == 2
+            (attention.arena if attending else linear.arena).grow(2 * result)
