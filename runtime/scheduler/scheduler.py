@@ -21,18 +21,12 @@ import torch
 from ramify.errors import EngineError, InvalidRequest, RamifyError
 from ramify.messages import (
     Abort,
-    AwaitTools,
-    EndProgram,
     Failed,
     Finish,
-    FlushCache,
-    GetSnapshot,
-    GetStats,
     GrammarFailed,
     GrammarReady,
     Reply,
     SchedulerStats,
-    Snapshot,
     StepOutput,
     Submit,
 )
@@ -40,6 +34,7 @@ from ramify.radix.cache import PrefixCache
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.scheduler.admission import Admission
 from ramify.runtime.scheduler.constrained import ConstrainedOutput
+from ramify.runtime.scheduler.control import Control
 from ramify.runtime.scheduler.growth import Growth
 from ramify.runtime.scheduler.healing import MAX_TOKENS, Healer, Healing
 from ramify.runtime.scheduler.ledger import Ledger
@@ -52,7 +47,6 @@ from ramify.runtime.scheduler.policy import POLICIES
 from ramify.runtime.scheduler.programs import Programs
 from ramify.runtime.scheduler.request import Request
 from ramify.runtime.scheduler.sampling import RequestSampler
-from ramify.runtime.scheduler.snapshot import shares, tree_nodes
 from ramify.runtime.worker.attention import picked
 from ramify.runtime.worker.batch import Extension, pack
 from ramify.runtime.worker.runner import Runner
@@ -125,14 +119,20 @@ class Scheduler:
             self._finish,
             jump_forward=config.jump_forward,
         )
+        self._control = Control(
+            cache,
+            self._pages.leases,
+            self._programs,
+            self.ledger,
+            reply,
+            running=self._running,
+            waiting=self._waiting,
+            compiling=self._compiling,
+        )
         self._handlers: dict[type, Callable[..., None]] = {
             Submit: self._submit,
             Abort: self._abort,
-            AwaitTools: self._await_tools,
-            EndProgram: self._end_program,
-            FlushCache: self._flush,
-            GetStats: lambda message: self._reply(Reply(rid=message.rid, stats=self.stats())),
-            GetSnapshot: self._snapshot,
+            **self._control.handlers,
             GrammarReady: lambda message: self._settle(self._grammars.deliver(message)),
             GrammarFailed: lambda message: self._settle(self._grammars.deliver(message)),
         }
@@ -144,6 +144,9 @@ class Scheduler:
 
     def receive(self, message: object) -> None:
         self._handlers[type(message)](message)
+
+    def stats(self) -> SchedulerStats:
+        return self._control.stats()
 
     def compiler_died(self) -> None:
         self._settle(self._grammars.compiler_died())
@@ -372,19 +375,6 @@ class Scheduler:
         else:
             self._finish(request, Finish(reason="abort"))
 
-    def _await_tools(self, message: AwaitTools) -> None:
-        program = self._programs.find(message.program)
-        if program is not None:
-            self._pages.leases.await_tools(program, message.program, message.branch, message.tools)
-
-    def _end_program(self, message: EndProgram) -> None:
-        self._programs.end(message.program)
-        self._pages.leases.end_program(message.program)
-
-    def _flush(self, message: FlushCache) -> None:
-        self._cache.flush()
-        self._reply(Reply(rid=message.rid, flushed=True))
-
     def _settle(self, settled: Sequence[tuple[str, Grammar | RamifyError]]) -> None:
         """Requests whose grammar has come, or has failed."""
         for rid, outcome in settled:
@@ -474,33 +464,3 @@ class Scheduler:
         for queue in (self._running, self._waiting):
             if request in queue:
                 queue.remove(request)
-
-    def _snapshot(self, message: GetSnapshot) -> None:
-        queue, hidden = shares(self._running, self._waiting, self._compiling.values(), message.programs)
-        nodes = tree_nodes(self._cache.snapshot(message.nodes))
-        held = Snapshot(nodes=nodes, queue=queue, queue_hidden=hidden)
-        self._reply(Reply(rid=message.rid, stats=self.stats(), snapshot=held))
-
-    def stats(self) -> SchedulerStats:
-        ledger, pages = self.ledger, self._cache.counts()
-        return SchedulerStats(
-            running=len(self._running),
-            waiting=len(self._waiting),
-            compiling=len(self._compiling),
-            steps=ledger.steps,
-            prompt_tokens=ledger.prompt_tokens,
-            cached_tokens=ledger.cached_tokens,
-            computed_tokens=ledger.computed_tokens,
-            output_tokens=ledger.output_tokens,
-            forced_tokens=ledger.forced_tokens,
-            retractions=ledger.retractions,
-            evicted_pages=pages.evicted,
-            pages_total=pages.total,
-            pages_free=pages.free,
-            pages_evictable=pages.evictable,
-            pages_leased=pages.leased,
-            pages_in_use=pages.in_use,
-            page_size=self._config.page_size,
-            step_s=ledger.step_s,
-            model_s=ledger.model_s,
-        )
