@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import os
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -29,6 +30,11 @@ def background_loop() -> asyncio.AbstractEventLoop:
             started.wait()
             _loop = loop
         return _loop
+
+
+def in_background() -> bool:
+    """The running event loop is the background loop."""
+    return asyncio.get_running_loop() is _loop
 
 
 def submit(coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
@@ -60,3 +66,20 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
+
+
+_of_parents: list[asyncio.AbstractEventLoop] = []
+"""Loops that a forked child has no thread for; not freed, as they share files with those of the parent."""
+
+
+def _begin_anew() -> None:
+    """In a forked child: the thread of the background loop has stayed behind."""
+    global _loop, _lock
+    _lock = threading.Lock()
+    if _loop is not None:
+        _of_parents.append(_loop)
+        _loop = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import ssl
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -52,37 +54,57 @@ class ScriptedDesk(FakeDesk):
 
 
 class RawServer:
-    """Answers each request with the bytes that `answer` makes of its path, then closes the connection.
+    """Answers each request with the bytes that `answer` makes of its target, then closes the connection.
 
-    `bodies` holds the JSON that was posted.
+    With `keeps` a connection is kept until `answer` gives None, or the client closes it. `bodies` holds the
+    JSON that was posted.
     """
 
-    def __init__(self, answer: Callable[[str], bytes]) -> None:
-        self._answer = answer
+    def __init__(
+        self, answer: Callable[[str], bytes | None], *, keeps: bool = False, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._answer, self._keeps, self._tls = answer, keeps, tls
         self.bodies: list[Any] = []
+        self.heads: list[str] = []
+        """Of the requests, in their order."""
+        self.connections = 0
+        self.closed = threading.Semaphore(0)
+        """Released for each connection that ends."""
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        server = await asyncio.start_server(self._one, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        server = await asyncio.start_server(self._one, "127.0.0.1", 0, ssl=self._tls)
+        scheme = "http" if self._tls is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         self._ready.set()
         async with server:
             await self._stop.wait()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while (answered := self._answer(await self._request(reader))) is not None:
+                writer.write(answered)
+                await writer.drain()
+                if not self._keeps:
+                    break
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        self.closed.release()
+
+    async def _request(self, reader: asyncio.StreamReader) -> str:
+        """The target of the next request."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        length = next(
-            (line for line in head.lower().split("\r\n") if line.startswith("content-length:")), ":0"
-        )
+        self.heads.append(head)
+        lines = head.lower().split("\r\n")
+        length = next((line for line in lines if line.startswith("content-length:")), ":0")
         body = await reader.readexactly(int(length.partition(":")[2]))
         if body:
             self.bodies.append(json.loads(body))
-        writer.write(self._answer(head.split()[1]))
-        await writer.drain()
-        writer.close()
-        await writer.wait_closed()
+        return head.split()[1]
 
     def __enter__(self) -> RawServer:
         self._thread.start()

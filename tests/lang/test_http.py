@@ -1,0 +1,337 @@
+"""The HTTP client under the backends: connections that are kept, lost and let go; TLS, proxies, garbage."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ramify as rm
+from ramify.errors import BackendError, InvalidRequest, RequestTimeout
+from ramify.lang.backends import connection, pool
+from ramify.lang.backends.http import HttpClient
+from ramify.loop import wait
+from tests.lang.remote import RawServer, ScriptedDesk
+from tests.server.desk import LiveServer
+
+CERTIFICATE = Path(__file__).parent / "localhost.pem"
+"""Of localhost and 127.0.0.1, signed by itself until 2120, with its key."""
+
+
+def whole(body: bytes, headers: str = "") -> bytes:
+    """An answer after which the connection goes on."""
+    return f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n{headers}\r\n".encode() + body
+
+
+def chunked(*parts: bytes) -> bytes:
+    body = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
+    return b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + body + b"0\r\n\r\n"
+
+
+def on_client(url: str, use: Callable[[HttpClient], Coroutine[Any, Any, Any]], **options: Any) -> Any:
+    """What `use` gives on the background loop, where connections are kept."""
+
+    async def run() -> Any:
+        client = HttpClient(url, **options)
+        try:
+            return await use(client)
+        finally:
+            await client.aclose()
+
+    return wait(run())
+
+
+async def events_of(client: HttpClient) -> list[Any]:
+    return [event async for event in client.events("/", {})]
+
+
+def test_calls_that_follow_each_other_use_one_connection():
+    async def use(client: HttpClient) -> None:
+        for number in range(4):
+            assert await client.get("/") == {"n": number}
+            assert await events_of(client) == [{"a": "\u2028"}]
+
+    numbers = iter(range(4))
+    stream = chunked(b'data: {"a": "\xe2\x80', b'\xa8"}\n', b"\ndata: [DONE]\n\n")
+
+    def reply(target: str) -> bytes:
+        return stream if server.heads[-1].startswith("POST") else whole(b'{"n": %d}' % next(numbers))
+
+    with RawServer(reply, keeps=True) as server:
+        on_client(server.url, use)
+        assert server.closed.acquire(timeout=10)  # by aclose
+    assert server.connections == 1
+    assert len(server.heads) == 8
+
+
+def test_programs_share_the_kept_connections():
+    desk = ScriptedDesk(lambda request: "one two")
+
+    @rm.function
+    def three(s):
+        for name in "abc":
+            s += name + rm.gen(name)
+
+    opened = []
+    made = connection.Connection.connection_made
+    with pytest.MonkeyPatch.context() as patch, LiveServer(desk) as server:
+        patch.setattr(
+            connection.Connection, "connection_made", lambda *given: (opened.append(given), made(*given))[1]
+        )
+        backend = rm.RuntimeEndpoint(server.url)
+        for _ in range(3):
+            assert three.run(backend=backend)["c"] == "one two"
+        backend.close()
+    # `end_program`, which nobody waits for, may still be on its way when the next program begins.
+    assert 1 <= len(opened) <= 3
+
+
+def test_a_request_on_a_connection_that_was_closed_meanwhile_is_sent_again():
+    answers = iter([whole(b"1"), None, whole(b"2"), None, whole(b"3")])
+
+    async def use(client: HttpClient) -> list[int]:
+        return [await client.post("/", {"n": number}) for number in range(3)]
+
+    with RawServer(lambda target: next(answers), keeps=True) as server:
+        assert on_client(server.url, use) == [1, 2, 3]
+    assert [body["n"] for body in server.bodies] == [0, 1, 1, 2, 2]
+    assert server.connections == 3
+
+
+def test_a_server_that_is_gone_is_told_plainly_and_found_again():
+    answers = iter([whole(b"1"), None, None, whole(b"2")])
+
+    async def use(client: HttpClient) -> int:
+        assert await client.get("/") == 1
+        # The kept connection closes without an answer, and so does the new one: that is no accident.
+        with pytest.raises(BackendError, match="it closed the connection without an answer"):
+            await client.get("/")
+        return await client.get("/")
+
+    with RawServer(lambda target: next(answers), keeps=True) as server:
+        assert on_client(server.url, use) == 2
+    assert server.connections == 3
+
+
+def test_a_stream_that_is_given_up_closes_its_connection():
+    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+    begun = head + b'b\r\ndata: {"a":\r\n7\r\n 1}\n\n\n\r\n'
+
+    async def use(client: HttpClient) -> None:
+        async with aclosing(client.events("/", {})) as events:
+            async for event in events:
+                assert event == {"a": 1}
+                break
+
+    with RawServer(lambda target: begun, keeps=True) as server:
+        on_client(server.url, use)
+        assert server.closed.acquire(timeout=10)
+
+
+def test_silence_ends_at_the_time_limit():
+    async def use(client: HttpClient) -> None:
+        with pytest.raises(RequestTimeout, match="did not answer in time"):
+            await client.get("/")
+
+    with RawServer(lambda target: b"HTTP/1.1 200 OK\r\n", keeps=True) as server:
+        on_client(server.url, use, timeout_s=0.05)
+        assert server.closed.acquire(timeout=10)
+
+
+def test_the_last_bytes_of_a_stream_are_not_waited_for(monkeypatch):
+    """What lacks the end of its answer is not kept for long, and nobody waits for it."""
+    monkeypatch.setattr(pool, "LAST_BYTES_S", 0.05)
+    unended = chunked(b"data: [DONE]\n\n").removesuffix(b"0\r\n\r\n")
+
+    async def use(client: HttpClient) -> None:
+        assert await events_of(client) == []
+
+    with RawServer(lambda target: unended, keeps=True) as server:
+        client = HttpClient(server.url)
+        wait(use(client))
+        assert server.closed.acquire(timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (b"\x16\x03\x01\x02\x00", "something that is not HTTP"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n12", "closed the connection in the middle"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", "something that is not HTTP"),
+        (b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 20000, "more than 65536 bytes of headers"),
+        (whole(b"\x1f\x8b", "content-encoding: gzip\r\n"), "with the encoding gzip"),
+        (b"HTTP/1.1 101 Switching\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n", "not HTTP"),
+        (whole(b"data: {}\n"), "broke off"),
+        (whole(b"data: 3\n"), "told something else"),
+        (whole(b"data: {\n"), "told something else"),
+        (whole(b'data: "\xff"\n'), "told something else"),
+    ],
+)
+def test_garbage_is_told_plainly(reply, message):
+    async def use(client: HttpClient) -> None:
+        with pytest.raises(BackendError, match=message):
+            await events_of(client)
+
+    with RawServer(lambda target: reply) as server:
+        on_client(server.url, use)
+
+
+def test_what_the_protocol_allows_is_understood():
+    replies = [
+        b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n" + whole(b"1"),
+        whole(b"2", "connection: close\r\n"),
+        whole(b"3") + whole(b"an answer that nobody has asked for"),
+        chunked(b"4"),
+    ]
+
+    async def use(client: HttpClient) -> list[Any]:
+        return [await client.get("/x") for _ in replies]
+
+    answers = iter(replies)
+    with RawServer(lambda target: next(answers), keeps=True) as server:
+        assert on_client(server.url, use) == [1, 2, 3, 4]
+    assert server.connections == 3
+    with RawServer(lambda target: b"HTTP/1.0 200 OK\r\n\r\n5") as server:
+        assert on_client(server.url, use) == [5] * 4
+
+
+def test_much_that_nobody_reads_makes_the_server_wait(monkeypatch):
+    monkeypatch.setattr(connection, "MAX_UNREAD_BYTES", 1000)
+    unread = []
+    take = connection.Connection.part
+
+    async def slowly(self: connection.Connection, silence_s: float | None) -> bytes:
+        for _ in range(50):
+            await asyncio.sleep(0)
+        unread.append(self._unread)
+        return await take(self, silence_s)
+
+    monkeypatch.setattr(connection.Connection, "part", slowly)
+    text = "a" * (16 << 20)
+
+    async def use(client: HttpClient) -> Any:
+        return await client.get("/")
+
+    with RawServer(lambda target: whole(f'"{text}"'.encode())) as server:
+        assert on_client(server.url, use) == text
+    assert 0 < max(unread) < 1 << 20
+
+
+def test_tls_is_verified():
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERTIFICATE)
+
+    async def use(client: HttpClient) -> Any:
+        return [await client.get("/a"), await client.get("/b")]
+
+    with RawServer(lambda target: whole(b'"%s"' % target.encode()), keeps=True, tls=context) as server:
+        for verify in (str(CERTIFICATE), False):
+            assert on_client(server.url, use, verify=verify) == ["/a", "/b"]
+        with pytest.raises(BackendError, match="certificate verify failed"):
+            on_client(server.url, use)
+    assert server.connections == 2
+
+
+def test_a_proxy_is_asked(monkeypatch):
+    async def use(client: HttpClient) -> Any:
+        return await client.get("/x")
+
+    with RawServer(lambda target: whole(b"1"), keeps=True) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url.replace("//", "//me:secret@"))
+        assert on_client("http://nowhere.invalid:81/v1", use) == 1
+        monkeypatch.setenv("no_proxy", "nowhere.invalid")
+        with pytest.raises(BackendError, match="cannot be reached"):
+            on_client("http://nowhere.invalid:81/v1", use)
+    (head,) = proxy.heads
+    assert head.startswith("GET http://nowhere.invalid:81/v1/x HTTP/1.1\r\nhost: nowhere.invalid:81\r\n")
+    assert "proxy-authorization: Basic bWU6c2VjcmV0\r\n" in head
+    with RawServer(lambda target: b"HTTP/1.1 403 No\r\n\r\n") as proxy:
+        monkeypatch.setenv("https_proxy", proxy.url)
+        with pytest.raises(BackendError, match="the proxy answered 403"):
+            on_client("https://elsewhere.invalid", use)
+    assert proxy.heads[0].startswith("CONNECT elsewhere.invalid:443 HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize("scheme", ["socks5", "https"])
+def test_a_proxy_of_another_kind_is_refused(scheme, monkeypatch):
+    monkeypatch.setenv("all_proxy", f"{scheme}://127.0.0.1:1")
+    with pytest.raises(BackendError, match=f"is to be reached by {scheme}.*NO_PROXY"):
+        HttpClient("http://elsewhere.invalid")
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "http://x:port", "http://[::1"])
+def test_what_is_no_url_is_refused(url):
+    with pytest.raises(InvalidRequest, match="is not a URL of a server"):
+        rm.get_server_info(rm.RuntimeEndpoint(url))
+
+
+def test_a_key_that_no_header_can_hold_is_refused():
+    with pytest.raises(InvalidRequest, match="API key"):
+        HttpClient("http://x", "a\r\nhost: y")
+
+
+NOBODY_CLOSES = """
+import asyncio, gc, os, sys, warnings
+import ramify as rm
+from ramify.lang.backends.http import HttpClient
+
+@rm.function
+def ask(s):
+    s += "Q:" + rm.gen("x")
+
+@rm.function
+async def ask_async(s):
+    s += "Q:" + rm.gen("x")
+    return await s.aget("x")
+
+how, url = sys.argv[1:]
+backend = rm.RuntimeEndpoint(url)
+if how == "exit":
+    print(ask.run(backend=backend)["x"])
+elif how == "collected":
+    print(ask.run(backend=backend)["x"])
+    del backend
+    gc.collect()
+elif how == "stream":
+    print(next(ask.run(backend=backend, stream=True).text_iter("x")))
+elif how == "loops":
+    for _ in range(2):
+        print(asyncio.run(ask_async.run(backend=backend)).ret_value)
+elif how == "own loop":
+    async def get():
+        print((await client.get("/get_model_info"))["model_path"])
+    client = HttpClient(url)
+    for _ in range(2):
+        asyncio.run(get())
+elif how == "fork":
+    warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on of every fork beside threads
+    print(ask.run(backend=backend)["x"], flush=True)
+    child = os.fork()
+    if child == 0:
+        print(ask.run(backend=backend)["x"])
+        del backend
+        gc.collect()
+        sys.exit()
+    os.waitpid(child, 0)
+    print(ask.run(backend=backend)["x"])
+"""
+
+
+@pytest.mark.parametrize("how", ["exit", "collected", "stream", "loops", "own loop", "fork"])
+def test_nothing_is_heard_of_a_client_that_nobody_closes(how):
+    if how == "fork" and not hasattr(os, "fork"):
+        pytest.skip("needs fork")
+    expected = {"loops": "one\none\n", "own loop": "\n\n", "fork": "one\none\none\n"}
+    with LiveServer(ScriptedDesk(lambda request: "one")) as server:
+        command = [sys.executable, "-X", "dev", "-W", "error", "-c", NOBODY_CLOSES, how, server.url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert done.stdout == expected.get(how, "one\n")
