@@ -91,6 +91,8 @@ class Branch:
     def _submit(self, step: Step) -> Variable | None:
         with self._lock:
             variable = self._declare(step)
+            if self.run.watch is not None:
+                self.run.watch(self, step, variable)
             if self.error is not None:
                 self._skip(step, variable, self.error)
             elif self._busy:

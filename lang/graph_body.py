@@ -11,12 +11,11 @@ from typing import Any
 from ramify.graph import Argument, Result, changed
 from ramify.lang.backends.base import RunsPrograms, Submission
 from ramify.lang.choices import METHODS
-from ramify.lang.ir import Gen, Outcoming
+from ramify.lang.ir import Gen, Outcoming, Select
 from ramify.lang.play import Played, Row, play
-from ramify.lang.recorder import UnknownValue
 from ramify.lang.state import ProgramState
 from ramify.lang.tracing import Traced, TracedState, trace
-from ramify.lang.unknown import UnknownText
+from ramify.lang.unknown import UnknownText, UnknownValue
 from ramify.lang.variables import Gathered, Variable
 
 
@@ -76,7 +75,7 @@ def _start(traced: Traced, s: ProgramState, row: Row) -> Played:
     root = s._branch
     run = root.run
     played: Played | None = None
-    if isinstance(run.backend, RunsPrograms) and not _stays_here(traced):
+    if isinstance(run.backend, RunsPrograms) and not stays_here(traced.steps):
         run.backend = run.backend.submit_program(
             Submission(traced.graph, dict(row), run.options, run.scope, run.stream),
             lambda: played is None or played.failed,
@@ -85,11 +84,11 @@ def _start(traced: Traced, s: ProgramState, row: Row) -> Played:
     return played
 
 
-def _stays_here(traced: Traced) -> bool:
-    """A step of it calls a function of this process, on which the next request depends."""
+def stays_here(steps: Mapping[int, Gen | Select]) -> bool:
+    """A step calls a function of this process, on which the next request depends."""
     return any(
         step.retries > 0 if isinstance(step, Gen) else step.method not in METHODS.values()
-        for step in traced.steps.values()
+        for step in steps.values()
     )
 
 
@@ -119,9 +118,9 @@ class _Result:
     def value(self, value: Any) -> Any:
         kind = type(value)
         if kind is UnknownText:
-            return "".join([part if isinstance(part, str) else self._found(part) for part in value.parts])
+            return "".join([part if isinstance(part, str) else self._text(part) for part in value.parts])
         if kind is UnknownValue:
-            return self._found(value.source)
+            return self._outcome(value._source).value()
         if kind is TracedState:
             return ProgramState(self._played.branches[value._branch.number])
         if kind is dict:
@@ -130,8 +129,14 @@ class _Result:
             return kind([self.value(item) for item in value])
         return value
 
-    def _found(self, part: Outcoming) -> Any:
+    def _text(self, part: Outcoming) -> str:
         source = self._traced.sources[part.variable]
         if isinstance(source, Argument):
             return changed(self._row[source.name], part.then)
-        return replace(part, variable=self._played.outcomes[source.node]).read()
+        return self._outcome(part).read()
+
+    def _outcome(self, part: Outcoming) -> Outcoming:
+        """`part` of this run."""
+        source = self._traced.sources[part.variable]
+        assert isinstance(source, Result)
+        return replace(part, variable=self._played.outcomes[source.node])

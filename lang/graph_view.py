@@ -132,7 +132,8 @@ class GraphView:
         source = self.graph.nodes[part.node]
         name = getattr(source, "name", None) or f"node {part.node}"
         which = "" if part.index is None else f" {part.index}"
-        return f"‹{self._branch(source)}{name}{which}›"
+        path = "".join(f".{key}" if isinstance(key, str) else f"[{key}]" for key in part.path)
+        return f"‹{self._branch(source)}{name}{which}›{path}"
 
 
 def _listed(branches: tuple[int, ...]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 from ramify.constraint import Constraint
-from ramify.graph import Change, changed
+from ramify.graph import Change, Scalar, changed, scalar_text
 
 if TYPE_CHECKING:
     from ramify.lang.branch import Branch
@@ -136,16 +136,31 @@ class Filled(Step):
 
 @dataclass(frozen=True)
 class Outcoming:
-    """The text of a variable that may still have to be set; with `index`, of one of its several outputs."""
+    """The outcome of a variable that may still have to be set; with `index`, one of its several outputs, and
+    with `path`, what is there in it. `read` and `value` raise what the variable's step failed with; the
+    variable's gate must be open."""
 
     variable: Variable
     index: int | None = None
     then: tuple[Change, ...] = ()
+    type: Scalar | None = None
+    """Of what is at `path`, where the variable's text is JSON."""
+    path: tuple[str | int, ...] = ()
 
     def read(self) -> str:
-        """The text; raises what the variable's step failed with. Its gate must be open."""
-        value = self.variable.read()
-        return changed(value if self.index is None else value[self.index], self.then)
+        """The text of it."""
+        if self.type is None:
+            return changed(self.value(), self.then)
+        self.variable.read()
+        return changed(scalar_text(self.variable.text or "", self.path, self.type), self.then)
+
+    def value(self) -> Any:
+        """The value itself, as the program gets it."""
+        value: Any = self.variable.read()
+        value = value if self.index is None else value[self.index]
+        for key in self.path:
+            value = value[key] if hasattr(value, "__getitem__") else getattr(value, str(key))
+        return value
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,9 @@ class _Player:
             case _:
                 raise AssertionError(f"{type(node).__name__} is no step")
 
+    def _outcoming(self, part: graph.Result) -> ir.Outcoming:
+        return ir.Outcoming(self.played.outcomes[part.node], part.index, part.then, part.type, part.path)
+
     def _text(self, node: graph.Text) -> ir.Step:
         parts: list[str | ir.Outcoming] = []
         for part in node.parts:
@@ -133,7 +136,7 @@ class _Player:
                 case graph.Argument():
                     parts.append(graph.changed(self._row[part.name], part.then))
                 case graph.Result():
-                    parts.append(ir.Outcoming(self.played.outcomes[part.node], part.index, part.then))
+                    parts.append(self._outcoming(part))
                 case _:
                     parts.append(part)
         if any(isinstance(part, ir.Outcoming) for part in parts):

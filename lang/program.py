@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import copy
 import functools
@@ -14,16 +13,17 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, overload
 
-from ramify.errors import CompileError, InvalidRequest, UnsupportedField
+from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.lang import batch, batch_out
 from ramify.lang.backends.base import Backend
 from ramify.lang.batch_out import BatchSummary
+from ramify.lang.beginning import begun
 from ramify.lang.graph_body import async_body_of, body_of, compile_body
 from ramify.lang.options import NAMES, read_options
 from ramify.lang.refused import refused
 from ramify.lang.run import Run, find_backend, known_info, model_info
 from ramify.lang.state import ProgramState
-from ramify.lang.tracing import Traced, trace
+from ramify.lang.tracing import Traced, trace_as_far
 from ramify.loop import submit, wait
 from ramify.messages import ModelInfo
 
@@ -99,8 +99,10 @@ class _Program(Generic[P]):
     def _calling(self, bound: inspect.BoundArguments, compiled: bool) -> Callable[[ProgramState], Any]:
         """What runs the program on a state: its body, or its graph where it is to be compiled and has one."""
         if compiled:
-            with contextlib.suppress(CompileError):
-                return self._graph_body(trace(self.body, copy.copy(bound), ()), NOTHING_LEFT, self.body)
+            traced = trace_as_far(self.body, copy.copy(bound))
+            if isinstance(traced, Traced):
+                return self._graph_body(traced, NOTHING_LEFT, self.body)
+            return lambda s: self.body(begun(s, traced), *bound.args, **bound.kwargs)
         return lambda s: self.body(s, *bound.args, **bound.kwargs)
 
     def _start(

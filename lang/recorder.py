@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Generator, Sequence
 from types import CellType
-from typing import Any, Literal, NoReturn, cast, get_args, get_origin
+from typing import Any, Literal, NamedTuple, NoReturn, cast, get_args, get_origin
 
 import ramify.graph as graph
 from ramify.errors import ProgramError
@@ -31,30 +31,31 @@ from ramify.lang.options import resolve_options
 from ramify.lang.run import Run
 from ramify.lang.state import ProgramState
 from ramify.lang.trace import Call
-from ramify.lang.unknown import NotKnown, Unknown, UnknownText
+from ramify.lang.unknown import About, NotKnown, Unknown, UnknownText, UnknownValue
 from ramify.lang.variables import Variable
 from ramify.messages import Generate, ModelInfo, TextChunk
 
 BY_STEPS = "Run the program without compile(), step by step."
+FIELDS = f"Fields that every result has can be put into text, and the whole can be returned. {BY_STEPS}"
 APPENDED = f"Results can be appended as they are, or with + and f-strings. {BY_STEPS}"
 
 NoteOf = graph.Argument | graph.Result
 
 
-class UnknownValue(Unknown):
-    """A result that is no text. It can be returned, and is parsed where the program was started."""
+class Submitted(NamedTuple):
+    """A step as it was appended."""
 
-    def __init__(
-        self, what: str, remedy: str, refuse: Callable[[NotKnown], None], source: Outcoming, kind: Any
-    ) -> None:
-        super().__init__(what, remedy, refuse)
-        self.source, self.kind = source, kind
+    branch: str
+    """The branch's key, which is the same in every run."""
+    step: Step
+    variable: Variable | None
 
 
 class Notes(Run):
     """The run of a traced program, on no backend: what has been noted of it."""
 
     def __init__(self, name: str) -> None:
+        self.branches = 0
         super().__init__(name, _Nowhere(), NO_MODEL, {})
         self.nodes: list[graph.AnyNode] = []
         self.lines: dict[int, str] = {}
@@ -62,24 +63,30 @@ class Notes(Run):
         self.values: list[tuple[int, int, str, Any]] = []
         self.reads: list[Variable] = []
         self.sources: dict[Variable, NoteOf] = {}
+        self.submitted: list[Submitted] = []
+        """The steps before the first refusal, of all branches, in the order of the program."""
         self.refused: NotKnown | None = None
         """The first refusal, also where the program caught it."""
-        self.branches = 0
-        self.root = RecordedBranch(self, Call("program", name))
+        self.known = 0
+        """How many nodes there were then."""
+
+    def branch(self, call: Call) -> RecordedBranch:
+        return RecordedBranch(self, call)
 
     def argument(self, name: str) -> UnknownText:
         """What stands for an argument that is given only when the graph is run."""
         variable = Variable(name)
         self.sources[variable] = graph.Argument(name=name)
         remedy = f"Give it when compiling: compile({name}=...)."
-        return UnknownText(f"The argument {name!r}", remedy, self.refuse, (Outcoming(variable),))
+        return UnknownText(About(f"The argument {name!r}", remedy, self.refuse), (Outcoming(variable),))
 
     def refuse(self, error: NotKnown) -> None:
         if self.body_done.is_open:
             raise ProgramError(
                 error.message
             )  # a function of the program is called in a run, and still has it
-        self.refused = self.refused or error
+        if self.refused is None:
+            self.refused, self.known = error, len(self.nodes)
 
     def caught(self) -> None:
         """Called where the program catches an exception, which may be there only because it is traced."""
@@ -103,17 +110,15 @@ class Notes(Run):
         """What the program gets when it reads the variable of `step`."""
         kind = type(step).__name__.lower()
         what = f"The result of {kind} {step.name!r}" if step.name else f"The result of a {kind}"
-        if not isinstance(step, Gen):
-            return UnknownText(what, APPENDED, self.refuse, (Outcoming(variable),))
-        several = resolve_options(step.options).n
-        values = [
-            UnknownText(what, APPENDED, self.refuse, (source,))
-            if _is_text(step)
-            else UnknownValue(what, BY_STEPS, self.refuse, source, step.kind)
-            for index in range(several)
-            for source in (Outcoming(variable, index if several > 1 else None),)
-        ]
-        return values if several > 1 else values[0]
+
+        def outcome(index: int | None = None) -> Unknown:
+            source = Outcoming(variable, index)
+            if isinstance(step, Gen) and not _is_text(step):
+                return UnknownValue(About(what, FIELDS, self.refuse), source, step.kind)
+            return UnknownText(About(what, APPENDED, self.refuse), (source,))
+
+        several = resolve_options(step.options).n if isinstance(step, Gen) else 1
+        return outcome() if several == 1 else [outcome(index) for index in range(several)]
 
 
 def _is_text(step: Gen) -> bool:
@@ -137,9 +142,12 @@ class RecordedBranch(Branch):
     def _submit(self, step: Step) -> Variable | None:
         variable = self._declare(step)
         step.run(self._recorder, variable)
+        if self.notes.refused is None:
+            self.notes.submitted.append(Submitted(self.key, step, variable))
         return variable
 
     def fork(self, size: int) -> list[Branch]:
+        self.notes.fork_key(size)  # branches have the keys that they have in a run
         calls = [Call("fork", f"fork {index}") for index in range(size)]
         children: list[Branch] = [RecordedBranch(self.notes, call, self) for call in calls]
         self._submit(Fork(tuple(children)))
@@ -152,7 +160,7 @@ class RecordedBranch(Branch):
 
     def set_variable(self, name: str, value: Any) -> None:
         if issubclass(type(value), Unknown):
-            self.notes.not_here(f"{value.what} cannot be kept in the variable {name!r} of the state.")
+            self.notes.not_here(f"{value._about.what} cannot be kept in the variable {name!r} of the state.")
         super().set_variable(name, value)
         self.notes.values.append((len(self.notes.nodes), self.number, name, value))
 
@@ -184,7 +192,9 @@ class Recorder:
     def _source(self, part: Outcoming) -> NoteOf:
         source = self._notes.sources[part.variable]
         if isinstance(source, graph.Result):
-            return graph.Result(node=source.node, index=part.index, then=part.then)
+            return graph.Result(
+                node=source.node, index=part.index, then=part.then, type=part.type, path=part.path
+            )
         return graph.Argument(name=source.name, then=part.then)
 
     def _append(self, parts: Sequence[str | NoteOf]) -> None:

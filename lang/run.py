@@ -17,7 +17,9 @@ from ramify.errors import Cancelled, InvalidRequest, ProgramError, UnsupportedFi
 from ramify.lang.backends.base import Backend
 from ramify.lang.branch import Branch
 from ramify.lang.gate import SIGNAL_S, Gate
+from ramify.lang.ir import Step
 from ramify.lang.trace import Call
+from ramify.lang.variables import Variable
 from ramify.loop import background_loop, submit
 from ramify.messages import ModelInfo
 
@@ -127,7 +129,13 @@ class Run:
         self._keys = itertools.count()
         self._listeners: list[Callable[[], None]] = []
         self._lock = threading.Lock()
-        self.root = Branch(self, Call(kind="program", name=name))
+        self.watch: Callable[[Branch, Step, Variable | None], None] | None = None
+        """Is told of each step when it is appended."""
+        self.root = self.branch(Call(kind="program", name=name))
+
+    def branch(self, call: Call) -> Branch:
+        """The program's own branch."""
+        return Branch(self, call)
 
     def clock(self) -> float:
         """Seconds since the run began."""

@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 import ramify.graph as graph
 from ramify.errors import CompileError, InvalidRequest
 from ramify.lang.ir import Gen, Select
-from ramify.lang.recorder import BY_STEPS, NoteOf, Notes, RecordedBranch, UnknownValue
+from ramify.lang.recorder import BY_STEPS, NoteOf, Notes, RecordedBranch, Submitted
 from ramify.lang.rewrite import rewritten
 from ramify.lang.state import ProgramState
-from ramify.lang.unknown import NotKnown, Unknown, UnknownText
+from ramify.lang.unknown import NotKnown, Unknown, UnknownText, UnknownValue
 from ramify.lang.variables import Variable
 
 
@@ -37,11 +37,35 @@ class Traced:
     """What the body returned, in terms of these variables."""
 
 
+@dataclass(frozen=True)
+class Beginning:
+    """A program up to the first question that only a run can answer."""
+
+    graph: graph.Graph | None
+    """Its calls before that; None where there are none."""
+    steps: dict[int, Gen | Select]
+    """As those of `Traced`."""
+    submitted: list[Submitted]
+    """Its steps as the body appended them."""
+    error: CompileError
+    """Why it has no whole graph."""
+
+
 def trace(body: Callable[..., Any], arguments: inspect.BoundArguments, unknown: Sequence[str]) -> Traced:
     """The graph of `body`, called once with `arguments` and those in `unknown`, which every run will give.
 
     Raises `CompileError`, with the line, where its control flow asks for what only a run can tell.
     """
+    traced = trace_as_far(body, arguments, unknown)
+    if isinstance(traced, Beginning):
+        raise traced.error
+    return traced
+
+
+def trace_as_far(
+    body: Callable[..., Any], arguments: inspect.BoundArguments, unknown: Sequence[str] = ()
+) -> Traced | Beginning:
+    """`trace`, or what comes before the line where it would raise."""
     notes = Notes(body.__name__)
     arguments.arguments.update((name, notes.argument(name)) for name in unknown)
     try:
@@ -50,12 +74,23 @@ def trace(body: Callable[..., Any], arguments: inspect.BoundArguments, unknown: 
         made = graph.Graph(name=body.__name__, arguments=tuple(unknown), nodes=tuple(notes.nodes))
         made.check()
     except (NotKnown, Exception) as error:
-        raise _compile_error(notes.refused or error, body.__code__) from error
+        return _beginning(notes, body.__code__, error)
     finally:
         notes.end_body()
     if notes.refused is not None:
-        raise _compile_error(notes.refused, body.__code__) from notes.refused
+        return _beginning(notes, body.__code__, notes.refused)
     return Traced(made, notes.lines, notes.steps, notes.values, notes.reads, notes.sources, returned)
+
+
+def _beginning(notes: Notes, code: CodeType, error: BaseException) -> Beginning:
+    refused = _compile_error(notes.refused or error, code)
+    refused.__cause__ = error
+    known = [place for place in notes.steps if place < notes.known]
+    made: graph.Graph | None = None
+    # What the body did beside its steps before an exception of its own is not known.
+    if known and notes.refused is not None:
+        made = graph.Graph(name=code.co_name, nodes=tuple(notes.nodes[: max(known) + 1]))
+    return Beginning(made, notes.steps, notes.submitted, refused)
 
 
 def _call(
@@ -107,7 +142,7 @@ class TracedState(ProgramState):
     def get(self, name: str, kind: Any = None) -> Any:
         value = self[name]
         known = type(value) is UnknownText and kind is str
-        if kind is None or known or (type(value) is UnknownValue and value.kind is kind):
+        if kind is None or known or (type(value) is UnknownValue and value._kind is kind):
             return value
         return self._branch.notes.not_here(f"{name!r} is read as another type than its own.")
 

@@ -35,8 +35,12 @@ def _remade(kind: Any) -> Any:
 
     fields = {}
     for name, hint in typing.get_type_hints(kind, include_extras=True).items():
-        inner = get_args(hint)[0] if get_origin(hint) in (Required, NotRequired) else hint
-        fields[name] = (Required if name in kind.__required_keys__ else NotRequired)[modern(inner)]
+        # Of annotations that are strings Python does not see whether they say NotRequired: the hint does.
+        said = get_origin(hint)
+        required: Any = Required if name in kind.__required_keys__ else NotRequired
+        if said in (Required, NotRequired):
+            required, hint = said, get_args(hint)[0]
+        fields[name] = required[modern(hint)]
     make: Any = typing_extensions.TypedDict  # mypy takes only literal names
     remade = make(kind.__name__, fields)
     remade.__doc__ = kind.__doc__

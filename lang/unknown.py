@@ -1,17 +1,18 @@
 """What a program holds while it is traced, in place of what only a run can tell.
 
-Text can be put together and appended. Whatever else Python asks is refused, as a program that goes by the
-answer has a control flow that no graph has.
+Text can be put together and appended, and so can fields of typed results. Whatever else Python asks is
+refused, as a program that goes by the answer has a control flow that no graph has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, cast, get_args
 
 from ramify.graph import Change
 from ramify.lang.ir import Filled, Node, Outcoming, Step
+from ramify.lang.shape import Shape, shape_of
 
 
 class NotKnown(BaseException):
@@ -22,15 +23,23 @@ class NotKnown(BaseException):
         self.message, self.remedy = message, remedy
 
 
+@dataclass(frozen=True)
+class About:
+    """What a refusal says of an unknown value."""
+
+    what: str
+    """Its name for people."""
+    remedy: str
+    """What a program that needs it can do."""
+    tell: Callable[[NotKnown], None]
+    """Is told of every refusal."""
+
+
 class Unknown:
-    """A value that is not there yet.
+    """A value that is not there yet."""
 
-    `what` names it for people, `remedy` says what a program that needs it can do, and `refuse` is told of
-    every refusal.
-    """
-
-    def __init__(self, what: str, remedy: str, refuse: Callable[[NotKnown], None]) -> None:
-        self.what, self.remedy, self.refuse = what, remedy, refuse
+    def __init__(self, about: About) -> None:
+        self._about = about
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -43,11 +52,12 @@ class Unknown:
 
 def refuse(unknown: Unknown, question: str) -> NoReturn:
     """Raise `NotKnown`: the program asks for `question`."""
+    about = unknown._about
     error = NotKnown(
-        f"{unknown.what} is not known before the program runs, and this line asks for {question}.",
-        unknown.remedy,
+        f"{about.what} is not known before the program runs, and this line asks for {question}.",
+        about.remedy,
     )
-    unknown.refuse(error)
+    about.tell(error)
     raise error
 
 
@@ -81,11 +91,8 @@ for _question, _names in QUESTIONS.items():
 class UnknownText(Unknown, Node):
     """Text, some parts of which are not there yet. It can be put behind and before other text."""
 
-    def __init__(
-        self, what: str, remedy: str, refuse: Callable[[NotKnown], None], parts: Sequence[str | Outcoming]
-    ) -> None:
-        object.__setattr__(self, "__dict__", {"what": what, "remedy": remedy, "refuse": refuse})
-        self.__dict__["parts"] = tuple(parts)
+    def __init__(self, about: About, parts: Sequence[str | Outcoming]) -> None:
+        self.__dict__.update(_about=about, parts=tuple(parts))
 
     parts: tuple[str | Outcoming, ...]
 
@@ -108,7 +115,7 @@ class UnknownText(Unknown, Node):
             if arguments:
                 refuse(self, f"its {name} with arguments")
             later = replace(part, then=(*part.then, cast(Change, name)))
-            return UnknownText(self.what, self.remedy, self.refuse, (later,))
+            return UnknownText(self._about, (later,))
 
         return change
 
@@ -116,7 +123,48 @@ class UnknownText(Unknown, Node):
         parts: list[str | Outcoming] = []
         for text in texts:
             parts += (text,) if type(text) is str else text.parts
-        return UnknownText(self.what, self.remedy, self.refuse, parts)
+        return UnknownText(self._about, parts)
+
+
+class UnknownValue(Unknown):
+    """A result that is no text, or a part of one.
+
+    It can be returned. Its fields can be read where every value of its type has them, and a text, a number
+    or a truth value among them can be put into text.
+    """
+
+    # A field of the result may have any name: what is kept here begins with an underscore.
+    def __init__(self, about: About, source: Outcoming, kind: Any = None, shape: Shape | None = None) -> None:
+        super().__init__(about)
+        self._source, self._kind, self._shape = source, kind, shape
+
+    def __getattr__(self, name: str) -> Any:
+        shape = self._of_type()
+        return self._part(name, None if shape is None else shape.attribute(name), f"its {name}")
+
+    def __getitem__(self, key: Any) -> Any:
+        shape = self._of_type()
+        return self._part(key, None if shape is None else shape.item(key), "its items")
+
+    def as_text(self) -> UnknownText | None:
+        """What `str` makes of it; None where only the value itself can tell."""
+        shape = self._of_type()
+        scalar = None if shape is None else shape.scalar
+        if scalar is None:
+            return None
+        return UnknownText(self._about, (replace(self._source, type=scalar),))
+
+    def _of_type(self) -> Shape | None:
+        if self._shape is None and self._source.index is None:
+            self._shape = shape_of(self._kind)
+        return self._shape
+
+    def _part(self, key: str | int, shape: Shape | None, question: str) -> Any:
+        if shape is None:
+            refuse(self, question)
+        source = replace(self._source, path=(*self._source.path, key))
+        part = UnknownValue(self._about, source, shape=shape)
+        return part.as_text() if shape.scalar == "str" else part
 
 
 def _is_text(value: object) -> bool:
@@ -131,11 +179,19 @@ CONVERSIONS: dict[str, Callable[[Any], str]] = {"s": str, "r": repr, "a": ascii}
 
 def piece(value: Any, conversion: str, spec: Any) -> Any:
     """One piece of an f-string: a string, or text that is not there yet."""
-    if type(value) is UnknownText and conversion in ("", "s") and type(spec) is str and not spec:
-        return value
+    if conversion in ("", "s") and type(spec) is str and not spec:
+        value = _text_of(value)
+        if type(value) is UnknownText:
+            return value
     if conversion:
         value = CONVERSIONS[conversion](value)
     return format(value, spec)
+
+
+def _text_of(value: Any) -> Any:
+    """A value of a result as its text, where that is certain; else as it is."""
+    text = value.as_text() if type(value) is UnknownValue else None
+    return value if text is None else text
 
 
 def joined(*pieces: Any) -> Any:
@@ -163,8 +219,10 @@ def _put_together(separator: str, items: Iterable[Any]) -> Any:
 
 def call_of_one(function: Any, value: Any) -> Any:
     """``function(value)``, where the function may be `str` or `type`."""
-    if function is str and type(value) is UnknownText:
-        return value
+    if function is str:
+        value = _text_of(value)
+        if type(value) is UnknownText:
+            return value
     if function is type and issubclass(type(value), Unknown):
         refuse(value, "its type")
     return function(value)

@@ -8,14 +8,15 @@ earlier nodes, so that every edge leads back and there are no cycles.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from ramify.constraint import Constraint
-from ramify.errors import InvalidRequest
+from ramify.errors import InvalidRequest, ProgramError
 from ramify.sampling import SamplingParams
 
 MAX_NODES = 4096
@@ -26,7 +27,7 @@ MAX_DEPTH = 64
 
 Role = Literal["system", "user", "assistant"]
 Method = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
-
+Scalar = Literal["str", "int", "float", "bool"]
 
 Change = Literal["strip", "lstrip", "rstrip", "lower", "upper", "capitalize", "title"]
 """A method of Python's `str` that takes no arguments."""
@@ -37,6 +38,34 @@ def changed(text: str, changes: Iterable[Change]) -> str:
     for change in changes:
         text = getattr(text, change)()
     return text
+
+
+SCALARS: dict[Scalar, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int, float),
+    "float": (float, int),
+    "bool": (bool,),
+}
+"""What stands in JSON for a value of a kind; the first makes one of it."""
+
+
+def scalar_text(text: str, path: Sequence[str | int], kind: Scalar) -> str:
+    """The value at `path` in the JSON `text`, as Python writes one of this kind: ``True``, ``1.0``.
+
+    Raises `ProgramError` where there is none.
+    """
+    try:
+        value = json.loads(text)
+        for key in path:
+            value = value[key]
+        if type(value) not in SCALARS[kind]:
+            raise TypeError(f"there is {value!r}.")
+        return str(SCALARS[kind][0](value))
+    except (ValueError, TypeError, LookupError) as error:
+        place = "".join(f"[{key!r}]" for key in path)
+        raise ProgramError(
+            f"A result has no {kind} at {place or 'its beginning'}: {error}", partial=text
+        ) from None
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -59,6 +88,10 @@ class Result(Part, frozen=True, kw_only=True, tag_field="from", tag="node"):
     """Its place in `Graph.nodes`."""
     index: int | None = None
     """Which of its outputs, where its ``n`` is more than 1."""
+    type: Scalar | None = None
+    """The text is JSON, and what is meant is a value of this type in it; see `scalar_text`."""
+    path: tuple[str | Annotated[int, msgspec.Meta(ge=0)], ...] = ()
+    """Where that value is: names of fields and places in lists, from the outermost."""
 
 
 class Node(
@@ -250,6 +283,10 @@ class _Check:
         outputs = (source.options.get("n") or 1) if isinstance(source, Gen) else 1
         if (part.index is None) != (outputs == 1) or not 0 <= (part.index or 0) < outputs:
             self._wrong(where, f"node {part.node} has {outputs} outputs, and index is {part.index}")
+        if part.path and part.type is None:
+            self._wrong(where, "a path needs the type of what is there")
+        if part.type is not None and (not isinstance(source, Gen) or outputs > 1):
+            self._wrong(where, "only the single output of a gen has values of a type in it")
 
     def _gen(self, node: Gen) -> None:
         try:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import random
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -17,11 +14,11 @@ import ramify as rm
 from ramify.errors import RequestTimeout
 from ramify.graph import Graph
 from ramify.lang.backends.submitted import SubmittedProgram
-from ramify.lang.graph_svg import columns_of
 from ramify.lang.hosting import Job, run_row
 from ramify.loop import wait
 from ramify.messages import Generate
 from tests.lang.backends import Holding
+from tests.lang.compiling import refusal
 from tests.lang.programs import CASES, Case
 from tests.lang.remote import ScriptedDesk
 from tests.lang.test_programs import outcome, run_all
@@ -30,25 +27,13 @@ from tests.server.desk import LiveServer
 ASKS = {
     "tree-of-thought": "a number",
     "react": "a comparison",
-    "judge": "its score",
+    "judge": "arithmetic",
     "json-by-regex": "its type",
     "speculative-select": "a comparison",
 }
-"""What the programs of the ten ask that have no graph: Python goes on by a result."""
-
-
-def line_of(marker: str) -> str:
-    """Where the comment `marker` is in this file."""
-    lines = Path(__file__).read_text().splitlines()
-    found = [number for number, line in enumerate(lines, 1) if line.endswith(f"# {marker}")]
-    assert len(found) == 1
-    return f"{__file__}:{found[0]}"
-
-
-def refusal(program: Any, **given: Any) -> rm.CompileError:
-    with pytest.raises(rm.CompileError) as refused:
-        program.compile(**given)
-    return refused.value
+"""What the programs of the ten ask that have no whole graph: Python goes on by a result."""
+CALLS_ALONE = {"react", "speculative-select"}
+"""Those that ask before their last call, so that calls are left that no graph has."""
 
 
 # --- the ten programs -----------------------------------------------------------------------------
@@ -59,9 +44,13 @@ def test_the_ten_programs_compiled_are_the_programs(
     case: Case, engine: rm.Engine, endpoint: rm.RuntimeEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submitted: list[SubmittedProgram] = []
-    answer = SubmittedProgram.generate
+    alone: list[str] = []
+    answer, send = SubmittedProgram.generate, rm.RuntimeEndpoint.generate
     monkeypatch.setattr(
         SubmittedProgram, "generate", lambda self, request: submitted.append(self) or answer(self, request)
+    )
+    monkeypatch.setattr(
+        rm.RuntimeEndpoint, "generate", lambda self, request: alone.append(request.rid) or send(self, request)
     )
     steps = run_all(case, engine)
 
@@ -72,7 +61,8 @@ def test_the_ten_programs_compiled_are_the_programs(
 
     assert run_compiled(engine) == steps
     assert run_compiled(endpoint) == steps
-    assert len(set(submitted)) == (0 if case.name in ASKS else len(case.arguments))
+    assert len(set(submitted)) == len(case.arguments)
+    assert not alone or case.name in CALLS_ALONE
 
 
 @pytest.mark.parametrize("name", ASKS)
@@ -325,229 +315,6 @@ def test_calls_that_do_not_wait_for_each_other_run_together():
     assert state.error() is None
 
 
-# --- what a graph cannot hold ---------------------------------------------------------------------
-
-
-def decides(s):
-    s += "Q" + rm.gen("x")
-    if s["x"]:  # truth
-        s += "yes"
-
-
-def loops(s, questions):
-    for question in questions:  # items
-        s += question + rm.gen("x")
-
-
-def compares(s):
-    s += rm.select("x", ["a", "b"])
-    return {"a": 1}[s["x"]]  # lookup
-
-
-def counts(s):
-    s += rm.gen("n", schema=int)
-    total = s["n"] + 1  # sum
-    s += str(total)
-
-
-def looks_up(s):
-    s += rm.gen("x")
-    s += json.loads(s["x"])["a"]  # loads
-
-
-def matches(s):
-    s += rm.gen("x")
-    s += "a" if re.match("a", s["x"]) else "b"  # match
-
-
-def catches(s):
-    s += rm.gen("x")
-    try:
-        s += re.sub("a", "b", s["x"])
-    except Exception:  # caught
-        s += "none"
-
-
-def checks_type(s, value):
-    if isinstance(value, str):  # isinstance
-        s += value + rm.gen("x")
-
-
-def asks_type(s, value):
-    s += "text" if type(value) is str else "none"  # type
-
-
-def formats(s):
-    s += rm.gen("x")
-    s += f"{s['x']:>10}"  # format
-
-
-def old_formats(s):
-    s += rm.gen("x")
-    s += "%s" % s["x"]  # percent  # noqa: UP031
-
-
-def strips(s):
-    s += rm.gen("x")
-    s += s["x"].removeprefix("a")  # strip
-
-
-def prints(s):
-    s += rm.gen("x")
-    print(s.text())  # whole
-
-
-def a_tool(word: str) -> str:
-    """Says it again."""
-    return word
-
-
-def uses_tools(s):
-    s += "Q"
-    s.call_tools([a_tool])  # tools
-
-
-def tells_of_tools(s):
-    s += rm.system("Be kind.", tools=[a_tool])  # told
-
-
-def returns(s):
-    s += rm.gen("x")
-    return {1, 2}
-
-
-def nothing(s):
-    return None
-
-
-def fails(s):
-    s += 1 / len("")  # fails
-
-
-def keeps(s):
-    s += rm.gen("x")
-    s["y"] = s["x"]  # keeps
-
-
-def validates(s):
-    s += rm.gen("x")
-    x = s["x"]
-    s += rm.gen("y", validate=lambda y: y != x)  # validate
-
-
-def no_such_variable(s):
-    s += rm.gen("x")
-    s += s["y"]  # unknown
-
-
-async def waits(s):
-    import asyncio
-
-    await asyncio.sleep(0)  # waits
-
-
-@pytest.mark.parametrize(
-    ("body", "marker", "message"),
-    [
-        (decides, "truth", "The result of gen 'x' is not known .* whether it is true"),
-        (
-            loops,
-            "items",
-            r"The argument 'questions' .* its items. Give it when compiling: compile\(questions=",
-        ),
-        (compares, "lookup", "The result of select 'x' .* its hash"),
-        (counts, "sum", "The result of gen 'n' .* arithmetic"),
-        (looks_up, "loads", "its type"),
-        (matches, "match", "raised TypeError while it was traced: expected string"),
-        (catches, "caught", "catches an exception"),
-        (checks_type, "isinstance", "The argument 'value' .* its type"),
-        (asks_type, "type", "The argument 'value' .* its type"),
-        (formats, "format", "a finished string"),
-        (old_formats, None, "a finished string"),
-        (strips, "strip", "its removeprefix"),
-        (prints, "whole", r"What text\(\) tells"),
-        (uses_tools, "tools", r"call_tools\(\)"),
-        (tells_of_tools, "told", "A turn that tells of tools"),
-        (returns, None, "returns a set"),
-        (nothing, None, "no nodes"),
-        (fails, "fails", "raised ZeroDivisionError"),
-        (keeps, "keeps", "cannot be kept in the variable 'y'"),
-        (validates, "validate", "validate uses what is not known"),
-        (no_such_variable, "unknown", "sets no variable 'y'"),
-        (waits, None, "waits for something other"),
-    ],
-)
-def test_what_has_no_graph_is_refused_with_its_line(body: Any, marker: str | None, message: str):
-    refused = refusal(rm.function(body))
-    assert re.search(message, str(refused)), str(refused)
-    assert refused.line is not None
-    assert refused.line == line_of(marker) if marker else refused.line.startswith(__file__)
-    assert str(refused).startswith(refused.line)
-
-
-def test_a_body_runs_twice_only_where_that_is_asked_for():
-    calls = []
-
-    @rm.function
-    def program(s, how):
-        calls.append(how)
-        s += "Q" + rm.gen("x")
-        if how == "result" and s["x"] == "a":
-            s += "!"
-        return s["x"]
-
-    for how, compiled, times in [
-        ("result", False, 1),
-        ("plain", False, 1),
-        ("plain", True, 1),
-        ("result", True, 2),
-    ]:
-        calls.clear()
-        state = program.run(how, backend=rm.ScriptedBackend(["a"]), compiled=compiled)
-        assert (state["x"], state.ret_value, len(calls)) == ("a", "a", times)
-        assert state.text() == ("Qa!" if how == "result" else "Qa")
-    calls.clear()
-    made = program.compile(how="plain")
-    made.run_batch([{}] * 5, backend=rm.ScriptedBackend(["a"] * 5))
-    made.run(backend=rm.ScriptedBackend(["a"]), compiled=True)
-    assert len(calls) == 1
-
-
-def test_text_without_its_source_is_put_together_with_plus_only():
-    scope: dict[str, Any] = {"rm": rm}
-    exec("def body(s, a):\n  s += 'Q' + a + rm.gen('x')\n  s += 'A' + s['x']", scope)
-    compiled = rm.function(scope["body"]).compile()
-    assert compiled.run("?", backend=rm.ScriptedBackend(["yes"])).text() == "Q?yesAyes"
-    exec("def body(s, a):\n  s += f'Q{a}'", scope)
-    assert "a finished string" in str(refusal(rm.function(scope["body"])))
-
-
-def test_a_source_that_has_changed_is_not_used(tmp_path: Path):
-    path = tmp_path / "changing.py"
-    path.write_text("def body(s, a):\n    s += f'Q{a}'\n")
-    scope: dict[str, Any] = {}
-    exec(compile(path.read_text(), str(path), "exec"), scope)
-    path.write_text("def body(s, a):\n    s += f'R{a}' + 'more'\n")
-    assert "a finished string" in str(refusal(rm.function(scope["body"])))
-
-
-def test_closures_and_multi_line_strings_stay_as_they_are():
-    mark = "!"
-
-    def shout(text: Any) -> Any:
-        return text + mark
-
-    @rm.function
-    def program(s, topic):
-        s += f"""
-  {topic}
-        and {mark}"""
-        s += shout(topic)
-        s += "/".join(part for part in ("a", topic, mark))
-
-    assert program.compile().run("T", backend=rm.ScriptedBackend([])).text() == "\n  T\n        and !T!a/T/!"
-
-
 # --- failing, ending ------------------------------------------------------------------------------
 
 
@@ -640,52 +407,3 @@ async def test_an_async_program_is_compiled_and_awaited():
             [call.prompt for call in steps.trace.walk()],
         )
     assert str(compiled.graph()).startswith("program(topic)\n")
-
-
-# --- looking at it --------------------------------------------------------------------------------
-
-
-def test_a_graph_as_text_flowchart_and_drawing():
-    @rm.function
-    def program(s, topic):
-        s += 'Say "<b>" of ' + topic + rm.gen("x", max_tokens=3)  # gen
-        forks = s.fork(2)
-        for fork in forks:
-            fork += "on" + s["x"] + rm.select("y", ["a", "b"])  # select
-        forks.join()
-        s += forks["y"][1].strip()
-
-    view = program.compile().graph()
-    lines = [line.rstrip() for line in str(view).splitlines()]
-    assert lines[0] == "program(topic)"
-    assert lines[1] == """   0  'Say "<b>" of ' + topic"""
-    assert re.fullmatch(rf"   1  gen x \(max_tokens=3\) +{re.escape(line_of('gen'))}", lines[2])
-    assert lines[3] == "   2  fork into [1], [2]"
-    assert lines[4] == "   3    [1] 'on' + ‹x›"
-    assert lines[-2:] == ["   7  gather [1], [2]", "   8  ‹[2] y›.strip()"]
-    chart = view.mermaid().splitlines()
-    assert chart[:2] == ["flowchart TD", """  n0["'Say #quot;#lt;b#gt;#quot; of ' + topic"]"""]
-    assert "  n4([\"select y ('a', 'b')\"])" in chart
-    for edge in ("n2 --> n3", "n2 --> n5", "n1 -.-> n3", "n4 --> n7", "n6 --> n7", "n6 -.-> n8"):
-        assert f"  {edge}" in chart
-    drawing = ElementTree.fromstring(view.svg())
-    boxes = list(drawing.iter("{http://www.w3.org/2000/svg}rect"))
-    places = [(float(box.get("x", 0)), float(box.get("y", 0))) for box in boxes]
-    assert len(set(places)) == len(places) == 9
-    assert places[3][1] == places[5][1] > places[2][1]
-    assert places[3][0] != places[5][0]
-    assert "http" not in view.svg().replace("http://www.w3.org/2000/svg", "")
-
-
-def test_columns_are_used_again_after_a_join_only():
-    @rm.function
-    def program(s):
-        for _ in range(2):
-            forks = s.fork(2)
-            forks += "a"
-            forks.join()
-        for fork in s.fork(1), s.fork(1):
-            fork += "b"
-
-    columns = columns_of(program.compile().graph().graph)
-    assert [columns[branch] for branch in range(7)] == [0, 1, 2, 1, 2, 1, 2]

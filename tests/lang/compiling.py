@@ -1,0 +1,24 @@
+"""What tests of compiled programs need: source lines and refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ramify as rm
+
+
+def line_of(file: str, marker: str) -> str:
+    """Where the comment `marker` is in `file`."""
+    lines = Path(file).read_text().splitlines()
+    found = [number for number, line in enumerate(lines, 1) if line.endswith(f"# {marker}")]
+    assert len(found) == 1
+    return f"{file}:{found[0]}"
+
+
+def refusal(program: Any, **given: Any) -> rm.CompileError:
+    with pytest.raises(rm.CompileError) as refused:
+        program.compile(**given)
+    return refused.value
