@@ -22,8 +22,9 @@ import numpy as np
 from ramify import constraint
 from ramify.errors import InvalidConstraint
 from ramify.runtime.config import DEFAULT_MODEL
+from ramify.runtime.grammar.engines import load_grammar, prepare
 from ramify.runtime.grammar.matcher import mask_words
-from ramify.runtime.grammar.policy import compile_constraint, load_grammar, prepare
+from ramify.runtime.grammar.policy import compile_constraint
 from ramify.runtime.grammar.token_trie import token_trie
 from ramify.runtime.grammar.vocabulary import Vocabulary, load_vocabulary
 from ramify.runtime.model.resolve import resolve

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from ramify import constraint
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.grammar.policy import compile_constraint, load_grammar, prepare
+from ramify.runtime.grammar.engines import load_grammar, prepare
+from ramify.runtime.grammar.policy import compile_constraint
 from ramify.runtime.grammar.schema_order import in_schema_order
 from ramify.runtime.grammar.vocabulary import from_tokenizer
 from ramify.runtime.model.resolve import resolve

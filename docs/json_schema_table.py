@@ -19,9 +19,10 @@ sys.path.insert(0, str(ROOT))
 
 from ramify import constraint  # noqa: E402
 from ramify.errors import InvalidConstraint  # noqa: E402
+from ramify.runtime.grammar.engines import load_grammar  # noqa: E402
 from ramify.runtime.grammar.formats import FORMATS  # noqa: E402
 from ramify.runtime.grammar.json_text import parse_json  # noqa: E402
-from ramify.runtime.grammar.policy import compile_constraint, load_grammar  # noqa: E402
+from ramify.runtime.grammar.policy import compile_constraint  # noqa: E402
 from ramify.runtime.grammar.schema_check import KEYWORDS  # noqa: E402
 from ramify.runtime.grammar.schema_grammar import compile_schema  # noqa: E402
 from ramify.runtime.grammar.schema_order import in_schema_order  # noqa: E402

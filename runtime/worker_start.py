@@ -14,6 +14,10 @@ import sys
 def main() -> None:
     gc.disable()
     role = sys.argv.pop(1)
+    if role == "scheduler.process":
+        from ramify.runtime.torch_import import import_torch
+
+        import_torch()
     importlib.import_module(f"ramify.runtime.{role}").main()
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from ramify.messages import CompileGrammar, GrammarReady
 from ramify.runtime.grammar.compile_jobs import Answer, CompileJobs
 from ramify.runtime.grammar.compiler import answer, limit_memory
+from ramify.runtime.grammar.engines import prepare
 from ramify.runtime.grammar.grammar_files import GrammarFiles
-from ramify.runtime.grammar.policy import prepare
 from ramify.runtime.grammar.vocabulary import Vocabulary, load_vocabulary
 from ramify.runtime.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.worker_process import Orders, take_orders

@@ -5,13 +5,12 @@
     ebnf, structural_tag            these have no deterministic automaton, one that forks
     lark                            llguidance
 
-What comes out of `compile_constraint` is bytes for `load_grammar` in another process.
+What comes out of `compile_constraint` is bytes for `engines.load_grammar` in another process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import ModuleType
 
 from ramify.constraint import Constraint, Kind
 from ramify.errors import InvalidConstraint
@@ -20,15 +19,12 @@ from ramify.runtime.grammar import regex_syntax
 from ramify.runtime.grammar.ebnf import ROOT
 from ramify.runtime.grammar.expression import Expression, alt, size, text
 from ramify.runtime.grammar.frame_compiler import MAX_STATES, compile_grammar, compile_rules
-from ramify.runtime.grammar.frame_engine import FrameGrammar
 from ramify.runtime.grammar.gbnf import grammar_rules
 from ramify.runtime.grammar.json_text import parse_json
 from ramify.runtime.grammar.left_recursion import without_left_recursion
-from ramify.runtime.grammar.matcher import Grammar
 from ramify.runtime.grammar.positions import TooLarge
 from ramify.runtime.grammar.schema_grammar import Options, compile_schema
 from ramify.runtime.grammar.structural_tag import structural_tag_rules
-from ramify.runtime.grammar.token_trie import token_trie
 from ramify.runtime.grammar.vocabulary import Vocabulary
 
 MAX_SIZE = 50_000
@@ -50,28 +46,6 @@ def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> Compil
     if constraint.kind in ("json_schema", "json_object"):
         return _json(constraint, vocabulary)
     return _COMPILERS[constraint.kind](constraint.source, vocabulary)
-
-
-def load_grammar(engine: str, payload: bytes, vocabulary: Vocabulary) -> Grammar:
-    """The grammar that `compile_constraint` made for the same vocabulary."""
-    return _LOADERS[engine](payload, vocabulary)
-
-
-def prepare(vocabulary: Vocabulary) -> None:
-    """Do now what the first automaton would otherwise wait for (0.1 s at 49k tokens)."""
-    token_trie(vocabulary)
-
-
-def prepare_lark(vocabulary: Vocabulary) -> None:
-    """Do now what the first Lark grammar would otherwise wait for (0.1 s at 49k tokens)."""
-    if vocabulary.stop_ids:
-        _llguidance().tokenizer(vocabulary)
-
-
-def _llguidance() -> ModuleType:
-    from ramify.runtime.grammar import llguidance_engine
-
-    return llguidance_engine
 
 
 def _regex(source: str, vocabulary: Vocabulary) -> Compiled:
@@ -144,7 +118,9 @@ def _structural_tag(source: str, vocabulary: Vocabulary) -> Compiled:
 
 
 def _lark(source: str, vocabulary: Vocabulary) -> Compiled:
-    return "llguidance", _llguidance().compile_lark(source, vocabulary)
+    from ramify.runtime.grammar.llguidance_engine import compile_lark
+
+    return "llguidance", compile_lark(source, vocabulary)
 
 
 _COMPILERS: dict[Kind, Callable[[str, Vocabulary], Compiled]] = {
@@ -153,9 +129,4 @@ _COMPILERS: dict[Kind, Callable[[str, Vocabulary], Compiled]] = {
     "ebnf": _ebnf,
     "structural_tag": _structural_tag,
     "lark": _lark,
-}
-
-_LOADERS: dict[str, Callable[[bytes, Vocabulary], Grammar]] = {
-    "frames": FrameGrammar,
-    "llguidance": lambda payload, vocabulary: _llguidance().LarkGrammar(payload, vocabulary),
 }

@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
 from ramify.runtime.grammar.matcher import Matcher, check_rollback
 from ramify.runtime.grammar.token_trie import token_trie
-from ramify.runtime.grammar.vocabulary import Vocabulary
+from ramify.runtime.grammar.vocabulary import Vocabulary, tokens_beginning_with
 
 
 def fewest_tokens(data: bytes, vocabulary: Vocabulary) -> list[list[int]]:
@@ -31,19 +30,6 @@ def fewest_tokens(data: bytes, vocabulary: Vocabulary) -> list[list[int]]:
         ]
         found[begin] = min(options, key=len, default=[])
     return found
-
-
-def tokens_beginning_with(
-    data: bytes, vocabulary: Vocabulary, *, whole: bool = False
-) -> Iterator[tuple[bytes, int]]:
-    """What comes after `data` in the tokens that begin with it and are longer, and these tokens; with
-    `whole` the tokens that are `data` come first."""
-    order = token_trie(vocabulary).spelled
-    for i in range(bisect.bisect_left(order, (data, -1 if whole else vocabulary.size)), len(order)):
-        text, token = order[i]
-        if not text.startswith(data):
-            return
-        yield text[len(data) :], token
 
 
 class _Step(NamedTuple):

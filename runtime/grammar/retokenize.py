@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-from ramify.runtime.grammar.prefix_matcher import tokens_beginning_with
-from ramify.runtime.grammar.vocabulary import Vocabulary
+from ramify.runtime.grammar.vocabulary import Vocabulary, tokens_beginning_with
 
 CONTEXT_TOKENS = 8
 """Output tokens that are encoded again together with the new text: merges reach no further back."""

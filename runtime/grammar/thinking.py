@@ -14,9 +14,9 @@ import numpy as np
 
 from ramify.messages import Preamble
 from ramify.runtime.grammar.matcher import Matcher, check_rollback, mask_words
-from ramify.runtime.grammar.prefix_matcher import PrefixMatcher, fewest_tokens, tokens_beginning_with
+from ramify.runtime.grammar.prefix_matcher import PrefixMatcher, fewest_tokens
 from ramify.runtime.grammar.token_trie import token_trie
-from ramify.runtime.grammar.vocabulary import Vocabulary
+from ramify.runtime.grammar.vocabulary import Vocabulary, tokens_beginning_with
 
 
 def with_preambles(matcher: Matcher, preambles: Sequence[Preamble], vocabulary: Vocabulary) -> Matcher:

@@ -66,20 +66,21 @@ class _Group(NamedTuple):
 
 
 class TokenTrie:
-    """`spelled`: what the tokens spell, and the tokens, sorted. `ids_of`: by bytes, the tokens that spell
-    them; `ids` one of these."""
+    """`ids_of`: by bytes, the tokens that spell them; `ids` one of these."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self.spelled = sorted((text, token) for token, text in enumerate(vocabulary.tokens) if text)
+        self._spelled = vocabulary.spelled
         self._words = mask_words(vocabulary.size)
-        lengths = np.array([kind_lengths(text) for text, _ in self.spelled], np.uint8).reshape(-1, len(KINDS))
-        self._all = _built(self.spelled, np.full(len(self.spelled), 255, np.uint8))
+        lengths = np.array([kind_lengths(text) for text, _ in self._spelled], np.uint8).reshape(
+            -1, len(KINDS)
+        )
+        self._all = _built(self._spelled, np.full(len(self._spelled), 255, np.uint8))
         self._groups = [self._group(np.ascontiguousarray(column)) for column in lengths.T]
         self._first_node = _first_nodes(self._all)
         self.levels = int(self._all.depth.max(initial=0)) + 2
 
     def _group(self, lengths: np.ndarray) -> _Group:
-        ids = np.array([token for _, token in self.spelled], np.int64)
+        ids = np.array([token for _, token in self._spelled], np.int64)
         bits = np.zeros((MAX_GROUP + 1, self._words * 32), np.uint8)
         for count in range(1, MAX_GROUP + 1):
             bits[count, ids[lengths <= count]] = 1
@@ -87,13 +88,13 @@ class TokenTrie:
         tries = {0: self._all._replace(longest=longest)}
         for least in LONG:
             longer = np.flatnonzero(lengths > least)
-            tries[least] = _built([self.spelled[i] for i in longer], lengths[longer])
+            tries[least] = _built([self._spelled[i] for i in longer], lengths[longer])
         return _Group(np.packbits(bits, axis=1, bitorder="little").view(np.int32), tries)
 
     @cached_property
     def ids_of(self) -> dict[bytes, list[int]]:
         found: dict[bytes, list[int]] = {}
-        for text, token in self.spelled:
+        for text, token in self._spelled:
             found.setdefault(text, []).append(token)
         return found
 

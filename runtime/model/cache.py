@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +18,25 @@ def home() -> Path:
     """`$RAMIFY_HOME`, or `~/.cache/ramify`."""
     given = os.environ.get("RAMIFY_HOME")
     return Path(given).expanduser() if given else Path.home() / ".cache" / "ramify"
+
+
+def made_of(files: Sequence[Path], kind: str, name: str, *identity: object) -> Path:
+    """The entry of what is made of `files` in the way that `identity` tells.
+
+    Named by the files' paths and what tells their contents apart: sizes and times of change.
+    """
+    paths = [path.resolve() for path in files]
+    place = hashlib.sha256("\0".join(map(str, paths)).encode()).hexdigest()[:12]
+    stats = [path.stat() for path in paths]
+    whole = repr((*identity, [(stat.st_size, stat.st_mtime_ns) for stat in stats]))
+    return home() / kind / f"{name}-{place}" / hashlib.sha256(whole.encode()).hexdigest()[:16]
+
+
+def remove_older(entry: Path) -> None:
+    """Remove what was made of the same files when they, or the way, were others."""
+    for old in entry.parent.iterdir():
+        if old.is_dir() and old != entry and not old.name.startswith("."):
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def ensure(entry: Path, build: Callable[[Path], None]) -> Path:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import logging
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,7 +37,9 @@ def load_packed(
     """
     if sum(path.stat().st_size for path in weights) < CACHED_FROM:
         return full()
-    entry = _entry(weights, variant)
+    entry = cache.made_of(
+        weights, "packed", f"{weights[0].resolve().stem}-{variant}", LAYOUT_VERSION, torch.__version__
+    )
     built: list[Model] = []
 
     def build(folder: Path) -> None:
@@ -52,22 +52,10 @@ def load_packed(
         log.warning("The packed model cannot be cached, so every start packs it again: %s", error)
         return built[0] if built else full()
     built.clear()
-    for old in entry.parent.iterdir():
-        if old.is_dir() and old != entry and not old.name.startswith("."):
-            shutil.rmtree(old, ignore_errors=True)
+    cache.remove_older(entry)
     model = empty()
     _read(model, entry)
     return model
-
-
-def _entry(weights: list[Path], variant: str) -> Path:
-    """Named by the files' paths and what tells their contents apart: sizes and times of change."""
-    paths = [path.resolve() for path in weights]
-    place = hashlib.sha256("\0".join(map(str, paths)).encode()).hexdigest()[:12]
-    stats = [path.stat() for path in paths]
-    identity = repr((LAYOUT_VERSION, torch.__version__, [(s.st_size, s.st_mtime_ns) for s in stats]))
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
-    return cache.home() / "packed" / f"{paths[0].stem}-{variant}-{place}" / digest
 
 
 def _parts(model: Model) -> Iterator[tuple[str, list[PackedWeight], Callable[[list[PackedWeight]], None]]]:

@@ -19,12 +19,12 @@ def load_backend(path: Path) -> Tokenizer:
 
     Raises `NotFound` without tokenizer.json.
     """
-    return Tokenizer.from_file(str(_file(path)))
+    return Tokenizer.from_file(str(tokenizer_file(path)))
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     """The tokenizer in folder `path`, chat template included. Raises `NotFound` without tokenizer.json."""
-    _file(path)
+    tokenizer_file(path)
     from transformers import PreTrainedTokenizerFast
 
     # Not AutoTokenizer: it imports torch and seven times as much besides. tokenizer.json says it all.
@@ -32,7 +32,8 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _file(folder: Path) -> Path:
+def tokenizer_file(folder: Path) -> Path:
+    """tokenizer.json in `folder`. Raises `NotFound` without one."""
     if not has_tokenizer(folder):
         raise NotFound(
             f"{folder} holds no tokenizer.json.",

@@ -15,8 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ramify.runtime.grammar.matcher import mask_words
-from ramify.runtime.grammar.prefix_matcher import tokens_beginning_with
-from ramify.runtime.grammar.vocabulary import Vocabulary
+from ramify.runtime.grammar.vocabulary import Vocabulary, tokens_beginning_with
 
 MAX_TOKENS = 4
 """Tokens at the end of a prompt that may be replaced."""

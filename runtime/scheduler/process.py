@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,9 +18,8 @@ from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.grammar.compilers import GrammarStore
-from ramify.runtime.grammar.policy import prepare_lark
 from ramify.runtime.grammar.retokenize import Retokenizer, encode
-from ramify.runtime.grammar.vocabulary import from_tokenizer
+from ramify.runtime.grammar.vocabulary import Vocabulary, load_vocabulary
 from ramify.runtime.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.load import dummy_model, load_model, read_config, shortened
@@ -35,6 +36,10 @@ from ramify.runtime.worker.runner import Runner
 from ramify.runtime.worker_process import Orders, reporting_start_up, take_orders
 from ramify.runtime.worker_start import started
 
+IDLE_S = 0.3
+"""After a start the processor first belongs to the requests that waited for it, and to the first of a client
+that asks again and again. What only constraints need comes after them, or when one asks for it."""
+
 
 def main() -> None:
     orders = take_orders("scheduler")
@@ -47,17 +52,15 @@ def main() -> None:
     torch.set_grad_enabled(False)
     with reporting_start_up("scheduler", frontend):
         shape = read_config(Path(orders.weights))
-        tokenizer = load_backend(Path(orders.tokenizer))
-        vocabulary = from_tokenizer(tokenizer, vocab_size=shape.vocab_size, stop_ids=shape.eos_token_ids)
+        folder = Path(orders.tokenizer)
+        vocabulary = load_vocabulary(folder, vocab_size=shape.vocab_size, stop_ids=shape.eos_token_ids)
         compiler = CompilerHost(orders, sockets, vocabulary)
-        compiler.start()  # its imports take a second: better beside the loading than under a constraint
-        lark = threading.Thread(target=prepare_lark, args=(vocabulary,), daemon=True)
-        lark.start()  # a tenth of a second that no step is to wait for
+        tokenizer = functools.cache(load_backend)
         runner, cache, limits = _load(config, orders, shape.context_length)
         if config.overlap is None:
             config = dataclasses.replace(config, overlap=runner.device.type == "cuda")
         grammars = GrammarStore(vocabulary, send=compiler.send, restart=compiler.restart)
-        retokenizer = Retokenizer(lambda text: encode(tokenizer, text), vocabulary)
+        retokenizer = Retokenizer(lambda text: encode(tokenizer(folder), text), vocabulary)
         scheduler = Scheduler(
             config,
             limits,
@@ -68,7 +71,6 @@ def main() -> None:
             retokenizer=retokenizer,
             healer=Healer(vocabulary),
         )
-        lark.join()
     frontend.send(
         Ready(
             role="scheduler",
@@ -80,18 +82,47 @@ def main() -> None:
         )
     )
     started()
-    serve(scheduler, inbox, detokenizer, compiler)
+
+    def prepare() -> None:
+        if not compiler.generation:  # no constraint was sooner
+            compiler.start()
+        threading.Thread(
+            target=_prepare_engines, args=(vocabulary, lambda: tokenizer(folder)), daemon=True
+        ).start()
+
+    serve(scheduler, inbox, detokenizer, compiler, prepare)
+
+
+def _prepare_engines(vocabulary: Vocabulary, load_tokenizer: Callable[[], object]) -> None:
+    """What the first constraint would otherwise wait for, and the first text that a grammar forces."""
+    from ramify.runtime.grammar.engines import prepare, prepare_lark
+
+    prepare(vocabulary)
+    prepare_lark(vocabulary)
+    load_tokenizer()
 
 
 def serve(
-    scheduler: Scheduler, inbox: Inbox[ToScheduler], detokenizer: Outbox, compiler: CompilerHost
+    scheduler: Scheduler,
+    inbox: Inbox[ToScheduler],
+    detokenizer: Outbox,
+    compiler: CompilerHost,
+    prepare: Callable[[], None],
 ) -> None:
-    """The loop: receive, step, send. Sleeps only while there is nothing to do."""
+    """The loop: receive, step, send. Sleeps only while there is nothing to do.
+
+    `prepare` is called the first time that there is nothing to do for `IDLE_S`.
+    """
+    prepared = False
     while True:
         messages = inbox.drain()
         if not messages and not scheduler.busy:
-            message = inbox.recv(None)
+            message = inbox.recv(None if prepared else IDLE_S)
             messages = [] if message is None else [message]
+            if message is None and not prepared:
+                prepared = True
+                prepare()
+                continue
         for message in messages:
             if isinstance(message, CompilerDied):
                 if message.generation == compiler.generation:

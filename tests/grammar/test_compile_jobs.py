@@ -19,8 +19,8 @@ from ramify.messages import CompileGrammar, GrammarFailed, GrammarReady
 from ramify.runtime.grammar import compile_jobs
 from ramify.runtime.grammar.compile_jobs import Answer, CompileJobs
 from ramify.runtime.grammar.compiler import answer, limit_memory
+from ramify.runtime.grammar.engines import load_grammar
 from ramify.runtime.grammar.grammar_files import GrammarFiles
-from ramify.runtime.grammar.policy import load_grammar
 from tests.grammar.vocabularies import accepts, tiny
 
 EXPONENTIAL = constraint.regex("(a|b)*a(a|b){26}")

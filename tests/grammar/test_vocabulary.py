@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from ramify import constraint
 from ramify.errors import EngineError
-from ramify.runtime.grammar.vocabulary import Vocabulary, from_tokenizer
+from ramify.runtime.grammar import vocabulary as vocabularies
+from ramify.runtime.grammar.vocabulary import Vocabulary, from_tokenizer, load_vocabulary
 from ramify.runtime.model.resolve import ModelFiles
 from ramify.runtime.model.tokenizer import load_tokenizer
 from tests.grammar.keyword_cases import CASES
@@ -70,6 +72,24 @@ def test_it_survives_its_bytes() -> None:
 
 
 @pytest.mark.weights
+def test_a_large_tokenizer_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabularies, "CACHED_FROM", 0)
+    monkeypatch.setenv("RAMIFY_HOME", str(tmp_path / "home"))
+    tiny_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    first = load_vocabulary(tmp_path, vocab_size=500, stop_ids=[STOP])
+    wider = load_vocabulary(tmp_path, vocab_size=512, stop_ids=[STOP])
+    assert (first.tokens, first.stop_ids, wider.size) == (tiny().tokens, (STOP,), 512)
+    with monkeypatch.context() as context:
+        context.setattr(vocabularies, "load_backend", None)
+        again = load_vocabulary(tmp_path, vocab_size=500, stop_ids=[STOP])
+    assert (again.tokens, again.stop_ids) == (first.tokens, first.stop_ids)
+    changed = json.loads((tmp_path / "tokenizer.json").read_text())
+    changed["added_tokens"] = changed["added_tokens"][:1]  # <control> is plain text now
+    (tmp_path / "tokenizer.json").write_text(json.dumps(changed))
+    assert load_vocabulary(tmp_path, vocab_size=500, stop_ids=[STOP]).tokens[CONTROL]
+    assert len(list((tmp_path / "home" / "vocabularies").glob("*/[!.]*"))) == 2, "the old one is gone"
+
+
 def test_smollm2_spells_what_its_tokenizer_decodes(smollm2: Vocabulary, model_files: ModelFiles) -> None:
     tokenizer = load_tokenizer(model_files.tokenizer)
     for text in [*CORPUS, "Ünïcödé 日本語 😀\n\t"]:
