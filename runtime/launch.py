@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import subprocess
 import tempfile
@@ -16,36 +15,14 @@ from ramify.messages import Ready, ToFrontend, ToTokenizer
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.model.resolve import ModelFiles
-from ramify.runtime.worker_process import Orders, hang_up, spawn, stop
-
-ROLES = {
-    "tokenizer": "tokenizer_process",
-    "scheduler": "scheduler.process",
-    "detokenizer": "detokenizer_process",
-}
-
-SPIN_COUNT = "10000"
-"""Turns of libgomp's waiting loop before a thread sleeps: some tens of microseconds."""
-
-
-def worker_env(config: EngineConfig) -> dict[str, str]:
-    """Compute threads that spin while they wait starve the other processes where cores are few.
-
-    Not spinning at all costs a wake-up of 30 to 60 us at every matrix product; a spin about as long as
-    that gave 8 to 25% more tokens/s on two cores.
-    """
-    env = dict(os.environ)
-    env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    env.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-    env.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if config.threads is not None:
-        env["OMP_NUM_THREADS"] = str(config.threads)
-    return env
+from ramify.runtime.worker_process import Orders, give_orders, hang_up, stop
+from ramify.runtime.workers import Workers
 
 
 class Ring:
     """Tokenizer, scheduler and detokenizer, talking to this process through a private directory.
 
+    `workers` may have been started before, so that they import what they need while this process does.
     `receive` gets every message that comes in, `died` the role of a worker that ended unasked; both
     are called on the event loop that `start` ran on.
     """
@@ -54,12 +31,14 @@ class Ring:
         self,
         config: EngineConfig,
         files: ModelFiles,
+        workers: Workers,
         *,
         receive: Callable[[ToFrontend], None],
         died: Callable[[str], None],
     ) -> None:
         self._config = config
         self._files = files
+        self._workers = workers
         self._receive = receive
         self._died = died
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -84,10 +63,10 @@ class Ring:
             weights=str(self._files.weights),
             model_name=self._files.name,
         )
-        env = worker_env(self._config)
-        self._ready = {role: loop.create_future() for role in ROLES}
-        for role, module in ROLES.items():
-            process = self._processes[role] = spawn(module, orders, env)
+        self._processes = self._workers.take()
+        self._ready = {role: loop.create_future() for role in self._processes}
+        for role, process in self._processes.items():
+            give_orders(process, orders)
             threading.Thread(target=self._watch, args=(role, process), daemon=True).start()
         try:
             await asyncio.gather(*self._ready.values())

@@ -19,7 +19,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import msgspec
 
@@ -27,6 +26,7 @@ from ramify.errors import EngineError, RamifyError
 from ramify.messages import Ready
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.ipc import Outbox
+from ramify.runtime.workers import start
 
 log = logging.getLogger("ramify")
 
@@ -54,23 +54,18 @@ def spawn(
     *,
     own_session: bool = True,
 ) -> subprocess.Popen[bytes]:
-    """Start a worker, in a session of its own so that a terminal's Ctrl-C reaches the parent alone.
+    """Start a worker (`workers.start`) and give it its orders."""
+    process = start(role, env, arguments, own_session=own_session)
+    give_orders(process, orders)
+    return process
 
-    Linux may share the processor out by session first, and then heed priorities only inside of one
-    (sched(7), autogroup): a worker whose children give way to this process must be in its session.
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ramify.runtime.worker_start", role, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=sys.stderr if _has_fileno(sys.stderr) else subprocess.DEVNULL,
-        env=env,
-        start_new_session=own_session,
-    )
+
+def give_orders(process: subprocess.Popen[bytes], orders: Orders) -> None:
+    """Tell a worker that has been started what it is to do."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it died at once: whoever waits for it will see that
         process.stdin.write(msgspec.json.encode(orders) + b"\n")
         process.stdin.flush()
-    return process
 
 
 def stop(process: subprocess.Popen[bytes], timeout_s: float = 5.0) -> None:
@@ -154,11 +149,3 @@ def _leave_with_parent(orders: Orders, parent: int, remove_sockets: bool) -> Non
             if remove_sockets:
                 shutil.rmtree(Path(orders.sockets), ignore_errors=True)
             os._exit(0)
-
-
-def _has_fileno(stream: Any) -> bool:
-    try:
-        stream.fileno()
-    except (AttributeError, OSError, ValueError):
-        return False
-    return True

@@ -22,9 +22,12 @@ def run(options: argparse.Namespace) -> int:
         config = ServerConfig(**given_fields(options, ServerConfig))
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
-    from ramify.runtime.server.serve import serve
+    from ramify.runtime.workers import Workers
 
-    return serve(config, _routes)
+    with Workers(config) as workers:  # before all that this process has to import
+        from ramify.runtime.server.serve import serve
+
+        return serve(config, _routes, workers)
 
 
 def _routes() -> list[APIRouter]:

@@ -45,6 +45,7 @@ from ramify.runtime.launch import Ring
 from ramify.runtime.model.resolve import resolve
 from ramify.runtime.server.validation import to_be_validated, validated
 from ramify.runtime.worker_process import log
+from ramify.runtime.workers import Workers
 
 HEARTBEAT_S = 2.0
 """How often the ring is asked for a sign of life."""
@@ -58,10 +59,14 @@ RESTART_WINDOW_S = 60.0
 
 
 class FrontDesk:
-    """Takes requests, hands out their chunks, and keeps the ring alive."""
+    """Takes requests, hands out their chunks, and keeps the ring alive.
 
-    def __init__(self, config: EngineConfig) -> None:
+    `workers` are those of the first ring, where they have been started already.
+    """
+
+    def __init__(self, config: EngineConfig, workers: Workers | None = None) -> None:
         self._config = config
+        self._workers = workers
         self._ring: Ring | None = None
         self._info: ModelInfo | None = None
         self._outputs: dict[str, _Output] = {}
@@ -280,7 +285,8 @@ class FrontDesk:
                 future.set_result(message)
 
     async def _start_ring(self) -> None:
-        ring = Ring(self._config, self._files, receive=self._receive, died=self._worker_died)
+        workers, self._workers = self._workers or Workers(self._config), None
+        ring = Ring(self._config, self._files, workers, receive=self._receive, died=self._worker_died)
         ready = await ring.start()
         info = ready["scheduler"].model_info
         assert info is not None

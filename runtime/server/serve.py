@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fastapi import APIRouter
 
     from ramify.runtime.server.service import Desk
+    from ramify.runtime.workers import Workers
 
 Routes = Callable[[], "Sequence[APIRouter]"]
 
@@ -39,11 +40,11 @@ PORT_IN_USE = 1
 """Exit status when the address cannot be bound."""
 
 
-def serve(config: ServerConfig, routes: Routes = tuple) -> int:
+def serve(config: ServerConfig, routes: Routes = tuple, workers: Workers | None = None) -> int:
     """Serve until a signal comes; returns the exit status. Raises when the ring cannot be started.
 
     `routes` gives routes beside the server's own. It is called in a thread while the workers start, and may
-    take its time to import what it needs.
+    take its time to import what it needs. `workers`: those of the first ring, where they have been started.
     """
     _log_at(config.log_level)
     try:
@@ -52,13 +53,15 @@ def serve(config: ServerConfig, routes: Routes = tuple) -> int:
         print(f"Cannot listen on {config.host}:{config.port}: {error.strerror}.", file=sys.stderr)
         return PORT_IN_USE
     with listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(config, listener, routes))
+        return runner.run(_serve(config, listener, routes, workers))
 
 
-async def _serve(config: ServerConfig, listener: socket.socket, routes: Routes) -> int:
+async def _serve(
+    config: ServerConfig, listener: socket.socket, routes: Routes, workers: Workers | None
+) -> int:
     from ramify.runtime.server.frontdesk import FrontDesk
 
-    desk = FrontDesk(config)
+    desk = FrontDesk(config, workers)
     with stop_signals() as stopping:
         start = asyncio.gather(desk.start(), asyncio.to_thread(_import_application, routes))
         try:

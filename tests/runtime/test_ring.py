@@ -21,7 +21,7 @@ from ramify.errors import EngineClosed, InvalidRequest, NotFound, Overloaded, Ra
 from ramify.loop import wait
 from ramify.messages import ChatMessage, Generate, TextChunk
 from ramify.runtime.engine import Engine
-from ramify.runtime.launch import ROLES
+from ramify.runtime.workers import ROLES
 from ramify.sampling import SamplingParams
 
 
