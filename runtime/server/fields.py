@@ -128,6 +128,11 @@ def decode(data: bytes | msgspec.Raw, kind: Any, path: str) -> Any:
 
 async def read_fields(request: Request) -> Fields:
     """The fields of the request's body; raises `BodyTooLarge` or `InvalidRequest`."""
+    return Fields.parse(await read_body(request))
+
+
+async def read_body(request: Request) -> bytes:
+    """The request's body; raises `BodyTooLarge`."""
     declared = request.headers.get("content-length", "")
     size = int(declared) if declared.isascii() and declared.isdigit() else 0
     parts: list[bytes] = []
@@ -145,7 +150,7 @@ async def read_fields(request: Request) -> Fields:
         raise BodyTooLarge(
             f"The body has more than {MAX_BODY_BYTES} bytes.", remedy="Split it over several requests."
         )
-    return Fields.parse(b"".join(parts))
+    return b"".join(parts)
 
 
 def json_response(body: Any) -> Response:

@@ -14,7 +14,7 @@ import msgspec
 
 from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint, InvalidRequest
-from ramify.messages import Segment, TextChunk
+from ramify.messages import ProgramHint, Segment, TextChunk
 from ramify.runtime.server.fields import Fields
 from ramify.sampling import SamplingParams
 
@@ -129,6 +129,15 @@ def check_segments(prompt: tuple[Segment, ...], path: str, vocab_size: int) -> N
                 raise InvalidRequest(
                     f"{path} has token id {worst}; the vocabulary is 0 … {vocab_size - 1}.", field=path
                 )
+
+
+def check_hint(hint: ProgramHint, path: str) -> None:
+    """Raise `InvalidRequest` for what no program is; `path` is the field that the hint is in."""
+    if not hint.program:
+        raise InvalidRequest(f"{path}.program is missing.", field=f"{path}.program")
+    for name, value in (("lease_s", hint.lease_s), ("calls_left", hint.calls_left or 0)):
+        if value < 0:
+            raise InvalidRequest(f"{path}.{name} is {value}; it must be 0 or more.", field=f"{path}.{name}")
 
 
 def _nesting(raw: msgspec.Raw) -> str:

@@ -27,7 +27,8 @@ def event(data: bytes) -> bytes:
 
 
 class EventStream(Response):
-    """Sends events as they come, and closes `events` when the client goes away.
+    """Sends events as they come, and closes `events` when the client goes away. What ends in `DONE` is the
+    last of them, and goes out together with the end of the answer.
 
     The headers wait for the first event, so that an error before it is answered with its own status.
     A later error is sent as a last event ``{"error": …}``.
@@ -54,7 +55,10 @@ class EventStream(Response):
                     if not started:
                         await self._start(send)
                         started = True
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                    last = data.endswith(DONE)
+                    await send({"type": "http.response.body", "body": data, "more_body": not last})
+                    if last:
+                        return
             except Exception as error:
                 if not started:
                     raise

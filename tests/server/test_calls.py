@@ -1,0 +1,113 @@
+"""``POST /v1/calls``: requests in the words of the runtime, and as many events as their client wants."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from ramify.constraint import regex
+from ramify.errors import WorkerDied
+from ramify.messages import ChatMessage, Generate, Preamble, ProgramHint, TextChunk
+from ramify.sampling import SamplingParams
+from tests.server.desk import VOCAB_SIZE, FakeDesk, LiveServer, events
+
+ASKED = Generate(
+    rid="r",
+    prompt=("say ", (104, 105)),
+    sampling=SamplingParams(max_tokens=4, seed=3, logprobs=1),
+    hint=ProgramHint(program="p", branch="b", calls_left=2),
+    scope="tenant",
+)
+
+
+def chunks(answer: list[Any]) -> list[list[TextChunk]]:
+    """What each event holds."""
+    assert answer.pop() == "[DONE]"
+    return [msgspec.convert(event["chunks"], list[TextChunk]) for event in answer]
+
+
+def post(http: httpx.Client, request: Generate, **more: Any) -> httpx.Response:
+    return http.post("/v1/calls", content=msgspec.json.encode({"request": request, **more}))
+
+
+def test_the_request_arrives_as_it_was_made(http: httpx.Client, desk: FakeDesk) -> None:
+    asked = msgspec.structs.replace(ASKED, constraint=regex("a+"))
+    assert post(http, asked).status_code == 200
+    assert msgspec.json.encode(desk.requests[0]) == msgspec.json.encode(asked)
+
+
+def test_events_come_as_often_as_they_are_wanted(http: httpx.Client) -> None:
+    each = chunks(events(post(http, ASKED)))
+    assert [len(event) for event in each] == [1] * 5
+    other = msgspec.structs.replace(ASKED, scope="other")  # where nothing is cached either
+    (held,) = chunks(events(post(http, other, every_s=1000.0)))
+    assert held == [chunk for event in each for chunk in event]
+    assert "".join(chunk.text for chunk in held) == "SAY "
+    assert [chunk.ids for chunk in held] == [(ord(char),) for char in "SAY "] + [()]
+    assert held[-1].finish is not None
+    assert held[-1].finish.reason == "length"
+
+
+def test_what_was_held_back_comes_before_an_error(http: httpx.Client, desk: FakeDesk) -> None:
+    desk.fail_after = (2, WorkerDied("It died."))
+    held, error = events(post(http, ASKED, every_s=1000.0))
+    assert [chunk["text"] for chunk in held["chunks"]] == ["S", "A"]
+    assert error["error"]["code"] == "worker_died"
+    desk.fail_after = (0, WorkerDied("It died."))
+    assert post(http, ASKED).status_code == 503
+
+
+def test_a_client_that_goes_away_ends_its_work(server: LiveServer, desk: FakeDesk) -> None:
+    desk.hold_after = 2
+    body = msgspec.json.encode({"request": ASKED, "every_s": 1000.0})
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(
+            b"POST /v1/calls HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+        )
+        assert desk.held.wait(10)
+    assert desk.closed.wait(10)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"prompt": ()}, "prompt"),
+        ({"prompt": ((VOCAB_SIZE,),)}, "prompt"),
+        ({"rid": ""}, "rid"),
+        ({"prompt": (), "chat": (ChatMessage(role="user", content="x"),)}, "chat"),
+        ({"tools": "[]"}, "tools"),
+        ({"template_kwargs": "{}"}, "template_kwargs"),
+        ({"preambles": (Preamble(end="x", max_tokens=1),)}, "preambles"),
+        ({"hint": ProgramHint(program="")}, "hint.program"),
+        ({"hint": ProgramHint(program="p", lease_s=-1)}, "hint.lease_s"),
+        ({"hint": ProgramHint(program="p", calls_left=-1)}, "hint.calls_left"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_name(
+    http: httpx.Client, desk: FakeDesk, changes: dict[str, Any], field: str
+) -> None:
+    answer = post(http, msgspec.structs.replace(ASKED, **changes))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == field
+    assert desk.requests == []
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "request"),
+        ({"request": {"rid": "r", "prompt": ["a"], "newer": 1}}, "newer"),
+        ({"request": {"rid": "r", "prompt": ["a"], "sampling": {"newer": 1}}}, "newer"),
+        ({"request": {"rid": "r", "prompt": ["a"]}, "every_s": "often"}, "every_s"),
+        ({"request": {"rid": "r", "prompt": ["a"]}, "stream": True}, "stream"),
+    ],
+)
+def test_what_is_no_call_is_refused(http: httpx.Client, desk: FakeDesk, body: Any, said: str) -> None:
+    answer = http.post("/v1/calls", json=body)
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]["message"]
+    assert desk.requests == []
