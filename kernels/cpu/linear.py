@@ -8,8 +8,9 @@ A row of the result depends on its own row of x and on the way that was taken, o
 other rows, how many there are, or the number of threads. A call takes one way, by its number of rows;
 `row_linear` takes one for any number.
 
-A work item is four panels, all rows; threads take items in turn. What follows the product (bias, gating,
-addition to a residual) is done while its results are in the cache.
+The rows of x are prepared first (`linear_rows.py`), by all threads where they are many. A work item is four
+panels and a block of rows; threads take items in turn. What follows the product (bias, gating, addition to a
+residual) is done while its results are in the cache.
 """
 
 from __future__ import annotations
@@ -28,10 +29,9 @@ from torch import Tensor
 from ramify.kernels.checks import check_linear
 from ramify.kernels.cpu import linear_tiles as tiles
 from ramify.kernels.cpu.attention_tile import up
-from ramify.kernels.cpu.compiler import callback, carray, compiled, part, sources
+from ramify.kernels.cpu.compiler import callback, carray, compiled, sources
 from ramify.kernels.cpu.dots import DOTS
 from ramify.kernels.cpu.fork import call_at, fork_at
-from ramify.kernels.cpu.kv_store import copy_bytes
 from ramify.kernels.cpu.linear_items import (
     BY_DOTS,
     BY_F32,
@@ -47,25 +47,10 @@ from ramify.kernels.cpu.linear_items import (
     multiply,
     multiply_by_tiles,
     release,
-    row_at,
 )
+from ramify.kernels.cpu.linear_rows import prepare
 from ramify.kernels.cpu.linear_tiles import WIDTH
-from ramify.kernels.cpu.norm import normalise
-from ramify.kernels.cpu.simd import (
-    LANES,
-    add,
-    as_pointer,
-    bf16_at,
-    load,
-    load_bf16,
-    next_ticket,
-    set_bf16,
-    set_f32,
-    set_i64,
-    splat_f32,
-    store,
-    sum_lanes,
-)
+from ramify.kernels.cpu.simd import as_pointer, next_ticket, set_i64
 from ramify.kernels.cpu.team import fork_address
 from ramify.kernels.packed import LAYOUT, PackedWeight
 
@@ -73,6 +58,14 @@ TILE_FROM = 5
 """From so many rows on, tiles are faster than dots."""
 SERIAL_BYTES = 1 << 15
 """Up to so many bytes of weights a second thread would cost more than it saves."""
+ITEMS_A_THREAD = 8
+"""Rows are divided into blocks until each thread has so many items, so that all end at about one time."""
+LEAST_BLOCK_ROWS, MOST_BLOCK_ROWS = 16, 128
+"""Rows of a block; of more, x would leave the second-level cache between two items."""
+ROWS_AT_ONCE = 4
+"""Rows of x that a thread prepares at a time."""
+PREPARED_TOGETHER = 1 << 15
+"""So many numbers of x and more are prepared by all threads."""
 
 _FRAME_BYTES = FRAME.itemsize
 _COUNTER_BYTES = 128
@@ -94,6 +87,12 @@ def _build_body(sources: str) -> Any:
         set_i64(block + 8 * tiles.GROUPS, layout.padded // layout.group if layout.group else 1)
         set_i64(block + 8 * tiles.STEPS, (layout.group if layout.group else layout.padded) // 8)
         index = next_ticket(frame.counters)
+        if frame.preparing:
+            while index * ROWS_AT_ONCE < frame.room:
+                for place in range(index * ROWS_AT_ONCE, min((index + 1) * ROWS_AT_ONCE, frame.room)):
+                    prepare(frame, layout, place, scratch)
+                index = next_ticket(frame.counters)
+            return
         if frame.way == BY_TILES:
             # Palette 1: eight tiles of 16 rows (bytes 48 to 55) of 64 bytes (words from byte 16 on).
             config = scratch + tiles.BLOCK_BYTES + C_BYTES
@@ -117,55 +116,6 @@ def _build_body(sources: str) -> Any:
     return body
 
 
-@part
-def _copy_rows(frame, layout, x, x_row, x_bf16, first, to, room):  # type: ignore[no-untyped-def]
-    """Rows from `first` on, as the kernels read them, then rows of zeros: `room` in all."""
-    wide = frame.way == BY_F32
-    size = 4 if wide else 2
-    row_bytes = size * layout.padded
-    for row in range(room):
-        target = to + row * row_bytes
-        filled = 0
-        if first + row < frame.rows:
-            at = x + row_at(frame, first + row) * x_row
-            filled = layout.inputs
-            if frame.norm_at:
-                # A bfloat16 row is rounded as a norm of its own would, then widened where that is wanted.
-                to_row = frame.normed if wide and x_bf16 else target
-                normalise(at, to_row, frame.norm_at, filled, frame.eps, x_bf16)
-                at = to_row
-            if at == target:
-                pass
-            elif wide and x_bf16:
-                whole = filled - filled % LANES
-                for i in range(0, whole, LANES):
-                    store(target + 4 * i, load_bf16(at + 2 * i))
-                for i in range(whole, filled):
-                    set_f32(target + 4 * i, bf16_at(at + 2 * i))
-            else:
-                copy_bytes(target, at, size * filled)
-        for i in range(filled, layout.padded):
-            if wide:
-                set_f32(target + 4 * i, np.float32(0.0))
-            else:
-                set_bf16(target + 2 * i, np.float32(0.0))
-
-
-@part
-def _sum_groups(frame, layout, x, rows):  # type: ignore[no-untyped-def]
-    """The sum of each group of inputs of each prepared row, float32."""
-    for row in range(rows):
-        to = frame.sums + row * frame.sums_row
-        for first in range(0, layout.padded, layout.group):
-            total = splat_f32(0.0)
-            for i in range(first, first + layout.group, LANES):
-                if frame.way == BY_DOTS:
-                    total = add(total, load_bf16(x + row * frame.x_row + 2 * i))
-                else:
-                    total = add(total, load(x + row * frame.x_row + 4 * i))
-            set_f32(to + 4 * (first // layout.group), sum_lanes(total))
-
-
 def _build_run(sources: str) -> Any:
     @compiled(types.int64(*[types.int64] * 16, types.float64, *[types.int64] * 3))
     def run(  # type: ignore[no-untyped-def]
@@ -185,9 +135,16 @@ def _build_run(sources: str) -> Any:
         frame.chosen, frame.rows_at = chosen, rows_at
         if not chosen:
             panels = layout.panels
-        frame.items = panels // ITEM_PANELS
         if threads * SERIAL_BYTES > panels * layout.panel_bytes * rows:
             threads = 1
+        frame.panels, frame.items = panels, panels // ITEM_PANELS
+        frame.block_rows, frame.row_blocks = rows, 1
+        if way != BY_TILES:
+            for_threads = min(ITEMS_A_THREAD * threads // frame.items + 1, rows // LEAST_BLOCK_ROWS)
+            blocks = max(1, for_threads, rows // MOST_BLOCK_ROWS)
+            frame.block_rows = up(rows // blocks, MOST_ROWS)
+            frame.row_blocks = (rows + frame.block_rows - 1) // frame.block_rows
+            frame.items *= frame.row_blocks
         threads = min(threads, frame.items)
 
         size = 4 if way == BY_F32 else 2
@@ -202,33 +159,35 @@ def _build_run(sources: str) -> Any:
         first = rows - rows % 32 if in_place else 0
         room -= first
         copied = up(room * size * layout.padded, 64)
-        sums = layout.form == 2 and way != BY_TILES
-        frame.sums_row = 4 * (layout.padded // layout.group) if sums else 0
+        frame.sums_row = 0
+        if layout.form == 2 and way != BY_TILES:
+            frame.sums_row = 4 * (layout.padded // layout.group)
         sum_bytes = up(room * frame.sums_row, 64)
         frame.scratch_bytes = tiles.BLOCK_BYTES + C_BYTES + CONFIG_BYTES
         if way == BY_TILES and layout.form:
             frame.scratch_bytes += 4 * WIDTH * layout.padded
-        frame.scratch_bytes = up(frame.scratch_bytes, 128)
+        frame.scratch_bytes = up(max(frame.scratch_bytes, tiles.BLOCK_BYTES + 2 * layout.padded), 128)
 
         frame.counters = arena + up(_FRAME_BYTES, 64)
         at = frame.counters + _COUNTER_BYTES
         frame.tail, frame.tail_from = at, first
         frame.sums = at + copied
-        frame.normed = up(frame.sums + sum_bytes, 64)
-        frame.scratch = up(frame.normed + 2 * layout.padded, 64)
+        frame.scratch = up(frame.sums + sum_bytes, 64)
         end = frame.scratch + threads * frame.scratch_bytes
         if end > arena + arena_bytes:
             return end - arena
         frame.x, frame.x_row = (x, x_row) if in_place else (at, size * layout.padded)
-        _copy_rows(frame, layout, x, x_row, x_bf16, first, at, room)
-        if sums:
-            _sum_groups(frame, layout, at, room)
-        set_i64(frame.counters, 0)
-        set_i64(frame.counters + 64, 0)
-        if threads == 1:
-            call_at(body, arena)
-        else:
-            fork_at(fork, body, arena, threads)
+        frame.prepared, frame.prepared_row = at, size * layout.padded
+        frame.from_x, frame.from_row, frame.from_bf16 = x, x_row, x_bf16
+        frame.first, frame.room = first, room
+        for preparing in range(1, -1, -1):
+            frame.preparing = preparing
+            set_i64(frame.counters, 0)
+            set_i64(frame.counters + 64, 0)
+            if threads == 1 or (preparing and room * layout.padded < PREPARED_TOGETHER):
+                call_at(body, arena)
+            else:
+                fork_at(fork, body, arena, threads)
         return 0
 
     return run

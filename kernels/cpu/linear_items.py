@@ -1,4 +1,4 @@
-"""One work item of a product with packed weights: up to four panels, all rows, and what follows the product.
+"""One work item of a product with packed weights: four panels, a block of rows, and what follows the product.
 
 All functions are numba's; addresses are int64 in bytes; `frame` and `layout` are records of `FRAME` and
 `packed.LAYOUT`. See `linear.py` for the ways to multiply and `linear_tiles.py` for the inner loops.
@@ -43,8 +43,9 @@ BY_F32, BY_DOTS, BY_TILES = 0, 1, 2
 
 FRAME = np.dtype([(name, np.int64) for name in (
     "layout", "way", "x", "x_row", "tail", "tail_from", "sums", "sums_row", "rows",
-    "out", "out_row", "out_bf16", "add", "items", "counters", "scratch", "scratch_bytes", "norm_at", "normed",
-    "chosen", "rows_at",
+    "out", "out_row", "out_bf16", "add", "panels", "block_rows", "row_blocks", "items",
+    "counters", "scratch", "scratch_bytes", "norm_at", "chosen", "rows_at",
+    "preparing", "prepared", "prepared_row", "from_x", "from_row", "from_bf16", "first", "room",
 )] + [("eps", np.float64)])  # fmt: skip
 """The arguments of one call, for the threads that work on it."""
 
@@ -87,7 +88,7 @@ def _chooser(form: str, dots: bool) -> Any:
         for start in range(first, first + ITEM_PANELS, panels):
             for i in range(panels):
                 panel = panel_at(frame, start + i)
-                later = panel_at(frame, min(start + panels + i, frame.items * ITEM_PANELS - 1))
+                later = panel_at(frame, min(start + panels + i, frame.panels - 1))
                 set_i64(block + 8 * (tiles.Q + i), layout.panels_at + panel * layout.panel_bytes)
                 set_i64(block + 8 * (tiles.S + i), layout.scales_at + panel * layout.scale_bytes)
                 set_i64(block + 8 * (tiles.AHEAD + i), (later - panel) * layout.panel_bytes)
@@ -177,11 +178,12 @@ def _finish(frame, layout, c, first, panels, row, rows):  # type: ignore[no-unty
 def multiply(frame, layout, item, scratch):  # type: ignore[no-untyped-def]
     """One item by the float32 or the dot kernels, up to eight rows at a time."""
     block, c = scratch, scratch + tiles.BLOCK_BYTES
-    first = item * ITEM_PANELS
+    first = item // frame.row_blocks * ITEM_PANELS
     dots = frame.way == BY_DOTS
-    row = 0
-    while row < frame.rows:
-        rows = kernel_rows(frame.rows - row)
+    row = item % frame.row_blocks * frame.block_rows
+    stop = min(row + frame.block_rows, frame.rows)
+    while row < stop:
+        rows = kernel_rows(stop - row)
         set_i64(block + 8 * tiles.X, frame.x + row * frame.x_row)
         set_i64(block + 8 * tiles.SUMS, frame.sums + row * frame.sums_row)
         set_i64(block + 8 * tiles.C, c)
@@ -201,7 +203,7 @@ def multiply(frame, layout, item, scratch):  # type: ignore[no-untyped-def]
             _int4_dots(frame, layout, block, first, rows)
         else:
             _int4_f32(frame, layout, block, first, rows)
-        _finish(frame, layout, c, first, ITEM_PANELS, row, min(rows, frame.rows - row))
+        _finish(frame, layout, c, first, ITEM_PANELS, row, min(rows, stop - row))
         row += rows
 
 
