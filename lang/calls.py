@@ -77,6 +77,7 @@ async def send(
         **_prompt(branch, call, dialogue or branch.dialogue),
     )
     received: list[TextChunk] = []
+    call.followed = follow is not None and run.stream
     token = CURRENT.set(call)
     try:
         chunks = cast("AsyncGenerator[TextChunk, None]", run.backend.generate(request))
@@ -95,6 +96,7 @@ async def send(
         call.text = "".join([chunk.text for chunk in received])
         call.tokens = tokens_of(received)
         call.end_s = run.clock()
+        call.first_text_s = _first_text_s(call)
     last = received[-1] if received else None
     if last is None or last.finish is None:
         raise BackendError("The backend ended a generation without a final chunk.")
@@ -113,6 +115,15 @@ async def send(
         logprobs=reduce(add_logprobs, [chunk.logprobs for chunk in received]),
         prompt_logprobs=call.scores,
     )
+
+
+def _first_text_s(call: Call) -> float | None:
+    """When the text began: a backend may have held it back from a call that nobody follows."""
+    usage = call.own_usage
+    if call.followed or call.first_text_s is None or call.end_s is None or not usage.first_token_s:
+        return call.first_text_s
+    there = call.end_s - (usage.total_s - usage.first_token_s)
+    return min(call.first_text_s, max(there, call.start_s))
 
 
 def _prompt(branch: Branch, call: Call, dialogue: Dialogue) -> dict[str, Any]:

@@ -40,6 +40,8 @@ class Call:
     own_usage: Usage = field(default_factory=Usage)
     """Of this request alone."""
     first_text_s: float | None = None
+    followed: bool = False
+    """Somebody may read the text as it comes."""
     text: str = ""
     """What was generated, so far as it has come; of a select, the choice."""
     finish: Finish | None = None

@@ -1,6 +1,7 @@
-"""A Ramify server over its native HTTP surface, which has the shape of SGLang's.
+"""A Ramify server over HTTP.
 
-Prompts go as segments, so that generated text is sent back as the token ids it came as.
+Requests and answers go as the messages that they are in process: prompts as segments, so that generated text
+is sent back as the token ids it came as.
 """
 
 from __future__ import annotations
@@ -15,17 +16,15 @@ import msgspec
 
 from ramify.errors import BackendError, RamifyError
 from ramify.lang.backends.base import Backend, Submission
-from ramify.lang.backends.http import HttpClient
+from ramify.lang.backends.http import Event, HttpClient
 from ramify.lang.backends.submitted import SubmittedProgram
-from ramify.lang.meta import read_finish, read_logprobs, read_usage
 from ramify.lang.refused import refuse
+from ramify.lang.trace import CURRENT
 from ramify.loop import wait
-from ramify.messages import Generate, ModelInfo, TextChunk, TokenLogprobs
+from ramify.messages import Generate, ModelInfo, TextChunk
 
-SPELLINGS = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"}
-"""Our names for sampling options → SGLang's; the others are the same."""
-
-NOT_SAMPLING = ("n", "logprobs", "prompt_logprobs_start")
+HELD_S = 0.5
+"""How long the server may hold back the text of a call that nobody follows."""
 
 
 class RuntimeEndpoint:
@@ -72,17 +71,14 @@ class RuntimeEndpoint:
         return msgspec.convert(answer["ramify"], ModelInfo)
 
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
-        body = request_body(request)
-        if request.sampling.max_tokens == 0:
-            yield _chunk(request, await self._http.post("/generate", body), 0, 0, 0)
-            return
-        text = ids = logprobs = 0
-        events = cast("Any", self._http.events("/generate", {**body, "stream": True}))
+        call = CURRENT.get()
+        every_s = HELD_S if call is not None and not call.followed else 0.0
+        body = {"request": request, "every_s": every_s}
+        events = cast("Any", self._http.events("/v1/calls", body, _Told))
         async with aclosing(events):
             async for event in events:
-                yield _chunk(request, event, text, ids, logprobs)
-                text, ids = len(event["text"]), len(event["output_ids"])
-                logprobs = len(event["meta_info"].get("output_token_logprobs", ()))
+                for chunk in event.chunks:
+                    yield chunk
 
     def submit_program(self, submission: Submission, failed: Callable[[], bool]) -> Backend:
         """A compiled program goes to the server whole, as one request."""
@@ -133,56 +129,7 @@ class RuntimeEndpoint:
         return await (self._http.get(path) if method == "GET" else self._http.post(path))
 
 
-def request_body(request: Generate) -> dict[str, Any]:
-    """The JSON of ``POST /generate``."""
-    sampling = request.sampling
-    options = {
-        SPELLINGS.get(name, name): value
-        for name, value in msgspec.to_builtins(sampling).items()
-        if name not in NOT_SAMPLING
-    }
-    body: dict[str, Any] = {
-        "rid": request.rid,
-        "prompt_segments": msgspec.to_builtins(request.prompt),
-        "sampling_params": {"max_new_tokens": sampling.max_tokens, **options},
-    }
-    if sampling.logprobs is not None or sampling.prompt_logprobs_start is not None:
-        start = sampling.prompt_logprobs_start
-        body["return_logprob"] = body["return_text_in_logprobs"] = True
-        body["top_logprobs_num"] = sampling.logprobs or 0
-        body["logprob_start_len"] = -1 if start is None else start
-    if request.constraint is not None:
-        body["constraint"] = {"kind": request.constraint.kind, "source": request.constraint.source}
-    if request.hint is not None:
-        body["program"] = msgspec.to_builtins(request.hint)
-    if request.scope:
-        body["cache_scope"] = request.scope
-    return body
+class _Told(Event, frozen=True, kw_only=True):
+    """An event of the answer to a call."""
 
-
-def _chunk(request: Generate, answer: dict[str, Any], text: int, ids: int, logprobs: int) -> TextChunk:
-    """What an answer, which holds all output so far, adds to the counts of before."""
-    meta = answer["meta_info"]
-    sampling = request.sampling
-    first = ids == 0
-    return TextChunk(
-        rid=request.rid,
-        text=answer["text"][text:],
-        ids=tuple(answer["output_ids"][ids:]),
-        forced=tuple(place - ids for place in meta.get("forced_places", ()) if place >= ids),
-        logprobs=_since(read_logprobs(meta, "output"), logprobs) if sampling.logprobs is not None else None,
-        prompt_logprobs=(
-            read_logprobs(meta, "input") if first and sampling.prompt_logprobs_start is not None else None
-        ),
-        usage=read_usage(meta),
-        finish=read_finish(meta),
-        kept_ids=meta.get("kept_ids", 0),
-        tail=meta.get("tail", ""),
-    )
-
-
-def _since(found: TokenLogprobs | None, start: int) -> TokenLogprobs | None:
-    """The tokens from position `start` on."""
-    if found is None:
-        return None
-    return TokenLogprobs(**{name: getattr(found, name)[start:] for name in TokenLogprobs.__struct_fields__})
+    chunks: tuple[TextChunk, ...] = ()

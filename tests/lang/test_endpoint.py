@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import aclosing
 from typing import Literal
 
+import msgspec
 import pytest
 
 import ramify as rm
-from ramify.constraint import regex
+from ramify.constraint import json_schema
 from ramify.errors import BackendError, Overloaded, PromptTooLong, RequestTimeout, Unauthorized
+from ramify.lang.backends import endpoint
 from ramify.lang.backends.base import Backend
-from ramify.lang.backends.endpoint import request_body
+from ramify.lang.backends.http import HttpClient
+from ramify.loop import wait
 from ramify.messages import Generate, ProgramHint
 from ramify.sampling import SamplingParams
 from tests.lang.remote import RawServer, ScriptedDesk, answer
@@ -40,46 +44,49 @@ SCRIPT = {
 }
 
 
-def test_the_body_of_a_request():
+def test_a_request_arrives_as_it_was_made():
     request = Generate(
         rid="r",
         prompt=("a", (1, 2)),
-        sampling=SamplingParams(
-            max_tokens=5, min_tokens=1, seed=7, stop=("x",), logprobs=2, prompt_logprobs_start=3, top_k=4
-        ),
-        constraint=regex("a+"),
+        sampling=SamplingParams(max_tokens=5, min_tokens=1, seed=7, stop=("x",), logprobs=2, top_k=4),
+        constraint=msgspec.structs.replace(json_schema({"enum": [1]}), any_order=True, whitespace="compact"),
         hint=ProgramHint(program="p", lease_s=1.5, next_use="tool", branch="b", ended=("a",)),
         scope="tenant",
     )
-    assert json.loads(json.dumps(request_body(request))) == {
-        "rid": "r",
-        "prompt_segments": ["a", [1, 2]],
-        "sampling_params": {
-            "max_new_tokens": 5,
-            "min_new_tokens": 1,
-            "sampling_seed": 7,
-            "stop": ["x"],
-            "top_k": 4,
-        },
-        "return_logprob": True,
-        "return_text_in_logprobs": True,
-        "top_logprobs_num": 2,
-        "logprob_start_len": 3,
-        "constraint": {"kind": "regex", "source": "a+"},
-        "program": {
-            "program": "p",
-            "lease_s": 1.5,
-            "next_use": "tool",
-            "branch": "b",
-            "ended": ["a"],
-        },
-        "cache_scope": "tenant",
-    }
-    assert json.loads(json.dumps(request_body(Generate(rid="r", prompt=("a",))))) == {
-        "rid": "r",
-        "prompt_segments": ["a"],
-        "sampling_params": {"max_new_tokens": None},
-    }
+
+    async def ask(backend):
+        return [chunk async for chunk in backend.generate(request)]
+
+    desk = ScriptedDesk(["1"])
+    with LiveServer(desk) as server:
+        backend = rm.RuntimeEndpoint(server.url)
+        chunks = wait(ask(backend))
+        backend.close()
+    assert msgspec.json.encode(desk.requests) == msgspec.json.encode([request])
+    assert [chunk.text for chunk in chunks if chunk.text] == ["1"]
+    assert chunks[-1].finish.reason == "stop"
+
+
+def test_text_that_nobody_follows_is_not_told_piece_by_piece(monkeypatch):
+    events = []
+    seen = HttpClient.events
+
+    async def noted(self, path, body, kind=dict):
+        async with aclosing(seen(self, path, body, kind)) as answer:
+            async for event in answer:
+                events.append(len(event.chunks))
+                yield event
+
+    monkeypatch.setattr(HttpClient, "events", noted)
+    monkeypatch.setattr(endpoint, "HELD_S", 1000.0)
+    with LiveServer(ScriptedDesk(lambda request: "one two three")) as server:
+        backend = rm.RuntimeEndpoint(server.url)
+        assert ask.run(backend=backend)["x"] == "one two three"
+        (together,) = events
+        events.clear()
+        assert list(ask.run(backend=backend, stream=True).text_iter("x")) == ["one", " two", " three"]
+        assert events == [1] * together
+        backend.close()
 
 
 def facts(state):
@@ -226,8 +233,7 @@ INFO = answer(
         }
     ).encode()
 )
-META = b'{"prompt_tokens": 1, "finish_reason": null}'
-CHUNK = b'data: {"text": "\xe2\x80\xa8a", "output_ids": [1], "meta_info": ' + META + b"}"
+CHUNK = b'data: {"chunks": [{"rid": "r", "text": "\xe2\x80\xa8a", "ids": [1]}]}'
 STREAM = "text/event-stream"
 
 
@@ -249,6 +255,7 @@ STREAM = "text/event-stream"
             rm.RamifyError,
             "died",
         ),
+        (answer(b'data: {"chunks": [{"text": "a"}]}\n\n', kind=STREAM), BackendError, "something else"),
         (b"nonsense\r\n\r\n", BackendError, "cannot be reached"),
         (b"", BackendError, "cannot be reached"),
     ],
