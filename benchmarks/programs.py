@@ -1,13 +1,20 @@
 """Ramify programs beside the same programs written with the `openai` async client, in one run.
 
-    python -m benchmarks.programs [--batch 32] [--repeat 3] [--only judge ...]
+    python -m benchmarks.programs [--batch 32] [--repeat 3] [--only judge ...] [--ways process-graph http ...]
     python -m benchmarks.programs --base-url http://127.0.0.1:8000/v1 --model NAME
 
-The ten programs of `tests/lang/programs`, each in a batch whose programs all run at once: in process on an
-`Engine`, over HTTP on `ramify serve`, and as `benchmarks/client_programs.py` with one async client on that
-same server. With --base-url the client programs run on that endpoint as well. The ways take turns, each
-repetition has rows of its own, and our caches are emptied before each run (an endpoint given by --base-url
-keeps its own). Seconds are medians. Sums of the medians over all programs stand in the last line.
+The ten programs of `tests/lang/programs`, each in a batch whose programs all run at once, in these ways:
+
+    process, process-graph   in process on an `Engine`, step by step and compiled
+    http, http-graph         the same over HTTP on `ramify serve`; compiled, a program is one request
+    client                   as `benchmarks/client_programs.py` with one async client on that same server
+    other                    these with --base-url, on that endpoint
+
+Of a program that decides in Python, http-graph is the calls before the decision, marked as such; in process
+that is no other run than step by step, and is left out. The ways take turns, each repetition has rows of its
+own, and our caches are emptied before each run (an endpoint given by --base-url keeps its own). Seconds are
+medians. The last lines are sums of the medians over the programs that ran in this way, beside the sums of
+the others over the same programs.
 
 Beside the seconds: how many times sooner the batch is finished than by the client on our server, and on the
 other endpoint; the processor time of all our processes, client and server, which other work on the machine
@@ -71,6 +78,7 @@ class Done:
         return self.prompt_tokens - self.cached_tokens
 
 
+WAYS = ("process", "process-graph", "http", "http-graph", "client", "other")
 Ways = dict[str, Callable[[Case, Rows], Done]]
 """What runs a batch, by name."""
 
@@ -78,14 +86,16 @@ Ways = dict[str, Callable[[Case, Rows], Done]]
 class Programs:
     """Ramify programs on a backend of ours."""
 
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
+    def __init__(self, backend: Any, *, compiled: bool = False) -> None:
+        self._backend, self._compiled = backend, compiled
 
     def run(self, case: Case, rows: Rows) -> Done:
         self._backend.flush_cache()
         before = spent(self._backend)
         began = time.perf_counter()
-        states = case.program.run_batch(rows, backend=self._backend, concurrency=len(rows))
+        states = case.program.run_batch(
+            rows, backend=self._backend, concurrency=len(rows), compiled=self._compiled
+        )
         done = Done(time.perf_counter() - began)
         done.charge(before, spent(self._backend))
         for state in states:
@@ -197,23 +207,36 @@ def same(one: Done, other: Done) -> float:
 
 @contextlib.contextmanager
 def ways(options: argparse.Namespace) -> Iterator[Ways]:
-    """Everything that runs a batch, by name."""
+    """The chosen ways to run a batch; only what they need is started."""
+    chosen = options.ways
     with contextlib.ExitStack() as stack:
-        served = stack.enter_context(serve("--model", options.our_model, "--dtype", options.dtype))
-        engine = stack.enter_context(rm.Engine(model=options.our_model, dtype=options.dtype))
-        endpoint = rm.RuntimeEndpoint(served.url)
-        stack.callback(endpoint.close)
-        name = endpoint.get_server_info()["served_model_name"] or options.our_model
-        ours = stack.enter_context(contextlib.closing(Clients(f"{served.url}/v1", name, "none", endpoint)))
-        found = {
-            "in process": Programs(engine).run,
-            "HTTP": Programs(endpoint).run,
-            "client": ours.run,
-        }
-        if options.base_url is not None:
+        found: Ways = {}
+        if {"http", "http-graph", "client"} & set(chosen):
+            served = stack.enter_context(serve("--model", options.our_model, "--dtype", options.dtype))
+            endpoint = rm.RuntimeEndpoint(served.url)
+            stack.callback(endpoint.close)
+            name = endpoint.get_server_info()["served_model_name"] or options.our_model
+            ours = Clients(f"{served.url}/v1", name, "none", endpoint)
+            found["client"] = stack.enter_context(contextlib.closing(ours)).run
+            found["http"] = Programs(endpoint).run
+            found["http-graph"] = Programs(endpoint, compiled=True).run
+        if {"process", "process-graph"} & set(chosen):
+            engine = stack.enter_context(rm.Engine(model=options.our_model, dtype=options.dtype))
+            found["process"] = Programs(engine).run
+            found["process-graph"] = Programs(engine, compiled=True).run
+        if "other" in chosen:
             other = Clients(options.base_url, options.model, options.api_key)
             found["other"] = stack.enter_context(contextlib.closing(other)).run
-        yield found
+        yield {way: found[way] for way in WAYS if way in chosen}
+
+
+def decides(case: Case) -> bool:
+    """The program has no whole graph: Python goes on by a result."""
+    try:
+        case.program.compile(**case.arguments[0])
+    except rm.CompileError:
+        return True
+    return False
 
 
 def measure(case: Case, run: Ways, batch: int, repeat: int) -> dict[str, Done]:
@@ -232,32 +255,45 @@ def measure(case: Case, run: Ways, batch: int, repeat: int) -> dict[str, Done]:
     return {name: sorted(done, key=lambda one: one.seconds)[len(done) // 2] for name, done in results.items()}
 
 
-def line(name: str, found: dict[str, Done]) -> None:
-    """One program, or all of them: a row for each way."""
-    client = found["client"]
-    for way, done in found.items():
-        others = [found[other].seconds for other in ("client", "other") if other in found]
-        sooner = [f"{seconds / done.seconds:6.2f}x" for seconds in others]
-        agreed = f"{100 * same(done, client):5.0f}%" if done.texts else "      "
-        print(
-            f"{name:20} {way:10} {done.seconds:8.2f} {' '.join(sooner)} {done.processor_s:8.2f} "
-            f"{done.requests:8} {done.computed_tokens:8} {done.output_tokens:7} {done.steps:6} "
-            f"{done.model_s:7.2f} {agreed}",
-            flush=True,
-        )
-        name = ""
+def line(name: str, way: str, done: Done, found: dict[str, Done], note: str = "") -> None:
+    """One program, or all of them, in one way, beside the others in `found`."""
+    others = [found[other].seconds if other in found else None for other in ("client", "other")]
+    sooner = [f"{seconds / done.seconds:6.2f}x" if seconds else " " * 7 for seconds in others]
+    agreed = f"{100 * same(done, found['client']):5.0f}%" if done.texts and "client" in found else " " * 6
+    print(
+        f"{name:20} {way:13} {done.seconds:8.2f} {' '.join(sooner)} {done.processor_s:8.2f} "
+        f"{done.requests:8} {done.computed_tokens:8} {done.output_tokens:7} {done.steps:6} "
+        f"{done.model_s:7.2f} {agreed}  {note}".rstrip(),
+        flush=True,
+    )
 
 
-def total(cases: Sequence[dict[str, Done]]) -> dict[str, Done]:
-    """The sums over the programs."""
-    sums: dict[str, Done] = {}
-    for found in cases:
-        for way, done in found.items():
-            one = sums.setdefault(way, Done())
-            for figure in dataclasses.fields(Done):
-                if figure.name != "texts":
-                    setattr(one, figure.name, getattr(one, figure.name) + getattr(done, figure.name))
+def total(batches: Sequence[Done]) -> Done:
+    """Their sums, without the texts."""
+    sums = Done()
+    for done in batches:
+        for figure in dataclasses.fields(Done):
+            if figure.name != "texts":
+                setattr(sums, figure.name, getattr(sums, figure.name) + getattr(done, figure.name))
     return sums
+
+
+def totals(measured: Sequence[dict[str, Done]]) -> None:
+    """A line for each way: the programs that ran in it, and the others over these programs."""
+    for way in WAYS:
+        mine = [found for found in measured if way in found]
+        if mine:
+            sums = {
+                other: total([one[other] for one in mine])
+                for other in mine[0]
+                if other in ("client", "other")
+            }
+            line(
+                "all" if len(mine) == len(measured) else f"{len(mine)} of them",
+                way,
+                total([one[way] for one in mine]),
+                sums,
+            )
 
 
 def main() -> None:
@@ -267,23 +303,37 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES), metavar="PROGRAM")
     parser.add_argument("--our-model", default="SmolLM2-135M-Instruct")
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, metavar="WAY", help=", ".join(WAYS))
     parser.add_argument("--base-url", help="another endpoint for the client programs, ending in /v1")
     parser.add_argument("--model", help="what that endpoint calls its model")
     parser.add_argument("--api-key", default="none", help="of that endpoint")
     options = parser.parse_args()
     if (options.base_url is None) != (options.model is None):
         parser.error("--base-url and --model belong together")
+    if options.ways is None:
+        options.ways = WAYS if options.base_url is not None else WAYS[:-1]
+    if ("other" in options.ways) != (options.base_url is not None):
+        parser.error("the way other and --base-url belong together")
     print(
         f"{options.batch} programs at once, medians of {options.repeat}; {options.our_model}, {options.dtype}"
     )
-    columns = " client " + (" other  " if options.base_url is not None else "")
-    print(f"{'':31}  seconds {columns}     cpu requests computed  output  steps   model   same")
+    heads = "  seconds  client   other       cpu requests computed  output  steps   model   same"
+    print(f"{'':34}{heads}")
     measured = []
     with ways(options) as run:
         for name in options.only:
-            measured.append(measure(CASES[name], run, options.batch, options.repeat))
-            line(name, measured[-1])
-    line("all", total(measured))
+            case = CASES[name]
+            deciding = decides(case)
+            mine = {way: run[way] for way in run if way != "process-graph" or not deciding}
+            found = measure(case, mine, options.batch, options.repeat) if mine else {}
+            measured.append(found)
+            for way in run:
+                if way in found:
+                    note = "calls before its decision" if deciding and way == "http-graph" else ""
+                    line(name, way, found[way], found, note)
+                else:
+                    print(f"{name:20} {way:13}        - it decides in Python, so that it has no graph")
+    totals(measured)
 
 
 if __name__ == "__main__":
