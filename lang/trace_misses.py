@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,9 +37,13 @@ class Miss:
     shared_chars: int = 0
     """How much it shares with it."""
     token: str = ""
-    """The first word of the prompt that the nearest request does not have there."""
+    """The first token of the prompt that the nearest request does not have there; the word, in text of the
+    program, whose tokens are not known here."""
+    token_id: int | None = None
+    """Its id; None for a word."""
     other: str = ""
     """What that one has there; empty where it ends."""
+    other_id: int | None = None
     respelled: bool = False
     """Generated text was sent again as text, so that its tokens need not be the same."""
     overlapping: bool = False
@@ -50,6 +55,7 @@ class Miss:
 
     def __str__(self) -> str:
         near = "" if self.nearest is None else f"{self.nearest.kind} {self.nearest.name!r}"
+        token, other = _shown(self.token, self.token_id), _shown(self.other, self.other_id)
         taker = _ID.sub(r"\1", self.evicted_by)
         gone = f"{self.evicted_tokens} tokens of it had been evicted by {taker}"
         also = f" {gone}." if self.evicted_tokens else ""
@@ -57,9 +63,9 @@ class Miss:
             case "first":
                 return f"No earlier request of this program begins like this one.{also}"
             case "extends":
-                return f"New after all that {near} held; it begins with {self.token!r}.{also}"
+                return f"New after all that {near} held; it begins with {token}.{also}"
             case "diverges":
-                return f"Parts from {near}: {self.token!r} where that one has {self.other!r}.{also}"
+                return f"Parts from {near}: {token} where that one has {other}.{also}"
         why = "evicted, or never kept; the runtime does not say"
         if self.evicted_tokens:
             why = gone
@@ -77,7 +83,9 @@ class Miss:
             "nearest": None if self.nearest is None else self.nearest.name,
             "shared_chars": self.shared_chars,
             "token": self.token,
+            "token_id": self.token_id,
             "other": self.other,
+            "other_id": self.other_id,
             "respelled": self.respelled,
             "overlapping": self.overlapping,
             "evicted_tokens": self.evicted_tokens,
@@ -104,6 +112,7 @@ class Misses:
         self._texts: list[tuple[str, int]] = []
         """What earlier requests sent and received, sorted, and whose it is."""
         self._seen: list[Call] = []
+        self._token_texts = token_texts(root)
         requests = [call for call in root.walk() if call.sent and call.prompt_end is not None]
         for call in sorted(requests, key=lambda call: call.start_s):
             self._explain(call)
@@ -153,11 +162,14 @@ class Misses:
             return Miss(
                 "first",
                 computed,
-                token=_word(prompt, 0),
+                None,
+                0,
+                *self._token(call, prompt, 0),
                 evicted_tokens=usage.evicted_tokens,
                 evicted_by=usage.evicted_by,
             )
         whole = nearest.prompt + nearest.text
+        token, other = self._token(call, prompt, shared), self._token(nearest, whole, shared)
         expected = max(tokens for place, tokens in known.items() if place <= shared)
         reason: Reason = "extends" if shared == len(whole) else "diverges"
         # The last token of a prompt is computed again, and healing may take another one.
@@ -169,13 +181,50 @@ class Misses:
             computed,
             nearest,
             shared,
-            token=_word(prompt, shared),
-            other=_word(whole, shared),
+            *token,
+            *other,
             respelled=reason == "lost" and _respelled(call, nearest, shared),
             overlapping=reason == "lost" and (began is None or began > call.start_s),
             evicted_tokens=usage.evicted_tokens,
             evicted_by=usage.evicted_by,
         )
+
+    def _token(self, call: Call, text: str, place: int) -> tuple[str, int | None]:
+        """The token at `place` in what a request sent and received, and its id; else the word there."""
+        end = 0
+        for token, part in self._parts(call):
+            end += len(part)
+            if end > place:
+                return (_word(text, place), None) if token is None else (part, token)
+        return _word(text, place), None
+
+    def _parts(self, call: Call) -> Iterator[tuple[int | None, str]]:
+        """What a request sent and received, as texts of single tokens where their ids are known."""
+        for piece in pieces(call.prompt_end):
+            ids = () if isinstance(piece.segment, str) else piece.segment
+            texts = [self._token_texts.get(token, "") for token in ids]
+            if ids and "".join(texts) == piece.text:
+                yield from zip(ids, texts, strict=True)
+            else:
+                yield None, piece.text
+        if call.tokens is not None:
+            for span in call.tokens.spans(call.text, self._token_texts):
+                yield (span.ids[0] if len(span.ids) == 1 else None), span.text
+
+
+def token_texts(root: Call) -> dict[int, str]:
+    """Token id → text, of all tokens below `root` that came alone."""
+    found: dict[int, str] = {}
+    for call in root.walk():
+        if call.tokens is not None:
+            for span in call.tokens.spans(call.text, {}):
+                if len(span.ids) == 1 and span.text:
+                    found.setdefault(span.ids[0], span.text)
+    return found
+
+
+def _shown(token: str, token_id: int | None) -> str:
+    return repr(token) if token_id is None else f"{token!r} (token {token_id})"
 
 
 def _place(known: dict[int, int], tokens: int) -> Cached:

@@ -6,7 +6,7 @@ from importlib.resources import files
 from typing import Any
 
 from ramify.lang.trace import Call
-from ramify.lang.trace_misses import Misses
+from ramify.lang.trace_misses import Misses, token_texts
 from ramify.lang.trace_tokens import Span, scores_of
 from ramify.lang.transcript import Piece, pieces
 from ramify.pages.page import fill, script
@@ -23,7 +23,7 @@ def page_data(root: Call) -> dict[str, Any]:
     misses = Misses(root)
     numbers: dict[int, int] = {}
     texts: list[str] = []
-    known = _known_texts(root)
+    known = token_texts(root)
     numbered = {call: number for number, call in enumerate(root.walk())}
 
     def number_of(piece: Piece) -> int:
@@ -68,14 +68,3 @@ def page_data(root: Call) -> dict[str, Any]:
 
 def _span(span: Span) -> list[Any]:
     return [span.text, list(span.ids), span.forced, span.logprob, [list(entry) for entry in span.top]]
-
-
-def _known_texts(root: Call) -> dict[int, str]:
-    """Token id → text, of all tokens that came alone."""
-    known: dict[int, str] = {}
-    for call in root.walk():
-        if call.tokens is not None:
-            for span in call.tokens.spans(call.text, {}):
-                if len(span.ids) == 1 and span.text:
-                    known.setdefault(span.ids[0], span.text)
-    return known

@@ -63,6 +63,38 @@ def test_a_branch_parts_from_its_sibling():
     assert len("Judge the essay for me") < cached.chars < len("Judge the essay for me its cleverness")
 
 
+def test_generated_text_is_told_by_its_tokens():
+    @rm.function
+    def program(s):
+        with s.copy() as first:
+            first += "It is" + rm.gen("x")
+            first["x"]
+        s += "It is big round today" + rm.gen("y")
+
+    state = program.run(backend=rm.ScriptedBackend({"x": " big red", "y": "."}))
+    first, last = (call for call in state.trace.walk() if call.kind == "gen")
+    miss, red = Misses(state.trace).why[last], first.tokens.ids[1]
+    assert (miss.reason, miss.nearest) == ("diverges", first)
+    assert (miss.token, miss.token_id, miss.other, miss.other_id) == (" round", None, " red", red)
+    assert str(miss) == f"Parts from gen 'x': ' round' where that one has ' red' (token {red})."
+    assert (miss.to_dict()["token_id"], miss.to_dict()["other_id"]) == (None, red)
+
+
+def test_a_prompt_of_ids_is_told_by_its_tokens():
+    """Two requests that go on from different outputs, as those of two samples do."""
+    generated = {8: " red", 9: " round"}
+    root = Call("program", "p")
+    for number, (token, text) in enumerate(generated.items()):
+        alone = request(f"x {number}", "?", float(number), number + 0.2, 1, 0)
+        alone.text, alone.tokens = text, tokens_of([chunk(text, (token,))])
+        after = request(f"y {number}", "", number + 0.3, number + 0.5, 40, 1)
+        after.prompt_end = Piece(Piece(None, "It is", "It is"), (token,), text)
+        root.children += [alone, after]
+    miss = Misses(root).why[root.children[-1]]
+    assert (miss.reason, miss.nearest.name) == ("diverges", "y 0")
+    assert (miss.token, miss.token_id, miss.other, miss.other_id) == (" round", 9, " red", 8)
+
+
 def test_what_was_computed_and_is_gone_is_lost():
     backend = rm.ScriptedBackend({"x": " four five", "y": "b"})
 
