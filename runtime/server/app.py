@@ -18,7 +18,8 @@ def create_app(desk: Desk, config: ServerConfig) -> FastAPI:
     service = Service(desk, config)
     app.state.service = service
     app.state.watch = live.Watch(desk)
-    for module in (openai, native, calls, health, live):
+    # In the order in which a path is looked for: programs call the most, and wait the least.
+    for module in (calls, openai, native, health, live):
         app.include_router(module.router)
     add_error_handlers(app)
     app.add_middleware(AnswerBugs)

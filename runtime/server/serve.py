@@ -33,7 +33,7 @@ LAST_BYTES_S = 2.0
 """How long connections may take to send what is left once every generation has ended."""
 
 KEEP_ALIVE_S = 75
-"""How long an idle connection stays open. Longer than clients keep theirs (httpx: 5 s, most proxies: 60 s),
+"""How long an idle connection stays open. Longer than clients keep theirs (ours: 15 s, most proxies: 60 s),
 so that it is they who close it and never while a request is on its way."""
 
 PORT_IN_USE = 1
@@ -52,7 +52,7 @@ def serve(config: ServerConfig, routes: Routes = tuple, workers: Workers | None 
     except OSError as error:
         print(f"Cannot listen on {config.host}:{config.port}: {error.strerror}.", file=sys.stderr)
         return PORT_IN_USE
-    with listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with listener, asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_serve(config, listener, routes, workers))
 
 
@@ -206,7 +206,8 @@ def _url_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Makes the event loop that a server runs on; None is asyncio's own."""
     try:
         import uvloop
     except ImportError:  # Windows

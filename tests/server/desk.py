@@ -16,6 +16,8 @@ from ramify.constraint import Constraint
 from ramify.errors import InvalidRequest, RamifyError
 from ramify.messages import (
     ChatFormat,
+    Choices,
+    ChoiceScore,
     Finish,
     Generate,
     ModelInfo,
@@ -28,7 +30,7 @@ from ramify.messages import (
     Usage,
 )
 from ramify.runtime.config import ServerConfig
-from ramify.runtime.server.serve import bind, run_server
+from ramify.runtime.server.serve import bind, loop_factory, run_server
 from ramify.runtime.server.validation import to_be_validated, validated
 
 MODEL = "byte-model"
@@ -116,6 +118,7 @@ class FakeDesk:
         ended = False
         try:
             text, finish = _scripted(self.script.pop(0), request) if self.script else _reply(prompt, request)
+            choices = _scores(prompt, request.choices)
             ids = tuple(text.encode())
             prompt_logprobs = None
             if sampling.prompt_logprobs_start is not None:
@@ -152,6 +155,7 @@ class FakeDesk:
                 finish=finish,
                 kept_ids=usage.completion_tokens,
                 prompt_logprobs=prompt_logprobs,
+                choices=choices,
             )
         except RamifyError:
             ended = True
@@ -225,7 +229,7 @@ class LiveServer:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
-        with asyncio.Runner() as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
@@ -325,6 +329,17 @@ def _logprobs(tokens: bytes, top: int, start: int, first: bool = True) -> TokenL
         top=tops,
         texts=tuple(bytes([tokens[i]]).decode(errors="replace") for i in places),
         top_texts=tuple(tuple(chr(token) for token, _ in pairs) for pairs in tops),
+    )
+
+
+def _scores(prompt: bytes, choices: Choices | None) -> tuple[ChoiceScore, ...]:
+    """Of choices behind `prompt`, byte by byte."""
+    return tuple(
+        ChoiceScore(
+            tokens=_logprobs(prompt + text.encode(), 0, len(prompt)),
+            unconditional=_logprobs(text.encode(), 0, 0) if choices.unconditional else None,
+        )
+        for text in (() if choices is None else choices.texts)
     )
 
 
