@@ -34,7 +34,7 @@ from ramify.runtime.worker.build import build_runner
 from ramify.runtime.worker.memory import SPARE_PAGES
 from ramify.runtime.worker.runner import Runner
 from ramify.runtime.worker_process import Orders, reporting_start_up, take_orders
-from ramify.runtime.worker_start import started
+from ramify.runtime.worker_start import give_back, started
 
 IDLE_S = 0.3
 """After a start the processor first belongs to the requests that waited for it, and to the first of a client
@@ -100,6 +100,7 @@ def _prepare_engines(vocabulary: Vocabulary, load_tokenizer: Callable[[], object
     prepare(vocabulary)
     prepare_lark(vocabulary)
     load_tokenizer()
+    give_back()
 
 
 def serve(

@@ -20,7 +20,11 @@ FRACTION = 0.9
 """Of a CUDA device's memory, where nothing else is asked for: the rest is for its driver's own, and for
 fragments."""
 CPU_BYTES = 1 << 30
-"""For KV pages on the CPU, where nothing else is asked for."""
+"""For KV pages on the CPU, where nothing else is asked for, if tokens take so much."""
+CPU_CONTEXTS = 3
+CPU_TOKENS = 24_576
+"""What KV pages on the CPU are for: so many tokens, and so many of the model's longest contexts. Any load
+touches all pages in the end, as each is kept for whoever comes back, and what is touched stays resident."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,7 +60,10 @@ def pages_in(
     size = page_bytes(model, config.page_size, dtype)
     if config.kv_memory_gb is not None:
         return enough(int(config.kv_memory_gb * 2**30) // size)
-    return enough(CPU_BYTES // size) if device.type == "cpu" else None
+    if device.type != "cpu":
+        return None
+    tokens = max(CPU_TOKENS, CPU_CONTEXTS * model.context_length)
+    return enough(min(CPU_BYTES // size, -(-tokens // config.page_size)))
 
 
 def enough(num_pages: int) -> int:

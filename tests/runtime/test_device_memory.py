@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -16,7 +17,14 @@ from ramify.runtime.worker.build import build_runner
 from ramify.runtime.worker.decode_graphs import ladder
 from ramify.runtime.worker.device import resolve_device, resolve_dtype, resolve_ops
 from ramify.runtime.worker.kv_pool import page_bytes
-from ramify.runtime.worker.memory import LEAST_PAGES, DeviceMemory, pages_in, pages_left
+from ramify.runtime.worker.memory import (
+    CPU_CONTEXTS,
+    CPU_TOKENS,
+    LEAST_PAGES,
+    DeviceMemory,
+    pages_in,
+    pages_left,
+)
 from ramify.runtime.worker.runner import Runner
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -168,7 +176,11 @@ def test_pages_by_number_by_size_and_by_default(tiny_model: Any) -> None:
     def pages(device: torch.device, **options: Any) -> int | None:
         return pages_in(EngineConfig(**options), shape, torch.float32, device)
 
-    assert pages(CPU) == GIB // size
+    assert pages(CPU) == CPU_TOKENS // 16
+    long = dataclasses.replace(shape, context_length=CPU_TOKENS)
+    assert pages_in(EngineConfig(), long, torch.float32, CPU) == CPU_CONTEXTS * CPU_TOKENS // 16
+    large = dataclasses.replace(shape, head_dim=1000 * shape.head_dim)
+    assert pages_in(EngineConfig(), large, torch.float32, CPU) == GIB // (1000 * size)
     assert pages(CPU, kv_memory_gb=0.5) == pages(CUDA, kv_memory_gb=0.5) == GIB // 2 // size
     assert pages(CUDA, num_pages=7, kv_memory_gb=3.0) == 7
     assert pages(CUDA) is None, "what is left is measured"
