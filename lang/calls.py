@@ -20,7 +20,7 @@ from ramify.lang.trace import CURRENT, Call
 from ramify.lang.trace_tokens import tokens_of
 from ramify.lang.transcript import ends_on_token, prompt_of
 from ramify.lang.variables import Variable
-from ramify.messages import Finish, Generate, NextUse, TextChunk, TokenLogprobs, Usage
+from ramify.messages import Choices, ChoiceScore, Finish, Generate, NextUse, TextChunk, TokenLogprobs, Usage
 from ramify.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Output:
     finish: Finish
     logprobs: TokenLogprobs | None
     prompt_logprobs: TokenLogprobs | None
+    choices: tuple[ChoiceScore, ...]
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -57,8 +58,11 @@ async def send(
     follow: Variable | None = None,
     dialogue: Dialogue | None = None,
     next_use: NextUse | None = None,
+    choices: Choices | None = None,
 ) -> Output:
     """Generate after `call.prompt_end`; `call` is filled in, and `follow` is told of each chunk.
+
+    With `choices` these are scored there instead.
 
     `dialogue` are the turns up to there, where they are not those of the branch; `next_use` is when the
     branch goes on from here, where the step knows that.
@@ -72,6 +76,7 @@ async def send(
         rid=run.next_rid(),
         sampling=sampling,
         constraint=constraint,
+        choices=choices,
         hint=hint_of(branch, call, next_use),
         scope=run.scope,
         **_prompt(branch, call, dialogue or branch.dialogue),
@@ -114,6 +119,7 @@ async def send(
         finish=last.finish,
         logprobs=reduce(add_logprobs, [chunk.logprobs for chunk in received]),
         prompt_logprobs=call.scores,
+        choices=last.choices,
     )
 
 

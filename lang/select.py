@@ -1,8 +1,7 @@
-"""The requests of a `select`: one that caches the prompt, then one that scores each choice.
+"""The request of a `select`: one that scores all choices behind the prompt, from which one of them is chosen.
 
 A choice is scored by the log-probabilities of its tokens behind the prompt. Where the prompt ends in
-text, the first token of a choice may reach back into it ("Answer: " + "Yes" may hold the token " Yes"),
-so scoring starts two tokens before the end, and the tokens that belong to the prompt are dropped.
+text, the first token of a choice may reach back into it ("Answer: " + "Yes" may hold the token " Yes").
 """
 
 from __future__ import annotations
@@ -12,19 +11,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ramify.errors import BackendError
-from ramify.lang.calls import Output, all_of, send
+from ramify.lang.calls import send
 from ramify.lang.choices import ChoicesSamplingMethod, Scored
 from ramify.lang.meta import token_logprobs
 from ramify.lang.trace import Call
-from ramify.lang.transcript import Piece, ends_on_token
-from ramify.messages import TokenLogprobs
+from ramify.messages import Choices
 from ramify.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from ramify.lang.branch import Branch
 
-HEALED = 2
-"""Tokens at the end of a prompt that a choice may change."""
+SCORING = SamplingParams(max_tokens=0, temperature=0.0)
 
 
 @dataclass(frozen=True)
@@ -38,46 +35,20 @@ class Choice:
 
 async def choose(branch: Branch, step: Call, choices: Sequence[str], method: ChoicesSamplingMethod) -> Choice:
     """Score `choices` after `step.prompt_end` and decide by `method`."""
-    tail = step.prompt_end
-    prompt_tokens = 0
-    if tail is not None:
-        prefix = step.child("prefix", step.name, tail, branch.run.clock())
-        prompt_tokens = (
-            await send(branch, prefix, SamplingParams(max_tokens=0, temperature=0.0), next_use="soon")
-        ).usage.prompt_tokens
-    exact = ends_on_token(tail)
-    start = prompt_tokens if exact else max(prompt_tokens - HEALED, 0)
-    scoring = SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs_start=start)
-    outputs = await all_of(
-        send(branch, step.child("choice", choice, Piece(tail, choice, choice), branch.run.clock()), scoring)
-        for choice in choices
-    )
-    runs = [_of_prompt(output) for output in outputs]
-    dropped = [
-        0 if exact else prompt_share(run.texts, choice, prompt_tokens - start)
-        for run, choice in zip(runs, choices, strict=True)
-    ]
-    tokens = [_from(run, count) for run, count in zip(runs, dropped, strict=True)]
-    alone: list[TokenLogprobs | None] = [None] * len(choices)
-    if method.requires_unconditional_logprobs:
-        scoring = SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs_start=0)
-        bare = await all_of(
-            send(
-                branch,
-                step.child("unconditional", choice, Piece(None, run.ids, choice), branch.run.clock()),
-                scoring,
-                next_use="never",
-            )
-            for run, choice in zip(tokens, choices, strict=True)
-        )
-        alone = [_of_prompt(output) for output in bare]
-    scored = [Scored(*row) for row in zip(choices, tokens, alone, strict=True)]
+    asked = Choices(texts=tuple(choices), unconditional=method.requires_unconditional_logprobs)
+    found = (await send(branch, step, SCORING, choices=asked)).choices
+    if len(found) != len(choices) or (
+        asked.unconditional and any(one.unconditional is None for one in found)
+    ):
+        raise BackendError("The backend returned no log-probabilities of the choices, which select needs.")
+    step.finish = None  # nothing was generated
+    step.choices = tuple(zip(choices, found, strict=True))
+    scored = [Scored(text, score.tokens, score.unconditional) for text, score in step.choices]
     decision = method(scored)
-    index = decision.index
-    behind_prompt = dropped[index] == prompt_tokens - start
+    chosen = found[decision.index]
     return Choice(
-        text=choices[index],
-        ids=tokens[index].ids if behind_prompt else (),
+        text=choices[decision.index],
+        ids=chosen.tokens.ids if chosen.behind else (),
         meta={
             "choices": list(choices),
             "normalized_prompt_logprobs": [one.mean for one in scored],
@@ -88,27 +59,3 @@ async def choose(branch: Branch, step: Call, choices: Sequence[str], method: Cho
             **decision.meta_info,
         },
     )
-
-
-def prompt_share(texts: Sequence[str], choice: str, most: int) -> int:
-    """How many of the first tokens belong to the prompt: those before the token that `choice` begins in.
-
-    `texts` are the tokens from `most` before the prompt's end to the end of the choice. A tokenizer may
-    not show the space that a token begins with, so spaces around the choice do not count.
-    """
-    needed = len(choice.strip())
-    for count in range(min(most, len(texts)), -1, -1):
-        if len("".join(texts[count:])) >= needed:
-            return count
-    return most
-
-
-def _of_prompt(output: Output) -> TokenLogprobs:
-    if output.prompt_logprobs is None:
-        raise BackendError("The backend returned no log-probabilities of the prompt, which select needs.")
-    return output.prompt_logprobs
-
-
-def _from(run: TokenLogprobs, start: int) -> TokenLogprobs:
-    """The tokens from position `start` on."""
-    return TokenLogprobs(ids=run.ids[start:], logprobs=run.logprobs[start:], texts=run.texts[start:])

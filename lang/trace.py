@@ -12,18 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from ramify.lang.meta import add_usage
 from ramify.lang.trace_tokens import Tokens
 from ramify.lang.transcript import Piece, text_of
-from ramify.messages import Finish, TokenLogprobs, Usage
+from ramify.messages import ChoiceScore, Finish, TokenLogprobs, Usage
 
 if TYPE_CHECKING:
     from ramify.lang.trace_misses import Misses
 
-CallKind = Literal[
-    "program", "fork", "gen", "select", "tool", "sample", "attempt", "prefix", "choice", "unconditional"
-]
+CallKind = Literal["program", "fork", "gen", "select", "tool", "sample", "attempt"]
 """program and fork hold calls. gen and select are steps of the program, tool is a function that the model
-called, which sends nothing; the others are the requests of a
-step that makes several: sample (n > 1), attempt (retries > 0), and for a select its prefix, choices and
-unconditional scores."""
+called, which sends nothing; the others are the requests of a step that makes several: sample (n > 1) and
+attempt (retries > 0)."""
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -49,7 +46,9 @@ class Call:
     tokens: Tokens | None = field(default=None, repr=False)
     """What `text` was generated as."""
     scores: TokenLogprobs | None = field(default=None, repr=False)
-    """Of the prompt's last tokens, where they were asked for: a choice of a select."""
+    """Of the prompt's last tokens, where they were asked for."""
+    choices: tuple[tuple[str, ChoiceScore], ...] = field(default=(), repr=False)
+    """Of a select: its choices and how they scored."""
     children: list[Call] = field(default_factory=list)
     prompt_end: Piece | None = field(default=None, repr=False)
     parent: Call | None = field(default=None, repr=False)
@@ -75,6 +74,15 @@ class Call:
         """Prompt tokens that were not found in the cache."""
         usage = self.usage
         return usage.prompt_tokens - usage.cached_tokens
+
+    @property
+    def tokens_of_prompt(self) -> int:
+        """Tokens of `prompt`: those of choices that were computed behind it are left out."""
+        inner = {
+            score.tokens.ids[:end] for _, score in self.choices for end in range(1, len(score.tokens.ids))
+        }
+        alone = any(score.unconditional is not None for _, score in self.choices)
+        return self.own_usage.prompt_tokens - len(inner) * (1 + alone)
 
     @property
     def prompt(self) -> str:

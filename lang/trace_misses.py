@@ -120,7 +120,7 @@ class Misses:
     def _explain(self, call: Call) -> None:
         prompt = call.prompt
         nearest, shared = self._nearest(prompt)
-        known = {0: 0, len(prompt): call.own_usage.prompt_tokens}
+        known = {0: 0, len(prompt): call.tokens_of_prompt}
         if nearest is not None:
             known |= {place: tokens for place, tokens in self._known(nearest).items() if place <= shared}
         if call.end_s is not None and call.own_usage.prompt_tokens:
@@ -145,7 +145,7 @@ class Misses:
         usage, length = call.own_usage, len(call.prompt)
         if not usage.prompt_tokens:
             return {}
-        found = {length: usage.prompt_tokens}
+        found = {length: call.tokens_of_prompt}
         if call.tokens is not None:
             tokens, place = usage.prompt_tokens, length
             for count, chars in zip(call.tokens.counts, call.tokens.chars, strict=True):

@@ -56,6 +56,10 @@ def page_data(root: Call) -> dict[str, Any]:
             data["spans"] = [_span(span) for span in call.tokens.spans(call.text, known)]
         if call.scores is not None:
             data["scores"] = [list(score) for score in scores_of(call.scores)]
+        if call.choices:
+            data["choices"] = [
+                [text, [list(score) for score in scores_of(found.tokens)]] for text, found in call.choices
+            ]
         if cached is not None:
             data["cached_chars"], data["exact"] = cached.chars, cached.exact
         if miss is not None:

@@ -109,10 +109,29 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     top_texts: tuple[tuple[str, ...], ...] = ()
 
 
+class Choices(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Texts to be scored behind a prompt: how likely each is there, token by token. Nothing is generated."""
+
+    texts: tuple[str, ...]
+    unconditional: bool = False
+    """Score the tokens of each without the prompt as well."""
+
+
+class ChoiceScore(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one of the `Choices` came to."""
+
+    tokens: TokenLogprobs
+    """Of its tokens; the first may begin with the end of the prompt."""
+    behind: bool = True
+    """These are the tokens behind those of the prompt, none of which was changed."""
+    unconditional: TokenLogprobs | None = None
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a request cost. prompt = cached + computed prompt tokens."""
 
     prompt_tokens: int = 0
+    """Where choices are scored, the tokens of the choices that others follow on count as well, each once."""
     cached_tokens: int = 0
     """Prompt tokens whose KV pages were found in the tree."""
     distinct_tokens: int = 0
@@ -159,12 +178,26 @@ class Generate(Message, frozen=True, kw_only=True):
     """In their order in the output; after the last one comes the constraint, or text of any kind."""
     sampling: SamplingParams = SamplingParams()
     constraint: Constraint | None = None
+    choices: Choices | None = None
+    """Scored instead of a generation: `sampling.max_tokens` is 0 then, and there is no constraint. Where
+    `sampling.token_healing` is off the prompt ends on a token, and no choice reaches into it."""
     hint: ProgramHint | None = None
     scope: str = ""
     """Cache scope: pages put in under one scope are invisible to every other."""
 
 
 # --- to the scheduler ---------------------------------------------------------------------------
+
+
+class ChoiceTokens(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A choice behind a prompt: the first `shared` tokens of the prompt, then `ids`.
+
+    Of these the first `dropped` spell the end of the prompt only, and are not scored.
+    """
+
+    shared: int
+    ids: tuple[int, ...]
+    dropped: int = 0
 
 
 class Submit(Message, frozen=True, kw_only=True):
@@ -179,6 +212,8 @@ class Submit(Message, frozen=True, kw_only=True):
     scope: str = ""
     open_end: bool = False
     """The prompt ends in text that may have been meant to go on inside its last token."""
+    choices: tuple[ChoiceTokens, ...] = ()
+    unconditional: bool = False
 
 
 class Abort(Message, frozen=True, kw_only=True):
@@ -276,6 +311,8 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Places in `ids` of the tokens that the grammar left no choice about."""
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
+    choices: tuple[ChoiceScore, ...] = ()
+    """With `finish`, where choices are scored: one for each, in their order."""
     first: bool = False
     """The request's first chunk: `sampling` and `context` are set."""
     sampling: SamplingParams | None = None
@@ -326,6 +363,8 @@ class TextChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Places in `ids` of the tokens that the grammar left no choice about, where the backend tells."""
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
+    choices: tuple[ChoiceScore, ...] = ()
+    """With `finish`, where choices are scored: one for each, in their order."""
     usage: Usage | None = None
     finish: Finish | None = None
     kept_ids: int = 0

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from ramify.messages import (
     Abort,
+    ChoiceScore,
     Failed,
     Finish,
     Ready,
@@ -95,11 +96,19 @@ class Detokenizer:
             forced=chunk.forced,
             logprobs=self._with_texts(chunk.logprobs),
             prompt_logprobs=self._with_texts(chunk.prompt_logprobs),
+            choices=tuple([self._score(score) for score in chunk.choices]),
             usage=usage,
             finish=finish,
             kept_ids=kept_ids if finish is not None else 0,
             tail=tail,
             unenforced=chunk.unenforced,
+        )
+
+    def _score(self, score: ChoiceScore) -> ChoiceScore:
+        return msgspec.structs.replace(
+            score,
+            tokens=self._with_texts(score.tokens),
+            unconditional=self._with_texts(score.unconditional),
         )
 
     def _with_texts(self, logprobs: TokenLogprobs | None) -> TokenLogprobs | None:

@@ -14,6 +14,7 @@ import msgspec
 
 from ramify.errors import InvalidRequest, RamifyError
 from ramify.messages import ChatMessage, Failed, Generate, Preamble, Ready, Segment, Submit, ToTokenizer
+from ramify.runtime.choice_tokens import ChoiceTokenizer, check_choices
 from ramify.runtime.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.model.chat_format import chat_format
 from ramify.runtime.model.tokenizer import load_tokenizer
@@ -37,7 +38,8 @@ class PromptTokenizer:
         self._known_size = 0
 
     def submit(self, request: Generate) -> Submit:
-        """Raises `InvalidRequest` for an empty prompt, ids out of range, or a template that refuses."""
+        """Raises `InvalidRequest` for an empty prompt, wrong choices, or a template that refuses."""
+        choices = check_choices(request)
         prompt: tuple[Segment, ...] = request.prompt
         if request.chat is not None:
             prompt = (self._render(request),)
@@ -45,6 +47,25 @@ class PromptTokenizer:
         ids = self._join(prompt, templated=templated)
         if request.preambles and (start := request.preambles[0].start) and not self._ends_in(ids, start):
             ids = self._join((*prompt, start), templated=templated)
+        if choices is not None:
+            healing = request.sampling.token_healing
+            tokenizer = ChoiceTokenizer(
+                self._encode,
+                self._encode_joint,
+                prompt,
+                len(ids),
+                exact=templated or not healing,
+                templated=templated,
+            )
+            return Submit(
+                rid=request.rid,
+                ids=tuple(ids),
+                sampling=request.sampling,
+                hint=request.hint,
+                scope=request.scope,
+                choices=tuple([tokenizer.tokens(choice) for choice in choices.texts]),
+                unconditional=choices.unconditional,
+            )
         if not ids:
             raise InvalidRequest(
                 "The prompt is empty.", field="prompt", remedy="Send at least one character or token."
@@ -71,7 +92,7 @@ class PromptTokenizer:
         return str(self._tokenizer.decode(tail)).rstrip().endswith(text.rstrip())
 
     def _with_end_ids(self, preamble: Preamble) -> Preamble:
-        ids = self._encode(preamble.end, start=False)
+        ids = self._encode(preamble.end, False)
         if len(ids) > 1 and any(token in self._control for token in ids):
             raise InvalidRequest(
                 f"The end {preamble.end!r} mixes a control token of this model with text.",
@@ -95,19 +116,20 @@ class PromptTokenizer:
                 text += segment  # neighbouring pieces are one text: a token may span their border
                 continue
             if text:
-                ids += self._encode(text, start=not ids and not templated)
+                ids += self._encode(text, not ids and not templated)
                 text = ""
             ids += segment
         return ids
 
-    def _encode(self, text: str, *, start: bool) -> list[int]:
+    def _encode(self, text: str, start: bool) -> list[int]:
+        """`start`: the text begins the prompt."""
         known = self._known.get((text, start))
         if known is not None:
             self._known.move_to_end((text, start))
             return known.tolist()
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=start)
-        if start and self._bos is not None and ids[:2] == [self._bos, self._bos]:
-            del ids[0]  # the text spelled its own beginning-of-sequence token
+        if start and self._begins_twice(ids):
+            del ids[0]
         if len(text) >= KNOWN_FROM:
             self._known[text, start] = array("i", ids)
             self._known_size += len(text)
@@ -115,6 +137,16 @@ class PromptTokenizer:
                 (old, _), _ = self._known.popitem(last=False)
                 self._known_size -= len(old)
         return ids
+
+    def _encode_joint(self, text: str, start: bool) -> tuple[list[int], list[int]]:
+        """The same, and where each token ends in `text`, in characters."""
+        found = self._tokenizer(text, add_special_tokens=start, return_offsets_mapping=True)
+        ids, ends = found["input_ids"], [end for _, end in found["offset_mapping"]]
+        return (ids[1:], ends[1:]) if start and self._begins_twice(ids) else (ids, ends)
+
+    def _begins_twice(self, ids: list[int]) -> bool:
+        """The text spelled its own beginning-of-sequence token."""
+        return self._bos is not None and ids[:2] == [self._bos, self._bos]
 
     def _render(self, request: Generate) -> str:
         if not self._tokenizer.chat_template:

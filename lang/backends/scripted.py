@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from ramify.constraint import Constraint
 from ramify.errors import BackendError, PromptTooLong, UnsupportedNode
 from ramify.lang.backends.tag_check import check_tag
 from ramify.lang.chat import chatml
-from ramify.lang.trace import CURRENT, Call
+from ramify.lang.trace import CURRENT
 from ramify.messages import (
     ChatFormat,
+    ChoiceScore,
     Finish,
     Generate,
     ModelInfo,
@@ -73,7 +75,6 @@ class ScriptedBackend:
         self._ids: dict[str, int] = {"<|im_end|>": EOS}
         self._texts: list[str] = ["<|im_end|>"]
         self._cached: dict[str, dict[int, Any]] = {}
-        self._selected: weakref.WeakKeyDictionary[Call, Any] = weakref.WeakKeyDictionary()
         self.requests: list[Generate] = []
         self.ended: list[str] = []
 
@@ -101,6 +102,9 @@ class ScriptedBackend:
             raise PromptTooLong(
                 f"{len(prompt)} prompt tokens and {wanted} to generate; context is {self._context_length}."
             )
+        if request.choices is not None:
+            yield self._scored(request, prompt)
+            return
         start = request.sampling.prompt_logprobs_start
         reusable = len(prompt) - 1 if start is None else min(len(prompt), start) - 1
         cached = max(0, min(self._match(request.scope, prompt), reusable))
@@ -185,9 +189,7 @@ class ScriptedBackend:
         return len(ids)
 
     def _insert(self, scope: str, ids: Sequence[int]) -> None:
-        node = self._cached.setdefault(scope, {})
-        for token in ids:
-            node = node.setdefault(token, {})
+        _insert(self._cached.setdefault(scope, {}), ids)
 
     # --- answers ---
 
@@ -275,33 +277,68 @@ class ScriptedBackend:
     # --- log-probabilities ---
 
     def _score(self, prompt: Sequence[int], start: int) -> TokenLogprobs:
-        """Of the prompt from `start` on: high where a select's scripted choice is scored."""
-        call = CURRENT.get()
-        value = LIKELY
-        if call is not None and call.kind == "choice":
-            preferred = self._preference(call)
-            if isinstance(preferred, Mapping):
-                value = preferred[call.name]
-            else:
-                value = LIKELY if call.name == preferred else UNLIKELY
-        scores = self._logprobs(tuple(prompt[start:]), value, 0)
-        if start == 0 and scores.ids:
-            return TokenLogprobs(ids=scores.ids, logprobs=(None, *scores.logprobs[1:]), texts=scores.texts)
-        return scores
+        """Of the prompt from `start` on."""
+        scores = self._logprobs(tuple(prompt[start:]), LIKELY, 0)
+        return _without_first(scores) if start == 0 and scores.ids else scores
 
-    def _preference(self, call: Call) -> Any:
-        """The scripted choice of the select that `call` belongs to, looked up once for all its choices."""
-        step = call.parent
-        assert step is not None
-        if step not in self._selected:
-            found = self._look_up(step.name, self.requests[-1])
-            self._selected[step] = found(self.requests[-1]) if callable(found) else found
-        found = self._selected[step]
+    # --- choices ---
+
+    def _scored(self, request: Generate, prompt: list[int]) -> TextChunk:
+        """The scores of a select: high for the scripted choice."""
+        assert request.choices is not None
+        preferred = self._preference(request)
+        scores, paths, states = [], [], []
+        for choice in request.choices.texts:
+            shared, ids, dropped = self._behind(request, prompt, choice)
+            own = tuple(ids[dropped:])
+            value = preferred[choice] if isinstance(preferred, Mapping) else LIKELY
+            if isinstance(preferred, str) and choice != preferred:
+                value = UNLIKELY
+            tokens, alone = self._logprobs(own, value, 0), None
+            if shared + dropped == 0:
+                tokens = _without_first(tokens)
+            paths.append(prompt[:shared] + ids[:-1])
+            states.append(shared + dropped - 1)
+            if request.choices.unconditional:
+                alone = _without_first(self._logprobs(own, LIKELY, 0))
+                paths.append(list(own[:-1]))
+            scores.append(ChoiceScore(tokens=tokens, behind=shared == len(prompt), unconditional=alone))
+        found = self._match(request.scope, paths[0][: max(min(states), 0)])
+        computed: dict[int, Any] = {}
+        count = sum(_insert(computed, path) for path in paths)
+        for path in paths:
+            self._insert(request.scope, path)
+        usage = Usage(prompt_tokens=count, cached_tokens=found)
+        return TextChunk(rid=request.rid, usage=usage, finish=Finish(reason="length"), choices=tuple(scores))
+
+    def _behind(self, request: Generate, prompt: list[int], choice: str) -> tuple[int, list[int], int]:
+        """How many tokens of the prompt stay before a choice, those after them, and how many of these spell
+        the prompt alone."""
+        last = request.prompt[-1] if request.prompt else None
+        if not isinstance(last, str) or not request.sampling.token_healing:
+            return len(prompt), self.encode((choice,)), 0
+        joint = self.encode((*request.prompt[:-1], last + choice))
+        shared = next(
+            (i for i, pair in enumerate(zip(prompt, joint, strict=False)) if pair[0] != pair[1]), len(prompt)
+        )
+        dropped, border = 0, len(self.decode(prompt))
+        while len(self.decode(joint[: shared + dropped + 1])) <= border:
+            dropped += 1
+        return shared, joint[shared:], dropped
+
+    def _preference(self, request: Generate) -> Any:
+        """What the script says of a select: a choice, or a mapping of choices to scores."""
+        call = CURRENT.get()
+        assert request.choices is not None
+        if call is None:
+            return None
+        found = self._look_up(call.name, request)
+        if callable(found):
+            found = found(request)
         if isinstance(found, BaseException):
             raise found
-        known = [other.name for other in step.children if other.kind == "choice"]
         for choice in found if isinstance(found, Mapping) else [found]:
-            if choice not in known:
+            if choice not in request.choices.texts:
                 raise BackendError(f"The script selects {choice!r}, which is none of the choices.")
         return found
 
@@ -321,6 +358,20 @@ class ScriptedBackend:
                 raise UnsupportedNode(f"A scripted backend has no {option}.", field=option)
         if request.chat is not None:
             raise UnsupportedNode("A scripted backend takes prompts, not messages.", field="chat")
+
+
+def _insert(tree: dict[int, Any], ids: Sequence[int]) -> int:
+    """Insert `ids` into a tree of tokens; how many of them are new to it."""
+    new = 0
+    for token in ids:
+        new += token not in tree
+        tree = tree.setdefault(token, {})
+    return new
+
+
+def _without_first(scores: TokenLogprobs) -> TokenLogprobs:
+    """Nothing predicts a first token."""
+    return msgspec.structs.replace(scores, logprobs=(None, *scores.logprobs[1:]))
 
 
 def _check(text: str, constraint: Constraint) -> None:

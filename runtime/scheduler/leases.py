@@ -62,6 +62,10 @@ class ProgramLeases:
         if request.hold is not None:
             self._cache.lease(request.hold, request.owner, RETRACTED_S, 0.0, request.rid)
 
+    def rested(self, request: Request) -> None:
+        """Nobody needs any more what it had computed for others."""
+        self._cache.end_leases(request.owner, request.rid)
+
     def ended(self, request: Request, now: float) -> None:
         """Lease what a request leaves behind, as its hint says. Called before its hold is released."""
         if request.retractions:

@@ -57,3 +57,23 @@ class Limits:
                 field="ignore_eos",
             )
         return room if sampling.max_tokens is None else sampling.max_tokens
+
+    def check_choices(self, longest: int, together: int) -> None:
+        """`longest` is the prompt with its longest choice, `together` all that is computed, in tokens.
+
+        Raises `PromptTooLong` where they do not fit.
+        """
+        most = min(self.context_length, self.kv_tokens)
+        if longest > most:
+            raise PromptTooLong(
+                f"The prompt has {longest} tokens with its longest choice; this engine takes at most {most}.",
+                field="choices.texts",
+                remedy="Shorten the prompt or the choice.",
+            )
+        if together > self.kv_tokens:
+            raise PromptTooLong(
+                f"The prompt and its choices have {together} tokens together; there is room in the KV pages"
+                f" for {self.kv_tokens}.",
+                field="choices.texts",
+                remedy="Score them in several requests, or give the engine a larger kv_memory_gb.",
+            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ramify.messages import Finish, StepOutput, TokenChunk, TokenLogprobs
+from ramify.messages import ChoiceScore, Finish, StepOutput, TokenChunk, TokenLogprobs
 from ramify.runtime.scheduler.request import CONTEXT_IDS, Request
 
 Logprob = tuple[int, float | None, tuple[tuple[int, float], ...]]
@@ -68,12 +68,16 @@ class StepOutputs:
             if request.sampling.prompt_logprobs_start is not None:
                 prompt_logprobs = pack_logprobs(request.prompt_logprobs)
                 request.prompt_logprobs = []
+        choices: tuple[ChoiceScore, ...] = ()
+        if request.scoring is not None and pending.finish is not None and pending.finish.reason == "length":
+            choices = request.scoring.scores()
         return TokenChunk(
             rid=request.rid,
             ids=tuple(pending.ids),
             forced=tuple(pending.forced),
             logprobs=pack_logprobs(pending.logprobs) if pending.logprobs else None,
             prompt_logprobs=prompt_logprobs,
+            choices=choices,
             first=first,
             sampling=request.sampling if first else None,
             context=context,

@@ -90,6 +90,15 @@ class RequestPages:
         self.leases.retracted(request)
         self._let_go(request)
 
+    def rest(self, request: Request, now: float, *, awaited: bool) -> None:
+        """Give everything back before the request has ended; `awaited`: others need at once what it has
+        computed."""
+        self.commit(request)
+        self.leases.ended(request, now)
+        if awaited:
+            self.leases.retracted(request)
+        self._let_go(request)
+
     def release(self, request: Request, now: float) -> None:
         """Give everything back; what was computed stays in the tree until it is evicted."""
         self.commit(request)

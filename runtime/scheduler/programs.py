@@ -91,14 +91,15 @@ class Programs:
         hint, program = request.hint, request.program
         if hint is None:
             program.usual = self._usual_of("")
-            request.distinct_len = request.prompt_len
+            request.distinct_len = request.prompt_tokens
         else:
             self._forget(request.arrival)
             program = request.program = self._programs.pop(hint.program, program)
             self._programs[hint.program] = program
             program.name, program.usual = hint.name, self._usual_of(hint.name)
             # The end of a prompt that is healed may yet be replaced.
-            request.distinct_len = request.length - program.calls.insert(request.ids)
+            paths = (request.ids,) if request.scoring is None else request.scoring.paths()
+            request.distinct_len = sum(len(path) - program.calls.insert(path) for path in paths)
         program.last_arrival = request.arrival
         program.open_requests += 1
         request.left = program.left(None if hint is None else hint.calls_left)
@@ -117,7 +118,7 @@ class Programs:
         program.open_requests -= 1
         program.ended_requests += 1
         if request.hint is None:
-            request.distinct_len = request.prompt_len
+            request.distinct_len = request.prompt_tokens
             self._learn("", program.served)
             return
         computed = request.ids[: request.computed_len]

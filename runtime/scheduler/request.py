@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ramify.radix.cache import Hold
     from ramify.runtime.scheduler.constrained import ConstrainedOutput
     from ramify.runtime.scheduler.healing import Healing
+    from ramify.runtime.scheduler.scoring import Scoring, Stretch
 
 CONTEXT_IDS = 6
 """Prompt ids that the detokenizer is given as context: more than any tokenizer's spelling depends on."""
@@ -66,6 +67,12 @@ class Request:
         """While the draft is the end of the prompt."""
         self.overlap = b""
         """The end of the prompt that the first output token begins with."""
+        self.scoring: Scoring | None = None
+        """Its choices, where it has some."""
+        self.stretch: Stretch | None = None
+        """What of its tokens, or of those of its head, scores choices."""
+        self.head = self
+        """The request whose choices it scores."""
         self.reported_len = self.prompt_len
         """Tokens that the detokenizer has heard of, the prompt's included. Forced tokens whose
         log-probabilities are asked for are reported when they have been computed."""
@@ -115,6 +122,11 @@ class Request:
         return self.length - self.computed_len
 
     @property
+    def prompt_tokens(self) -> int:
+        """Those of the prompt, and of choices that are computed."""
+        return self.prompt_len if self.scoring is None else self.scoring.tokens
+
+    @property
     def target_len(self) -> int:
         """Tokens with a place in the pages: the known ones and the draft."""
         return self.length + self.draft_len
@@ -130,6 +142,8 @@ class Request:
     @property
     def match_limit(self) -> int:
         """Most tokens that may come from the tree: at least one must be computed to get logits."""
+        if self.stretch is not None:
+            return self.stretch.first_state
         if self.wants_prompt_logprobs:
             assert self.sampling.prompt_logprobs_start is not None
             return min(self.length - 1, max(self.sampling.prompt_logprobs_start - 1, 0))
@@ -206,7 +220,7 @@ class Request:
             return 0.0 if moment is None else moment - self.arrival
 
         return Usage(
-            prompt_tokens=self.prompt_len,
+            prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_len or 0,
             distinct_tokens=self.distinct_len,
             evicted_tokens=self.lost.tokens,

@@ -16,8 +16,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 
+from ramify.constraint import Constraint
 from ramify.errors import EngineError, InvalidRequest, RamifyError
 from ramify.messages import (
     Abort,
@@ -47,6 +49,7 @@ from ramify.runtime.scheduler.policy import POLICIES
 from ramify.runtime.scheduler.programs import Programs
 from ramify.runtime.scheduler.request import Request
 from ramify.runtime.scheduler.sampling import RequestSampler
+from ramify.runtime.scheduler.scoring import Computed, Scorer, Scoring
 from ramify.runtime.worker.attention import picked
 from ramify.runtime.worker.batch import Extension, pack
 from ramify.runtime.worker.runner import Runner
@@ -119,6 +122,7 @@ class Scheduler:
             self._finish,
             jump_forward=config.jump_forward,
         )
+        self._scorer = Scorer(runner, self._pages, self._enqueue, self._stop_running, self._finish)
         self._control = Control(
             cache,
             self._pages.leases,
@@ -191,7 +195,9 @@ class Scheduler:
         if not short_of_pages:
             for request in self._admission.next(self._waiting, self._running, budget, now):
                 self._start(request, now)
-                if request.extend_len == 0:
+                if request.extend_len == 0 and request.stretch is not None:
+                    self._scorer.go_on(request, now)
+                elif request.extend_len == 0:
                     self._finish(request, Finish(reason="length"))  # nothing to compute, nothing to sample
                 elif budget > 0:
                     budget -= self._take(request, budget, plan)
@@ -236,12 +242,16 @@ class Scheduler:
     def postprocess(self, plan: Sequence[Planned], hidden: torch.Tensor) -> None:
         """Record what was computed, choose and append tokens, and end what is done."""
         now = self._clock()
-        first_row = 0
+        next_row = 0
         sampling: list[tuple[Request, int]] = []  # with the row of the state that predicts the next token
+        scored: list[Computed] = []
         for planned in plan:
             request = planned.request
             start, stop = request.computed_len, planned.stop
-            rows = hidden[first_row : first_row + stop - start]
+            first_row, next_row = next_row, next_row + stop - start
+            if request.hold is None:
+                continue  # another part of its choices has failed in this step
+            rows = hidden[first_row:next_row]
             with self._failing_alone(request):
                 samples = planned.samples
                 self._growth.report_computed(request, rows, start, stop)
@@ -252,9 +262,12 @@ class Scheduler:
                     self._pages.commit(request)
                 if samples:
                     sampling.append((request, first_row + request.length - 1 - start))
+                elif request.stretch is not None:
+                    scored.append(Computed(request, start, stop, first_row))
                 elif request.extend_len == 0:
                     self._finish(request, Finish(reason="length"))
-            first_row += stop - start
+        if scored:
+            self._score(scored, hidden, now)
         if sampling:
             began = self._clock()
             # A draft's rows are computed with the first: most are kept, and the head's weights are read once.
@@ -266,6 +279,22 @@ class Scheduler:
             choices = [(request, place[row]) for request, row in sampling]
             while choices:
                 choices = self._choose(choices, logits, now)
+
+    def _score(self, computed: Sequence[Computed], hidden: torch.Tensor, now: float) -> None:
+        """Read off what scores choices, and go on to what follows."""
+        began = self._clock()
+        try:
+            self._scorer.read(computed, hidden)
+        except Exception as error:
+            log.exception("scoring failed")
+            for entry in computed:
+                self._fail(entry.request, EngineError(f"Scoring failed: {error}"))
+            return
+        self.ledger.model_s += self._clock() - began
+        for request, *_ in computed:
+            if request.hold is not None and request.extend_len == 0:
+                with self._failing_alone(request):
+                    self._scorer.go_on(request, now)
 
     def _choose(
         self, choices: list[tuple[Request, int]], logits: torch.Tensor, now: float
@@ -325,8 +354,13 @@ class Scheduler:
     # --- messages ---------------------------------------------------------------------------------
 
     def _submit(self, message: Submit) -> None:
+        scoring = None
         try:
             max_tokens = self._limits.max_tokens(message)
+            if message.choices:
+                scoring = Scoring(message)
+                self._limits.check_choices(scoring.longest, scoring.tokens)
+                message = msgspec.structs.replace(message, ids=scoring.ids)
         except RamifyError as error:
             self._reply(Failed(rid=message.rid, error=error.to_info()))
             return
@@ -339,16 +373,24 @@ class Scheduler:
         self._requests[request.rid] = request
         if message.open_end:
             self._heal(request)
-        self.ledger.prompt_tokens += request.prompt_len
+        if scoring is not None:
+            request.scoring, request.stretch = scoring, scoring.first
+        self.ledger.prompt_tokens += request.prompt_tokens
         self._programs.join(request)
         self._pages.leases.arrived(request)
-        if request.constraint is None:
+        if scoring is not None:
+            with self._failing_alone(request):
+                self._scorer.begin(request, request.arrival)
+        elif request.constraint is None:
             if request.preambles:
                 self._constrain(request, None)
             else:
                 self._enqueue(request)
-            return
-        found = self._grammars.request(request.rid, request.constraint)
+        else:
+            self._compile(request, request.constraint)
+
+    def _compile(self, request: Request, constraint: Constraint) -> None:
+        found = self._grammars.request(request.rid, constraint)
         if found is None:
             self._compiling[request.rid] = request
         elif isinstance(found, RamifyError):
@@ -449,6 +491,9 @@ class Scheduler:
         self._retire(request)
 
     def _fail(self, request: Request, error: RamifyError) -> None:
+        request = request.head
+        if request.rid not in self._requests:
+            return  # another part of its choices has failed before
         self._outputs.drop(request)
         self._reply(Failed(rid=request.rid, error=error.to_info()))
         self._retire(request)
@@ -460,7 +505,12 @@ class Scheduler:
         if self._compiling.pop(request.rid, None) is not None:
             self._grammars.forget(request.rid)
             return
-        self._pages.release(request, self._clock())
-        for queue in (self._running, self._waiting):
-            if request in queue:
-                queue.remove(request)
+        for part in (request, *self._scorer.end(request)):
+            self._pages.release(part, self._clock())
+            self._stop_running(part)
+            if part in self._waiting:
+                self._waiting.remove(part)
+
+    def _stop_running(self, request: Request) -> None:
+        if request in self._running:
+            self._running.remove(request)

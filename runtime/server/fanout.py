@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
-from ramify.messages import Finish, TextChunk, TokenLogprobs, Unenforced, Usage, Violation
+from ramify.messages import ChoiceScore, Finish, TextChunk, TokenLogprobs, Unenforced, Usage, Violation
 
 T = TypeVar("T")
 
@@ -22,6 +22,7 @@ class Collected:
         """Places in `ids` of forced tokens."""
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
+        self.choices: tuple[ChoiceScore, ...] = ()
         self.usage = Usage()
         self.finish: Finish | None = None
         self.kept_ids = 0
@@ -42,7 +43,7 @@ class Collected:
         self.unenforced += chunk.unenforced
         if chunk.finish is not None:
             self.finish, self.kept_ids, self.tail = chunk.finish, chunk.kept_ids, chunk.tail
-            self.violations = chunk.violations
+            self.violations, self.choices = chunk.violations, chunk.choices
 
 
 async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:

@@ -12,6 +12,11 @@ Field names, defaults and the shape of answers are SGLang's (its HTTP server, 0.
   sampling_params token_healing; in ``meta_info`` kept_ids, tail, forced_tokens, forced_places,
   distinct_tokens, evicted_tokens, evicted_by, violations and times; the routes /end_program, /await_tools
   and, under the key ``ramify`` of /model_info, the `ModelInfo`.
+- ``choices`` {texts, unconditional}, of our own as well, scores these texts behind the prompt instead of
+  generating, as a `select` needs it, in one request: with ``max_new_tokens`` 0, which is the default then.
+  ``meta_info.choices`` has for each text its ``token_logprobs``, triples as SGLang's are; ``behind``, which
+  is false where the first of these tokens begins with the end of the prompt; and, with
+  ``unconditional: true``, ``unconditional_token_logprobs``, of the same tokens without the prompt.
 """
 
 from __future__ import annotations
@@ -28,7 +33,8 @@ from starlette.responses import Response
 from ramify import constraint
 from ramify.constraint import Constraint, Kind, Strict, Whitespace
 from ramify.errors import InvalidRequest
-from ramify.messages import Generate, NextUse, Preamble, ProgramHint, Segment, TextChunk
+from ramify.messages import Choices, Generate, NextUse, Preamble, ProgramHint, Segment, TextChunk
+from ramify.runtime.choice_tokens import check_choices
 from ramify.runtime.server.fanout import Collected, collect, merged
 from ramify.runtime.server.fields import Fields, json_response, read_fields
 from ramify.runtime.server.info import model_info, server_info
@@ -72,6 +78,12 @@ _SPELLING = {
     "token_healing": "token_healing",
     "n": "n",
 }
+_SCORING_SPELLING = {
+    "max_tokens": "sampling_params.max_new_tokens",
+    "logprobs": "return_logprob",
+    "prompt_logprobs_start": "return_logprob",
+}
+"""For what choices exclude."""
 _CONSTRAINTS: dict[str, tuple[Any, Callable[[Any], Constraint]]] = {
     "json_schema": (str, constraint.json_schema),
     "regex": (str, constraint.regex),
@@ -202,7 +214,8 @@ def _take_job(fields: Fields, service: Service) -> Job:
     wanted = _each(fields, "return_logprob", bool, False, count)
     starts = _each(fields, "logprob_start_len", int, None, count)
     tops = _each(fields, "top_logprobs_num", int, 0, count)
-    options = _take_options(fields, count)
+    choices: Choices | None = fields.take("choices", Choices)
+    options = _take_options(fields, count, MAX_NEW_TOKENS if choices is None else 0)
     own = _take_own_constraint(fields)
     preambles: tuple[Preamble, ...] = fields.take("preambles", tuple[Preamble, ...], ())
     hint = _take_hint(fields)
@@ -214,22 +227,25 @@ def _take_job(fields: Fields, service: Service) -> Job:
     requests: list[Generate] = []
     paths: list[str | None] = []
     for index, (prompt, (sampling, found)) in enumerate(zip(prompts, options, strict=True)):
+        if choices is not None and sampling.n > 1:
+            raise InvalidRequest("n has no effect where choices are scored.", field="sampling_params.n")
         sampling = _with_logprobs(sampling, wanted[index], starts[index], tops[index])
         if own is not None and found is not None:
             raise InvalidRequest(f"constraint and {found[0]} are both given; give one.", field="constraint")
         for i, one in enumerate(fan_out(sampling)):
             paths.append("constraint.source" if found is None else found[0])
-            requests.append(
-                Generate(
-                    rid=rids[index] if sampling.n == 1 else f"{rids[index]}-{i}",
-                    prompt=prompt,
-                    sampling=one,
-                    constraint=own if found is None else found[1],
-                    preambles=preambles,
-                    hint=hint,
-                    scope=scope,
-                )
+            request = Generate(
+                rid=rids[index] if sampling.n == 1 else f"{rids[index]}-{i}",
+                prompt=prompt,
+                sampling=one,
+                constraint=own if found is None else found[1],
+                choices=choices,
+                preambles=preambles,
+                hint=hint,
+                scope=scope,
             )
+            check_choices(request, _SCORING_SPELLING)
+            requests.append(request)
     return Job(
         requests=requests,
         constraint_paths=paths,
@@ -260,8 +276,13 @@ def _take_prompts(fields: Fields, vocab_size: int) -> tuple[list[tuple[Segment, 
     return [(prompt,) for prompt in prompts], batch
 
 
-def _take_options(fields: Fields, count: int) -> list[tuple[SamplingParams, tuple[str, Constraint] | None]]:
-    """Sampling options and constraint of each prompt, from one object for all or one for each."""
+def _take_options(
+    fields: Fields, count: int, most: int
+) -> list[tuple[SamplingParams, tuple[str, Constraint] | None]]:
+    """Sampling options and constraint of each prompt, from one object for all or one for each.
+
+    `most` tokens are generated where the client does not say.
+    """
     field = "sampling_params"
     raw: Any = fields.take(field, dict[str, msgspec.Raw] | list[msgspec.Raw])
     if raw is None:
@@ -274,7 +295,7 @@ def _take_options(fields: Fields, count: int) -> list[tuple[SamplingParams, tupl
             raise _length_differs(field, len(every), count)
     options = []
     for one in every:
-        defaults = {} if one.given("max_new_tokens") else {"max_tokens": MAX_NEW_TOKENS}
+        defaults = {} if one.given("max_new_tokens") else {"max_tokens": most}
         sampling = take_sampling(one, _SPELLING, **defaults)
         found = take_constraint(one, _CONSTRAINTS)
         # Fast tokenizers, which are all that we load, put no spaces there: true and false are one.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ramify.messages import Finish, Generate, TokenLogprobs
+from ramify.messages import ChoiceScore, Finish, Generate, TokenLogprobs
 from ramify.runtime.server.fanout import Collected
 
 
@@ -34,6 +34,8 @@ def native_answer(request: Generate, result: Collected, texts: bool) -> dict[str
         meta["unenforced"] = result.unenforced
     if result.violations is not None:
         meta["violations"] = result.violations
+    if request.choices is not None:
+        meta["choices"] = [_choice(score) for score in result.choices]
     if request.sampling.logprobs is not None:
         meta["input_token_logprobs"] = _token_logprobs(result.prompt_logprobs, texts)
         meta["output_token_logprobs"] = _token_logprobs(result.logprobs, texts)
@@ -51,6 +53,13 @@ def _finish_reason(finish: Finish, length: int) -> dict[str, Any]:
             return {"type": "length", "length": length}
         case "abort":
             return {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+
+
+def _choice(score: ChoiceScore) -> dict[str, Any]:
+    found: dict[str, Any] = {"token_logprobs": _token_logprobs([score.tokens], True), "behind": score.behind}
+    if score.unconditional is not None:
+        found["unconditional_token_logprobs"] = _token_logprobs([score.unconditional], True)
+    return found
 
 
 def _token_logprobs(runs: list[TokenLogprobs], texts: bool) -> list[tuple[float | None, int, str | None]]:

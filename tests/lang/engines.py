@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ramify.lang.backends.base import Backend
-from ramify.messages import Generate, ModelInfo, Segment, TextChunk, Usage
+from ramify.messages import Generate, ModelInfo, Submit, TextChunk, Usage
 from ramify.runtime.model.tokenizer import load_tokenizer
 from ramify.runtime.tokenizer_process import PromptTokenizer
 from ramify.sampling import SamplingParams
@@ -97,9 +97,7 @@ class Work:
             assert self.computed <= self.told + self.for_logits, self
 
 
-def work_of(
-    events: Sequence[tuple[bool, Asked]], encode: Callable[[tuple[Segment, ...]], Sequence[int]]
-) -> Work:
+def work_of(events: Sequence[tuple[bool, Asked]], tokenise: Callable[[Generate], Submit]) -> Work:
     """What `events` should have cost, by a tree of single tokens, beside what it did cost.
 
     A prompt is known from the moment it is sent, as requests wait for others that compute what they share;
@@ -108,16 +106,18 @@ def work_of(
     tree: dict[int, Any] = {}
     sent = computed = distinct = for_logits = forced = requests = told = 0
     for ended, asked in events:
-        prompt = list(encode(asked.request.prompt))
+        request = tokenise(asked.request)
         if ended:
-            _insert(tree, prompt + list(asked.ids[:-1]))
+            if not request.choices:
+                _insert(tree, [*request.ids, *asked.ids[:-1]])
             continue
-        known = _insert(tree, prompt)
-        reusable = _reusable(asked.request.sampling, len(prompt))
         requests += 1
-        sent += len(prompt)
-        distinct += len(prompt) - known
-        for_logits += max(known - reusable, 0)
+        own: dict[int, Any] = {}
+        for path, reusable in _paths(request):
+            before, known = _insert(own, path), _insert(tree, path)
+            sent += len(path) - before
+            distinct += len(path) - known
+            for_logits += max(known - max(reusable, before), 0)
     for ended, asked in events:
         if ended:
             computed += asked.usage.prompt_tokens - asked.usage.cached_tokens
@@ -125,6 +125,18 @@ def work_of(
             told += asked.usage.distinct_tokens
     programs = {asked.request.hint.program for _, asked in events if asked.request.hint is not None}
     return Work(sent, computed, distinct, for_logits, forced, requests, len(programs), told)
+
+
+def _paths(request: Submit) -> list[tuple[Sequence[int], int]]:
+    """What a request computes, as sequences, and how much of each may be taken from the cache: not the tokens
+    whose logits are asked for. The last token of a choice is scored, and not computed."""
+    if not request.choices:
+        return [(request.ids, _reusable(request.sampling, len(request.ids)))]
+    first = min(choice.shared + choice.dropped for choice in request.choices)
+    found = [(request.ids[: one.shared] + one.ids[:-1], max(first - 1, 0)) for one in request.choices]
+    if request.unconditional:
+        found += [(choice.ids[choice.dropped : -1], 0) for choice in request.choices]
+    return found
 
 
 def _reusable(sampling: SamplingParams, length: int) -> int:
@@ -144,7 +156,6 @@ def _insert(tree: dict[int, Any], ids: Sequence[int]) -> int:
     return known
 
 
-def encoder(folder: Path) -> Callable[[tuple[Segment, ...]], Sequence[int]]:
-    """How the engine turns a prompt into ids."""
-    prompts = PromptTokenizer(load_tokenizer(folder))
-    return lambda prompt: prompts.submit(Generate(rid="", prompt=prompt)).ids
+def tokeniser(folder: Path) -> Callable[[Generate], Submit]:
+    """How the engine turns a request into tokens."""
+    return PromptTokenizer(load_tokenizer(folder)).submit

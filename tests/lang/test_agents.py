@@ -13,7 +13,7 @@ import pytest
 import ramify as rm
 from ramify.lang.backends.base import Backend
 from ramify.runtime.model.tokenizer import load_tokenizer
-from tests.lang.engines import Recording, encoder, work_of
+from tests.lang.engines import Recording, tokeniser, work_of
 
 TURNS = 20
 
@@ -58,7 +58,7 @@ def test_twenty_turns_are_computed_once(
     assert sum(call.kind == "tool" for call in here.trace.children) >= TURNS
     known, found = shares(here)
     assert found >= 0.99 * known
-    work_of(recording.events, encoder(model_folder)).check()
+    work_of(recording.events, tokeniser(model_folder)).check()
 
     endpoint.flush_cache()
     there = librarian.run(TURNS, backend=endpoint)

@@ -10,7 +10,7 @@ import pytest
 
 import ramify as rm
 from ramify.lang.backends.base import Backend
-from tests.lang.engines import Recording, encoder, work_of
+from tests.lang.engines import Recording, tokeniser, work_of
 from tests.lang.programs import CASES, Case
 
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
@@ -69,7 +69,7 @@ def test_nothing_is_computed_twice(case: Case, engine: rm.Engine, model_folder: 
         recording = Recording(engine)
         for row in rows:
             case.program.run(**row, backend=recording)
-        work = work_of(recording.events, encoder(model_folder))
+        work = work_of(recording.events, tokeniser(model_folder))
         assert work.programs == len(rows)
         work.check()
     # One token a request, and for a choice of a select those that it may share with the prompt.
@@ -82,7 +82,7 @@ def test_batches_share_what_their_rows_share(engine: rm.Engine, model_folder: Pa
     engine.flush_cache()
     recording = Recording(engine)
     case.program.run_batch(case.rows(32), backend=recording)
-    work = work_of(recording.events, encoder(model_folder))
+    work = work_of(recording.events, tokeniser(model_folder))
     assert work.requests == 32
     work.check()
     assert work.computed < work.sent / 5

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 import ramify as rm
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.lang.choices import Scored
-from ramify.lang.select import prompt_share
-from ramify.messages import TokenLogprobs
+from ramify.messages import Choices, TokenLogprobs
 
 LENGTH = rm.token_length_normalized
 GREEDY = rm.greedy_token_selection
@@ -42,23 +42,6 @@ def test_methods(method, rows, alone, chosen):
     assert method(scored).index == chosen
 
 
-@pytest.mark.parametrize(
-    ("texts", "choice", "most", "share"),
-    [
-        ([":", " ", "Yes"], "Yes", 2, 2),  # nothing was changed
-        ([":", " Yes"], "Yes", 2, 1),  # the space before went into the choice
-        ([":Yes"], "Yes", 2, 0),
-        (["er", ":", " Yes", " sir"], " Yes sir", 2, 2),
-        (["er", ":", "Yes"], " Yes", 2, 2),  # a tokenizer that shows no space at the start of a token
-        ([":", " ", "\ufffd", "\ufffd", "\ufffd"], "\u20ac", 2, 2),  # one letter in three tokens
-        ([], "x", 0, 0),
-        (["a", "b"], "xyzxyz", 2, 2),  # texts that tell nothing
-    ],
-)
-def test_the_tokens_of_the_prompt_are_dropped(texts, choice, most, share):
-    assert prompt_share(texts, choice, most) == share
-
-
 def ask(prompt, choices, answers, **options):
     @rm.function
     def program(s):
@@ -88,16 +71,33 @@ def test_scores_can_be_scripted_and_are_told():
     assert [rows[-1][2] for rows in meta["input_token_logprobs"]] == ["a", "b", "c"]
 
 
-def test_requests_of_a_select_after_text():
-    _, backend = ask(["One two three four:"], [" a", " b c"], {"x": " b c"})
-    prefix, first, second, after = backend.requests
-    assert (prefix.sampling.max_tokens, prefix.sampling.prompt_logprobs_start) == (0, None)
-    assert [request.sampling.prompt_logprobs_start for request in (first, second)] == [3, 3]
-    assert [request.prompt for request in (first, second)] == [
-        ("One two three four: a",),
-        ("One two three four: b c",),
-    ]
+def test_a_select_is_one_request():
+    state, backend = ask(["One two three four:"], [" a", " b c"], {"x": " b c"})
+    select, after = backend.requests
+    assert select.prompt == ("One two three four:",)
+    assert select.choices == Choices(texts=(" a", " b c"))
+    assert (select.sampling.max_tokens, select.sampling.token_healing) == (0, True)
     assert after.prompt == ("One two three four:", tuple(backend.encode([" b c"])), " next")
+    call = state.trace.children[0]
+    assert (call.kind, call.requests, call.children) == ("select", 1, [])
+    # The prompt and " b", which " c" follows; " a" and " c" are scored only.
+    assert (call.usage.prompt_tokens, call.tokens_of_prompt) == (6, 5)
+    assert [(text, score.tokens.texts) for text, score in call.choices] == [
+        (" a", (" a",)),
+        (" b c", (" b", " c")),
+    ]
+
+
+def test_a_select_finds_the_prompt_and_leaves_it():
+    def program(s):
+        s += "One two three four" + rm.gen("y")
+        s += ":" + rm.select("x", [" a", " b c"]) + rm.gen("z")
+
+    state = rm.function(program).run(backend=rm.ScriptedBackend({"y": " five", "x": " b c", "z": "."}))
+    assert state.error() is None
+    _, select, last = state.trace.children
+    assert (select.usage.prompt_tokens, select.usage.cached_tokens) == (7, 5)
+    assert (last.usage.prompt_tokens, last.usage.cached_tokens) == (8, 7)
 
 
 def test_a_choice_that_reaches_into_the_prompt_stays_text():
@@ -111,25 +111,30 @@ def test_a_choice_that_reaches_into_the_prompt_stays_text():
 @pytest.mark.parametrize(
     "prompt", [[rm.user("Hi") + rm.assistant_begin()], ["Say", rm.gen("first"), rm.gen("second")]]
 )
-def test_after_a_chat_boundary_or_ids_scoring_starts_at_the_choice(prompt):
+def test_after_a_chat_boundary_or_ids_no_choice_reaches_into_the_prompt(prompt):
     _, backend = ask(prompt, ["a", "b"], {"x": "b", "first": " one", "second": " two"})
-    scored = [request for request in backend.requests if request.sampling.prompt_logprobs_start is not None]
-    prefix = scored[0].prompt
-    tokens = len(backend.encode(prefix)) - 1
-    assert [request.sampling.prompt_logprobs_start for request in scored] == [tokens, tokens]
+    (select,) = [request for request in backend.requests if request.choices is not None]
+    assert not select.sampling.token_healing
+    after = backend.requests[-1].prompt
+    assert after == (*select.prompt, tuple(backend.encode(["b"])), " next")
 
 
-def test_a_select_at_the_very_start_has_no_prefix_request():
+def test_a_select_at_the_very_start():
     state, backend = ask([], ["Yes sir", "No"], {"x": "No"})
     assert state["x"] == "No"
-    assert len(backend.requests) == 3
-    assert [request.sampling.prompt_logprobs_start for request in backend.requests[:2]] == [0, 0]
+    assert len(backend.requests) == 2
+    rows = state.get_meta_info("x")["input_token_logprobs"]
+    assert [[row[0] for row in row_] for row_ in rows] == [[None, -5.0], [None]]
 
 
 def test_unconditional_scores_are_of_the_choice_alone():
-    _, backend = ask(["Pick:"], ["a", "b"], {"x": "b"}, choices_method=ALONE)
-    bare = backend.requests[3:5]
-    assert [backend.decode(request.prompt[0]) for request in bare] == ["a", "b"]
+    state, backend = ask(["Pick:"], ["a c", "b"], {"x": "b"}, choices_method=ALONE)
+    assert backend.requests[0].choices == Choices(texts=("a c", "b"), unconditional=True)
+    rows = state.get_meta_info("x")["unconditional_token_logprobs"]
+    assert [[row[::2] for row in row_] for row_ in rows] == [[[None, "a"], [-0.1, " c"]], [[None, "b"]]]
+    # "Pick", ":" and "a" behind them; and "a" alone.
+    assert state.trace.children[0].usage.prompt_tokens == 4
+    assert state.trace.children[0].tokens_of_prompt == 2
 
 
 def test_gen_with_choices_is_a_select():
@@ -163,31 +168,32 @@ def test_wrong_choices_are_refused_at_the_call(make, error, field):
     assert refused.value.field == field
 
 
-def test_a_failing_choice_cancels_the_others_and_fails_the_step():
-    class Selective(rm.ScriptedBackend):
+def test_a_backend_that_fails_fails_the_step():
+    class Failing(rm.ScriptedBackend):
         async def generate(self, request):
-            if self.prompt_text(request).endswith("b"):
-                raise OSError("disk")
-            async for chunk in super().generate(request):
-                yield chunk
+            raise OSError("disk")
+            yield
 
     @rm.function
     def program(s):
         s += "Pick:" + rm.select("x", ["a", "b", "c"])
 
-    state = program.run(backend=Selective({"x": "a"}))
+    state = program.run(backend=Failing({"x": "a"}))
     with pytest.raises(rm.ProgramError, match=r"select 'x' at .*test_select\.py:\d+ failed: disk"):
         state["x"]
 
 
-def test_a_backend_without_log_probabilities_fails_the_step():
+@pytest.mark.parametrize("method", [LENGTH, ALONE])
+def test_a_backend_that_does_not_score_fails_the_step(method):
     class Mute(rm.ScriptedBackend):
-        def _score(self, prompt, start):
-            return None
+        def _scored(self, request, prompt):
+            found = super()._scored(request, prompt)
+            scores = [msgspec.structs.replace(score, unconditional=None) for score in found.choices]
+            return msgspec.structs.replace(found, choices=tuple(scores) if method is ALONE else ())
 
     @rm.function
     def program(s):
-        s += "Pick:" + rm.select("x", ["a", "b"])
+        s += "Pick:" + rm.select("x", ["a", "b"], choices_method=method)
 
-    with pytest.raises(rm.ProgramError, match="no log-probabilities of the prompt"):
+    with pytest.raises(rm.ProgramError, match="no log-probabilities of the choices"):
         program.run(backend=Mute({"x": "a"}))["x"]

@@ -37,7 +37,7 @@ def test_the_tree_follows_the_program(run):
         [
             ("fork", "fork 0", [verdict]),
             ("fork", "fork 1", [verdict]),
-            ("select", "grade", [("prefix", "grade", []), ("choice", "A", []), ("choice", "B", [])]),
+            ("select", "grade", []),
             ("gen", "why", [("sample", "why", []), ("sample", "why", [])]),
         ],
     )
@@ -46,7 +46,7 @@ def test_the_tree_follows_the_program(run):
 def test_usage_is_the_sum_over_all_requests(run):
     state, backend = run
     requests = [call for call in state.trace.walk() if call.requests and not call.children]
-    assert state.trace.requests == len(requests) == len(backend.requests) == 7
+    assert state.trace.requests == len(requests) == len(backend.requests) == 5
     total = state.usage
     assert isinstance(total, Usage)
     for name in ("prompt_tokens", "cached_tokens", "completion_tokens", "forced_tokens"):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ramify.errors import RamifyError, from_info
-from ramify.messages import Failed, Finish, Reply, Submit, Usage
+from ramify.messages import ChoiceScore, ChoiceTokens, Failed, Finish, Reply, Submit, Usage
 from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
 from ramify.runtime.config import EngineConfig
@@ -33,6 +33,7 @@ class Result:
     ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[Logprob] = dataclasses.field(default_factory=list)
     prompt_logprobs: list[Logprob] = dataclasses.field(default_factory=list)
+    choices: tuple[ChoiceScore, ...] = ()
     finish: Finish | None = None
     usage: Usage | None = None
     error: RamifyError | None = None
@@ -113,6 +114,8 @@ class LocalScheduler:
         scope: str = "",
         hint: Any = None,
         open_end: bool = False,
+        choices: Sequence[ChoiceTokens] = (),
+        unconditional: bool = False,
         **sampling: Any,
     ) -> str:
         rid = f"r{next(self._count)}"
@@ -127,6 +130,8 @@ class LocalScheduler:
                 scope=scope,
                 hint=hint,
                 open_end=open_end,
+                choices=tuple(choices),
+                unconditional=unconditional,
             )
         )
         return rid
@@ -143,6 +148,7 @@ class LocalScheduler:
                 entries = getattr(chunk, name)
                 if entries is not None:
                     getattr(result, name).extend(zip(entries.ids, entries.logprobs, entries.top, strict=True))
+            result.choices += chunk.choices
             result.finish = chunk.finish
             result.usage = chunk.usage or result.usage
 

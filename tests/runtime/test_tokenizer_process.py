@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ramify.errors import InvalidRequest
-from ramify.messages import ChatMessage, Generate, Preamble, ToolCall
+from ramify.messages import ChatMessage, Choices, ChoiceTokens, Generate, Preamble, ToolCall
 from ramify.runtime.model.tokenizer import load_tokenizer
 from ramify.runtime.tokenizer_process import PromptTokenizer
+from ramify.sampling import SamplingParams
 from ramify.tool_calls.grammar import Tool, tools_json
 from tests.model.tool_templates import LLAMA3, MISTRAL, QWEN
 
@@ -175,3 +177,74 @@ def test_the_ids_that_are_kept_are_bounded(tiny_folder: Path, monkeypatch: pytes
         assert len(ids(prompts, prompt=(text,))) == 40
     assert [text for text, _ in prompts._known] == [texts[3], texts[0]]
     assert prompts._known_size == 80
+
+
+class Words:
+    """A tokenizer of words with the space before them."""
+
+    bos_token_id = None
+    chat_template = None
+
+    def __init__(self, pattern: str = r" ?\w+|\s|.") -> None:
+        self.pattern = pattern
+        self.known: dict[str, int] = {}
+        self.characters = 0
+        """Tokenised in all."""
+
+    def __call__(self, text: str, **_: Any) -> dict[str, Any]:
+        self.characters += len(text)
+        found = list(re.finditer(self.pattern, text))
+        return {
+            "input_ids": [self.known.setdefault(one.group(), len(self.known)) for one in found],
+            "offset_mapping": [one.span() for one in found],
+        }
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self(text)["input_ids"]
+        return ids
+
+    def ids(self, *texts: str) -> tuple[int, ...]:
+        return tuple(self.known[text] for text in texts)
+
+
+def scored(tokenizer: Any, prompt: tuple[Any, ...], *texts: str, exact: bool = False) -> list[ChoiceTokens]:
+    sampling = SamplingParams(max_tokens=0, token_healing=not exact)
+    request = Generate(rid="r", prompt=prompt, choices=Choices(texts=texts), sampling=sampling)
+    return list(PromptTokenizer(tokenizer).submit(request).choices)
+
+
+def test_where_a_choice_begins() -> None:
+    words = Words()
+    assert scored(words, ("Say: ",), "yes", "no way") == [
+        ChoiceTokens(shared=2, ids=words.ids(" yes")),  # of "Say", ":" and " "
+        ChoiceTokens(shared=2, ids=words.ids(" no", " way")),
+    ]
+    assert scored(words, ("Say",), " yes", "s yes") == [
+        ChoiceTokens(shared=1, ids=words.ids(" yes")),
+        ChoiceTokens(shared=0, ids=words.ids("Says", " yes")),
+    ]
+    # What ends on a token is not changed by what follows.
+    assert scored(words, ("Say",), "s", exact=True) == [ChoiceTokens(shared=1, ids=words.ids("s"))]
+    assert scored(words, ("Say", (7, 8)), "s") == [ChoiceTokens(shared=3, ids=words.ids("s"))]
+    assert scored(words, ((7, 8), "Say"), "s") == [ChoiceTokens(shared=2, ids=words.ids("Says"))]
+    assert scored(words, (), "so it is") == [ChoiceTokens(shared=0, ids=words.ids("so", " it", " is"))]
+
+
+def test_tokens_that_spell_the_prompt_alone_are_dropped() -> None:
+    letters = Words(r"ab(?!c)|bc|.")  # "ab" is two tokens where a "c" follows
+    assert scored(letters, ("xab",), "cd", "d") == [
+        ChoiceTokens(shared=1, ids=letters.ids("a", "bc", "d"), dropped=1),
+        ChoiceTokens(shared=2, ids=letters.ids("d")),
+    ]
+
+
+def test_of_a_long_prompt_the_end_is_tokenised_with_each_choice() -> None:
+    words = Words()
+    prompt = "It was a dark and stormy night. " * 200 + "Was it? "
+    choices = [f"yes {number}" for number in range(50)]
+    short = scored(words, (prompt,), *choices)
+    assert words.characters < 5 * len(prompt)
+    length = len(words.encode(prompt, False))
+    assert short == [
+        ChoiceTokens(shared=length - 1, ids=words.ids(" yes", f" {number}")) for number in range(50)
+    ]

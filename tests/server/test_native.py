@@ -157,6 +157,39 @@ def test_select(endpoint: SglangEndpoint) -> None:
     assert [tokens[0][0] for tokens in unconditional] == [None, None]
 
 
+def test_choices_are_scored_in_one_request(endpoint: SglangEndpoint) -> None:
+    body = {"text": "ab", "choices": {"texts": ["cd", "e"], "unconditional": True}}
+    answer = endpoint.generate(body)
+    assert answer["output_ids"] == []
+    first, second = answer["meta_info"]["choices"]
+    assert first["token_logprobs"] == [[-3.5, 99, "c"], [-4.5, 100, "d"]]
+    assert first["unconditional_token_logprobs"] == [[None, 99, "c"], [-4.5, 100, "d"]]
+    assert second["token_logprobs"] == [[-5.5, 101, "e"]]
+    assert second["behind"] is True
+    plain = endpoint.generate(body | {"choices": {"texts": ["e"]}})["meta_info"]["choices"]
+    assert plain == [{"token_logprobs": [[-5.5, 101, "e"]], "behind": True}]
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"choices": {"texts": []}}, "choices.texts"),
+        ({"choices": {"texts": ["a"] * 1025}}, "choices.texts"),
+        ({"choices": {"texts": ["a", ""]}}, "choices.texts[1]"),
+        ({"choices": {"texts": ["a"], "top": 3}}, "choices"),
+        ({"sampling_params": {"max_new_tokens": 4}}, "sampling_params.max_new_tokens"),
+        ({"sampling_params": {"n": 2}}, "sampling_params.n"),
+        ({"sampling_params": {"regex": "a"}}, "constraint"),
+        ({"preambles": [{"end": "</think>"}]}, "preambles"),
+        ({"return_logprob": True}, "return_logprob"),
+    ],
+)
+def test_what_choices_exclude_is_refused_by_name(http: httpx.Client, more: Any, field: str) -> None:
+    answer = http.post("/generate", json={"text": "ab", "choices": {"texts": ["a"]}} | more)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == field
+
+
 def test_output_logprobs_only_unless_asked(endpoint: SglangEndpoint) -> None:
     body = {"text": "abc", "sampling_params": {"max_new_tokens": 2}, "return_logprob": True}
     for start in ({}, {"logprob_start_len": -1}, {"logprob_start_len": None}):

@@ -1,0 +1,119 @@
+"""Choices behind a prompt as tokens: where the prompt meets a choice, and what of it is the choice's.
+
+A choice is tokenised together with the text that the prompt ends in, as it would be in a text. So its first
+token may reach back into the prompt ("Answer: " + "Yes" may hold the token " Yes"), and all that the choice
+changes of the prompt's last tokens is scored with it. Tokens that spell the prompt alone are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.messages import Choices, ChoiceTokens, Generate, Segment
+
+MAX_CHOICES = 1024
+TAIL = 128
+"""Characters at the end of a longer text that are tokenised again with each choice. What is further away
+than this from the choice does not change with it; where these alone have other tokens, all of it is taken."""
+
+Encode = Callable[[str, bool], Sequence[int]]
+"""A text, and whether it begins the prompt, as tokens."""
+EncodeJoint = Callable[[str, bool], tuple[Sequence[int], Sequence[int]]]
+"""The same, and where each token ends, in characters."""
+
+
+def check_choices(request: Generate, spelling: Mapping[str, str] = {}) -> Choices | None:
+    """The choices of a request, if it has some; raises for wrong ones, and for what they exclude.
+
+    `spelling`: our names of fields → those that the client knows.
+    """
+    choices = request.choices
+    if choices is None:
+        return None
+    if not 0 < len(choices.texts) <= MAX_CHOICES:
+        raise InvalidRequest(
+            f"{len(choices.texts)} choices are given; 1 to {MAX_CHOICES} are scored at a time.",
+            field="choices.texts",
+        )
+    if "" in choices.texts:
+        place = choices.texts.index("")
+        raise InvalidRequest("A choice is empty: it has no tokens.", field=f"choices.texts[{place}]")
+    sampling = request.sampling
+    for field, given, remedy in (
+        ("max_tokens", sampling.max_tokens != 0, "Set it to 0."),
+        ("constraint", request.constraint is not None, "Leave it out."),
+        ("preambles", bool(request.preambles), "Leave them out."),
+        ("logprobs", sampling.logprobs is not None, "Leave it out."),
+        ("prompt_logprobs_start", sampling.prompt_logprobs_start is not None, "Leave it out."),
+    ):
+        if given:
+            field = spelling.get(field, field)
+            raise UnsupportedField(
+                f"{field} has no effect where choices are scored: nothing is generated.",
+                field=field,
+                remedy=remedy,
+            )
+    return choices
+
+
+class ChoiceTokenizer:
+    """Tokenises choices behind one prompt.
+
+    prompt : its segments
+    length : its tokens
+    exact : no choice may reach into it, although it ends in text
+    templated : its text begins as the chat template has it begin
+    """
+
+    def __init__(
+        self,
+        encode: Encode,
+        encode_joint: EncodeJoint,
+        prompt: Sequence[Segment],
+        length: int,
+        *,
+        exact: bool,
+        templated: bool,
+    ) -> None:
+        self._encode, self._encode_joint = encode, encode_joint
+        self._length = length
+        self._exact = exact
+        texts: list[str] = []
+        for segment in reversed(prompt):
+            if not isinstance(segment, str):
+                break
+            texts.append(segment)
+        self._text = "".join(reversed(texts))
+        self._first = len(texts) == len(prompt) and not templated
+        """The text begins the prompt."""
+        self._tokens = self._encode(self._text, self._first) if self._text else ()
+        self._take_tail()
+
+    def _take_tail(self) -> None:
+        """Let the end of a long text stand for it."""
+        place = self._text.rfind(" ", 0, max(len(self._text) - TAIL, 0))
+        if place <= 0:
+            return
+        tail = self._encode(self._text[place:], False)
+        if list(tail) == list(self._tokens[len(self._tokens) - len(tail) :]):
+            self._text, self._tokens, self._first = self._text[place:], tail, False
+
+    def tokens(self, choice: str) -> ChoiceTokens:
+        """`choice` behind the prompt."""
+        if self._text:
+            ids, ends = self._encode_joint(self._text + choice, self._first)
+            same = common(self._tokens, ids)
+            if same == len(self._tokens) or not self._exact:
+                places = range(same, len(ids))
+                first = next((place for place in places if ends[place] > len(self._text)), len(ids))
+                shared = self._length - len(self._tokens) + same
+                return ChoiceTokens(shared=shared, ids=tuple(ids[same:]), dropped=first - same)
+        ids = self._encode(choice, self._length == 0)
+        return ChoiceTokens(shared=self._length, ids=tuple(ids))
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences begin with alike."""
+    length = min(len(one), len(other))
+    return next((place for place in range(length) if one[place] != other[place]), length)
