@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ramify.kernels.registry import SamplingOps
-from ramify.kernels.sampling import LogitEdits, LogProbabilities, RowEdits, SamplingOptions
-from ramify.runtime.worker.sampler import Drawing, RowLogprobs, SamplingRow
+from ramify.kernels.sampling import LogitEdits, LogProbabilities, RowEdits
+from ramify.runtime.worker.sampler import Drawing, RowLogprobs, SamplingRow, options_of
 
 
 class DeviceSampler:
@@ -24,7 +24,7 @@ class DeviceSampler:
     def begin(self, logits: Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int) -> Drawing:
         edits = self._edits(rows)
         before = None if edits is None else self._ops.edit_logits(logits, edits)
-        tokens = self._ops.sample_tokens(logits, self._options(rows), *self._masks(rows))
+        tokens = self._ops.sample_tokens(logits, options_of(rows, self._device), *self._masks(rows))
         if edits is not None and before is not None:
             self._ops.restore_logits(logits, edits, before)
         if not asked:
@@ -37,17 +37,6 @@ class DeviceSampler:
     def log_probabilities(self, logits: Tensor, tokens: np.ndarray, top: int) -> list[RowLogprobs]:
         known = self._moved(tokens.astype(np.int64))
         return _as_rows(*self._ops.log_probabilities(logits, known, top))
-
-    def _options(self, rows: Sequence[SamplingRow]) -> SamplingOptions:
-        params = [row.params for row in rows]
-        return SamplingOptions.of(
-            [each.temperature for each in params],
-            [max(each.top_k, 0) for each in params],
-            [each.top_p for each in params],
-            [each.min_p for each in params],
-            [row.uniform for row in rows],
-            self._device,
-        )
 
     def _edits(self, rows: Sequence[SamplingRow]) -> LogitEdits | None:
         if not any(_edited(row) for row in rows):

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ramify.kernels.reference.sampling import sample_tokens
 from ramify.kernels.registry import LayerStack, Ops
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.worker.attention import PlannedAttention, StepAttention, attention_of, has_cascade, moved
@@ -44,7 +45,7 @@ class Runner:
         self._k_layers, self._v_layers = list(pool.k), list(pool.v)
         model.use_norm(ops.rms_norm)
         if ops.linear is not None:
-            model.use_linear(ops.linear)
+            model.use_linear(ops.linear, ops.layer_linear)
         if ops.masked_linear is not None:
             model.use_masked_linear(ops.masked_linear)
         if ops.silu_mul is not None:
@@ -52,7 +53,9 @@ class Runner:
         if ops.matmul is not None:
             model.use_matmul(ops.matmul)
         self.sampler: Sampler = (
-            HostSampler(ops.apply_mask) if ops.sampling is None else DeviceSampler(ops.sampling, self.device)
+            HostSampler(ops.sample_tokens or sample_tokens)
+            if ops.sampling is None
+            else DeviceSampler(ops.sampling, self.device)
         )
 
     def capture_decodes(self, sizes: Sequence[int], max_pages: int) -> None:

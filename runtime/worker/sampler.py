@@ -13,12 +13,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ramify.kernels.reference.logits import apply_mask
-from ramify.kernels.registry import ApplyMask
+from ramify.kernels.reference.sampling import sample_tokens
+from ramify.kernels.registry import SampleTokens
+from ramify.kernels.sampling import SamplingOptions
 from ramify.sampling import SamplingParams
-
-SORTED_TOKENS = 256
-"""Top-p looks at so many of the most likely tokens first: a full sort of 49k logits costs 20 times more."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -72,17 +70,17 @@ class Sampler(Protocol):
 
 
 class HostSampler:
-    """On the host, at once."""
+    """On the host, at once. `sample_tokens` draws from float32 logits."""
 
-    def __init__(self, apply_mask: ApplyMask = apply_mask) -> None:
-        self._apply_mask = apply_mask
+    def __init__(self, sample_tokens: SampleTokens = sample_tokens) -> None:
+        self._sample_tokens = sample_tokens
 
     def begin(
         self, logits: torch.Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int
     ) -> Drawing:
         logits = logits.float()
         original = logits[list(asked)].clone() if asked else None
-        tokens = torch.from_numpy(sample(logits, rows, self._apply_mask))
+        tokens = sample(logits, rows, self._sample_tokens)
         found = [] if original is None else log_probabilities(original, tokens[list(asked)], top)
         return _Drawn(tokens, found)
 
@@ -101,29 +99,30 @@ class _Drawn:
 
 @torch.inference_mode()
 def sample(
-    logits: torch.Tensor, rows: Sequence[SamplingRow], apply_mask: ApplyMask = apply_mask
-) -> np.ndarray:
-    """Choose one token per row.
+    logits: torch.Tensor, rows: Sequence[SamplingRow], sample_tokens: SampleTokens = sample_tokens
+) -> torch.Tensor:
+    """Choose one token per row, (R,) int64.
 
-    Parameters
-    ----------
-    logits : (R, vocab) float32, changed in place
-    rows : R rows
-    apply_mask : that of the kernels in use
-
-    Returns
-    -------
-    (R,) int64
+    logits : (R, vocab) float32, changed in place by biases and penalties
     """
     for row, spec in enumerate(rows):
         _adjust(logits[row], spec)
-    _mask_all(logits, rows, apply_mask)
-    tokens = torch.argmax(logits, dim=-1)
-    drawn = [row for row, spec in enumerate(rows) if spec.params.temperature > 0.0]
-    if drawn:
-        picked = logits if len(drawn) == len(rows) else logits[drawn]
-        tokens[drawn] = _draw(picked, [rows[row] for row in drawn])
-    return tokens.numpy()
+    masks = [spec.mask for spec in rows]
+    masked = () if all(mask is None for mask in masks) else stacked(masks)
+    return sample_tokens(logits, options_of(rows), *masked)
+
+
+def options_of(rows: Sequence[SamplingRow], device: torch.device | str = "cpu") -> SamplingOptions:
+    """How the tokens of `rows` are drawn, on `device`."""
+    params = [row.params for row in rows]
+    return SamplingOptions.of(
+        [each.temperature for each in params],
+        [max(each.top_k, 0) for each in params],
+        [each.top_p for each in params],
+        [each.min_p for each in params],
+        [row.uniform for row in rows],
+        device,
+    )
 
 
 @torch.inference_mode()
@@ -171,59 +170,3 @@ def stacked(masks: Sequence[np.ndarray | None]) -> tuple[torch.Tensor, torch.Ten
     held = np.array([mask is not None for mask in masks])
     rows = np.where(held, np.cumsum(held) - 1, -1).astype(np.int32)
     return torch.from_numpy(np.stack([mask for mask in masks if mask is not None])), torch.from_numpy(rows)
-
-
-def _mask_all(logits: torch.Tensor, rows: Sequence[SamplingRow], apply_mask: ApplyMask) -> None:
-    masks = [spec.mask for spec in rows]
-    if any(mask is not None for mask in masks):
-        apply_mask(logits, *stacked(masks))
-
-
-def _draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """(R, vocab) → (R,) by inverse transform: the first token at which the cumulated mass passes u."""
-    temperature = torch.tensor([[spec.params.temperature] for spec in rows])
-    logits = logits / temperature
-    uniform = torch.tensor([[spec.uniform] for spec in rows], dtype=torch.float64)
-    tokens = torch.empty(len(rows), dtype=torch.int64)
-    ordered = [r for r, spec in enumerate(rows) if spec.params.top_k > 0 or spec.params.top_p < 1.0]
-    plain = [r for r in range(len(rows)) if r not in set(ordered)]
-    if plain:
-        probs = torch.softmax(logits[plain], dim=-1)
-        min_p = torch.tensor([[rows[r].params.min_p] for r in plain])
-        if bool((min_p > 0).any()):
-            probs = torch.where(probs < min_p * probs.amax(dim=-1, keepdim=True), 0.0, probs)
-        tokens[plain] = _invert(probs, uniform[plain])
-    if ordered:
-        tokens[ordered] = _draw_ordered(logits[ordered], [rows[r] for r in ordered], uniform[ordered])
-    return tokens
-
-
-def _draw_ordered(logits: torch.Tensor, rows: Sequence[SamplingRow], uniform: torch.Tensor) -> torch.Tensor:
-    vocab = logits.shape[1]
-    top_k = torch.tensor([[spec.params.top_k or vocab] for spec in rows])
-    top_p = torch.tensor([[spec.params.top_p] for spec in rows])
-    min_p = torch.tensor([[spec.params.min_p] for spec in rows])
-    largest_k = max(spec.params.top_k for spec in rows)
-    width = min(vocab, max(SORTED_TOKENS, largest_k))
-    normaliser = torch.logsumexp(logits, dim=-1, keepdim=True)
-    values, ids = torch.topk(logits, width, dim=-1)
-    probs = torch.exp(values - normaliser)
-    unbounded = top_k[:, 0] > width
-    if width < vocab and bool((unbounded & (probs.sum(dim=-1) < top_p[:, 0])).any()):
-        values, ids = torch.sort(logits, dim=-1, descending=True)
-        probs = torch.exp(values - normaliser)
-    probs = torch.where(torch.arange(probs.shape[1]) < top_k, probs, 0.0)
-    kept = torch.where(top_k <= probs.shape[1], probs.sum(dim=-1, keepdim=True), 1.0)
-    probs = probs / kept  # top-p counts the mass that top-k left
-    before = torch.cumsum(probs, dim=-1) - probs
-    probs = torch.where(before < top_p, probs, 0.0)
-    probs = torch.where(probs < min_p * probs[:, :1], 0.0, probs)
-    return ids.gather(1, _invert(probs, uniform)[:, None])[:, 0]
-
-
-def _invert(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    mass = torch.cumsum(probs, dim=-1, dtype=torch.float64)
-    total = mass[:, -1:]
-    # A draw that rounds up to the whole mass must not fall on a token of probability 0.
-    target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(mass, target, right=True)[:, 0]

@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ramify.kernels.cpu import sampling as compiled
 from ramify.kernels.reference import logits as twin_logits
 from ramify.kernels.reference import sampling as twin
+from ramify.kernels.registry import SampleTokens
 from ramify.kernels.sampling import LogitEdits, RowEdits, SamplingOptions
 from ramify.kernels.triton import logits as kernels
 from ramify.kernels.triton.sampling import sample_tokens
@@ -83,6 +85,7 @@ def check_draws(
     masked: str = "none",
     share: float = 0.5,
     repeats: int = 1,
+    draw: SampleTokens = sample_tokens,
 ) -> Tensor:
     """Tokens equal the twin's and in float32 the runtime's. masked: none, all, or some rows by index."""
     rows = [row for row in rows for _ in range(repeats)]
@@ -99,7 +102,7 @@ def check_draws(
         mask_rows = torch.arange(count, dtype=torch.int32).flip(0)
         mask_rows[::3] = -1
         mask_rows = mask_rows.to(device)
-    tokens = sample_tokens(logits, given, mask, mask_rows)
+    tokens = draw(logits, given, mask, mask_rows)
     assert torch.equal(logits.nan_to_num(7.0), before.nan_to_num(7.0)), "the logits are left alone"
     expected = twin.sample_tokens(logits, given, mask, mask_rows)
     assert tokens.tolist() == expected.tolist()
@@ -126,15 +129,17 @@ def runtimes(
         )
         for row, uniform, mask in zip(rows, uniforms, masks, strict=True)
     ]
-    found: list[int] = sampler.sample(logits.float().cpu().clone(), specs).tolist()
+    found: list[int] = sampler.sample(logits.float().cpu().clone(), specs, compiled.sample_tokens).tolist()
     return found
 
 
-def check_frequencies(vocab: int, row: Row, device: str, steps: int = 200) -> None:
+def check_frequencies(
+    vocab: int, row: Row, device: str, steps: int = 200, *, draw: SampleTokens = sample_tokens
+) -> None:
     """Evenly spaced uniforms draw each token as often as it is likely."""
     logits = logits_of(1, vocab, torch.float32, device)
     uniforms = [(step + 0.5) / steps for step in range(steps)]
-    tokens = sample_tokens(logits.expand(steps, vocab), options([row] * steps, uniforms, device))
+    tokens = draw(logits.expand(steps, vocab), options([row] * steps, uniforms, device))
     expected = twin.sample_tokens(logits.expand(steps, vocab), options([row] * steps, uniforms, device))
     assert tokens.tolist() == expected.tolist()
     assert len(set(tokens.tolist())) > 2

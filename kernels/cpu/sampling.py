@@ -1,0 +1,404 @@
+"""Drawing tokens without sorting: threads take a row each.
+
+A token's weight is its probability over that of the most likely one, so it lies in (0, 1]. The upper bits of
+such a float32 name one of 2,033 buckets, 16 to a power of two, whose tokens and mass are counted in one pass.
+From the most likely token on, whole buckets are taken where the draw and every limit lie further; only the
+tokens of a bucket in which something ends are put in order.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+from numba import types
+from torch import Tensor
+
+from ramify.kernels.cpu.compiler import callback, carray, compiled, part, sources
+from ramify.kernels.cpu.fork import call_at, fork_at
+from ramify.kernels.cpu.simd import (
+    LANES,
+    as_pointer,
+    div,
+    exp2,
+    f32_at,
+    i32_at,
+    load,
+    max_lanes,
+    maximum,
+    mul,
+    next_ticket,
+    set_f32,
+    set_i64,
+    splat_f32,
+    store,
+    sub,
+)
+from ramify.kernels.cpu.team import fork_address
+from ramify.kernels.sampling import SamplingOptions, check_logits, check_mask, check_options
+
+FRAME = np.dtype([(name, np.int64) for name in (
+    "logits", "logits_row", "rows", "vocab", "padded", "mask", "mask_row", "mask_rows", "options", "tokens",
+    "scratch", "scratch_bytes", "tickets",
+)])  # fmt: skip
+"""The arguments of one call, for the threads that work on it."""
+
+BUCKET_SHIFT = 19
+"""Bits of a float32 below those that name its bucket: 4 of its 23 for the fraction are kept."""
+BUCKETS = (0x3F800000 >> BUCKET_SHIFT) + 1
+BLOCK = 1024
+"""Numbers that are looked at together before any of them alone."""
+LIKELY = 2.0**-10
+"""Tokens of so much of the weight of the most likely one are looked at first: mostly no others can be drawn
+with top-k or top-p, and they are few."""
+SERIAL_NUMBERS = 1 << 14
+"""Up to so many logits one thread is done before a second would help."""
+_LOG2_E = 1.4426950408889634
+
+
+@part
+def _largest(at, count):  # type: ignore[no-untyped-def]
+    """The largest of the numbers at an address, and the first place that holds it."""
+    top, block = np.float32(-np.inf), 0
+    whole = count - count % LANES
+    for first in range(0, whole, BLOCK):
+        best = splat_f32(-np.inf)
+        for i in range(first, min(first + BLOCK, whole), LANES):
+            best = maximum(load(at + 4 * i), best)
+        found = max_lanes(best)
+        if found > top:
+            top, block = found, first
+    for i in range(whole, count):
+        if f32_at(at + 4 * i) > top:
+            return _largest_of_rest(at, i, count)
+    for i in range(block, count):
+        if f32_at(at + 4 * i) == top:
+            return top, i
+    return top, 0
+
+
+@part
+def _largest_of_rest(at, first, count):  # type: ignore[no-untyped-def]
+    top, place = f32_at(at + 4 * first), first
+    for i in range(first + 1, count):
+        if f32_at(at + 4 * i) > top:
+            top, place = f32_at(at + 4 * i), i
+    return top, place
+
+
+@part
+def _copy(frame, at, mask, x):  # type: ignore[no-untyped-def]
+    """A row of logits to x, -inf where the mask (0: none) forbids a token and behind the last."""
+    whole = frame.vocab - frame.vocab % LANES
+    for i in range(0, whole, LANES):
+        store(x + 4 * i, load(at + 4 * i))
+    for i in range(whole, frame.padded):
+        set_f32(x + 4 * i, f32_at(at + 4 * i) if i < frame.vocab else np.float32(-np.inf))
+    if not mask:
+        return
+    for word in range((frame.vocab + 31) // 32):
+        bits = i32_at(mask + 4 * word)
+        if bits == -1:
+            continue
+        first = 32 * word
+        for token in range(first, min(first + 32, frame.vocab)):
+            if not (bits >> (token - first)) & 1:
+                set_f32(x + 4 * token, np.float32(-np.inf))
+
+
+@part
+def _weigh(frame, x, top, temperature):  # type: ignore[no-untyped-def]
+    """x becomes exp((x - top) / temperature): 1 for the most likely token."""
+    scale = splat_f32(temperature)
+    highest = div(splat_f32(top), scale)
+    log2_e = splat_f32(_LOG2_E)
+    for i in range(0, frame.padded, LANES):
+        store(x + 4 * i, exp2(mul(sub(div(load(x + 4 * i), scale), highest), log2_e)))
+
+
+@part
+def _mass(x, first, last, least):  # type: ignore[no-untyped-def]
+    """The sum of the weights of a range that are at least `least`, in float64."""
+    a, b, c, d = 0.0, 0.0, 0.0, 0.0
+    i = first
+    while i + 4 <= last:
+        p, q, r, s = f32_at(x + 4 * i), f32_at(x + 4 * i + 4), f32_at(x + 4 * i + 8), f32_at(x + 4 * i + 12)
+        a += np.float64(p) if p >= least else 0.0
+        b += np.float64(q) if q >= least else 0.0
+        c += np.float64(r) if r >= least else 0.0
+        d += np.float64(s) if s >= least else 0.0
+        i += 4
+    while i < last:
+        p = f32_at(x + 4 * i)
+        a += np.float64(p) if p >= least else 0.0
+        i += 1
+    return (a + b) + (c + d)
+
+
+@part
+def _target(uniform, total):  # type: ignore[no-untyped-def]
+    """What the cumulated mass has to pass. A draw that rounds up to the whole mass stays below it."""
+    target = uniform * total
+    return target if target < total else np.nextafter(total, 0.0)
+
+
+@part
+def _straight(frame, x, uniform, min_p):  # type: ignore[no-untyped-def]
+    """The draw in the order of the ids."""
+    total = 0.0
+    for first in range(0, frame.vocab, BLOCK):
+        total += _mass(x, first, min(first + BLOCK, frame.vocab), min_p)
+    target = _target(uniform, total)
+    before, chosen = 0.0, 0
+    for first in range(0, frame.vocab, BLOCK):
+        last = min(first + BLOCK, frame.vocab)
+        mass = _mass(x, first, last, min_p)
+        if before + mass <= target:
+            before += mass
+            continue
+        for token in range(first, last):
+            weight = f32_at(x + 4 * token)
+            if weight >= min_p and weight > 0:
+                before += np.float64(weight)
+                chosen = token
+                if before > target:
+                    return chosen
+        # Added one by one the block's weights came to less than in fours: its last token.
+        return chosen
+    return chosen
+
+
+@part
+def _bits(x, token):  # type: ignore[no-untyped-def]
+    """A weight's float32 as a whole number, which orders weights as they are."""
+    return np.int64(i32_at(x + 4 * token))
+
+
+@part
+def _gather(frame, x, least, candidates):  # type: ignore[no-untyped-def]
+    """List the tokens of at least some weight, in the order of their ids; how many."""
+    count = 0
+    for first in range(0, frame.padded, LANES):
+        if max_lanes(load(x + 4 * first)) < least:
+            continue
+        for token in range(first, min(first + LANES, frame.vocab)):
+            weight = f32_at(x + 4 * token)
+            if weight >= least and weight > 0:
+                candidates[count] = token
+                count += 1
+    return count
+
+
+@part
+def _sift(keys, root, end):  # type: ignore[no-untyped-def]
+    while 2 * root + 1 < end:
+        child = 2 * root + 1
+        if child + 1 < end and keys[child] < keys[child + 1]:
+            child += 1
+        if keys[root] >= keys[child]:
+            return
+        keys[root], keys[child] = keys[child], keys[root]
+        root = child
+
+
+@part
+def _sort(keys, count):  # type: ignore[no-untyped-def]
+    """Ascending, in place: a heap sort, which no order of the numbers makes slow."""
+    for root in range(count // 2 - 1, -1, -1):
+        _sift(keys, root, count)
+    for end in range(count - 1, 0, -1):
+        keys[0], keys[end] = keys[end], keys[0]
+        _sift(keys, 0, end)
+
+
+@part
+def _list_bucket(x, candidates, count, bucket, keys):  # type: ignore[no-untyped-def]
+    """The tokens of a bucket, the most likely first and the lower id first among equals; how many.
+
+    A key is the negated bits of a weight above the id, so that ascending keys are in that order.
+    """
+    found = 0
+    for place in range(count):
+        token = candidates[place]
+        bits = _bits(x, token)
+        if bits >> BUCKET_SHIFT == bucket:
+            keys[found] = (-bits << 32) | token
+            found += 1
+    _sort(keys, found)
+    return found
+
+
+@part
+def _walk(  # type: ignore[no-untyped-def]
+    x, candidates, listed, counts, masses, keys, most, limit, least, least_bucket, target
+):
+    """From the most likely token on, `most` tokens at most, while the mass before a token is below `limit`
+    and its weight at least `least`, until the mass passes `target`: that mass and the last token."""
+    seen, mass, last = 0, 0.0, 0
+    for bucket in range(BUCKETS - 1, -1, -1):
+        if counts[bucket] == 0:
+            continue
+        after = mass + masses[bucket]
+        inside = seen + counts[bucket] <= most and after < limit and after <= target
+        if inside and bucket > least_bucket:
+            seen += counts[bucket]
+            mass = after
+            continue
+        found = _list_bucket(x, candidates, listed, bucket, keys)
+        for index in range(found):
+            token = keys[index] & 0xFFFFFFFF
+            weight = f32_at(x + 4 * token)
+            if seen >= most or mass >= limit or weight < least:
+                return mass, last
+            mass += np.float64(weight)
+            seen += 1
+            last = token
+            if mass > target:
+                return mass, last
+        # The same sum as where the bucket is taken whole: both walks of a draw must come to one total.
+        mass = after
+        if mass > target:
+            return mass, last
+    return mass, last
+
+
+@part
+def _ordered(frame, x, scratch, uniform, top_k, top_p, min_p):  # type: ignore[no-untyped-def]
+    """The draw from the most likely token on."""
+    keys = carray(as_pointer(scratch), frame.vocab, np.int64)
+    masses = carray(as_pointer(scratch + 8 * frame.vocab), BUCKETS, np.float64)
+    counts = carray(as_pointer(scratch + 8 * (frame.vocab + BUCKETS)), BUCKETS, np.int64)
+    candidates = carray(as_pointer(scratch + 8 * (frame.vocab + 2 * BUCKETS)), frame.vocab, np.int64)
+    most = top_k if top_k > 0 else frame.vocab
+    limit = np.inf
+    if top_p < 1 and top_k <= 0:
+        limit = np.float64(top_p) * _mass(x, 0, frame.vocab, np.float32(0))
+    listed = _gather(frame, x, np.float32(LIKELY), candidates)
+    enough = min_p >= np.float32(LIKELY) and (top_p >= 1 or top_k <= 0)
+    if not enough and top_k > 0:
+        enough = listed >= top_k
+    elif not enough:
+        mass = 0.0
+        for place in range(listed):
+            mass += np.float64(f32_at(x + 4 * candidates[place]))
+        enough = mass >= limit
+    if not enough:
+        listed = _gather(frame, x, np.float32(0), candidates)
+    counts[:] = 0
+    masses[:] = 0.0
+    for place in range(listed):
+        token = candidates[place]
+        bucket = _bits(x, token) >> BUCKET_SHIFT
+        counts[bucket] += 1
+        masses[bucket] += np.float64(f32_at(x + 4 * token))
+    set_f32(scratch, min_p)
+    least = np.int64(i32_at(scratch)) >> BUCKET_SHIFT if min_p > 0 else -1
+    zero = np.float32(0)
+    if top_p < 1 and top_k > 0:
+        mass = _walk(x, candidates, listed, counts, masses, keys, most, np.inf, zero, -1, np.inf)[0]
+        limit = np.float64(top_p) * mass
+    total = _walk(x, candidates, listed, counts, masses, keys, most, limit, min_p, least, np.inf)[0]
+    target = _target(uniform, total)
+    return _walk(x, candidates, listed, counts, masses, keys, most, limit, min_p, least, target)[1]
+
+
+@part
+def _draw(frame, row, scratch):  # type: ignore[no-untyped-def]
+    at, mask = frame.logits + row * frame.logits_row, 0
+    which = np.int64(i32_at(frame.mask_rows + 4 * row)) if frame.mask_rows else row
+    if frame.mask and which >= 0:
+        mask = frame.mask + which * frame.mask_row
+    options = carray(as_pointer(frame.options), 5 * frame.rows, np.float64)
+    temperature, top_k = np.float32(options[row]), np.int64(options[frame.rows + row])
+    top_p, min_p = np.float32(options[2 * frame.rows + row]), np.float32(options[3 * frame.rows + row])
+    if not temperature > 0 and not mask:
+        return _largest(at, frame.vocab)[1]
+    x = scratch
+    _copy(frame, at, mask, x)
+    top, best = _largest(x, frame.vocab)
+    if not temperature > 0 or top == -np.inf:
+        return best
+    _weigh(frame, x, top, temperature)
+    uniform = options[4 * frame.rows + row]
+    if top_k > 0 or top_p < 1:
+        return _ordered(frame, x, scratch + 4 * frame.padded, uniform, top_k, top_p, min_p)
+    return _straight(frame, x, uniform, min_p)
+
+
+def _build_body(sources: str) -> Any:
+    @callback(types.void(types.voidptr))
+    def body(data):  # type: ignore[no-untyped-def]
+        sources  # noqa: B018
+        frame = carray(data, 1, FRAME)[0]
+        scratch = frame.scratch + next_ticket(frame.tickets + 8) * frame.scratch_bytes
+        row = next_ticket(frame.tickets)
+        while row < frame.rows:
+            set_i64(frame.tokens + 8 * row, _draw(frame, row, scratch))
+            row = next_ticket(frame.tickets)
+
+    return body
+
+
+_body = _build_body(sources())
+
+
+def _build_run(sources: str) -> Any:
+    @compiled(types.int64(*[types.int64] * 4))
+    def run(frame_at, threads, fork, body):  # type: ignore[no-untyped-def]
+        sources  # noqa: B018
+        frame = carray(as_pointer(frame_at), 1, FRAME)[0]
+        set_i64(frame.tickets, 0)
+        set_i64(frame.tickets + 8, 0)
+        if threads == 1:
+            call_at(body, frame_at)
+        else:
+            fork_at(fork, body, frame_at, threads)
+        return 0
+
+    return run
+
+
+_run = _build_run(sources())
+
+
+class _Room(threading.local):
+    """Working memory of one calling thread, kept between calls."""
+
+    def __init__(self) -> None:
+        self.memory = np.empty(0, np.uint8)
+        self.frame = np.zeros(1, FRAME)
+        self.tickets = np.zeros(2, np.int64)
+
+
+_room = _Room()
+
+
+def sample_tokens(
+    logits: Tensor, options: SamplingOptions, mask: Tensor | None = None, mask_rows: Tensor | None = None
+) -> Tensor:
+    """As `reference.sampling.sample_tokens`, whose docstring is the contract, for float32 logits."""
+    check_logits(logits)
+    check_options(logits, options)
+    check_mask(logits, mask, mask_rows)
+    if logits.dtype != torch.float32:
+        raise ValueError(f"logits are {logits.dtype}; here they must be float32.")
+    rows, vocab = logits.shape
+    tokens = torch.empty(rows, dtype=torch.int64)
+    if rows == 0:
+        return tokens
+    padded = -(-vocab // LANES) * LANES
+    scratch_bytes = -(-(4 * padded + 16 * (vocab + BUCKETS)) // 64) * 64
+    threads = 1 if rows * vocab < SERIAL_NUMBERS else min(rows, torch.get_num_threads())
+    if len(_room.memory) < threads * scratch_bytes + 64:
+        _room.memory = np.empty(threads * scratch_bytes + 64, np.uint8)
+    _room.frame[0] = (
+        logits.data_ptr(), 4 * logits.stride(0), rows, vocab, padded,
+        0 if mask is None else mask.data_ptr(), 0 if mask is None else 4 * mask.stride(0),
+        0 if mask_rows is None else mask_rows.data_ptr(),
+        options.values.data_ptr(), tokens.data_ptr(),
+        -(-_room.memory.ctypes.data // 64) * 64, scratch_bytes, _room.tickets.ctypes.data,
+    )  # fmt: skip
+    _run(_room.frame.ctypes.data, threads, fork_address(), _body.address)
+    return tokens
