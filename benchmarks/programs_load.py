@@ -81,7 +81,7 @@ class Simulation:
         self._cache = PrefixCache(num_pages, page_size, clock=lambda: self.now)
         self._pages = RequestPages(self._cache, page_size)
         self._programs = Programs()
-        self._admission = Admission(self._pages, POLICIES[policy](), max_running)
+        self._admission = Admission(self._pages, POLICIES[policy](self._programs), max_running)
         self._waiting: list[Request] = []
         self._running: list[Request] = []
         self._work: dict[Request, Work] = {}
@@ -141,7 +141,7 @@ class Simulation:
             bisect.insort(self._running, request, key=lambda other: other.arrival)
             if request.first_pass is None:
                 request.first_pass, request.cached_len = self.now, request.computed_len
-                self._programs.started(request, self.now)
+                self._programs.started(request)
                 self.longest_wait = max(self.longest_wait, self.now - request.arrival)
             if budget > 0:
                 stop = min(request.length, request.computed_len + budget)

@@ -21,6 +21,13 @@ WINDOW = 256
 RESERVED_PAGES = 1
 """Pages left free for every running request, so that decoding does not retract at once what was admitted."""
 
+OVERTAKING = 8
+"""A request goes before others once so many times as many have been admitted as were before it when it
+came, ..."""
+
+OVERTAKING_BATCHES = 4
+"""... and so many times as many as run at a time."""
+
 
 class Candidate(NamedTuple):
     request: Request
@@ -28,12 +35,17 @@ class Candidate(NamedTuple):
 
 
 class Admission:
-    """Picks from the waiting requests. `waiting` is kept in the order of arrival."""
+    """Picks from the waiting requests. `waiting` is kept in the order of arrival.
+
+    The policy says who overtakes whom, and this, counted in admissions, for how long: nobody starves, at any
+    load and on any engine. Whose turn has come goes first, but for branches that go along with another.
+    """
 
     def __init__(self, pages: RequestPages, policy: Policy, max_running: int) -> None:
         self._pages = pages
         self._policy = policy
         self._max_running = max_running
+        self._admitted = 0
 
     def next(
         self, waiting: Sequence[Request], running: Sequence[Request], budget: int, now: float
@@ -49,14 +61,13 @@ class Admission:
         if room <= 0 or budget <= 0 or not waiting:
             return admitted
         window = waiting[:WINDOW]
+        for place, request in enumerate(window):
+            if request.due is None:
+                allowed = OVERTAKING * place + OVERTAKING_BATCHES * self._max_running
+                request.due = self._admitted + allowed
         if self._policy.needs_match:
             candidates = [Candidate(request, self._pages.match(request)) for request in window]
-            candidates.sort(
-                key=lambda found: (
-                    self._policy.key(found.request, found.match.length, now),
-                    found.request.arrival,
-                )
-            )
+            candidates.sort(key=lambda found: self._order(found, now))
         else:
             ordered = sorted(window, key=lambda request: (self._policy.key(request, 0, now), request.arrival))
             candidates = [Candidate(request, self._pages.match(request)) for request in ordered[:room]]
@@ -77,9 +88,17 @@ class Admission:
             ):
                 break
             admitted.append(request)
+            self._admitted += 1
             budget -= request.extend_len
             prefilling.append(request)
         return admitted
+
+    def _order(self, found: Candidate, now: float) -> tuple[bool, float, float]:
+        request = found.request
+        assert request.due is not None
+        if request.due <= self._admitted:
+            return False, request.due, request.arrival
+        return True, self._policy.key(request, found.match.length, now), request.arrival
 
     def _being_computed(self, request: Request, matched: int, prefilling: Sequence[Request]) -> int | None:
         """How many tokens that `request` shares with one that prefills are still to be computed there.

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
+from ramify.runtime.scheduler.programs import Programs
 from ramify.runtime.scheduler.request import Request
 
 AGEING_TOKENS_PER_S = 2000.0
 """A second of waiting counts as much as so many tokens, so that a steady stream of requests that go first
 delays one that does not by a few seconds at most."""
 
-PROGRAM_AGEING_PER_S = 500.0
-"""The same for `LeastLeftFirst`, in tokens of service."""
+PATIENCE = 16.0
+"""`LeastLeftFirst` counts waiting as service, beyond what so many usual programs need: shorter waits tell
+less than sizes do."""
 
-MOST_LEFT = 32_768.0
-"""Tokens of service beyond which it does not matter how much is left of a program, and so, over
-`PROGRAM_AGEING_PER_S`, the seconds by which others may overtake: 66."""
+SINGLE_SHARE = 0.5
+"""A request without a program counts as so much of a usual program at least: that its like are short is no
+reason to let programs wait for all of them."""
 
-WAITED_SHARE = 0.5
-"""What a program's requests have waited before counts by this share: who calls often queues often."""
-
-LAST_BRANCH_TOKENS = 2048.0
-"""What it counts that a request is the only one left of its fork."""
+LAST_BRANCH_SHARE = 0.5
+"""By how much less is thought to be left of a program where a request is the only one left of its fork."""
 
 
 class Policy(Protocol):
@@ -41,41 +41,55 @@ class LongestPrefixFirst:
     needs_match = True
     siblings_together = False
 
+    def __init__(self, programs: Programs) -> None:
+        pass
+
     def key(self, request: Request, matched: int, now: float) -> float:
         return -(matched + AGEING_TOKENS_PER_S * (now - request.arrival))
 
 
 class LeastLeftFirst:
-    """Programs that need least still go first: the shortest remaining time, as far as it can be known.
+    """Programs that need little for how long they have waited go first.
 
-    What is left of a program is known from its graph, or from earlier programs of its name, or guessed from
+    The shortest remaining time gives the best mean, and lets long programs wait without end where there is
+    too much to do. So what a program has waited is divided by what it still needs (highest response ratio
+    next, Brinch Hansen 1971), both in tokens of service, so that it holds for fast and slow engines and for
+    any length of the queue. A program's waits add up over its requests: else one of many calls would queue
+    anew for each. What is left is known from the graph, or from earlier programs of the name, or of any, less
     the service that it has attained (Autellix, arXiv 2502.13965); see `Program.left`. A request without a
-    program is a program of one call. The last branch that a join waits for goes before others. Then the
-    tokens to be computed count, and all that the program has waited. What is left is estimated when a request
-    arrives, so that branches that arrive together stay together while the first of them is served.
+    program is a program of one call. Tokens to be computed count, so what is cached goes first, and so does
+    the last branch that a join waits for.
     """
 
     needs_match = True
     siblings_together = True
 
+    def __init__(self, programs: Programs) -> None:
+        self._programs = programs
+
     def key(self, request: Request, matched: int, now: float) -> float:
         program, hint = request.program, request.hint
-        left = min(request.left, MOST_LEFT)
-        if hint is not None and hint.forks and program.open_requests == 1:
-            left -= LAST_BRANCH_TOKENS
-        waited = now - request.arrival + WAITED_SHARE * program.waited_s
-        return left + request.length - matched - PROGRAM_AGEING_PER_S * waited
+        usual = self._programs.usual.service
+        left = program.left(None if hint is None else hint.calls_left)
+        if hint is None:
+            left = max(left, SINGLE_SHARE * usual)
+        elif hint.forks and program.open_requests == 1:
+            left *= LAST_BRANCH_SHARE
+        return -(PATIENCE * usual + self._programs.waited(request)) / (left + request.length - matched)
 
 
 class FirstComeFirstServed:
     needs_match = False
     siblings_together = False
 
+    def __init__(self, programs: Programs) -> None:
+        pass
+
     def key(self, request: Request, matched: int, now: float) -> float:
         return request.arrival
 
 
-POLICIES: dict[str, type[Policy]] = {
+POLICIES: dict[str, Callable[[Programs], Policy]] = {
     "prefix": LongestPrefixFirst,
     "program": LeastLeftFirst,
     "fcfs": FirstComeFirstServed,

@@ -22,16 +22,38 @@ STEP_TOKENS = 16.0
 """A request's place in a step counts as so many tokens of prefill: decoding is cheap by the token only."""
 
 LEAST_LEFT = 0.2
-"""A program that has had more than is usual is thought to need this share of it still."""
+"""A program that has had more than is usual is thought to need this share of what it has had still."""
 
-UNKNOWN_LEFT = 4096.0
-"""Tokens of service beyond which a program of which nothing is known is not set back further."""
+FIRST_GUESS = 16_384.0
+"""Service of a program before any has ended; weighs as much as one that has."""
+
+FIRST_GUESS_SINGLE = 2048.0
+"""The same for a request without a program."""
 
 MAX_NAMES = 4096
 """Names of programs whose usual service is remembered."""
 
 NAME_MEMORY = 50
 """So many of the last programs of a name count for what is usual."""
+
+
+@dataclasses.dataclass(slots=True)
+class Usual:
+    """The service that programs of one kind have had in all when they ended."""
+
+    prior: float | Usual
+    """What is expected of the first, or whose mean is."""
+    count: int = 0
+    mean: float = 0.0
+
+    @property
+    def service(self) -> float:
+        prior = self.prior if isinstance(self.prior, float) else self.prior.service
+        return (prior + self.count * self.mean) / (1 + self.count)
+
+    def learn(self, served: float) -> None:
+        self.count = min(self.count + 1, NAME_MEMORY)
+        self.mean += (served - self.mean) / self.count
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -44,10 +66,11 @@ class Program:
     open_requests: int = 0
     """Waiting or running."""
     ended_requests: int = 0
-    waited_s: float = 0.0
-    """What its requests have waited for admission so far; those that waited together count once."""
-    usual: float | None = None
-    """Service that programs of its name have had in all; None where none has ended yet."""
+    waited: float = 0.0
+    """Service that the engine gave while requests of this program waited for their first admission; those
+    that waited together count once."""
+    usual: Usual = dataclasses.field(default_factory=lambda: Usual(FIRST_GUESS_SINGLE))
+    """Of programs of its name."""
     served: float = 0.0
     """Its attained service: tokens computed for it, and `STEP_TOKENS` for each step of each request."""
     calls: TokenTree = dataclasses.field(default_factory=TokenTree)
@@ -60,14 +83,12 @@ class Program:
         """Service that it is expected to need still.
 
         Where its end is known (`calls_left`), by what its calls have needed so far; else by what is usual
-        under its name; else as much as it has had, up to `UNKNOWN_LEFT`: attained service tells short
-        programs from long ones (Autellix), but where all are long it would keep each from its end.
+        under its name, or for any program where none of that name has ended.
         """
         if calls_left is not None and self.ended_requests:
             return self.served / self.ended_requests * (calls_left + 1)
-        if self.usual is not None:
-            return max(self.usual - self.served, LEAST_LEFT * self.usual)
-        return min(self.served, UNKNOWN_LEFT)
+        usual = self.usual.service
+        return max(usual - self.served, LEAST_LEFT * max(usual, self.served))
 
 
 class Programs:
@@ -76,8 +97,12 @@ class Programs:
     def __init__(self) -> None:
         self._programs: dict[str, Program] = {}
         """In the order of their last arrival."""
-        self._usual: dict[str, tuple[int, float]] = {}
-        """By name: how many programs, and their mean service. Requests without a program have no name."""
+        self.served = 0.0
+        """Service that all programs have had: the clock by which waiting is measured."""
+        self.usual = Usual(FIRST_GUESS)
+        """Of all programs, requests without one left out."""
+        self._singles = Usual(FIRST_GUESS_SINGLE)
+        self._names: dict[str, Usual] = {}
 
     def __len__(self) -> int:
         return len(self._programs)
@@ -90,7 +115,7 @@ class Programs:
         """`request` has arrived: find its program, and how much of its prompt is new to that."""
         hint, program = request.hint, request.program
         if hint is None:
-            program.usual = self._usual_of("")
+            program.usual = self._singles
             request.distinct_len = request.prompt_tokens
         else:
             self._forget(request.arrival)
@@ -102,15 +127,21 @@ class Programs:
             request.distinct_len = sum(len(path) - program.calls.insert(path) for path in paths)
         program.last_arrival = request.arrival
         program.open_requests += 1
-        request.left = program.left(None if hint is None else hint.calls_left)
+        request.served_before = self.served
 
-    def started(self, request: Request, now: float) -> None:
+    def waited(self, request: Request) -> float:
+        """Service that the engine gave while `request`, and earlier ones of its program, waited."""
+        return self.served - request.served_before + request.program.waited
+
+    def started(self, request: Request) -> None:
         """`request` was admitted for the first time."""
-        request.program.waited_s += (now - request.arrival) / max(1, request.program.open_requests)
+        program = request.program
+        program.waited += (self.served - request.served_before) / max(1, program.open_requests)
 
     def serve(self, request: Request, tokens: int) -> None:
         """A step has computed so many tokens of `request`."""
         request.program.served += STEP_TOKENS + tokens
+        self.served += STEP_TOKENS + tokens
 
     def leave(self, request: Request) -> None:
         """`request` ends: what it has computed is known to its program."""
@@ -119,7 +150,7 @@ class Programs:
         program.ended_requests += 1
         if request.hint is None:
             request.distinct_len = request.prompt_tokens
-            self._learn("", program.served)
+            self._singles.learn(program.served)
             return
         computed = request.ids[: request.computed_len]
         known = program.calls.insert(computed)
@@ -129,18 +160,13 @@ class Programs:
         """The program with this id is over."""
         found = self._programs.pop(program, None)
         if found is not None:
-            self._learn(found.name, found.served)
+            found.usual.learn(found.served)
+            self.usual.learn(found.served)
 
-    def _usual_of(self, name: str) -> float | None:
-        found = self._usual.get(name)
-        return None if found is None else found[1]
-
-    def _learn(self, name: str, served: float) -> None:
-        if name not in self._usual and len(self._usual) >= MAX_NAMES:
-            del self._usual[next(iter(self._usual))]
-        count, mean = self._usual.get(name, (0, 0.0))
-        count = min(count + 1, NAME_MEMORY)
-        self._usual[name] = (count, mean + (served - mean) / count)
+    def _usual_of(self, name: str) -> Usual:
+        if name not in self._names and len(self._names) >= MAX_NAMES:
+            del self._names[next(iter(self._names))]
+        return self._names.setdefault(name, Usual(self.usual))
 
     def _forget(self, now: float) -> None:
         for name, program in self._programs.items():

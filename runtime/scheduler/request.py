@@ -79,8 +79,10 @@ class Request:
 
         self.program = Program(arrival)
         """Its own, unless the scheduler finds the one that it belongs to."""
-        self.left = 0.0
-        """Service that the program was expected to need still when this request arrived."""
+        self.served_before = 0.0
+        """Service that the engine had given when this request arrived."""
+        self.due: int | None = None
+        """How many requests may have been admitted, ever, before this one goes before others."""
         self.distinct_len = 0
         """Prompt tokens that no earlier request of the program held."""
         self.cached_len: int | None = None

@@ -100,7 +100,8 @@ class Scheduler:
         self._reply = reply
         self._clock = clock
         self._pages = RequestPages(cache, config.page_size)
-        self._admission = Admission(self._pages, POLICIES[config.policy](), config.max_running)
+        self._programs = Programs()
+        self._admission = Admission(self._pages, POLICIES[config.policy](self._programs), config.max_running)
         self._outputs = StepOutputs()
         self._sampler = RequestSampler(runner, limits)
         self._lookahead = Lookahead(runner, self._pages)
@@ -108,7 +109,6 @@ class Scheduler:
         self._retokenizer = retokenizer
         self._healer = healer
         self._seeds = random.Random(config.seed)
-        self._programs = Programs()
         self._requests: dict[str, Request] = {}
         self._compiling: dict[str, Request] = {}
         self._waiting: list[Request] = []  # both in the order of arrival
@@ -461,7 +461,7 @@ class Scheduler:
         bisect.insort(self._running, request, key=lambda other: other.arrival)
         if request.first_pass is None:
             request.first_pass = now
-            self._programs.started(request, now)
+            self._programs.started(request)
             request.cached_len = min(request.computed_len, request.prompt_len)
             self.ledger.cached_tokens += request.cached_len
 

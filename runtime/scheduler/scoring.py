@@ -227,6 +227,7 @@ class Scorer:
         )
         request = Request(submit, arrival=head.arrival, max_tokens=0, default_seed=0)
         request.head, request.stretch, request.program = head, stretch, head.program
+        request.served_before = head.served_before
         # All this is told of the head.
         request.first_pass, request.cached_len = head.arrival, 0
         scoring.open.add(request)
