@@ -55,8 +55,8 @@ class EngineConfig:
     max_waiting: int = 2048
     """Requests queued before the frontend answers 429."""
     policy: Literal["program", "prefix", "fcfs"] = "prefix"
-    """program: what needs least still goes first, by program. prefix: longest cached prefix first. Both age
-    with waiting time. fcfs: by arrival."""
+    """program: what has waited long for how little it needs still goes first, by program. prefix: longest cached
+    prefix first, and ages with waiting time. fcfs: by arrival."""
     threads: int | None = None
     """Compute threads of the scheduler; None takes the cores that this process may use."""
     jump_forward: bool = True
