@@ -9,11 +9,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 from ramify.constraint import Constraint, ebnf, json_schema, structural_tag
 from ramify.constraint import regex as regex_constraint
 from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField
+from ramify.lang.async_function import AsyncFunction
 from ramify.lang.backends.base import Backend
 from ramify.lang.choices import ChoicesSamplingMethod, token_length_normalized
+from ramify.lang.function import Function
 from ramify.lang.ir import DescribeTools, Gen, Node, RoleBegin, RoleEnd, Row, Select, as_node
 from ramify.lang.options import read_options
-from ramify.lang.program import AsyncFunction, Function
 from ramify.lang.run import call_backend
 from ramify.lang.schema import Schema, dtype_schema, schema_of
 from ramify.lang.source import caller_line

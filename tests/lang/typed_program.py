@@ -10,8 +10,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypedDict, assert_type
 
 import ramify as rm
+from ramify.lang.async_function import AsyncFunction
+from ramify.lang.function import Function
 from ramify.lang.partial import Partial
-from ramify.lang.program import AsyncFunction, Function
 from ramify.lang.tools import ToolCalls, ToolTurn
 
 
