@@ -7,7 +7,8 @@ The shapes are those of a model's layers and head. Each product takes another co
 is the least of several. GB/s are the weights that were read; "x" is the time of torch's bfloat16 product
 over this one. At the end: all the products of one decode step, and the head where masks allow few tokens.
 
-aten's int8 has one scale a row and its int4 one for 32 inputs, like ours with an offset.
+"x too" rounds x to int8 as well. aten's int8 has one scale a row and its int4 one for 32 inputs, like ours
+with an offset.
 """
 
 from __future__ import annotations
@@ -88,17 +89,19 @@ class Case:
             "int4": packed(lambda weight: quantised(weight, "int4", GROUPS["int4"])),
         }
 
-    def contenders(self, x: Tensor, linear: Linear) -> list[Contender]:
+    def contenders(self, x: Tensor, linear: Linear, rounding: Linear | None) -> list[Contender]:
         def torch_bf16(index: int) -> object:
             return gate(F.linear(x, self.bf16[index]), self.gated)
 
-        def ours(weights: list[PackedWeight]) -> Callable[[int], object]:
+        def ours(weights: list[PackedWeight], linear: Linear) -> Callable[[int], object]:
             return lambda index: linear(x, weights[index])
 
         found: list[Contender] = [("torch bf16", self.bf16[0].nbytes, torch_bf16)]
         for name, weights in self.packed.items():
             size = weights[0].panels.nbytes + weights[0].scales.nbytes
-            found.append((name, size, ours(weights)))
+            found.append((name, size, ours(weights, linear)))
+            if name in ("int8", "int4") and rounding is not None:
+                found.append((f"{name}, x too", size, ours(weights, rounding)))
         return [*found, self._aten_int8(x), self._aten_int4(x)]
 
     def _aten_int8(self, x: Tensor) -> Contender:
@@ -177,7 +180,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
-    linear = ops("cpu").linear
+    backend = ops("cpu", int8=True)
+    linear = backend.linear
     assert linear is not None
     large = torch.ones(1 << 26)
     (seconds,) = best([("read", large.nbytes, lambda index: large.sum())], 1, args.seconds)
@@ -186,7 +190,7 @@ def main() -> None:
     for shape, outputs, inputs, gated, count in shapes(read_config(resolve(args.model).weights)):
         case = Case(outputs, inputs, gated, args.cold_mb)
         for rows in args.rows:
-            contenders = case.contenders(torch.randn(rows, inputs).bfloat16(), linear)
+            contenders = case.contenders(torch.randn(rows, inputs).bfloat16(), linear, backend.layer_linear)
             times = best(contenders, case.copies, args.seconds)
             columns = []
             for (name, size, _), took in zip(contenders, times, strict=True):

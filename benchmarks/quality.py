@@ -2,10 +2,10 @@
 
     python -m benchmarks.quality [--model NAME] [--tokens 40] [--formats none gguf int8 int4]
 
-The reference is the checkpoint in float32, its own quantisation undone. Every format runs with bfloat16
-activations, as it is served, and twice: over the text in chunks of 256 tokens, as a prefill, and over its
-beginning token by token, as decoding, because the two multiply in different ways
-(`kernels/cpu/linear.py`). "torch" is bfloat16 without packing.
+The reference is the checkpoint in float32, its own quantisation undone. Every format runs as it is served,
+with bfloat16 activations that are rounded to int8 or not, and twice: over the text in chunks of 256 tokens,
+as a prefill, and over its beginning token by token, as decoding, because the two may multiply in different
+ways (`kernels/cpu/linear.py`). "torch" is bfloat16 without packing.
 
 logits     root mean square of their error, as a share of the standard deviation of the exact ones
 KL         mean divergence from the exact distribution of the next token, in thousandths of a nat
@@ -40,12 +40,17 @@ class Sequence:
     """One model with room for one sequence."""
 
     def __init__(
-        self, files: ModelFiles, quantization: Quantization, dtype: torch.dtype, packed: bool
+        self,
+        files: ModelFiles,
+        quantization: Quantization,
+        dtype: torch.dtype,
+        packed: bool,
+        int8: bool = False,
     ) -> None:
         model = load_model(files, dtype=dtype, quantization=quantization, packed=packed)
         pages = -(-model.config.context_length // PAGE_SIZE)
         pool = KvPool(model.config, num_pages=pages, page_size=PAGE_SIZE, dtype=dtype)
-        self.runner, self.pages = Runner(model, pool, ops("cpu")), list(range(pages))
+        self.runner, self.pages = Runner(model, pool, ops("cpu", int8=int8)), list(range(pages))
 
     def logits(self, ids: np.ndarray, start: int, stop: int) -> Tensor:
         """After each of the tokens [start, stop), where all before were computed: (stop - start, vocab)."""
@@ -96,6 +101,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=40, help="of each greedy continuation")
     parser.add_argument("--decoded", type=int, default=400, help="tokens of the text that are decoded")
     parser.add_argument("--formats", nargs="+", default=["torch", "none", "gguf", "int8", "int4"])
+    parser.add_argument("--exact-activations", action="store_true", help="as `ramify serve` has it")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -115,7 +121,7 @@ def main() -> None:
     print(f"{'':<20}{'logits':>9}{'KL':>9}{'same':>9}{'perplexity':>12}{'greedy':>9}")
     for form in args.formats:
         quantization = "none" if form == "torch" else form
-        sequence = Sequence(files, quantization, torch.bfloat16, packed=form != "torch")
+        sequence = Sequence(files, quantization, torch.bfloat16, form != "torch", not args.exact_activations)
         found = [sequence.continued(prompt, args.tokens) for prompt in prompts]
         equal = sum(map(agreeing, found, wanted)) / sum(map(len, wanted))
         for name, chunk, count in (("prefill", 256, len(ids)), ("decode", 1, args.decoded)):

@@ -234,6 +234,8 @@ class Ops:
     `paged_attention` does both."""
     matmul: MatMul | None = None
     """Products with weights that are not packed; None where torch's are taken."""
+    layer_linear: Linear | None = None
+    """In layers instead of `linear`, which then is the head's; None where `linear` is."""
     sample_tokens: SampleTokens | None = None
     """For the runtime's own sampler, from float32 logits; part of `sampling` where there is that."""
     layer_stack: MakeLayerStack | None = None
@@ -242,8 +244,12 @@ class Ops:
     """The bits of a row depend on that row alone, and those of attention on what its query sees."""
 
 
-def ops(backend: Literal["cpu", "torch", "triton"], *, deterministic: bool = False) -> Ops:
+def ops(
+    backend: Literal["cpu", "torch", "triton"], *, deterministic: bool = False, int8: bool = False
+) -> Ops:
     """The operations of `backend`, if `deterministic` in the forms whose bits do not depend on the batch.
+
+    With `int8` the cpu backend may round to int8 what the layers multiply int8 and int4 weights with.
 
     cpu: compiled kernels for this machine. Takes seconds the first time on a machine, 0.3 s from then on;
         nothing is compiled later.
@@ -287,8 +293,9 @@ def ops(backend: Literal["cpu", "torch", "triton"], *, deterministic: bool = Fal
             prefers_packed=True,
             flat_attention=functools.partial(attention.paged_attention, cascade=False),
             masked_linear=linear_masked.row_masked_linear if deterministic else linear_masked.masked_linear,
+            layer_linear=(linear.int8_row_linear if deterministic else linear.int8_linear) if int8 else None,
             sample_tokens=drawing.sample_tokens,
-            layer_stack=functools.partial(layer_stack.LayerStack, by_row=deterministic),
+            layer_stack=functools.partial(layer_stack.LayerStack, by_row=deterministic, int8=int8),
             deterministic=deterministic,
         )
     if backend == "torch":

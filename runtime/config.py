@@ -21,6 +21,9 @@ class EngineConfig:
     quantization: Literal["auto", "none", "int8", "int4", "gguf"] = "auto"
     """Weights. gguf: as the file holds them. int8, int4: rounded. auto: gguf for a GGUF file, else none; none
     where float32 was asked for."""
+    exact_activations: bool = False
+    """What a layer multiplies int8 and int4 weights with stays bfloat16. Otherwise the CPU rounds it to int8,
+    with a scale for each group of inputs, where that is faster (AVX512_VNNI without AMX)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda where torch finds a CUDA device, else cpu."""
     attention_backend: Literal["auto", "cpu", "torch", "triton"] = "auto"
@@ -55,8 +58,8 @@ class EngineConfig:
     max_waiting: int = 2048
     """Requests queued before the frontend answers 429."""
     policy: Literal["program", "prefix", "fcfs"] = "prefix"
-    """program: what has waited long for how little it needs still goes first, by program. prefix: longest cached
-    prefix first, and ages with waiting time. fcfs: by arrival."""
+    """program: what has waited long for how little it still needs goes first, by program. prefix: longest
+    cached prefix first, and ages with waiting time. fcfs: by arrival."""
     threads: int | None = None
     """Compute threads of the scheduler; None takes the cores that this process may use."""
     jump_forward: bool = True

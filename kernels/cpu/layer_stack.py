@@ -145,6 +145,7 @@ class LayerStack:
     k_pages, v_pages : (layers, num_pages, kv_heads, page_size, head_dim)
     cascade : as `paged_attention` takes it
     by_row : products whose bits do not depend on the number of rows, as `row_linear`
+    int8 : products that may round x to int8, as `int8_linear`
     """
 
     def __init__(
@@ -156,10 +157,11 @@ class LayerStack:
         heads: int,
         cascade: bool = True,
         by_row: bool = False,
+        int8: bool = False,
     ) -> None:
         self._kept = (list(layers), k_pages, v_pages)  # their memory is named by address below
         self._pages = (k_pages[0], v_pages[0])
-        self._by_row = by_row
+        self._by_row, self._int8 = by_row, int8
         _, _, kv_heads, page_size, dim = k_pages.shape
         size = k_pages.element_size()
         self._heads, self._kv_heads, self._dim = heads, kv_heads, dim
@@ -243,7 +245,7 @@ class LayerStack:
             raise ValueError(f"x must be contiguous and of {self._pages[0].dtype}.")
         sequences, table_width = page_table.shape
         for place, form in enumerate(FORMATS):
-            self._ways[place] = linear.way_for(tokens, form, x.dtype, by_row=self._by_row)
+            self._ways[place] = linear.way_for(tokens, form, x.dtype, by_row=self._by_row, int8=self._int8)
         step = self._step[0]
         step["x"], step["x_row"] = x.data_ptr(), x.stride(0) * x.element_size()
         step["qkv"], step["attended"], step["gated"] = qkv.data_ptr(), attended.data_ptr(), gated.data_ptr()

@@ -1,8 +1,9 @@
 """Products with packed weights, y = x Wᵀ: from one row, where memory decides, to a whole prefill.
 
-Three ways to multiply: in float32, on any processor; by dots of bfloat16 pairs (AVX512_BF16), where x is
+Four ways to multiply: in float32, on any processor; by dots of bfloat16 pairs (AVX512_BF16), where x is
 bfloat16 and the numbers of the weights fit bfloat16 exactly; by tiles (AMX) from TILE_FROM rows on, for
-which int8 and int4 weights are first rounded to bfloat16 in a thread's own memory. All add up in float32.
+which int8 and int4 weights are first rounded to bfloat16 in a thread's own memory; and, where that is asked
+for, with x rounded to int8 (`linear_int8.py`). All add up in float32.
 
 A row of the result depends on its own row of x and on the way that was taken, on nothing else: not on the
 other rows, how many there are, or the number of threads. A call takes one way, by its number of rows;
@@ -27,14 +28,18 @@ from numba import types
 from torch import Tensor
 
 from ramify.kernels.checks import check_linear
+from ramify.kernels.cpu import linear_code as code
 from ramify.kernels.cpu import linear_tiles as tiles
 from ramify.kernels.cpu.attention_tile import up
 from ramify.kernels.cpu.compiler import callback, carray, compiled, sources
 from ramify.kernels.cpu.dots import DOTS
 from ramify.kernels.cpu.fork import call_at, fork_at
+from ramify.kernels.cpu.linear_code import WIDTH
+from ramify.kernels.cpu.linear_int8 import VNNI
 from ramify.kernels.cpu.linear_items import (
     BY_DOTS,
     BY_F32,
+    BY_INT8,
     BY_TILES,
     C_BYTES,
     C_ROW,
@@ -49,7 +54,6 @@ from ramify.kernels.cpu.linear_items import (
     release,
 )
 from ramify.kernels.cpu.linear_rows import prepare
-from ramify.kernels.cpu.linear_tiles import WIDTH
 from ramify.kernels.cpu.simd import as_pointer, next_ticket, set_i64
 from ramify.kernels.cpu.team import fork_address
 from ramify.kernels.packed import LAYOUT, PackedWeight
@@ -80,12 +84,12 @@ def _build_body(sources: str) -> Any:
         layout = carray(as_pointer(frame.layout), 1, LAYOUT)[0]
         scratch = frame.scratch + next_ticket(frame.counters + 64) * frame.scratch_bytes
         block = scratch
-        set_i64(block + 8 * tiles.X_ROW, frame.x_row)
-        set_i64(block + 8 * tiles.SUMS_ROW, frame.sums_row)
-        set_i64(block + 8 * tiles.C_ROW, C_ROW)
-        set_i64(block + 8 * tiles.WIDE, layout.wide)
-        set_i64(block + 8 * tiles.GROUPS, layout.padded // layout.group if layout.group else 1)
-        set_i64(block + 8 * tiles.STEPS, (layout.group if layout.group else layout.padded) // 8)
+        set_i64(block + 8 * code.X_ROW, frame.x_row)
+        set_i64(block + 8 * code.SUMS_ROW, frame.sums_row)
+        set_i64(block + 8 * code.C_ROW, C_ROW)
+        set_i64(block + 8 * code.WIDE, layout.wide)
+        set_i64(block + 8 * code.GROUPS, layout.padded // layout.group if layout.group else 1)
+        set_i64(block + 8 * code.STEPS, (layout.group if layout.group else layout.padded) // 8)
         index = next_ticket(frame.counters)
         if frame.preparing:
             while index * ROWS_AT_ONCE < frame.room:
@@ -95,14 +99,14 @@ def _build_body(sources: str) -> Any:
             return
         if frame.way == BY_TILES:
             # Palette 1: eight tiles of 16 rows (bytes 48 to 55) of 64 bytes (words from byte 16 on).
-            config = scratch + tiles.BLOCK_BYTES + C_BYTES
+            config = scratch + code.BLOCK_BYTES + C_BYTES
             for i in range(8):
                 set_i64(config + 8 * i, 0)
             set_i64(config, 1)
             set_i64(config + 16, 0x0040004000400040)
             set_i64(config + 24, 0x0040004000400040)
             set_i64(config + 48, 0x1010101010101010)
-            set_i64(block + 8 * tiles.B, config)
+            set_i64(block + 8 * code.B, config)
             configure(block)
             while index < frame.items:
                 multiply_by_tiles(frame, layout, index, scratch)
@@ -147,7 +151,7 @@ def _build_run(sources: str) -> Any:
             frame.items *= frame.row_blocks
         threads = min(threads, frame.items)
 
-        size = 4 if way == BY_F32 else 2
+        size = 4 if way == BY_F32 else 1 if way == BY_INT8 else 2
         frame.norm_at, frame.eps = norm, eps
         in_place = way == BY_TILES and layout.inputs == layout.padded and not norm and not rows_at
         if way == BY_TILES:
@@ -160,13 +164,15 @@ def _build_run(sources: str) -> Any:
         room -= first
         copied = up(room * size * layout.padded, 64)
         frame.sums_row = 0
-        if layout.form == 2 and way != BY_TILES:
+        if way == BY_INT8:
+            frame.sums_row = 8 * (layout.padded // layout.group)
+        elif layout.form == 2 and way != BY_TILES:
             frame.sums_row = 4 * (layout.padded // layout.group)
         sum_bytes = up(room * frame.sums_row, 64)
-        frame.scratch_bytes = tiles.BLOCK_BYTES + C_BYTES + CONFIG_BYTES
+        frame.scratch_bytes = code.BLOCK_BYTES + C_BYTES + CONFIG_BYTES
         if way == BY_TILES and layout.form:
             frame.scratch_bytes += 4 * WIDTH * layout.padded
-        frame.scratch_bytes = up(max(frame.scratch_bytes, tiles.BLOCK_BYTES + 2 * layout.padded), 128)
+        frame.scratch_bytes = up(max(frame.scratch_bytes, code.BLOCK_BYTES + 2 * layout.padded), 128)
 
         frame.counters = arena + up(_FRAME_BYTES, 64)
         at = frame.counters + _COUNTER_BYTES
@@ -207,15 +213,18 @@ def tiles_allowed() -> bool:
     return int(ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data)) == 0
 
 
-def way_for(rows: int, form: str, dtype: torch.dtype, *, by_row: bool = False) -> int:
-    """Which of the three ways multiplies so many rows of x by weights of a format.
+def way_for(rows: int, form: str, dtype: torch.dtype, *, by_row: bool = False, int8: bool = False) -> int:
+    """Which of the ways multiplies so many rows of x by weights of a format.
 
-    With `by_row` the number of rows does not matter.
+    With `by_row` the number of rows does not matter. With `int8` bfloat16 x may be rounded to int8, and is
+    where the processor is faster with it.
     """
     if dtype != torch.bfloat16 or form == "f32":
         return BY_F32
     if rows >= TILE_FROM and tiles_allowed() and not by_row:
         return BY_TILES
+    if int8 and VNNI and form in ("int8", "int4"):
+        return BY_INT8
     return BY_DOTS if DOTS else BY_F32
 
 
@@ -256,6 +265,32 @@ def row_linear(
 ) -> Tensor:
     """As `linear`, by one way for any number of rows: a row's bits depend on it and the weight alone."""
     return _multiplied(x, weight, norm, out, add, way_for(len(x), weight.format, x.dtype, by_row=True))
+
+
+def int8_linear(
+    x: Tensor,
+    weight: PackedWeight,
+    *,
+    norm: tuple[Tensor, float] | None = None,
+    out: Tensor | None = None,
+    add: bool = False,
+) -> Tensor:
+    """As `linear`, where bfloat16 x may be rounded to int8 for weights of int8 and int4."""
+    return _multiplied(x, weight, norm, out, add, way_for(len(x), weight.format, x.dtype, int8=True))
+
+
+def int8_row_linear(
+    x: Tensor,
+    weight: PackedWeight,
+    *,
+    norm: tuple[Tensor, float] | None = None,
+    out: Tensor | None = None,
+    add: bool = False,
+) -> Tensor:
+    """As `row_linear`, with the same rounding."""
+    return _multiplied(
+        x, weight, norm, out, add, way_for(len(x), weight.format, x.dtype, by_row=True, int8=True)
+    )
 
 
 def _multiplied(

@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from ramify.kernels.cpu import linear_code as code
+from ramify.kernels.cpu import linear_int8
 from ramify.kernels.cpu import linear_tiles as tiles
 from ramify.kernels.cpu.compiler import part
 from ramify.kernels.cpu.dots import DOTS
-from ramify.kernels.cpu.linear_tiles import WIDTH
+from ramify.kernels.cpu.linear_code import WIDTH
+from ramify.kernels.cpu.linear_int8 import VNNI
 from ramify.kernels.cpu.simd import (
     BYTES,
     LANES,
@@ -38,7 +41,7 @@ from ramify.kernels.cpu.simd import (
 from ramify.kernels.packed import PANEL_MULTIPLE
 
 ITEM_PANELS = PANEL_MULTIPLE
-BY_F32, BY_DOTS, BY_TILES = 0, 1, 2
+BY_F32, BY_DOTS, BY_TILES, BY_INT8 = 0, 1, 2, 3
 """The ways to multiply."""
 
 FRAME = np.dtype([(name, np.int64) for name in (
@@ -68,12 +71,11 @@ def row_at(frame, place):  # type: ignore[no-untyped-def]
     return i64_at(frame.rows_at + 8 * place) if frame.rows_at else place
 
 
-def _chooser(form: str, dots: bool) -> Any:
-    """A function that runs the kernel of `form` for `rows` rows over the panels of an item."""
-    kernels = tiles.products(form, dots)
+def _chooser(kernels: dict[int, Any], panels_at_once: dict[int, int]) -> Any:
+    """A function that runs the kernel for `rows` rows over the panels of an item."""
     one, two, four = kernels[1], kernels[2], kernels[4]
     eight = kernels.get(8, four)
-    at_once = tuple(tiles.panels_at_once(min(1 << i, MOST_ROWS)) for i in range(4))
+    at_once = tuple(panels_at_once[min(1 << i, MOST_ROWS)] for i in range(4))
 
     @part
     def choose(frame, layout, block, first, rows):  # type: ignore[no-untyped-def]
@@ -89,9 +91,9 @@ def _chooser(form: str, dots: bool) -> Any:
             for i in range(panels):
                 panel = panel_at(frame, start + i)
                 later = panel_at(frame, min(start + panels + i, frame.panels - 1))
-                set_i64(block + 8 * (tiles.Q + i), layout.panels_at + panel * layout.panel_bytes)
-                set_i64(block + 8 * (tiles.S + i), layout.scales_at + panel * layout.scale_bytes)
-                set_i64(block + 8 * (tiles.AHEAD + i), (later - panel) * layout.panel_bytes)
+                set_i64(block + 8 * (code.Q + i), layout.panels_at + panel * layout.panel_bytes)
+                set_i64(block + 8 * (code.S + i), layout.scales_at + panel * layout.scale_bytes)
+                set_i64(block + 8 * (code.AHEAD + i), (later - panel) * layout.panel_bytes)
             if rows == 1:
                 one(block)
             elif rows == 2:
@@ -100,17 +102,26 @@ def _chooser(form: str, dots: bool) -> Any:
                 four(block)
             else:
                 eight(block)
-            set_i64(block + 8 * tiles.C, i64_at(block + 8 * tiles.C) + 4 * WIDTH * panels)
+            set_i64(block + 8 * code.C, i64_at(block + 8 * code.C) + 4 * WIDTH * panels)
 
     return choose
 
 
+def _plain_chooser(form: str, dots: bool) -> Any:
+    return _chooser(tiles.products(form, dots), {rows: tiles.panels_at_once(rows) for rows in tiles.ROWS})
+
+
 _bf16_f32, _int8_f32, _int4_f32, _f32_f32 = (
-    _chooser(form, False) for form in ("bf16", "int8", "int4", "f32")
+    _plain_chooser(form, False) for form in ("bf16", "int8", "int4", "f32")
 )
 _bf16_dots, _int8_dots, _int4_dots = _bf16_f32, _int8_f32, _int4_f32  # not called
 if DOTS:
-    _bf16_dots, _int8_dots, _int4_dots = (_chooser(form, True) for form in ("bf16", "int8", "int4"))
+    _bf16_dots, _int8_dots, _int4_dots = (_plain_chooser(form, True) for form in ("bf16", "int8", "int4"))
+_int8_int8, _int4_int8 = _int8_f32, _int4_f32  # not called
+if VNNI:
+    _int8_int8, _int4_int8 = (
+        _chooser(linear_int8.products(form), linear_int8.PANELS_AT_ONCE) for form in ("int8", "int4")
+    )
 
 
 @part
@@ -176,22 +187,27 @@ def _finish(frame, layout, c, first, panels, row, rows):  # type: ignore[no-unty
 
 @part
 def multiply(frame, layout, item, scratch):  # type: ignore[no-untyped-def]
-    """One item by the float32 or the dot kernels, up to eight rows at a time."""
-    block, c = scratch, scratch + tiles.BLOCK_BYTES
+    """One item by the float32, dot or int8 kernels, up to eight rows at a time."""
+    block, c = scratch, scratch + code.BLOCK_BYTES
     first = item // frame.row_blocks * ITEM_PANELS
     dots = frame.way == BY_DOTS
     row = item % frame.row_blocks * frame.block_rows
     stop = min(row + frame.block_rows, frame.rows)
     while row < stop:
         rows = kernel_rows(stop - row)
-        set_i64(block + 8 * tiles.X, frame.x + row * frame.x_row)
-        set_i64(block + 8 * tiles.SUMS, frame.sums + row * frame.sums_row)
-        set_i64(block + 8 * tiles.C, c)
+        set_i64(block + 8 * code.X, frame.x + row * frame.x_row)
+        set_i64(block + 8 * code.SUMS, frame.sums + row * frame.sums_row)
+        set_i64(block + 8 * code.C, c)
         if layout.form == 0:
             if dots:
                 _bf16_dots(frame, layout, block, first, rows)
             else:
                 _bf16_f32(frame, layout, block, first, rows)
+        elif frame.way == BY_INT8:
+            if layout.form == 1:
+                _int8_int8(frame, layout, block, first, rows)
+            else:
+                _int4_int8(frame, layout, block, first, rows)
         elif layout.form == 1:
             if dots:
                 _int8_dots(frame, layout, block, first, rows)
@@ -221,7 +237,7 @@ def _tile_item() -> Any:
     @part
     def multiply(frame, layout, item, scratch):  # type: ignore[no-untyped-def]
         """One item by tiles: two panels at a time, each pair against all rows."""
-        block, c = scratch, scratch + tiles.BLOCK_BYTES
+        block, c = scratch, scratch + code.BLOCK_BYTES
         decoded = c + C_BYTES + CONFIG_BYTES
         decoded_bytes = 2 * WIDTH * layout.padded
         ahead = 0 if frame.chosen else 2 * layout.panel_bytes
@@ -230,29 +246,29 @@ def _tile_item() -> Any:
                 chosen = panel_at(frame, panel + other)
                 at = layout.panels_at + chosen * layout.panel_bytes
                 if layout.form:
-                    set_i64(block + 8 * tiles.Q, at)
-                    set_i64(block + 8 * tiles.S, layout.scales_at + chosen * layout.scale_bytes)
-                    set_i64(block + 8 * tiles.STEPS, layout.group // 8)
-                    set_i64(block + 8 * tiles.AHEAD, ahead)
+                    set_i64(block + 8 * code.Q, at)
+                    set_i64(block + 8 * code.S, layout.scales_at + chosen * layout.scale_bytes)
+                    set_i64(block + 8 * code.STEPS, layout.group // 8)
+                    set_i64(block + 8 * code.AHEAD, ahead)
                     at = decoded + other * decoded_bytes
-                    set_i64(block + 8 * tiles.B, at)
+                    set_i64(block + 8 * code.B, at)
                     if layout.form == 1:
                         decode_int8(block)
                     else:
                         decode_int4(block)
-                set_i64(block + 8 * (tiles.B + other), at)
+                set_i64(block + 8 * (code.B + other), at)
             if layout.form:
-                set_i64(block + 8 * tiles.B, decoded)
-            set_i64(block + 8 * tiles.STEPS, layout.padded // 32)
-            set_i64(block + 8 * tiles.C, c)
-            set_i64(block + 8 * tiles.AHEAD, 0 if layout.form else ahead)
+                set_i64(block + 8 * code.B, decoded)
+            set_i64(block + 8 * code.STEPS, layout.padded // 32)
+            set_i64(block + 8 * code.C, c)
+            set_i64(block + 8 * code.AHEAD, 0 if layout.form else ahead)
             row = 0
             while row < frame.rows:
                 at, x_row = frame.x + row * frame.x_row, frame.x_row
                 if row >= frame.tail_from:
                     at, x_row = frame.tail + (row - frame.tail_from) * 2 * layout.padded, 2 * layout.padded
-                set_i64(block + 8 * tiles.X, at)
-                set_i64(block + 8 * tiles.X_ROW, x_row)
+                set_i64(block + 8 * code.X, at)
+                set_i64(block + 8 * code.X_ROW, x_row)
                 rows = 32
                 if frame.rows - row > 16:
                     thirty_two(block)

@@ -1,4 +1,4 @@
-"""Rows of x as the kernels of a product with packed weights read them: normed, padded, widened.
+"""Rows of x as the kernels of a product with packed weights read them: normed, padded, widened or rounded.
 
 All functions are numba's; `frame` and `layout` are records of `linear_items.FRAME` and `packed.LAYOUT`.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from ramify.kernels.cpu import linear_code as code
 from ramify.kernels.cpu.compiler import part
 from ramify.kernels.cpu.kv_store import copy_bytes
-from ramify.kernels.cpu.linear_items import BY_DOTS, BY_F32, row_at
-from ramify.kernels.cpu.linear_tiles import BLOCK_BYTES
+from ramify.kernels.cpu.linear_int8 import round_int4, round_int8
+from ramify.kernels.cpu.linear_items import BY_DOTS, BY_F32, BY_INT8, row_at
 from ramify.kernels.cpu.norm import normalise
 from ramify.kernels.cpu.simd import (
     LANES,
@@ -20,6 +21,7 @@ from ramify.kernels.cpu.simd import (
     load_bf16,
     set_bf16,
     set_f32,
+    set_i64,
     splat_f32,
     store,
     sum_lanes,
@@ -77,6 +79,19 @@ def prepare(frame, layout, place, scratch):  # type: ignore[no-untyped-def]
     at = 0
     if frame.first + place < frame.rows:
         at = frame.from_x + row_at(frame, frame.first + place) * frame.from_row
-    _copy_row(frame, layout, at, to, scratch + BLOCK_BYTES)
-    if frame.sums_row:
-        _sum_groups(frame, layout, to, sums)
+    block, spare = scratch, scratch + code.BLOCK_BYTES
+    if frame.way != BY_INT8:
+        _copy_row(frame, layout, at, to, spare)
+        if frame.sums_row:
+            _sum_groups(frame, layout, to, sums)
+        return
+    if not at or frame.norm_at or layout.inputs != layout.padded:
+        _copy_row(frame, layout, at, spare, 0)
+        at = spare
+    set_i64(block + 8 * code.X, at)
+    set_i64(block + 8 * code.C, to)
+    set_i64(block + 8 * code.SUMS, sums)
+    if layout.form == 1:
+        round_int8(block)
+    else:
+        round_int4(block)

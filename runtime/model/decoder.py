@@ -127,12 +127,12 @@ class Model(nn.Module, ABC):
             if isinstance(module, RMSNorm):
                 module.op = rms_norm
 
-    def use_linear(self, linear: LinearOp) -> None:
-        """Multiply by packed weights with `linear` from now on."""
+    def use_linear(self, linear: LinearOp, in_layers: LinearOp | None = None) -> None:
+        """Multiply by packed weights with `linear` from now on, in the layers with `in_layers` if given."""
         self._head_op = linear
         for module in self.modules():
             if isinstance(module, Linear):
-                module.op = linear
+                module.op = in_layers or linear
 
     def use_masked_linear(self, masked_linear: MaskedLinearOp) -> None:
         """Multiply by a packed head with `masked_linear` from now on, where masks are known."""

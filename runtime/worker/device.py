@@ -54,7 +54,7 @@ def resolve_ops(config: EngineConfig, device: torch.device) -> tuple[Backend, Op
         if device.type == "cuda":
             return "triton", ops("triton", deterministic=config.deterministic)
         try:
-            return "cpu", ops("cpu", deterministic=config.deterministic)
+            return "cpu", cpu_ops(config)
         except KernelUnavailable as error:
             if config.deterministic:
                 raise _indeterminate() from error
@@ -76,7 +76,14 @@ def resolve_ops(config: EngineConfig, device: torch.device) -> tuple[Backend, Op
         )
     if backend == "torch" and config.deterministic:
         raise _indeterminate()
+    if backend == "cpu":
+        return backend, cpu_ops(config)
     return backend, ops(backend, deterministic=config.deterministic)
+
+
+def cpu_ops(config: EngineConfig) -> Ops:
+    """The compiled CPU kernels as the configuration wants them."""
+    return ops("cpu", deterministic=config.deterministic, int8=not config.exact_activations)
 
 
 def _indeterminate() -> UnsupportedField:

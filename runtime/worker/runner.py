@@ -45,7 +45,7 @@ class Runner:
         self._k_layers, self._v_layers = list(pool.k), list(pool.v)
         model.use_norm(ops.rms_norm)
         if ops.linear is not None:
-            model.use_linear(ops.linear)
+            model.use_linear(ops.linear, ops.layer_linear)
         if ops.masked_linear is not None:
             model.use_masked_linear(ops.masked_linear)
         if ops.silu_mul is not None:

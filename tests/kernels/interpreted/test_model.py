@@ -46,7 +46,15 @@ def test_greedy_tokens_equal_those_of_the_torch_backend(folder, monkeypatch):
 
 def test_the_backend_has_everything():
     triton, torchs = ops("triton"), ops("torch")
-    of_the_cpu = {"linear", "masked_linear", "prefers_packed", "flat_attention"}
+    of_the_cpu = {
+        "linear",
+        "masked_linear",
+        "prefers_packed",
+        "flat_attention",
+        "layer_linear",
+        "layer_stack",
+        "sample_tokens",
+    }
     of_the_gpu = {"planner", "matmul", "deterministic"}
     for name in triton.__slots__:
         if name not in of_the_cpu | of_the_gpu:

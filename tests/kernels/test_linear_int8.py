@@ -1,0 +1,142 @@
+"""Products whose x is rounded to int8: against float64 of the rounded x, and the bits that may not change."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ramify.kernels.cpu import linear as compiled
+from ramify.kernels.cpu import linear_int8
+from ramify.kernels.packed import PackedWeight, pack, quantised, unpack
+from ramify.kernels.registry import ops
+from tests.kernels.test_linear import ROWS, SHAPES, packed, weight_parts
+
+CPU, TORCH = ops("cpu"), ops("torch")
+FORMS = ["int8/16", "int8/64", "int4/32", "int4/128", "int8/32 wide", "int4/32 wide"]
+LINEAR, BY_ROW = compiled.int8_linear, compiled.int8_row_linear
+
+needs_vnni = pytest.mark.skipif(not linear_int8.VNNI, reason="int8 is not taken on this processor")
+
+
+def rounded(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+    """(T, inputs) float64: for each group of inputs the nearest of 127 steps to its largest magnitude."""
+    wide = torch.nn.functional.pad(x.double(), (0, weight.padded_inputs - weight.inputs))
+    groups = wide.unflatten(1, (-1, weight.group))
+    most = groups.abs().amax(-1, keepdim=True).float()
+    steps = torch.full_like(most, 127) / most  # 127 / most would be rounded twice
+    steps[most == 0] = 0
+    numbers = (groups * steps.double()).round()
+    return (numbers * (most / 127).double()).flatten(1)[:, : weight.inputs]
+
+
+@needs_vnni
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_against_float64(form, shape):
+    """Groups are summed exactly, and added up within float32's rounding."""
+    outputs, inputs = shape
+    weight = packed(form, outputs, inputs, bias=inputs % 2 == 0)
+    bias = weight.bias[:outputs].double() if len(weight.bias) else torch.zeros(outputs)
+    for count in ROWS:
+        x = (torch.randn(count, inputs) * torch.logspace(-3, 3, count)[:, None]).bfloat16()
+        seen = rounded(x, weight)
+        exact = seen @ unpack(weight).double().t() + bias
+        # A number and its offset may cancel, so both count.
+        parts = seen.abs() @ weight_parts(weight).t() + bias.abs()
+        out = torch.full((count, outputs), torch.nan)
+        assert BY_ROW(x, weight, out=out) is out
+        assert (
+            (out.double() - exact).abs() <= parts * 2**-24 * 4 * (inputs / weight.group + 8) + 1e-30
+        ).all()
+        narrow = BY_ROW(x, weight)
+        assert narrow.dtype == torch.bfloat16
+        assert torch.equal(narrow, out.bfloat16())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_it_is_close_to_the_product_that_rounds_nothing(form):
+    """With the instruction and without, and where tiles are taken instead."""
+    weight = packed(form, 130, 200)
+    for count in (1, 3, 8, 40):
+        x = torch.randn(count, 200).bfloat16()
+        wanted = TORCH.linear(x, weight, out=torch.empty(count, 130))
+        found = LINEAR(x, weight, out=torch.empty(count, 130))
+        assert torch.linalg.norm(found - wanted) <= 0.01 * torch.linalg.norm(wanted)
+
+
+@needs_vnni
+@pytest.mark.parametrize("form", FORMS)
+def test_what_follows_and_precedes_the_product(form):
+    """A norm, bias, gate and addition: of the bits that they would give one after the other."""
+    weight, plain = packed(form, 96, 90, gated=True), packed(form, 37, 90)
+    norm = (torch.rand(90).bfloat16() + 0.5, 1e-5)
+    for count in (1, 3, 20, 70):
+        x = torch.randn(count, 90).bfloat16()
+        normed = CPU.rms_norm(x, *norm)
+        assert torch.equal(BY_ROW(x, weight, norm=norm), BY_ROW(normed, weight))
+        before = torch.randn(count, 37)
+        product = BY_ROW(x, plain, out=torch.empty(count, 37))
+        assert torch.equal(BY_ROW(x, plain, out=before.clone(), add=True), product + before)
+        bits = TORCH.linear(rounded(x, weight).float(), weight)
+        close = 1e-3 if weight.format == "int4" else 1e-4
+        torch.testing.assert_close(
+            BY_ROW(x, weight, out=torch.empty(count, 48)), bits, atol=10 * close, rtol=close
+        )
+
+
+@pytest.mark.parametrize("form", ["int8/32", "int4/32", "bf16"])
+def test_a_row_depends_on_nothing_else(form):
+    """Not on the number of rows, those beside it, even NaN, or the threads."""
+    weight = packed(form, 1000, 200)
+    x = torch.randn(70, 200).bfloat16()
+    alone = torch.cat([BY_ROW(row[None], weight) for row in x])
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            for count in (2, 3, 5, 8, 17, 33, 70):
+                assert torch.equal(BY_ROW(x[:count], weight), alone[:count])
+                assert torch.equal(BY_ROW(x[70 - count :], weight), alone[70 - count :])
+    finally:
+        torch.set_num_threads(before)
+    beside = x.clone()
+    beside[1::2] = torch.nan
+    assert torch.equal(BY_ROW(beside, weight)[::2], alone[::2])
+    assert BY_ROW(beside, weight)[1::2].isnan().all()
+
+
+@needs_vnni
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_zeros_and_numbers_at_the_edges(form):
+    weight = pack(quantised(torch.ones(16, 32), form, 32), inputs=32)  # type: ignore[arg-type]
+    exact = unpack(weight).double().sum(1)
+    for value in (0.0, 1e-38, 1e-30, 3e38):
+        x = torch.full((2, 32), value).bfloat16()
+        x[:, 1::2] *= -1
+        x[:, 0] = 0
+        found = BY_ROW(x, weight, out=torch.empty(2, 16)).double()
+        assert (found + x[0, 2].double() * exact / 32).abs().max() <= 0.01 * abs(value) + 1e-29
+    infinite = torch.zeros(1, 32).bfloat16()
+    infinite[0, 3] = torch.inf
+    assert not BY_ROW(infinite, weight).isfinite().any()
+
+
+def test_what_is_rounded():
+    """bfloat16 x for int8 and int4 weights, where it was asked for and the processor is faster with it."""
+    bf16, f32 = torch.bfloat16, torch.float32
+    for rows in (1, 100):
+        for form in ("int8", "int4"):
+            assert compiled.way_for(rows, form, bf16) != compiled.BY_INT8
+            way = compiled.way_for(rows, form, bf16, by_row=True, int8=True)
+            assert (way == compiled.BY_INT8) == linear_int8.VNNI
+        for form, dtype in (("bf16", bf16), ("f32", bf16), ("int8", f32), ("int4", f32)):
+            way = compiled.way_for(rows, form, dtype, by_row=True)
+            assert compiled.way_for(rows, form, dtype, by_row=True, int8=True) == way
+
+
+def test_the_head_is_never_rounded():
+    for deterministic, head, layer in ((False, compiled.linear, LINEAR), (True, compiled.row_linear, BY_ROW)):
+        kernels = ops("cpu", deterministic=deterministic, int8=True)
+        assert kernels.linear is head
+        assert kernels.layer_linear is layer
+        assert ops("cpu", deterministic=deterministic).layer_linear is None
