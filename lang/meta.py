@@ -1,8 +1,8 @@
-"""Outputs as SGLang's ``meta_info`` dictionary, and back: the form of `get_meta_info` and of HTTP."""
+"""Outputs as SGLang's ``meta_info`` dictionary: the form of `get_meta_info` and of native HTTP."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ramify.messages import Finish, TokenLogprobs, Usage
@@ -50,33 +50,6 @@ def _top_logprobs(found: TokenLogprobs) -> list[list[list[Any]]]:
         [[logprob, token, text] for (token, logprob), text in zip(row, names, strict=True)]
         for row, names in zip(found.top, texts, strict=True)
     ]
-
-
-def read_logprobs(meta: Mapping[str, Any], side: str) -> TokenLogprobs | None:
-    """The ``input`` or ``output`` log-probabilities of a ``meta_info``; None when it has none."""
-    rows = meta.get(f"{side}_token_logprobs")
-    if rows is None:
-        return None
-    top = meta.get(f"{side}_top_logprobs") or ()
-    return TokenLogprobs(
-        ids=tuple(row[1] for row in rows),
-        logprobs=tuple(row[0] for row in rows),
-        texts=tuple(row[2] or "" for row in rows) if all(len(row) > 2 for row in rows) else (),
-        top=tuple(tuple((entry[1], entry[0]) for entry in row or ()) for row in top),
-        top_texts=tuple(tuple(entry[2] or "" for entry in row or ()) for row in top),
-    )
-
-
-def read_usage(meta: Mapping[str, Any]) -> Usage:
-    found = {name: meta.get(SPELLINGS.get(name, name)) for name in USAGE_FIELDS}
-    return Usage(**{name: value for name, value in found.items() if value is not None})
-
-
-def read_finish(meta: Mapping[str, Any]) -> Finish | None:
-    reason = meta.get("finish_reason")
-    if reason is None:
-        return None
-    return Finish(reason=reason["type"], matched=reason.get("matched"))
 
 
 def add_logprobs(first: TokenLogprobs | None, second: TokenLogprobs | None) -> TokenLogprobs | None:

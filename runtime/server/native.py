@@ -40,6 +40,7 @@ from ramify.runtime.server.fields import Fields, json_response, read_fields
 from ramify.runtime.server.info import model_info, server_info
 from ramify.runtime.server.native_answer import native_answer
 from ramify.runtime.server.params import (
+    check_hint,
     check_sampling,
     check_segments,
     explain_by_field,
@@ -352,14 +353,7 @@ def _take_hint(fields: Fields) -> ProgramHint | None:
     ended: tuple[str, ...] = own.take("ended", tuple[str, ...], ())
     calls_left: int | None = own.take("calls_left", int | None)
     own.refuse_rest()
-    if not program:
-        raise InvalidRequest("program.program is missing.", field="program.program")
-    for field, value in (("lease_s", lease_s), ("calls_left", calls_left or 0)):
-        if value < 0:
-            raise InvalidRequest(
-                f"program.{field} is {value}; it must be 0 or more.", field=f"program.{field}"
-            )
-    return ProgramHint(
+    hint = ProgramHint(
         program=program,
         name=name,
         lease_s=lease_s,
@@ -370,6 +364,8 @@ def _take_hint(fields: Fields) -> ProgramHint | None:
         ended=ended,
         calls_left=calls_left,
     )
+    check_hint(hint, "program")
+    return hint
 
 
 def _take_rids(fields: Fields, count: int, service: Service) -> list[str]:
