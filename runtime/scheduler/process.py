@@ -30,7 +30,9 @@ from ramify.runtime.scheduler.compiler_host import CompilerHost
 from ramify.runtime.scheduler.healing import Healer
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
+from ramify.runtime.torch_import import import_rest
 from ramify.runtime.worker.build import build_runner
+from ramify.runtime.worker.device import resolve_device
 from ramify.runtime.worker.memory import SPARE_PAGES
 from ramify.runtime.worker.runner import Runner
 from ramify.runtime.worker_process import Orders, reporting_start_up, take_orders
@@ -51,6 +53,8 @@ def main() -> None:
     torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
     torch.set_grad_enabled(False)
     with reporting_start_up("scheduler", frontend):
+        if config.load_format == "dummy" or resolve_device(config).type != "cpu":
+            import_rest()
         shape = read_config(Path(orders.weights))
         folder = Path(orders.tokenizer)
         vocabulary = load_vocabulary(folder, vocab_size=shape.vocab_size, stop_ids=shape.eos_token_ids)
@@ -97,6 +101,7 @@ def _prepare_engines(vocabulary: Vocabulary, load_tokenizer: Callable[[], object
     """What the first constraint would otherwise wait for, and the first text that a grammar forces."""
     from ramify.runtime.grammar.engines import prepare, prepare_lark
 
+    import_rest()
     prepare(vocabulary)
     prepare_lark(vocabulary)
     load_tokenizer()

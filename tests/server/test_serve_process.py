@@ -21,7 +21,7 @@ from ramify.runtime.server import frontdesk
 from tests.server.desk import FakeDesk
 
 class Desk(FakeDesk):
-    def __init__(self, config):
+    def __init__(self, config, workers):
         super().__init__()
         self.hold_after = 1
     async def start(self): pass
