@@ -36,7 +36,7 @@ class Serving(rm.ScriptedBackend):
 
 @pytest.mark.parametrize(
     ("name", "as_graph", "alone"),
-    [("tree-of-thought", 10, 0), ("judge", 9, 0), ("json-by-regex", 2, 0), ("react", 5, 5)],
+    [("tree-of-thought", 10, 0), ("judge", 5, 0), ("json-by-regex", 2, 0), ("react", 3, 3)],
 )
 def test_what_python_does_not_decide_is_submitted(name: str, as_graph: int, alone: int) -> None:
     case = CASES[name]

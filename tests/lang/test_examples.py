@@ -34,7 +34,7 @@ def test_judge(capsys):
     assert "The lowest score was 2." in state.text()
     out = capsys.readouterr().out
     assert "├─ fork 0" in out
-    assert "8 requests" in out
+    assert "4 requests" in out
     assert state.trace.computed_tokens < state.usage.prompt_tokens / 2
 
 
