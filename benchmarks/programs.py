@@ -79,6 +79,9 @@ class Done:
 
 
 WAYS = ("process", "process-graph", "http", "http-graph", "client", "other")
+SETTLE_S = 1.0
+"""Before each run: the threads of a server spin for a while after its last request, on everybody's cores."""
+
 Ways = dict[str, Callable[[Case, Rows], Done]]
 """What runs a batch, by name."""
 
@@ -249,6 +252,7 @@ def measure(case: Case, run: Ways, batch: int, repeat: int) -> dict[str, Done]:
         mine = rows[WARM_UP + batch * number :][:batch]
         order = list(run)[number % len(run) :] + list(run)[: number % len(run)]
         for name in order:
+            time.sleep(SETTLE_S)
             before = processor_s()
             results[name].append(run[name](case, mine))
             results[name][-1].processor_s = processor_s() - before

@@ -42,8 +42,8 @@ class EngineConfig:
     """naive: the same interface without sharing, for baselines."""
     page_size: int = 16
     kv_memory_gb: float | None = None
-    """Memory for KV pages, in GiB; ignored when `num_pages` is given. None takes on the CPU what 24,576
-    tokens or three of the model's longest contexts need, at most 1, and on a CUDA device what
+    """Memory for KV pages, in GiB; ignored when `num_pages` is given. None takes on the CPU what 20,480
+    tokens or two of the model's longest contexts need, at most 1, and on a CUDA device what
     `memory_fraction` leaves."""
     num_pages: int | None = None
     memory_fraction: float | None = None

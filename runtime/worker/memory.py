@@ -21,8 +21,8 @@ FRACTION = 0.9
 fragments."""
 CPU_BYTES = 1 << 30
 """For KV pages on the CPU, where nothing else is asked for, if tokens take so much."""
-CPU_CONTEXTS = 3
-CPU_TOKENS = 24_576
+CPU_CONTEXTS = 2
+CPU_TOKENS = 20_480
 """What KV pages on the CPU are for: so many tokens, and so many of the model's longest contexts. Any load
 touches all pages in the end, as each is kept for whoever comes back, and what is touched stays resident."""
 
