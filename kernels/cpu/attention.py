@@ -15,7 +15,6 @@ whole, in chunks or decoded, and with any number of threads.
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ import torch
 from numba import types
 
 from ramify.kernels.checks import check_attention, wrong_lengths
+from ramify.kernels.cpu.arena import Arena
 from ramify.kernels.cpu.attention_plan import (
     ITEM_ROWS,
     ITEMS_A_THREAD,
@@ -53,14 +53,12 @@ from ramify.kernels.cpu.attention_tile import (
 )
 from ramify.kernels.cpu.compiler import callback, carray, compiled, part, sources
 from ramify.kernels.cpu.fork import call_at, fork_at
-from ramify.kernels.cpu.simd import LANES, as_pointer, i32_at, i64_at, next_ticket, set_i64
+from ramify.kernels.cpu.simd import LANES, LOG2_E, as_pointer, i32_at, i64_at, next_ticket, set_i64
 from ramify.kernels.cpu.team import fork_address
 from ramify.kernels.cpu.tiles import PANEL, TILE_ROWS
 
 SERIAL_WORK = 20_000
 """Below so many vector operations (a few us) one thread is done before a second would help."""
-
-LOG2_E = 1.4426950408889634
 
 
 def _build_body(sources: str) -> Any:
@@ -252,11 +250,11 @@ run = _build_run(sources())
 body_address = _body.address
 
 
-class _Arena(threading.local):
-    """Working memory of one calling thread, kept between calls."""
+class _Arena(Arena):
+    """With the order of the sequences of the last call."""
 
     def __init__(self) -> None:
-        self.grow(1 << 20)
+        super().__init__()
         self.sequences = -1
 
     def order(self, sequences: int) -> int:
@@ -266,11 +264,6 @@ class _Arena(threading.local):
             self.orders = np.zeros((2, max(1, sequences)), np.int64)
             self.orders[0, :sequences] = np.arange(sequences)
         return self.orders.ctypes.data
-
-    def grow(self, size: int) -> None:
-        self.memory = np.empty(size + 64, np.uint8)
-        self.address = -(-self.memory.ctypes.data // 64) * 64
-        self.size = size
 
 
 arena = _Arena()

@@ -19,7 +19,7 @@ from ramify.kernels.checks import check_attention, check_rope, check_store, wron
 from ramify.kernels.cpu import attention, linear, rope
 from ramify.kernels.cpu.compiler import carray, compiled, part, sources
 from ramify.kernels.cpu.norm import normalise
-from ramify.kernels.cpu.simd import as_pointer, i64_at
+from ramify.kernels.cpu.simd import LOG2_E, as_pointer, i64_at
 from ramify.kernels.cpu.team import fork_address
 from ramify.kernels.packed import FORMATS, LAYOUT, PackedWeight
 from ramify.kernels.stack import LayerWeights, Norm
@@ -259,7 +259,7 @@ class LayerStack:
         while True:
             step["linear_arena"], step["linear_bytes"] = linear.arena.address, linear.arena.size
             step["attention_arena"], step["attention_bytes"] = attention.arena.address, attention.arena.size
-            result = _run(self._step.ctypes.data, scale * attention.LOG2_E)
+            result = _run(self._step.ctypes.data, scale * LOG2_E)
             if result == 0:
                 return
             if result < 0:

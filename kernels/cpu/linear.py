@@ -19,10 +19,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
-import threading
 from typing import Any
 
-import numpy as np
 import torch
 from numba import types
 from torch import Tensor
@@ -30,6 +28,7 @@ from torch import Tensor
 from ramify.kernels.checks import check_linear
 from ramify.kernels.cpu import linear_code as code
 from ramify.kernels.cpu import linear_tiles as tiles
+from ramify.kernels.cpu.arena import Arena
 from ramify.kernels.cpu.attention_tile import up
 from ramify.kernels.cpu.compiler import callback, carray, compiled, sources
 from ramify.kernels.cpu.dots import DOTS
@@ -228,19 +227,7 @@ def way_for(rows: int, form: str, dtype: torch.dtype, *, by_row: bool = False, i
     return BY_DOTS if DOTS else BY_F32
 
 
-class _Arena(threading.local):
-    """Working memory of one calling thread, kept between calls."""
-
-    def __init__(self) -> None:
-        self.grow(1 << 20)
-
-    def grow(self, size: int) -> None:
-        self.memory = np.empty(size + 64, np.uint8)
-        self.address = -(-self.memory.ctypes.data // 64) * 64
-        self.size = size
-
-
-arena = _Arena()
+arena = Arena()
 
 
 def linear(
@@ -250,61 +237,23 @@ def linear(
     norm: tuple[Tensor, float] | None = None,
     out: Tensor | None = None,
     add: bool = False,
+    by_row: bool = False,
+    int8: bool = False,
 ) -> Tensor:
-    """As `reference.linear.linear`, whose docstring is the contract."""
-    return _multiplied(x, weight, norm, out, add, way_for(len(x), weight.format, x.dtype))
-
-
-def row_linear(
-    x: Tensor,
-    weight: PackedWeight,
-    *,
-    norm: tuple[Tensor, float] | None = None,
-    out: Tensor | None = None,
-    add: bool = False,
-) -> Tensor:
-    """As `linear`, by one way for any number of rows: a row's bits depend on it and the weight alone."""
-    return _multiplied(x, weight, norm, out, add, way_for(len(x), weight.format, x.dtype, by_row=True))
-
-
-def int8_linear(
-    x: Tensor,
-    weight: PackedWeight,
-    *,
-    norm: tuple[Tensor, float] | None = None,
-    out: Tensor | None = None,
-    add: bool = False,
-) -> Tensor:
-    """As `linear`, where bfloat16 x may be rounded to int8 for weights of int8 and int4."""
-    return _multiplied(x, weight, norm, out, add, way_for(len(x), weight.format, x.dtype, int8=True))
-
-
-def int8_row_linear(
-    x: Tensor,
-    weight: PackedWeight,
-    *,
-    norm: tuple[Tensor, float] | None = None,
-    out: Tensor | None = None,
-    add: bool = False,
-) -> Tensor:
-    """As `row_linear`, with the same rounding."""
-    return _multiplied(
-        x, weight, norm, out, add, way_for(len(x), weight.format, x.dtype, by_row=True, int8=True)
-    )
-
-
-def _multiplied(
-    x: Tensor,
-    weight: PackedWeight,
-    norm: tuple[Tensor, float] | None,
-    out: Tensor | None,
-    add: bool,
-    way: int,
-) -> Tensor:
+    """As `reference.linear.linear`, whose docstring is the contract; `by_row` and `int8` as in `way_for`."""
     out = check_linear(x, weight, norm, out, add)
     if len(x):
+        way = way_for(len(x), weight.format, x.dtype, by_row=by_row, int8=int8)
         multiply_rows(x, weight, norm, out, add, way, len(x))
     return out
+
+
+row_linear = functools.partial(linear, by_row=True)
+"""As `linear`, by one way for any number of rows: a row's bits depend on it and the weight alone."""
+int8_linear = functools.partial(linear, int8=True)
+"""As `linear`, where bfloat16 x may be rounded to int8 for weights of int8 and int4."""
+int8_row_linear = functools.partial(linear, by_row=True, int8=True)
+"""As `row_linear`, with the same rounding."""
 
 
 def multiply_rows(

@@ -56,6 +56,17 @@ def block_function(name: str, fill: Callable[[ir.IRBuilder, ir.Value], None]) ->
     return call
 
 
+def argument_at(builder: ir.IRBuilder, block: ir.Value, place: int) -> ir.Value:
+    """What is at a place in the block of arguments."""
+    return builder.load(pointer(builder, builder.add(block, _i64(8 * place)), _i64))
+
+
+def row_address(builder: ir.IRBuilder, block: ir.Value, first: int, stride: int, index: int) -> ir.Value:
+    """The address of a row, from the places that hold those of the first row and the bytes between rows."""
+    offset = builder.mul(argument_at(builder, block, stride), _i64(index))
+    return builder.add(argument_at(builder, block, first), offset)
+
+
 def constant(kind: ir.VectorType, value: float) -> ir.Constant:
     return ir.Constant(kind, [value] * kind.count)
 

@@ -12,6 +12,7 @@ offsets) or -128 times that in steps (int8: int32, what a sum begins with).
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from llvmlite import ir
@@ -74,12 +75,8 @@ def _product(form: str, rows: int, panels: int) -> Any:
     grid = [(row, panel) for row in range(rows) for panel in range(panels)]
 
     def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
-        def argument(place: int) -> ir.Value:
-            return builder.load(pointer(builder, builder.add(block, _i64(8 * place)), _i64))
-
-        def place(first: int, stride: int, index: int) -> ir.Value:
-            return builder.add(argument(first), builder.mul(argument(stride), _i64(index)))
-
+        argument = functools.partial(code.argument_at, builder, block)
+        place = functools.partial(code.row_address, builder, block)
         weights = [argument(code.Q + panel) for panel in range(panels)]
         scales = [argument(code.S + panel) for panel in range(panels)]
         ahead = [argument(code.AHEAD + panel) for panel in range(panels)]
@@ -155,8 +152,7 @@ def _rounder(form: str) -> Any:
     order = ir.Constant(_ints, [8 * (lane // 8) + _ORDER[form][lane % 8] for lane in range(WIDTH)])
 
     def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
-        def argument(place: int) -> ir.Value:
-            return builder.load(pointer(builder, builder.add(block, _i64(8 * place)), _i64))
+        argument = functools.partial(code.argument_at, builder, block)
 
         def reduced(name: str, vector: ir.Value) -> ir.Value:
             return called(builder, f"llvm.vector.reduce.{name}", vector.type.element, vector)

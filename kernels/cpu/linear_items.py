@@ -20,6 +20,7 @@ from ramify.kernels.cpu.linear_int8 import VNNI
 from ramify.kernels.cpu.simd import (
     BYTES,
     LANES,
+    LOG2_E,
     add,
     bf16_at,
     div,
@@ -56,7 +57,6 @@ MOST_ROWS = max(tiles.ROWS)
 C_ROW = 4 * WIDTH * ITEM_PANELS
 C_BYTES = 32 * C_ROW
 CONFIG_BYTES = 64
-_LOG2_E = 1.4426950408889634
 
 
 @part
@@ -157,7 +157,7 @@ def _finish(frame, layout, c, first, panels, row, rows):  # type: ignore[no-unty
                     if layout.bias_at:
                         through = add(through, load(bias + 4 * WIDTH + i))
                     # silu(y) = y / (1 + exp(-y)); from 2**127 on the quotient is 0 either way.
-                    power = minimum(mul(y, splat_f32(-_LOG2_E)), splat_f32(127.0))
+                    power = minimum(mul(y, splat_f32(-LOG2_E)), splat_f32(127.0))
                     y = mul(div(y, add(splat_f32(1.0), exp2(power))), through)
                 store(at + i, y)
             if count == WIDTH and frame.out_bf16:

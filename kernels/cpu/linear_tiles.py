@@ -11,6 +11,7 @@ All kernels take the address of a block of int64 (`linear_code.Q` ... `WIDE` say
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from llvmlite import ir
@@ -34,11 +35,13 @@ from ramify.kernels.cpu.linear_code import (
     Q,
     S,
     X,
+    argument_at,
     block_function,
     called,
     constant,
     loaded,
     multiply_add,
+    row_address,
     scale_vectors,
     splatted,
 )
@@ -122,12 +125,8 @@ def _product(form: str, dots: bool, rows: int, panels: int) -> Any:
     grid = [(row, panel) for row in range(rows) for panel in range(panels)]
 
     def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
-        def argument(place: int) -> ir.Value:
-            return builder.load(pointer(builder, builder.add(block, _i64(8 * place)), _i64))
-
-        def place(first: int, stride: int, index: int) -> ir.Value:
-            return builder.add(argument(first), builder.mul(argument(stride), _i64(index)))
-
+        argument = functools.partial(argument_at, builder, block)
+        place = functools.partial(row_address, builder, block)
         zero = constant(_floats, 0.0)
         weights = [argument(Q + panel) for panel in range(panels)]
         scales = [argument(S + panel) for panel in range(panels)]
@@ -210,9 +209,7 @@ def decoder(form: str) -> Any:
     count = {"int8": 1, "int4": 2}[form]
 
     def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
-        def argument(place: int) -> ir.Value:
-            return builder.load(pointer(builder, builder.add(block, _i64(8 * place)), _i64))
-
+        argument = functools.partial(argument_at, builder, block)
         weights, scales, to, wide = argument(Q), argument(S), argument(B), argument(WIDE)
         steps, ahead = argument(STEPS), argument(AHEAD)
         scale_bytes = builder.mul(_i64(2 * WIDTH * count), builder.add(wide, _i64(1)))
@@ -247,8 +244,7 @@ def _tile_product(row_tiles: int) -> Any:
     """C = x Wᵀ for 16 or 32 rows and two panels, by AMX: STEPS counts tiles of 32 inputs here."""
 
     def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
-        def argument(place: int) -> ir.Value:
-            return builder.load(pointer(builder, builder.add(block, _i64(8 * place)), _i64))
+        argument = functools.partial(argument_at, builder, block)
 
         def at(address: ir.Value) -> ir.Value:
             return pointer(builder, address, _i8)

@@ -8,7 +8,6 @@ tokens of a bucket in which something ends are put in order.
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,12 @@ import torch
 from numba import types
 from torch import Tensor
 
+from ramify.kernels.cpu.arena import Arena
 from ramify.kernels.cpu.compiler import callback, carray, compiled, part, sources
 from ramify.kernels.cpu.fork import call_at, fork_at
 from ramify.kernels.cpu.simd import (
     LANES,
+    LOG2_E,
     as_pointer,
     div,
     exp2,
@@ -55,7 +56,6 @@ LIKELY = 2.0**-10
 with top-k or top-p, and they are few."""
 SERIAL_NUMBERS = 1 << 14
 """Up to so many logits one thread is done before a second would help."""
-_LOG2_E = 1.4426950408889634
 
 
 @part
@@ -113,7 +113,7 @@ def _weigh(frame, x, top, temperature):  # type: ignore[no-untyped-def]
     """x becomes exp((x - top) / temperature): 1 for the most likely token."""
     scale = splat_f32(temperature)
     highest = div(splat_f32(top), scale)
-    log2_e = splat_f32(_LOG2_E)
+    log2_e = splat_f32(LOG2_E)
     for i in range(0, frame.padded, LANES):
         store(x + 4 * i, exp2(mul(sub(div(load(x + 4 * i), scale), highest), log2_e)))
 
@@ -363,16 +363,16 @@ def _build_run(sources: str) -> Any:
 _run = _build_run(sources())
 
 
-class _Room(threading.local):
-    """Working memory of one calling thread, kept between calls."""
+class _Arena(Arena):
+    """With the arguments of a call, and the counters from which its threads take rows."""
 
     def __init__(self) -> None:
-        self.memory = np.empty(0, np.uint8)
+        super().__init__()
         self.frame = np.zeros(1, FRAME)
         self.tickets = np.zeros(2, np.int64)
 
 
-_room = _Room()
+_arena = _Arena()
 
 
 def sample_tokens(
@@ -391,14 +391,14 @@ def sample_tokens(
     padded = -(-vocab // LANES) * LANES
     scratch_bytes = -(-(4 * padded + 16 * (vocab + BUCKETS)) // 64) * 64
     threads = 1 if rows * vocab < SERIAL_NUMBERS else min(rows, torch.get_num_threads())
-    if len(_room.memory) < threads * scratch_bytes + 64:
-        _room.memory = np.empty(threads * scratch_bytes + 64, np.uint8)
-    _room.frame[0] = (
+    if _arena.size < threads * scratch_bytes:
+        _arena.grow(threads * scratch_bytes)
+    _arena.frame[0] = (
         logits.data_ptr(), 4 * logits.stride(0), rows, vocab, padded,
         0 if mask is None else mask.data_ptr(), 0 if mask is None else 4 * mask.stride(0),
         0 if mask_rows is None else mask_rows.data_ptr(),
         options.values.data_ptr(), tokens.data_ptr(),
-        -(-_room.memory.ctypes.data // 64) * 64, scratch_bytes, _room.tickets.ctypes.data,
+        _arena.address, scratch_bytes, _arena.tickets.ctypes.data,
     )  # fmt: skip
-    _run(_room.frame.ctypes.data, threads, fork_address(), _body.address)
+    _run(_arena.frame.ctypes.data, threads, fork_address(), _body.address)
     return tokens

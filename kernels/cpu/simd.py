@@ -21,6 +21,8 @@ from ramify.kernels.cpu.compiler import intrinsic, lanes, part
 LANES = lanes()
 BYTES = 4 * LANES
 """Bytes of one vector."""
+LOG2_E = 1.4426950408889634
+"""log2(e): exp(x) is exp2(LOG2_E * x)."""
 
 _f32, _i32, _i64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _vector, _ivector = ir.VectorType(_f32, LANES), ir.VectorType(_i32, LANES)

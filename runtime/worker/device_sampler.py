@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ramify.kernels.registry import SamplingOps
 from ramify.kernels.sampling import LogitEdits, LogProbabilities, RowEdits
-from ramify.runtime.worker.sampler import Drawing, RowLogprobs, SamplingRow, options_of
+from ramify.runtime.worker.attention import moved
+from ramify.runtime.worker.sampler import Drawing, RowLogprobs, SamplingRow, options_of, stacked
 
 
 class DeviceSampler:
@@ -29,13 +30,13 @@ class DeviceSampler:
             self._ops.restore_logits(logits, edits, before)
         if not asked:
             return _OnItsWay(tokens, None)
-        index = self._moved(np.array(asked, dtype=np.int64))
+        index = moved(torch.tensor(asked, dtype=torch.int64), self._device)
         found = self._ops.log_probabilities(logits[index], tokens[index], top)
         return _OnItsWay(tokens, found)
 
     @torch.inference_mode()
     def log_probabilities(self, logits: Tensor, tokens: np.ndarray, top: int) -> list[RowLogprobs]:
-        known = self._moved(tokens.astype(np.int64))
+        known = moved(torch.from_numpy(tokens.astype(np.int64)), self._device)
         return _as_rows(*self._ops.log_probabilities(logits, known, top))
 
     def _edits(self, rows: Sequence[SamplingRow]) -> LogitEdits | None:
@@ -58,18 +59,11 @@ class DeviceSampler:
         )
 
     def _masks(self, rows: Sequence[SamplingRow]) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        masks = [row.mask for row in rows if row.mask is not None]
-        if not masks:
+        masks = [row.mask for row in rows]
+        if all(mask is None for mask in masks):
             return None, None
-        held = np.array([row.mask is not None for row in rows])
-        places = np.where(held, np.cumsum(held) - 1, -1).astype(np.int32)
-        return self._moved(np.stack(masks)), self._moved(places)
-
-    def _moved(self, array: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(array)
-        if self._device.type != "cuda":
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
+        words, places = stacked(masks)
+        return moved(words, self._device), moved(places, self._device)
 
 
 class _OnItsWay:
