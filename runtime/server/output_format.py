@@ -1,13 +1,13 @@
 """Every way in which clients of the OpenAI surface ask for a constraint.
 
-``response_format`` is OpenAI's, with types beyond its own; top-level `regex`, `ebnf`, `json_schema` are
-SGLang's; ``guided_*`` and ``structured_outputs`` are vLLM's. One constraint a request; every other field
-is refused by name.
+``response_format`` is that of OpenAI's chat completions and ``text.format`` that of its Responses API, with
+types beyond its own; top-level `regex`, `ebnf`, `json_schema` are SGLang's; ``guided_*`` and
+``structured_outputs`` are vLLM's. One constraint a request; every other field is refused by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -26,8 +26,17 @@ def take_output_format(fields: Fields) -> Found | None:
 
     Raises `InvalidRequest` where two are given, `InvalidConstraint` for one that cannot be meant.
     """
+    return _take_one(fields, lambda fields: _format(fields, "response_format", _TYPES))
+
+
+def take_text_format(fields: Fields) -> Found | None:
+    """The same where the fields are those of the Responses API: ``text.format`` is OpenAI's."""
+    return _take_one(fields, _text_format)
+
+
+def _take_one(fields: Fields, own: Callable[[Fields], Found | None]) -> Found | None:
     takers: tuple[Callable[[Fields], Found | None], ...] = (
-        _response_format,
+        own,
         lambda fields: _schema(fields, "json_schema"),
         lambda fields: _text(fields, "regex", constraint.regex),
         lambda fields: _text(fields, "ebnf", constraint.ebnf),
@@ -46,15 +55,27 @@ def take_output_format(fields: Fields) -> Found | None:
     return found[0] if found else None
 
 
-def _response_format(fields: Fields) -> Found | None:
-    form = fields.take_object("response_format")
+def _text_format(fields: Fields) -> Found | None:
+    text = fields.take_object("text")
+    if text is None:
+        return None
+    found = _format(text, "format", _TYPES | {"json_schema": _schema_with_options})
+    text.refuse_rest({"verbosity": "Ask for it in the instructions."})
+    return found
+
+
+def _format(
+    fields: Fields, field: str, types: Mapping[str, Callable[[Fields], Found | None]]
+) -> Found | None:
+    """The format in `field`, which is one of `types`."""
+    form = fields.take_object(field)
     if form is None:
         return None
     kind: str | None = form.take("type", str)
-    taker = _TYPES.get(kind or "")
+    taker = types.get(kind or "")
     if taker is None:
         path = form.path("type")
-        known = ", ".join(sorted(_TYPES))
+        known = ", ".join(sorted(types))
         raise UnsupportedField(f"{path} is {kind!r}; it must be one of {known}.", field=path)
     found = taker(form)
     form.refuse_rest()
@@ -65,19 +86,22 @@ def _response_format(fields: Fields) -> Found | None:
 
 
 def _wrapped_schema(form: Fields) -> Found | None:
-    """OpenAI's ``{"json_schema": {name, schema, strict}}``, and our options beside the schema."""
-    wrapper = form.take_object("json_schema")
-    schema = wrapper.take_text("schema") if wrapper is not None else None
-    if wrapper is None or schema is None:
-        path = form.path("json_schema.schema")
+    """Chat completions: ``{"json_schema": {name, schema, strict}}``."""
+    return _schema_with_options(form.take_object("json_schema") or Fields({}, form.path("json_schema")))
+
+
+def _schema_with_options(form: Fields) -> Found | None:
+    """``{name, schema, strict}`` and our options beside the schema."""
+    path = form.path("schema")
+    schema = form.take_text("schema")
+    if schema is None:
         raise InvalidRequest(f"{path} is missing.", field=path)
-    wrapper.take("name", str)  # for the reader
+    form.take("name", str)  # for the reader
     # OpenAI's clients send false for "best effort"; what can be enforced always is.
-    strict: Strict = wrapper.take("strict", Strict, True)
-    whitespace: Whitespace = wrapper.take("whitespace", Whitespace, "natural")
-    any_order: bool = wrapper.take("any_order", bool, False)
-    wrapper.refuse_rest({"description": "Write it into the prompt or the schema."})
-    path = wrapper.path("schema")
+    strict: Strict = form.take("strict", Strict, True)
+    whitespace: Whitespace = form.take("whitespace", Whitespace, "natural")
+    any_order: bool = form.take("any_order", bool, False)
+    form.refuse_rest({"description": "Write it into the prompt or the schema."})
     return path, make_constraint(
         path,
         lambda source: constraint.json_schema(

@@ -1,6 +1,7 @@
 """What a chat request says of reasoning: whether, for how long, and how it is answered.
 
-``reasoning`` {enabled, max_tokens, exclude} is spelled as OpenRouter has it; `start` and `end` are ours.
+``reasoning`` {enabled, effort, max_tokens, exclude} is spelled as OpenRouter has it, effort as OpenAI's
+Responses API has it as well; `start` and `end` are ours.
 Also taken: ``chat_template_kwargs`` and `include_reasoning` (vLLM, SGLang), `separate_reasoning` (SGLang),
 `thinking_token_budget` (vLLM), `enable_thinking` and `thinking_budget` (Qwen), `reasoning_effort` (OpenAI)
 where the chat template reads it.
@@ -19,6 +20,9 @@ from ramify.runtime.server.fields import Fields
 
 START, END = "<think>", "</think>"
 """As DeepSeek R1, Qwen 3 and most models since write it."""
+
+_NO_SUMMARY = "Leave it out: the reasoning itself is answered."
+_UNSUPPORTED = {"summary": _NO_SUMMARY, "generate_summary": _NO_SUMMARY, "context": "", "mode": ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +60,15 @@ def take_reasoning(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
     shown = True
     own = fields.take_object("reasoning")
     if own is not None:
-        wish.say("reasoning", own.take("enabled", bool, True))
+        effort: str | None = own.take("effort", str)
+        wish.say("reasoning", own.take("enabled", bool, effort != "none"))
+        _say_effort(own.path("effort"), effort, chat_format, wish, variables)
         start, end = own.take("start", str, START), own.take("end", str, END)
         if not end:
             raise InvalidRequest("reasoning.end is empty.", field="reasoning.end")
         limit = _take_limit(own, "max_tokens")
         shown = not own.take("exclude", bool, False)
-        own.refuse_rest({"effort": "Use max_tokens."})
+        own.refuse_rest(_UNSUPPORTED)
     for field in ("thinking_token_budget", "thinking_budget"):
         budget = _take_limit(fields, field)
         if budget is not None:
@@ -104,18 +110,25 @@ def _take_variables(fields: Fields, chat_format: ChatFormat, wish: _Wish) -> dic
     thinking: bool | None = fields.take("enable_thinking", bool)
     if thinking is not None:
         wish.say("enable_thinking", thinking)
-    effort: str | None = fields.take("reasoning_effort", str)
+    _say_effort("reasoning_effort", fields.take("reasoning_effort", str), chat_format, wish, variables)
+    return variables
+
+
+def _say_effort(
+    field: str, effort: str | None, chat_format: ChatFormat, wish: _Wish, variables: dict[str, Any]
+) -> None:
+    """Let the template know of the `effort` in `field`."""
     if effort == "none":
-        wish.say("reasoning_effort", False)
+        wish.say(field, False)
     elif effort is not None:
         if "reasoning_effort" not in chat_format.variables:
             raise UnsupportedField(
                 "This model's chat template does not read reasoning_effort.",
-                field="reasoning_effort",
-                remedy="Use reasoning with max_tokens, or reasoning_effort none.",
+                field=field,
+                remedy="Use reasoning with max_tokens, or the effort none.",
             )
-        variables["reasoning_effort"] = effort
-    return variables
+        if variables.setdefault("reasoning_effort", effort) != effort:
+            raise InvalidRequest(f"{field} and another effort are both given; give one.", field=field)
 
 
 def _take_limit(fields: Fields, field: str) -> int | None:

@@ -189,17 +189,16 @@ def choice_extras(outcome: TextChunk | Collected) -> ChoiceExtras | msgspec.Unse
     )
 
 
-def usage_reply(choices: Sequence[Collected], n: int) -> UsageReply:
+def usage_reply(usages: Sequence[Usage], n: int) -> UsageReply:
     """The usage of all choices; `n` successive ones share a prompt, which counts once.
 
     Of n choices the first to run computes the prompt and the others find it cached; what the request
     found cached is therefore the least that any of them found.
     """
-    groups = [[choice.usage for choice in choices[i : i + n]] for i in range(0, len(choices), n)]
-    every: list[Usage] = [usage for group in groups for usage in group]
+    groups = [usages[i : i + n] for i in range(0, len(usages), n)]
     prompt = sum(max(usage.prompt_tokens for usage in group) for group in groups)
     cached = sum(min(usage.cached_tokens for usage in group) for group in groups)
-    completion = sum(usage.completion_tokens for usage in every)
+    completion = sum(usage.completion_tokens for usage in usages)
     return UsageReply(
         prompt_tokens=prompt,
         completion_tokens=completion,
@@ -207,11 +206,11 @@ def usage_reply(choices: Sequence[Collected], n: int) -> UsageReply:
         prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
         ramify=UsageExtras(
             computed_tokens=prompt - cached,
-            forced_tokens=sum(usage.forced_tokens for usage in every),
-            retractions=sum(usage.retractions for usage in every),
-            queue_s=min(usage.queue_s for usage in every),
-            first_token_s=min(usage.first_token_s for usage in every),
-            total_s=max(usage.total_s for usage in every),
+            forced_tokens=sum(usage.forced_tokens for usage in usages),
+            retractions=sum(usage.retractions for usage in usages),
+            queue_s=min(usage.queue_s for usage in usages),
+            first_token_s=min(usage.first_token_s for usage in usages),
+            total_s=max(usage.total_s for usage in usages),
         ),
     )
 

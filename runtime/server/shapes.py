@@ -118,7 +118,9 @@ class ChatShape:
                     ramify=choice_extras(result),
                 )
             )
-        return ChatReply(choices=choices, usage=usage_reply(results, n), **self._head)
+        return ChatReply(
+            choices=choices, usage=usage_reply([result.usage for result in results], n), **self._head
+        )
 
     def _message(self, turn: Turn) -> ChatMessageReply:
         message = ChatMessageReply(content=turn.content)
@@ -180,7 +182,7 @@ class CompletionShape:
                     ramify=choice_extras(result),
                 )
             )
-        return self.chunk(choices, usage=usage_reply(results, n))
+        return self.chunk(choices, usage=usage_reply([result.usage for result in results], n))
 
 
 def _finish(result: Collected) -> Finish:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -28,6 +28,13 @@ MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NO_PARAMETERS = '{"type":"object","properties":{},"additionalProperties":false}'
 
+_UNSUPPORTED_TOOL = {
+    "allowed_callers": "",
+    "async": "",
+    "defer_loading": "",
+    "output_schema": "Write it into the description.",
+}
+
 Mode = Literal["none", "auto", "required"]
 
 
@@ -40,6 +47,8 @@ class ToolUse:
     callable: tuple[int, ...]
     mode: Mode
     parallel: bool
+    nested: bool
+    """What is said of a function lies in an object of its own, ``function``, as chat completions have it."""
 
     @property
     def shown(self) -> tuple[Tool, ...]:
@@ -68,46 +77,56 @@ class ToolUse:
         blamed = blamed_tool(error, [self.tools[i] for i in self.callable])
         if blamed is not None:
             index, error.pointer = blamed
-            error.field = f"tools[{self.callable[index]}].function.parameters"
+            inside = ".function" if self.nested else ""
+            error.field = f"tools[{self.callable[index]}]{inside}.parameters"
 
 
-def take_tools(fields: Fields, form: ToolFormat) -> ToolUse | None:
-    """What the request says of tools; None where it has none."""
+class _Choice(NamedTuple):
+    mode: Mode
+    names: tuple[str, ...] | None = None
+    """What may be called; None: all."""
+    once: bool = False
+    """One call is all that may come."""
+
+
+def take_tools(fields: Fields, form: ToolFormat, *, nested: bool) -> ToolUse | None:
+    """What the request says of tools; None where it has none. `nested`: see `ToolUse`."""
     items = fields.take_objects("tools")
     parallel: bool | None = fields.take("parallel_tool_calls", bool)
     choice: Any = fields.take("tool_choice", str | dict[str, msgspec.Raw])
     if not items:
         if isinstance(choice, dict) or choice not in (None, "none", "auto"):
             raise InvalidRequest("tool_choice needs tools.", field="tool_choice")
-        if parallel is not None:
+        if parallel is not None and nested:  # the Responses API takes it all the same
             raise InvalidRequest("parallel_tool_calls needs tools.", field="parallel_tool_calls")
         return None
     if len(items) > MAX_TOOLS:
         raise InvalidRequest(f"There are {len(items)} tools; at most {MAX_TOOLS} are taken.", field="tools")
-    tools = tuple(_take_tool(item) for item in items)
+    tools: list[Tool] = []
+    for item in items:
+        tools.append(_take_tool(item, nested, [tool.name for tool in tools]))
     names = [tool.name for tool in tools]
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            path = f"tools[{i}].function.name"
-            raise InvalidRequest(f"{path} is {name!r}, which another tool is called.", field=path)
-    mode, chosen = _take_choice(choice, names)
-    named = isinstance(choice, dict) and "function" in choice
+    chosen = _take_choice(choice, names, nested)
     return ToolUse(
         form=form,
-        tools=tools,
-        callable=tuple(i for i, name in enumerate(names) if chosen is None or name in chosen),
-        mode=mode,
-        parallel=parallel is not False and not named,
+        tools=tuple(tools),
+        callable=tuple(i for i, name in enumerate(names) if chosen.names is None or name in chosen.names),
+        mode=chosen.mode,
+        parallel=parallel is not False and not chosen.once,
+        nested=nested,
     )
 
 
-def _take_tool(item: Fields) -> Tool:
+def _take_tool(item: Fields, nested: bool, taken: Sequence[str]) -> Tool:
+    """One tool; the names in `taken` are those of others."""
     kind: str | None = item.take("type", str)
     if kind != "function":
         raise UnsupportedField(
-            f"{item.path('type')} is {kind!r}; only functions are supported.", field=item.path("type")
+            f"{item.path('type')} is {kind!r}; only functions are supported.",
+            field=item.path("type"),
+            remedy="Offer it as a function, and call it yourself.",
         )
-    function = item.take_object("function")
+    function = item.take_object("function") if nested else item
     if function is None:
         raise InvalidRequest(f"{item.path('function')} is missing.", field=item.path("function"))
     name: str = function.take("name", str, "")
@@ -116,10 +135,12 @@ def _take_tool(item: Fields) -> Tool:
         raise InvalidRequest(
             f"{path} is {name!r}; it must be 1 to 64 letters, digits, underscores and dashes.", field=path
         )
+    if name in taken:
+        raise InvalidRequest(f"{path} is {name!r}, which another tool is called.", field=path)
     description: str = function.take("description", str, "")
     parameters = function.take_text("parameters")
     function.take("strict", bool)  # arguments always satisfy their schema
-    function.refuse_rest()
+    function.refuse_rest(_UNSUPPORTED_TOOL)
     item.refuse_rest()
     return Tool(
         name=name,
@@ -144,13 +165,12 @@ def _object_schema(parameters: str, function: Fields) -> str:
     return parameters
 
 
-def _take_choice(choice: Any, names: Sequence[str]) -> tuple[Mode, tuple[str, ...] | None]:
-    """The mode, and the names that may be called; None: all."""
+def _take_choice(choice: Any, names: Sequence[str], nested: bool) -> _Choice:
     match choice:
         case None | "auto":
-            return "auto", None
+            return _Choice("auto")
         case "none" | "required":
-            return choice, None
+            return _Choice(choice)
         case str():
             raise InvalidRequest(
                 f"tool_choice is {choice!r}; it must be none, auto, required, or name a function.",
@@ -158,21 +178,16 @@ def _take_choice(choice: Any, names: Sequence[str]) -> tuple[Mode, tuple[str, ..
             )
     one = Fields(choice, "tool_choice")
     kind: str | None = one.take("type", str)
-    match kind:
-        case "function":
-            function = one.take_object("function") or Fields({}, one.path("function"))
-            name = _known_name(function, names)
-            one.refuse_rest()
-            return "required", (name,)
-        case "allowed_tools":
-            allowed = one.take_object("allowed_tools") or Fields({}, one.path("allowed_tools"))
-            one.refuse_rest()
-            return _take_allowed(allowed, names)
-    path = one.path("type")
-    raise UnsupportedField(f"{path} is {kind!r}; it must be function or allowed_tools.", field=path)
+    if kind not in ("function", "allowed_tools"):
+        path = one.path("type")
+        raise UnsupportedField(f"{path} is {kind!r}; it must be function or allowed_tools.", field=path)
+    inside = _inside(one, kind, nested)
+    if kind == "function":
+        return _Choice("required", (_known_name(inside, names),), once=True)
+    return _take_allowed(inside, names, nested)
 
 
-def _take_allowed(allowed: Fields, names: Sequence[str]) -> tuple[Mode, tuple[str, ...]]:
+def _take_allowed(allowed: Fields, names: Sequence[str], nested: bool) -> _Choice:
     mode: Literal["auto", "required"] | None = allowed.take("mode", Literal["auto", "required"])
     entries = allowed.take_objects("tools")
     if mode is None or not entries:
@@ -181,10 +196,18 @@ def _take_allowed(allowed: Fields, names: Sequence[str]) -> tuple[Mode, tuple[st
     chosen = []
     for entry in entries:
         entry.take("type", Literal["function"])
-        chosen.append(_known_name(entry.take_object("function") or Fields({}, entry.path("function")), names))
-        entry.refuse_rest()
+        chosen.append(_known_name(_inside(entry, "function", nested), names))
     allowed.refuse_rest()
-    return mode, tuple(chosen)
+    return _Choice(mode, tuple(chosen))
+
+
+def _inside(fields: Fields, field: str, nested: bool) -> Fields:
+    """Where that which is said of `field` lies: with `nested` in an object of this name, else beside."""
+    if not nested:
+        return fields
+    inside = fields.take_object(field) or Fields({}, fields.path(field))
+    fields.refuse_rest()
+    return inside
 
 
 def _known_name(function: Fields, names: Sequence[str]) -> str:

@@ -1,0 +1,132 @@
+"""The turns of a conversation as chat completions write them, and what the Responses API writes alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.messages import ChatFormat, ChatMessage, ToolCall
+from ramify.runtime.server.fields import Fields, decode
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_TEXT_PARTS = ("text",)
+
+_UNSUPPORTED_MESSAGE = {
+    "name": "",
+    "function_call": "Use tool_calls.",
+    "refusal": "",
+    "audio": "",
+    "annotations": "",
+}
+
+
+def take_messages(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage, ...]:
+    """The turns in ``messages``."""
+    items = fields.take_objects("messages")
+    if not items:
+        raise InvalidRequest("messages is missing or empty.", field="messages")
+    messages: list[ChatMessage] = []
+    for item in items:
+        match role := take_role(item, chat_format):
+            case "assistant":
+                message = _take_answer(item)
+            case "tool":
+                message = take_result(item, messages, "tool_call_id", "content", _TEXT_PARTS)
+            case _:
+                message = ChatMessage(role=role, content=take_content(item, "content", _TEXT_PARTS))
+        item.refuse_rest(_UNSUPPORTED_MESSAGE)
+        messages.append(message)
+    return tuple(messages)
+
+
+def take_role(item: Fields, chat_format: ChatFormat) -> str:
+    """Whose turn it is, in the words of chat templates."""
+    role: str = take_given(item, "role")
+    if role not in _ROLES and role not in chat_format.suffix:
+        path = item.path("role")
+        known = ", ".join(sorted(_ROLES.keys() | chat_format.suffix.keys()))
+        raise UnsupportedField(f"{path} is {role!r}; this model knows {known}.", field=path)
+    return _ROLES.get(role, role)
+
+
+def take_result(
+    item: Fields, before: Sequence[ChatMessage], id_field: str, content_field: str, kinds: Sequence[str]
+) -> ChatMessage:
+    """The turn of a result: of a call of an assistant turn in `before`."""
+    call_id = take_given(item, id_field)
+    called = {call.id: call.name for message in before for call in message.tool_calls}
+    if call_id not in called:
+        path = item.path(id_field)
+        raise InvalidRequest(f"{path} is {call_id!r}, which no call before it has as its id.", field=path)
+    name: str = item.take("name", str, called[call_id])
+    content = take_content(item, content_field, kinds)
+    return ChatMessage(role="tool", content=content, tool_call_id=call_id, name=name)
+
+
+def take_content(item: Fields, field: str, kinds: Sequence[str], *, required: bool = True) -> str:
+    """The text in `field`: a string, or a list of parts, each of which is one of `kinds`."""
+    path = item.path(field)
+    value: str | list[msgspec.Raw] | None = item.take(field, str | list[msgspec.Raw])
+    if value is None:
+        if required:
+            raise InvalidRequest(f"{path} is missing.", field=path)
+        return ""
+    if isinstance(value, str):
+        return value
+    texts = []
+    for part in item.take_objects(field) or []:
+        kind: str | None = part.take("type", str)
+        if kind not in kinds:
+            raise UnsupportedField(
+                f"{part.path('type')} is {kind!r}; only {' and '.join(kinds)} parts are supported.",
+                field=part.path("type"),
+            )
+        text: str | None = part.take("text", str)
+        if text is None:
+            raise InvalidRequest(f"{part.path('text')} is missing.", field=part.path("text"))
+        if kind == "output_text":
+            part.take("logprobs", list[Any])  # what the server wrote comes back as it was
+        part.refuse_rest({"annotations": ""})
+        texts.append(text)
+    return "".join(texts)
+
+
+def take_given(item: Fields, field: str) -> str:
+    """The text in `field`, which must not be empty."""
+    value: str = item.take(field, str, "")
+    if not value:
+        raise InvalidRequest(f"{item.path(field)} is missing.", field=item.path(field))
+    return value
+
+
+def take_arguments(function: Fields) -> str:
+    """A call's arguments: JSON text of an object."""
+    arguments: str = function.take("arguments", str, "{}")
+    decode(msgspec.Raw(arguments.encode()), dict[str, Any], function.path("arguments"))
+    return arguments
+
+
+def _take_answer(item: Fields) -> ChatMessage:
+    """An assistant turn: content, calls, or both."""
+    calls = tuple(map(_take_call, item.take_objects("tool_calls") or ()))
+    reasoning: str = item.take("reasoning_content", str, "")
+    content = take_content(item, "content", _TEXT_PARTS, required=not calls)
+    return ChatMessage(role="assistant", content=content, tool_calls=calls, reasoning=reasoning)
+
+
+def _take_call(item: Fields) -> ToolCall:
+    kind: str | None = item.take("type", str, "function")
+    if kind != "function":
+        raise UnsupportedField(
+            f"{item.path('type')} is {kind!r}; only functions are supported.", field=item.path("type")
+        )
+    call_id = take_given(item, "id")
+    function = item.take_object("function") or Fields({}, item.path("function"))
+    call = ToolCall(id=call_id, name=take_given(function, "name"), arguments=take_arguments(function))
+    function.refuse_rest()
+    item.take("index", int)  # what a client puts together from a stream has it
+    item.refuse_rest()
+    return call
