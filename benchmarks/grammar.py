@@ -22,10 +22,10 @@ import numpy as np
 from ramify import constraint
 from ramify.errors import InvalidConstraint
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.grammar.engines import load_grammar, prepare
+from ramify.runtime.grammar.automaton.token_trie import token_trie
+from ramify.runtime.grammar.compile.policy import compile_constraint
+from ramify.runtime.grammar.engine.load import load_grammar, prepare
 from ramify.runtime.grammar.matcher import mask_words
-from ramify.runtime.grammar.policy import compile_constraint
-from ramify.runtime.grammar.token_trie import token_trie
 from ramify.runtime.grammar.vocabulary import Vocabulary, load_vocabulary
 from ramify.runtime.model.resolve import resolve
 
@@ -151,7 +151,7 @@ class LLGuidance:
     def __init__(self, vocabulary: Vocabulary) -> None:
         import llguidance
 
-        from ramify.runtime.grammar.llguidance_engine import tokenizer
+        from ramify.runtime.grammar.engine.lark import tokenizer
 
         self._tokenizer = tokenizer(vocabulary)
         self._library = llguidance

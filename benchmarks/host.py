@@ -22,8 +22,8 @@ from ramify.kernels.registry import ops
 from ramify.messages import Failed, Reply, Submit
 from ramify.radix.cache import PrefixCache
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.grammar.compiler import answer
-from ramify.runtime.grammar.compilers import GrammarStore
+from ramify.runtime.grammar.compile.job import answer
+from ramify.runtime.grammar.store import GrammarStore
 from ramify.runtime.grammar.vocabulary import Vocabulary
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler

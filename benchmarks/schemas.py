@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 from ramify import constraint
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.grammar.engines import load_grammar, prepare
-from ramify.runtime.grammar.policy import compile_constraint
-from ramify.runtime.grammar.schema_order import in_schema_order
+from ramify.runtime.grammar.compile.policy import compile_constraint
+from ramify.runtime.grammar.engine.load import load_grammar, prepare
+from ramify.runtime.grammar.schema.order import in_schema_order
 from ramify.runtime.grammar.vocabulary import from_tokenizer
 from ramify.runtime.model.resolve import resolve
 from ramify.runtime.model.tokenizer import load_tokenizer

@@ -18,7 +18,7 @@ FOLDERS = ("ramify", "lang", "radix", "kernels", "runtime")
 
 
 def table() -> str:
-    """One list a folder: each file and the first line of its docstring."""
+    """One list a folder: the first line of its own docstring, then that of each of its files."""
     parts = []
     for top in FOLDERS:
         for folder in sorted({path.parent for path in (ROOT / top).rglob("*.py")}):
@@ -28,7 +28,9 @@ def table() -> str:
                 if path.name != "__init__.py"
             ]
             if lines:
-                parts.append(f"**{folder.relative_to(ROOT)}/**\n\n" + "\n".join(lines) + "\n")
+                package = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+                about = f" {first_line(folder / '__init__.py')}" if package else ""
+                parts.append(f"**{folder.relative_to(ROOT)}/**{about}\n\n" + "\n".join(lines) + "\n")
     return "\n" + "\n".join(parts) + "\n"
 
 

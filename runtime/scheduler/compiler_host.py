@@ -28,7 +28,7 @@ class CompilerHost:
         # A socket of its own for every process: what a dead one had not read is not for the next.
         path = self._sockets.compiler(self.generation)
         self._process = spawn(
-            "grammar.compiler_process",
+            "grammar.compile.process",
             self._orders,
             dict(os.environ),
             arguments=[str(path), *self._vocabulary],

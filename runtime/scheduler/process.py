@@ -17,8 +17,8 @@ from ramify.messages import CompilerDied, ModelInfo, Ready, ToScheduler
 from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.grammar.compilers import GrammarStore
 from ramify.runtime.grammar.retokenize import Retokenizer, encode
+from ramify.runtime.grammar.store import GrammarStore
 from ramify.runtime.grammar.vocabulary import Vocabulary, load_vocabulary
 from ramify.runtime.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.model.decoder import Model
@@ -99,7 +99,7 @@ def main() -> None:
 
 def _prepare_engines(vocabulary: Vocabulary, load_tokenizer: Callable[[], object]) -> None:
     """What the first constraint would otherwise wait for, and the first text that a grammar forces."""
-    from ramify.runtime.grammar.engines import prepare, prepare_lark
+    from ramify.runtime.grammar.engine.load import prepare, prepare_lark
 
     import_rest()
     prepare(vocabulary)

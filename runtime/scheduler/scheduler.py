@@ -56,9 +56,9 @@ from ramify.runtime.worker.runner import Runner
 from ramify.runtime.worker_process import log
 
 if TYPE_CHECKING:
-    from ramify.runtime.grammar.compilers import GrammarStore
     from ramify.runtime.grammar.matcher import Grammar
     from ramify.runtime.grammar.retokenize import Retokenizer
+    from ramify.runtime.grammar.store import GrammarStore
 
 FORCED_RUN = 16
 """A decoding request's forced tokens up to this number do not wait for the budget of prefill."""

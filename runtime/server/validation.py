@@ -31,8 +31,8 @@ async def validated(request: Generate, chunks: AsyncGenerator[TextChunk, None]) 
 def violations(request: Generate, text: str) -> tuple[Violation, ...]:
     """What `text`, a whole output, does not satisfy of its schema."""
     # These load the grammar package, which a frontend does not need for anything else.
-    from ramify.runtime.grammar.instance import validate
-    from ramify.runtime.grammar.json_text import parse_json
+    from ramify.runtime.grammar.schema.instance import validate
+    from ramify.runtime.grammar.schema.json_text import parse_json
 
     assert request.constraint is not None
     for preamble in request.preambles:

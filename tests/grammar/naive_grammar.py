@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 from hypothesis import strategies as st
 
-from ramify.runtime.grammar.derivative import Derivatives
-from ramify.runtime.grammar.ebnf import ROOT, productive
-from ramify.runtime.grammar.expression import (
+from ramify.runtime.grammar.rules.derivative import Derivatives
+from ramify.runtime.grammar.rules.expression import (
     NOTHING,
     Call,
     Chars,
@@ -19,6 +18,7 @@ from ramify.runtime.grammar.expression import (
     seq,
     text,
 )
+from ramify.runtime.grammar.rules.rule_set import ROOT, productive
 from ramify.runtime.grammar.vocabulary import Vocabulary
 
 

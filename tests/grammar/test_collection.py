@@ -11,12 +11,12 @@ import json
 import pytest
 
 from ramify import constraint
-from ramify.runtime.grammar.instance import validate
-from ramify.runtime.grammar.json_text import parse_json
 from ramify.runtime.grammar.matcher import Grammar
-from ramify.runtime.grammar.schema_grammar import schema_rules
-from ramify.runtime.grammar.schema_order import in_schema_order
-from ramify.runtime.grammar.unenforceable import Unenforceable
+from ramify.runtime.grammar.schema.compiler import schema_rules
+from ramify.runtime.grammar.schema.instance import validate
+from ramify.runtime.grammar.schema.json_text import parse_json
+from ramify.runtime.grammar.schema.order import in_schema_order
+from ramify.runtime.grammar.schema.unenforceable import Unenforceable
 from tests.grammar.collection.case import Case
 from tests.grammar.collection.everything import all_cases
 from tests.grammar.vocabularies import compiled, tiny, tokenise

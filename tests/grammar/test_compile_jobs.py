@@ -16,11 +16,11 @@ from ramify import constraint
 from ramify.constraint import Constraint
 from ramify.loop import wait
 from ramify.messages import CompileGrammar, GrammarFailed, GrammarReady
-from ramify.runtime.grammar import compile_jobs
-from ramify.runtime.grammar.compile_jobs import Answer, CompileJobs
-from ramify.runtime.grammar.compiler import answer, limit_memory
-from ramify.runtime.grammar.engines import load_grammar
-from ramify.runtime.grammar.grammar_files import GrammarFiles
+from ramify.runtime.grammar.compile import forked_jobs
+from ramify.runtime.grammar.compile.forked_jobs import Answer, CompileJobs
+from ramify.runtime.grammar.compile.grammar_files import GrammarFiles
+from ramify.runtime.grammar.compile.job import answer, limit_memory
+from ramify.runtime.grammar.engine.load import load_grammar
 from tests.grammar.vocabularies import accepts, tiny
 
 EXPONENTIAL = constraint.regex("(a|b)*a(a|b){26}")
@@ -118,7 +118,7 @@ def test_long_jobs_take_turns_and_all_end() -> None:
 
 
 def test_no_more_long_jobs_are_kept_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_jobs, "MAX_STOPPED", 1)
+    monkeypatch.setattr(forked_jobs, "MAX_STOPPED", 1)
     answers = wait(run([told(f"hang{i}") for i in range(4)], behave, timeout_s=1.0, quick_s=0.02))
     codes = sorted(outcome.error.code for outcome in answers if isinstance(outcome, GrammarFailed))
     assert codes == ["invalid_constraint", "invalid_constraint", "overloaded", "overloaded"]
@@ -188,14 +188,14 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
 
 
 def test_a_failure_that_nobody_foresaw_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ramify.runtime.grammar import compiler
+    from ramify.runtime.grammar.compile import job
 
     for error in (MemoryError(), RecursionError(), ZeroDivisionError("oh")):
 
         def fail(*_: object, error: Exception = error) -> None:
             raise error
 
-        monkeypatch.setattr(compiler, "compile_constraint", fail)
-        answer = compiler.answer(CompileGrammar(key="k", constraint=constraint.regex("a")), tiny())
+        monkeypatch.setattr(job, "compile_constraint", fail)
+        answer = job.answer(CompileGrammar(key="k", constraint=constraint.regex("a")), tiny())
         assert isinstance(answer, GrammarFailed)
         assert (answer.error.code, answer.error.field) == ("invalid_constraint", "regex")

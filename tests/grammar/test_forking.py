@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 
 from ramify import constraint
 from ramify.errors import InvalidConstraint
-from ramify.runtime.grammar import frame_compiler
-from ramify.runtime.grammar.ebnf import ROOT, productive
-from ramify.runtime.grammar.expression import (
+from ramify.runtime.grammar.automaton import compiler
+from ramify.runtime.grammar.engine.forking import MOST_CONFIGURATIONS, ForkingMatcher
+from ramify.runtime.grammar.engine.forking_fresh import ForkingFreshMatcher
+from ramify.runtime.grammar.engine.pushdown import tokens_of
+from ramify.runtime.grammar.matcher import mask_words
+from ramify.runtime.grammar.rules.expression import (
     Alt,
     Call,
     Expression,
@@ -29,12 +32,9 @@ from ramify.runtime.grammar.expression import (
     seq,
     text,
 )
-from ramify.runtime.grammar.forking_engine import MOST_CONFIGURATIONS, ForkingMatcher
-from ramify.runtime.grammar.forking_fresh import ForkingFreshMatcher
-from ramify.runtime.grammar.frame_engine import tokens_of
-from ramify.runtime.grammar.gbnf import grammar_rules
-from ramify.runtime.grammar.left_recursion import without_left_recursion
-from ramify.runtime.grammar.matcher import mask_words
+from ramify.runtime.grammar.rules.gbnf import grammar_rules
+from ramify.runtime.grammar.rules.left_recursion import without_left_recursion
+from ramify.runtime.grammar.rules.rule_set import ROOT, productive
 from ramify.runtime.grammar.vocabulary import Vocabulary
 from tests.grammar.naive_grammar import NAMES, NaiveGrammar
 from tests.grammar.test_frames import MANY, built, built_or_given_up
@@ -241,6 +241,6 @@ def test_more_ways_than_are_followed_leave_whole_texts() -> None:
 
 
 def test_what_takes_too_many_states_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_compiler, "MAX_UNCALLED_STATES", 1000)
+    monkeypatch.setattr(compiler, "MAX_UNCALLED_STATES", 1000)
     with pytest.raises(InvalidConstraint, match="too many states"):
         compiled(constraint.ebnf('root ::= ("a" | "b"){0,3000}'))

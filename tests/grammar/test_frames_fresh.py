@@ -12,11 +12,21 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ramify.errors import InvalidConstraint
-from ramify.runtime.grammar.ebnf import ROOT
-from ramify.runtime.grammar.expression import Call, Chars, Expression, Fresh, alt, optional, repeat, seq, text
-from ramify.runtime.grammar.frame_compiler import compile_grammar, compile_rules
+from ramify.runtime.grammar.automaton.compiler import compile_grammar, compile_rules
+from ramify.runtime.grammar.automaton.positions import TooLarge
 from ramify.runtime.grammar.matcher import Matcher
-from ramify.runtime.grammar.positions import TooLarge
+from ramify.runtime.grammar.rules.expression import (
+    Call,
+    Chars,
+    Expression,
+    Fresh,
+    alt,
+    optional,
+    repeat,
+    seq,
+    text,
+)
+from ramify.runtime.grammar.rules.rule_set import ROOT
 from ramify.runtime.grammar.vocabulary import Vocabulary
 from tests.grammar.test_frames import MANY, built
 from tests.grammar.test_frames_costs import budget_mask

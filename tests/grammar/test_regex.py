@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ramify import constraint
 from ramify.errors import InvalidConstraint
-from ramify.runtime.grammar import regex_syntax, utf8
+from ramify.runtime.grammar.rules import regex_syntax, utf8
 from ramify.runtime.grammar.vocabulary import Vocabulary
 from tests.grammar.languages import Language
 from tests.grammar.vocabularies import accepts, compiled, tiny

@@ -10,9 +10,9 @@ import pytest
 
 from ramify import constraint
 from ramify.errors import InvalidConstraint
-from ramify.runtime.grammar.instance import validate
-from ramify.runtime.grammar.json_text import parse_json
-from ramify.runtime.grammar.schema_grammar import Options, compile_schema
+from ramify.runtime.grammar.schema.compiler import Options, compile_schema
+from ramify.runtime.grammar.schema.instance import validate
+from ramify.runtime.grammar.schema.json_text import parse_json
 from tests.grammar.vocabularies import accepts, compiled
 
 PERSON = {

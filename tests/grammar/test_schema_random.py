@@ -13,11 +13,11 @@ import jsonschema
 import pytest
 
 from ramify.errors import InvalidConstraint
-from ramify.runtime.grammar.instance import validate
-from ramify.runtime.grammar.json_text import parse_json
-from ramify.runtime.grammar.schema_grammar import schema_rules
-from ramify.runtime.grammar.schema_order import in_schema_order
-from ramify.runtime.grammar.unenforceable import Unenforceable
+from ramify.runtime.grammar.schema.compiler import schema_rules
+from ramify.runtime.grammar.schema.instance import validate
+from ramify.runtime.grammar.schema.json_text import parse_json
+from ramify.runtime.grammar.schema.order import in_schema_order
+from ramify.runtime.grammar.schema.unenforceable import Unenforceable
 from tests.grammar.random_schemas import VALUES, Schemas
 from tests.grammar.recogniser import Recogniser
 

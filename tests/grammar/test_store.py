@@ -8,8 +8,8 @@ from ramify import constraint
 from ramify.constraint import Constraint
 from ramify.errors import EngineError, InvalidConstraint, Overloaded, RamifyError
 from ramify.messages import CompileGrammar, GrammarFailed, GrammarReady
-from ramify.runtime.grammar.compiler import answer
-from ramify.runtime.grammar.compilers import FAILURE_KEPT_S, GrammarStore
+from ramify.runtime.grammar.compile.job import answer
+from ramify.runtime.grammar.store import FAILURE_KEPT_S, GrammarStore
 from tests.grammar.vocabularies import tiny
 
 A, B, C = (constraint.choices([letter]) for letter in "abc")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ramify import constraint
 from ramify.messages import Preamble
+from ramify.runtime.grammar.engine.thinking import FreeGrammar, with_preambles
 from ramify.runtime.grammar.matcher import Matcher, mask_words
-from ramify.runtime.grammar.thinking import FreeGrammar, with_preambles
 from tests.grammar.vocabularies import CONTROL, STOP, compiled, tiny, tiny_tokenizer, tokenise
 
 END = "</think>"

@@ -9,10 +9,10 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ramify.constraint import Constraint
-from ramify.runtime.grammar.engines import load_grammar
-from ramify.runtime.grammar.json_text import parse_json, spelled
+from ramify.runtime.grammar.compile.policy import compile_constraint
+from ramify.runtime.grammar.engine.load import load_grammar
 from ramify.runtime.grammar.matcher import Grammar, Matcher, mask_words
-from ramify.runtime.grammar.policy import compile_constraint
+from ramify.runtime.grammar.schema.json_text import parse_json, spelled
 from ramify.runtime.grammar.vocabulary import Vocabulary, from_tokenizer
 
 CORPUS = [

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 import xgrammar
 
-from ramify.runtime.grammar.ebnf import reachable
-from ramify.runtime.grammar.expression import (
+from ramify.runtime.grammar.rules.expression import (
     EMPTY,
     NOTHING,
     Alt,
@@ -23,8 +22,9 @@ from ramify.runtime.grammar.expression import (
     repeat,
     seq,
 )
-from ramify.runtime.grammar.json_text import parse_json
-from ramify.runtime.grammar.schema_grammar import schema_rules
+from ramify.runtime.grammar.rules.rule_set import reachable
+from ramify.runtime.grammar.schema.compiler import schema_rules
+from ramify.runtime.grammar.schema.json_text import parse_json
 from ramify.runtime.grammar.vocabulary import Vocabulary
 from tests.grammar.vocabularies import tiny, tokenise
 

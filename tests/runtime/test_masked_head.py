@@ -12,9 +12,9 @@ import torch
 from ramify import constraint
 from ramify.kernels.cpu import linear_masked
 from ramify.kernels.registry import ops
-from ramify.runtime.grammar.compiler import answer
-from ramify.runtime.grammar.compilers import GrammarStore
+from ramify.runtime.grammar.compile.job import answer
 from ramify.runtime.grammar.retokenize import Retokenizer, encode
+from ramify.runtime.grammar.store import GrammarStore
 from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.load import dummy_model

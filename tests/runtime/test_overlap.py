@@ -10,9 +10,9 @@ import pytest
 
 from ramify import constraint
 from ramify.messages import Abort
-from ramify.runtime.grammar.compiler import answer
-from ramify.runtime.grammar.compilers import GrammarStore
+from ramify.runtime.grammar.compile.job import answer
 from ramify.runtime.grammar.retokenize import Retokenizer
+from ramify.runtime.grammar.store import GrammarStore
 from ramify.runtime.grammar.vocabulary import Vocabulary
 from ramify.runtime.scheduler.healing import Healer
 from tests.runtime.local import LocalScheduler, Result

@@ -10,8 +10,8 @@ import pytest
 from ramify.constraint import Constraint, regex
 from ramify.errors import InvalidRequest
 from ramify.messages import CompileGrammar, Preamble, Submit
-from ramify.runtime.grammar.compiler import answer
-from ramify.runtime.grammar.compilers import GrammarStore
+from ramify.runtime.grammar.compile.job import answer
+from ramify.runtime.grammar.store import GrammarStore
 from ramify.runtime.grammar.vocabulary import load_vocabulary
 from ramify.sampling import SamplingParams
 from tests.runtime.local import LocalScheduler, Result

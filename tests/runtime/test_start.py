@@ -28,7 +28,8 @@ from ramify.runtime.torch_import import import_torch
 import_torch()
 import ramify.runtime.scheduler.process
 late = ("torch._refs", "transformers", "llguidance", "fastapi")
-late += tuple(f"ramify.runtime.grammar.{name}" for name in ("engines", "policy", "token_trie"))
+grammar = ("engine.load", "compile.policy", "automaton.token_trie")
+late += tuple(f"ramify.runtime.grammar.{name}" for name in grammar)
 assert not [name for name in late if name in sys.modules]
 """
 

@@ -18,11 +18,11 @@ from ramify.errors import InvalidRequest, from_info
 from ramify.messages import Failed, Finish, Submit
 from ramify.radix.cache import PrefixCache
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.grammar.compiler import answer
-from ramify.runtime.grammar.compilers import GrammarStore
-from ramify.runtime.grammar.gbnf import grammar_rules
-from ramify.runtime.grammar.left_recursion import without_left_recursion
+from ramify.runtime.grammar.compile.job import answer
 from ramify.runtime.grammar.retokenize import Retokenizer, encode
+from ramify.runtime.grammar.rules.gbnf import grammar_rules
+from ramify.runtime.grammar.rules.left_recursion import without_left_recursion
+from ramify.runtime.grammar.store import GrammarStore
 from ramify.runtime.grammar.vocabulary import Vocabulary
 from ramify.runtime.scheduler.healing import Healer
 from ramify.runtime.scheduler.limits import Limits

@@ -1,0 +1,1 @@
+"""From rules to pushdown automata over bytes, and the tokens that an automaton's state allows."""

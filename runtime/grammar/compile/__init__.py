@@ -1,0 +1,1 @@
+"""The grammar compiler: a process that forks a child for each constraint."""

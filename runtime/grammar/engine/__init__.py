@@ -1,0 +1,1 @@
+"""Matchers: they follow the output of a request through its compiled grammar, and fill its token masks."""

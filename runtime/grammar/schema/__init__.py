@@ -1,0 +1,1 @@
+"""JSON Schema: checked, turned into grammar rules, and used to check values."""
