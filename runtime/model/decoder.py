@@ -16,11 +16,14 @@ from ramify.kernels.stack import LayerWeights
 from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.layers import (
     ActivationOp,
+    AddNormOp,
+    HeadNorms,
     Linear,
     LinearOp,
     MaskedLinearOp,
     MatMulOp,
     NormOp,
+    Residual,
     RMSNorm,
     Slot,
     Slots,
@@ -34,7 +37,15 @@ class Attend(Protocol):
     """Attention of one layer over everything computed so far, supplied by the caller of `Model.forward`."""
 
     def __call__(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Tensor, *, window: int = 0
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rotation: Tensor,
+        *,
+        window: int = 0,
+        norms: HeadNorms | None = None,
     ) -> Tensor:
         """Rotate q and k, store k and v, return softmax(q kᵀ / sqrt(head_dim)) v under the causal mask.
 
@@ -45,6 +56,7 @@ class Attend(Protocol):
         rotation: (T, head_dim / 2) complex64: numbers 2i and 2i + 1 of a head are the real and the
         imaginary part of what ``rotation[t, i]`` multiplies (`rope.rotate_`).
         window: a token sees so many tokens, itself included; 0 means all.
+        norms: of the heads of q and k, before they are rotated.
         Returns (T, heads, head_dim), in the same dtype.
         """
         ...
@@ -54,8 +66,8 @@ class Layer(nn.Module, ABC):
     """One transformer layer."""
 
     @abstractmethod
-    def forward(self, x: Tensor, rotation: Tensor, attend: Attend) -> Tensor:
-        """x: (T, hidden), changed in place and returned. rotation: (T, head_dim / 2) complex64."""
+    def forward(self, x: Residual, rotation: Tensor, attend: Attend) -> None:
+        """Add to x what the layer computes of it. rotation: (T, head_dim / 2) complex64."""
 
     def weights(self) -> LayerWeights | None:
         """Its packed weights, if it computes what `LayerWeights` says and all of them are packed."""
@@ -86,6 +98,7 @@ class Model(nn.Module, ABC):
         self._head_op: LinearOp = reference.linear
         self._masked_head_op: MaskedLinearOp | None = None
         self._matmul: MatMulOp = plain_matmul
+        self._add_norm: AddNormOp | None = None
         self._head_rows: Rows | None = None
         self.rotations = rotations(config.rope, config.head_dim, config.context_length)
 
@@ -99,20 +112,18 @@ class Model(nn.Module, ABC):
 
         ids, positions: (T,) int64; a position is the token's index in its own request.
         """
-
-        def one_by_one(x: Tensor, rotation: Tensor) -> Tensor:
-            for layer in self.layers:
-                x = layer(x, rotation, attend)
-            return x
-
-        return self.forward_through(ids, positions, one_by_one)
+        x, rotation = Residual(F.embedding(ids, self.embedding), self._add_norm), self.rotations[positions]
+        for layer in self.layers:
+            layer(x, rotation, attend)
+        return x.normed(self.norm)
 
     @torch.inference_mode()
     def forward_through(
-        self, ids: Tensor, positions: Tensor, layers: Callable[[Tensor, Tensor], Tensor]
+        self, ids: Tensor, positions: Tensor, layers: Callable[[Tensor, Tensor], None]
     ) -> Tensor:
-        """As `forward`, the layers computed by `layers`: x and rotation as `Layer.forward` takes them."""
-        x = layers(F.embedding(ids, self.embedding), self.rotations[positions])
+        """As `forward`; `layers` adds to x, (T, hidden), what all layers compute of it and the rotation."""
+        x = F.embedding(ids, self.embedding)
+        layers(x, self.rotations[positions])
         return self.norm.forward(x)
 
     def layer_weights(self) -> list[LayerWeights] | None:
@@ -121,8 +132,9 @@ class Model(nn.Module, ABC):
         weights = [layer for layer in found if layer is not None]
         return weights if len(weights) == len(self.layers) else None
 
-    def use_norm(self, rms_norm: NormOp) -> None:
-        """Compute all norms with `rms_norm` from now on."""
+    def use_norm(self, rms_norm: NormOp, add_rms_norm: AddNormOp | None = None) -> None:
+        """Compute all norms with `rms_norm` from now on, those of a sum with `add_rms_norm` if given."""
+        self._add_norm = add_rms_norm
         for module in self.modules():
             if isinstance(module, RMSNorm):
                 module.op = rms_norm

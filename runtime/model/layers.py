@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -60,6 +60,59 @@ class RMSNorm(nn.Module):
 
     def slots(self) -> Slots:
         yield "weight", Slot(self.weight, 1 if self.rotary else 0)
+
+
+class HeadNorms(NamedTuple):
+    """Weights, (head_dim,), of the norms over each query and each key head, and their epsilon."""
+
+    q: Tensor
+    k: Tensor
+    eps: float
+
+
+class AddNormOp(Protocol):
+    """See `kernels.reference.norm.add_rms_norm`."""
+
+    def __call__(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
+    ) -> Tensor: ...
+
+
+class Residual:
+    """The residual stream, (T, hidden): what a layer reads through its norms, and adds to.
+
+    Given an operation that adds and normalises at once, a sum is put off until its norm is asked for.
+    """
+
+    def __init__(self, x: Tensor, add_norm: AddNormOp | None = None) -> None:
+        self._x = x
+        self._add_norm = add_norm
+        self._term: Tensor | None = None
+
+    @property
+    def defers(self) -> bool:
+        return self._add_norm is not None
+
+    def value(self) -> Tensor:
+        """With everything added; to be changed in place."""
+        if self._term is not None:
+            self._x += self._term
+            self._term = None
+        return self._x
+
+    def normed(self, norm: RMSNorm) -> Tensor:
+        if self._term is None or self._add_norm is None:
+            return norm.forward(self._x)
+        term, self._term = self._term, None
+        return self._add_norm(term, self._x, norm.weight, norm.eps, out=term)
+
+    def add(self, term: Tensor) -> None:
+        """Add `term`, (T, hidden), whose memory is taken over."""
+        x = self.value()
+        if self.defers:
+            self._term = term
+        else:
+            x += term
 
 
 class LinearOp(Protocol):
@@ -150,12 +203,10 @@ class Linear(nn.Module):
         self.activation: ActivationOp = plain_activation
         self._rows: dict[str, Rows] = {}
 
-    def forward(self, x: Tensor, norm: RMSNorm | None = None) -> Tensor:
-        """(T, inputs) -> (T, outputs), half as many when gated; of norm(x) where a norm is given."""
+    def forward(self, x: Tensor) -> Tensor:
+        """(T, inputs) -> (T, outputs), half as many when gated."""
         if len(self.packed) == 1:
-            return self.op(x, self.packed[0], norm=None if norm is None else norm.fused)
-        if norm is not None:
-            x = norm.op(x, norm.weight, norm.eps)
+            return self.op(x, self.packed[0])
         if not self.packed:
             y = self.matmul(x, self.weight, self.bias)
             return self.activation(y) if self.gated else y
@@ -163,12 +214,20 @@ class Linear(nn.Module):
         self._parts(x, y, add=False)
         return self.activation(y) if self.gated else y
 
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual += x Wᵀ + b, in place."""
+    def of(self, x: Residual, norm: RMSNorm) -> Tensor:
+        """`forward` of norm(x)."""
+        if len(self.packed) == 1:
+            return self.op(x.value(), self.packed[0], norm=norm.fused)
+        return self.forward(x.normed(norm))
+
+    def add_to(self, residual: Residual, x: Tensor) -> None:
+        """residual += x Wᵀ + b."""
         if self.packed:
-            self._parts(x, residual, add=True)
-            return residual
-        return self.matmul(x, self.weight, self.bias, out=residual, add=True)
+            self._parts(x, residual.value(), add=True)
+        elif residual.defers:
+            residual.add(self.matmul(x, self.weight, self.bias))
+        else:
+            self.matmul(x, self.weight, self.bias, out=residual.value(), add=True)
 
     def _parts(self, x: Tensor, out: Tensor, *, add: bool) -> None:
         if len(self.packed) == 1:
@@ -238,9 +297,9 @@ class GatedMLP(nn.Module):
         self.gate_up = Linear(hidden, parts, bias=bias, dtype=dtype, gated=True)
         self.down = Linear(intermediate, {"down_proj": hidden}, bias=bias, dtype=dtype)
 
-    def add_to(self, residual: Tensor, norm: RMSNorm) -> Tensor:
-        """residual += mlp(norm(residual)), in place. (T, hidden)."""
-        return self.down.add_to(residual, self.gate_up.forward(residual, norm))  # (T, intermediate)
+    def add_to(self, residual: Residual, norm: RMSNorm) -> None:
+        """residual += mlp(norm(residual))."""
+        self.down.add_to(residual, self.gate_up.of(residual, norm))  # (T, intermediate)
 
     def slots(self) -> Slots:
         yield from self.gate_up.slots()

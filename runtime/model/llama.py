@@ -8,7 +8,7 @@ from torch import Tensor
 from ramify.kernels.stack import LayerWeights
 from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Attend, Layer, Model
-from ramify.runtime.model.layers import GatedMLP, Linear, RMSNorm, Slots, under
+from ramify.runtime.model.layers import GatedMLP, HeadNorms, Linear, Residual, RMSNorm, Slots, under
 
 
 class LlamaLayer(Layer):
@@ -31,18 +31,15 @@ class LlamaLayer(Layer):
         self.mlp_norm = RMSNorm(hidden, config.norm_eps, dtype=dtype)
         self.mlp = GatedMLP(hidden, config.intermediate_size, bias=config.mlp_bias, dtype=dtype)
 
-    def forward(self, x: Tensor, rotation: Tensor, attend: Attend) -> Tensor:
-        q, k, v = self.project(x)
-        attended = attend(self.index, q, k, v, rotation, window=self.window)  # (T, heads, head_dim)
-        self.output.add_to(x, attended.flatten(1))
-        return self.mlp.add_to(x, self.mlp_norm)
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of norm(x): (T, heads or kv_heads, head_dim) views of one buffer."""
-        qkv = self.qkv.forward(x, self.attention_norm)
-        qkv = qkv.view(len(x), -1, self.head_dim)  # (T, heads + 2 kv_heads, head_dim)
+    def forward(self, x: Residual, rotation: Tensor, attend: Attend) -> None:
+        qkv = self.qkv.of(x, self.attention_norm).unflatten(1, (-1, self.head_dim))
         q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        return q, k, v
+        attended = attend(self.index, q, k, v, rotation, window=self.window, norms=self.head_norms())
+        self.output.add_to(x, attended.flatten(1))
+        self.mlp.add_to(x, self.mlp_norm)
+
+    def head_norms(self) -> HeadNorms | None:
+        return None
 
     def weights(self) -> LayerWeights | None:
         output, gate_up, down = self.output.packed, self.mlp.gate_up.packed, self.mlp.down.packed

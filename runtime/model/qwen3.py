@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from torch import Tensor
 
 from ramify.kernels.stack import LayerWeights
 from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Layer, Model
-from ramify.runtime.model.layers import RMSNorm, Slots, under
+from ramify.runtime.model.layers import HeadNorms, RMSNorm, Slots, under
 from ramify.runtime.model.llama import LlamaLayer
 
 
@@ -20,9 +19,8 @@ class Qwen3Layer(LlamaLayer):
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps, dtype=dtype, rotary=True)
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps, dtype=dtype, rotary=True)
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = super().project(x)
-        return self.q_norm(q), self.k_norm(k), v
+    def head_norms(self) -> HeadNorms:
+        return HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
 
     def weights(self) -> LayerWeights | None:
         weights = super().weights()

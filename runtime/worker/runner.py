@@ -11,6 +11,7 @@ from torch import Tensor
 from ramify.kernels.reference.sampling import sample_tokens
 from ramify.kernels.registry import LayerStack, Ops
 from ramify.runtime.model.decoder import Model
+from ramify.runtime.model.layers import HeadNorms
 from ramify.runtime.worker.attention import PlannedAttention, StepAttention, attention_of, has_cascade, moved
 from ramify.runtime.worker.batch import ForwardBatch
 from ramify.runtime.worker.decode_graphs import DecodeGraphs
@@ -43,7 +44,7 @@ class Runner:
         self._graphs: DecodeGraphs | None = None
         # Views of the pool, made once: indexing it costs 2 us, twice a layer in every step.
         self._k_layers, self._v_layers = list(pool.k), list(pool.v)
-        model.use_norm(ops.rms_norm)
+        model.use_norm(ops.rms_norm, ops.add_rms_norm)
         if ops.linear is not None:
             model.use_linear(ops.linear, ops.layer_linear)
         if ops.masked_linear is not None:
@@ -94,10 +95,21 @@ class Runner:
         k_layers, v_layers, store = self._k_layers, self._v_layers, self._ops.rope_store_kv
 
         def attend(
-            layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Tensor, *, window: int = 0
+            layer: int,
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            rotation: Tensor,
+            *,
+            window: int = 0,
+            norms: HeadNorms | None = None,
         ) -> Tensor:
             k_pages, v_pages = k_layers[layer], v_layers[layer]
-            store(q, k, v, rotation, k_pages, v_pages, slots)
+            if norms is None:
+                store(q, k, v, rotation, k_pages, v_pages, slots)
+            else:
+                q_norm, k_norm, eps = norms
+                store(q, k, v, rotation, k_pages, v_pages, slots, q_norm=q_norm, k_norm=k_norm, eps=eps)
             return attention(q, k_pages, v_pages, window)
 
         hidden: Tensor = self.model(ids, positions, attend)
@@ -106,10 +118,9 @@ class Runner:
     def _compute_stack(
         self, stack: LayerStack, ids: Tensor, positions: Tensor, slots: Tensor, batch: ForwardBatch
     ) -> Tensor:
-        def layers(x: Tensor, rotation: Tensor) -> Tensor:
+        def layers(x: Tensor, rotation: Tensor) -> None:
             lengths = batch.query_starts, batch.kv_lens
             stack(x, rotation, slots, batch.page_table, *lengths, scale=self._attention.scale)
-            return x
 
         return self.model.forward_through(ids, positions, layers)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ramify.runtime.model.layers import HeadNorms, plain_norm
 from ramify.runtime.model.load import Model
 from ramify.runtime.model.rope import rotate_
 
@@ -17,8 +18,18 @@ class DenseAttend:
         self.values: dict[int, Tensor] = {}
 
     def __call__(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Tensor, *, window: int = 0
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rotation: Tensor,
+        *,
+        window: int = 0,
+        norms: HeadNorms | None = None,
     ) -> Tensor:
+        if norms is not None:
+            q, k = (plain_norm(x, weight, norms.eps) for x, weight in ((q, norms.q), (k, norms.k)))
         q, k = rotate_(q, rotation), rotate_(k, rotation)
         empty = k.new_empty(0, *k.shape[1:])
         keys = self.keys[layer] = torch.cat((self.keys.get(layer, empty), k))
