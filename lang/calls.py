@@ -20,7 +20,17 @@ from ramify.lang.trace import CURRENT, Call
 from ramify.lang.trace_tokens import tokens_of
 from ramify.lang.transcript import ends_on_token, prompt_of
 from ramify.lang.variables import Variable
-from ramify.messages import Choices, ChoiceScore, Finish, Generate, NextUse, TextChunk, TokenLogprobs, Usage
+from ramify.messages import (
+    HELD_S,
+    Choices,
+    ChoiceScore,
+    Finish,
+    Generate,
+    NextUse,
+    TextChunk,
+    TokenLogprobs,
+    Usage,
+)
 from ramify.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -72,6 +82,7 @@ async def send(
     run = branch.run
     if ends_on_token(call.prompt_end):
         sampling = msgspec.structs.replace(sampling, token_healing=False)
+    call.followed = follow is not None and run.stream
     request = Generate(
         rid=run.next_rid(),
         sampling=sampling,
@@ -79,10 +90,10 @@ async def send(
         choices=choices,
         hint=hint_of(branch, call, next_use),
         scope=run.scope,
+        every_s=0.0 if call.followed else HELD_S,
         **_prompt(branch, call, dialogue or branch.dialogue),
     )
     received: list[TextChunk] = []
-    call.followed = follow is not None and run.stream
     token = CURRENT.set(call)
     try:
         chunks = cast("AsyncGenerator[TextChunk, None]", run.backend.generate(request))
@@ -92,7 +103,7 @@ async def send(
                 call.own_usage = chunk.usage or call.own_usage
                 if call.first_text_s is None and chunk.text:
                     call.first_text_s = run.clock()
-                if follow is not None and run.stream:
+                if follow is not None and call.followed:
                     follow.chunks.append(chunk)
                     branch.feed.append(chunk.text)
                     run.notify()
@@ -128,8 +139,7 @@ def _first_text_s(call: Call) -> float | None:
     usage = call.own_usage
     if call.followed or call.first_text_s is None or call.end_s is None or not usage.first_token_s:
         return call.first_text_s
-    there = call.end_s - (usage.total_s - usage.first_token_s)
-    return min(call.first_text_s, max(there, call.start_s))
+    return min(call.first_text_s, max(call.end_s - usage.writing_s, call.start_s))
 
 
 def _prompt(branch: Branch, call: Call, dialogue: Dialogue) -> dict[str, Any]:

@@ -50,7 +50,8 @@ async def run_row(job: Job, row: Row, tell: Tell) -> dict[str, Any]:
     nodes = job.events == "nodes"
     backend = job.backend if nodes else _Telling(job, tell)
     loop = asyncio.get_running_loop()
-    run = Run(job.graph.name, backend, job.info, job.options, scope=job.scope, loop=loop)
+    stream = job.events == "chunks"
+    run = Run(job.graph.name, backend, job.info, job.options, scope=job.scope, stream=stream, loop=loop)
     played = play(job.graph, run.root, row)
     results: dict[int, dict[str, Any]] = {}
     if nodes:

@@ -1,7 +1,8 @@
 """The file of a recorded run: what each request was answered with, and how two requests differ.
 
 JSON lines: the first tells the backend, each other one is a request with its answer, written when the answer
-has ended. `rid` and `hint` are not part of a request here: they differ from run to run.
+has ended. `rid` and `hint` are not part of a request here, as they differ from run to run, nor is `every_s`:
+who follows the text asks for nothing else.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def bare(request: Generate) -> Generate:
     """`request` without what differs from run to run."""
-    return msgspec.structs.replace(request, rid="", hint=None)
+    return msgspec.structs.replace(request, rid="", hint=None, every_s=0.0)
 
 
 def key_of(request: Generate) -> bytes:
@@ -95,7 +96,7 @@ def difference(request: Generate, recorded: Generate) -> str:
         parts.append(_prompt_difference(request, recorded))
     for name in Generate.__struct_fields__:
         now, then = getattr(request, name), getattr(recorded, name)
-        if name in ("rid", "hint", "prompt", "chat") or now == then:
+        if name in ("rid", "hint", "every_s", "prompt", "chat") or now == then:
             continue
         if name == "sampling":
             fields = [field for field in now.__struct_fields__ if getattr(now, field) != getattr(then, field)]

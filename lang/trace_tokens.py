@@ -29,9 +29,9 @@ class Tokens:
 
     ids: tuple[int, ...]
     counts: array[int]
-    """Token ids of each chunk."""
+    """Token ids of each piece of it."""
     chars: array[int]
-    """Characters of each chunk."""
+    """Characters of each piece."""
     forced: array[int]
     """Places in `ids` of forced tokens."""
     forced_told: bool
@@ -67,14 +67,18 @@ Score = tuple[str, float | None, tuple[tuple[str, float], ...]]
 def tokens_of(chunks: Sequence[TextChunk]) -> Tokens:
     """What `chunks` hold, without them."""
     forced, start, total = array("I"), 0, 0
+    counts, chars = array("I"), array("I")
     for chunk in chunks:
+        for ids, characters in chunk.pieces or ((len(chunk.ids), len(chunk.text)),):
+            counts.append(ids)
+            chars.append(characters)
         forced.extend(start + place for place in chunk.forced)
         start += len(chunk.ids)
         total = chunk.usage.forced_tokens if chunk.usage is not None else total
     return Tokens(
         ids=tuple([token for chunk in chunks for token in chunk.ids]),
-        counts=array("I", [len(chunk.ids) for chunk in chunks]),
-        chars=array("I", [len(chunk.text) for chunk in chunks]),
+        counts=counts,
+        chars=chars,
         forced=forced,
         forced_told=len(forced) >= total,
         logprobs=tuple([chunk.logprobs for chunk in chunks if chunk.logprobs is not None]),

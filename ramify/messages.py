@@ -22,6 +22,9 @@ Segment = str | tuple[int, ...]
 
 FinishReason = Literal["stop", "length", "abort"]
 
+HELD_S = 0.5
+"""How long a text may be held back that nobody follows as it comes, in seconds."""
+
 NextUse = Literal["soon", "join", "tool", "unknown", "never"]
 """When a program comes back for what a request leaves in the cache, soonest first: as its next step, after
 sibling branches have finished, after a tool has returned, nobody knows, or not at all."""
@@ -152,6 +155,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     total_s: float = 0.0
     """Arrival at the scheduler to the end."""
 
+    @property
+    def writing_s(self) -> float:
+        """Since the first output token; 0 where nobody has said when that came."""
+        return self.total_s - self.first_token_s if self.first_token_s else 0.0
+
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a generation ended; `matched` is the stop string or stop token id that ended it."""
@@ -184,6 +192,9 @@ class Generate(Message, frozen=True, kw_only=True):
     hint: ProgramHint | None = None
     scope: str = ""
     """Cache scope: pages put in under one scope are invisible to every other."""
+    every_s: float = 0.0
+    """The least time between two chunks, in seconds. Where nobody shows the text as it comes, making, sending
+    and reading chunks would take processors from the model for nothing."""
 
 
 # --- to the scheduler ---------------------------------------------------------------------------
@@ -214,6 +225,8 @@ class Submit(Message, frozen=True, kw_only=True):
     """The prompt ends in text that may have been meant to go on inside its last token."""
     choices: tuple[ChoiceTokens, ...] = ()
     unconditional: bool = False
+    every_s: float = 0.0
+    """See `Generate`."""
 
 
 class Abort(Message, frozen=True, kw_only=True):
@@ -303,7 +316,7 @@ class Unenforced(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one step produced for one request."""
+    """What one step, or several that are told together, produced for one request."""
 
     rid: str
     ids: tuple[int, ...] = ()
@@ -325,6 +338,9 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """On the first chunk: what the constraint says and the grammar does not enforce."""
     usage: Usage | None = None
     """Set on the first and the last chunk."""
+    every_s: float = 0.0
+    """On the first chunk: see `Generate`. Where the request has stop strings the detokenizer holds text back;
+    else chunks come no oftener."""
     finish: Finish | None = None
 
 
@@ -361,11 +377,15 @@ class TextChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ids: tuple[int, ...] = ()
     forced: tuple[int, ...] = ()
     """Places in `ids` of the tokens that the grammar left no choice about, where the backend tells."""
+    pieces: tuple[tuple[int, int], ...] = ()
+    """Where several steps are told together: how `ids` and `text` go together, as numbers of ids and of
+    characters of one piece after the other. All of both are one piece where there are none."""
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
     choices: tuple[ChoiceScore, ...] = ()
     """With `finish`, where choices are scored: one for each, in their order."""
     usage: Usage | None = None
+    """With `finish`, and on the first chunk of a request whose chunks are held back."""
     finish: Finish | None = None
     kept_ids: int = 0
     tail: str = ""

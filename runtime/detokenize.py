@@ -66,6 +66,29 @@ class TextStream:
             return Released(self._release(position), matched)
         return Released(self._release(len(self._text) - self._held_back()), None)
 
+    @property
+    def may_stop(self) -> bool:
+        """It has stop strings."""
+        return bool(self._stop)
+
+    def pieces(self, pushed: int, ids: int, characters: int) -> tuple[tuple[int, int], ...]:
+        """Of the last `ids` ids and `characters` characters, how they go together, as `TextChunk` says.
+
+        All of the ids but for a stop token at the end were `pushed` last, without stop strings.
+        """
+        first = len(self._text_end) - pushed
+        before = next((end for end in reversed(self._text_end[:first]) if end >= 0), 0)
+        found: list[tuple[int, int]] = []
+        told = 0
+        for count, end in enumerate(self._text_end[first:], 1):
+            if end >= 0:
+                found.append((count - told, end - before))
+                told, before = count, end
+                characters -= found[-1][1]
+        if ids > told or characters:
+            found.append((ids - told, characters))
+        return tuple(found)
+
     def flush(self) -> str:
         """The rest: an unfinished character becomes the replacement character."""
         if self._read < len(self._ids):

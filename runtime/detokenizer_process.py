@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from ramify.messages import (
     TokenLogprobs,
     Usage,
 )
+from ramify.runtime.chunks import joined
 from ramify.runtime.detokenize import TextStream
 from ramify.runtime.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.model.tokenizer import load_backend
@@ -33,9 +35,12 @@ from ramify.runtime.worker_start import started
 class Detokenizer:
     """Holds the open outputs. `abort` is told the ids of requests that a stop string has ended."""
 
-    def __init__(self, tokenizer: Tokenizer, abort: Callable[[str], None]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, abort: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._decode = tokenizer.decode
         self._abort = abort
+        self._clock = clock
         self._open: dict[str, _Output] = {}
         self._token_texts: dict[int, str] = {}
 
@@ -60,13 +65,15 @@ class Detokenizer:
                     overlap=chunk.overlap,
                 ),
                 usage=chunk.usage or Usage(),
+                every_s=chunk.every_s,
             )
         output = self._open.get(chunk.rid)
         if output is None:
             return None  # ended by a stop string; the scheduler has not heard of it yet
         return self._continue(output, chunk)
 
-    def _continue(self, output: _Output, chunk: TokenChunk) -> TextChunk:
+    def _continue(self, output: _Output, chunk: TokenChunk) -> TextChunk | None:
+        """None where what is new is held back."""
         finish = chunk.finish
         stop_token = finish is not None and isinstance(finish.matched, int)
         ids = chunk.ids[:-1] if stop_token else chunk.ids
@@ -89,11 +96,15 @@ class Detokenizer:
         if finish is not None:
             usage = msgspec.structs.replace(output.usage, completion_tokens=output.ids)
             self.forget(chunk.rid)
-        return TextChunk(
+        pieces: tuple[tuple[int, int], ...] = ()
+        if output.every_s and len(ids) > 1 and not output.stream.may_stop:
+            pieces = output.stream.pieces(len(ids), len(chunk.ids), len(text))
+        told = TextChunk(
             rid=chunk.rid,
             text=text,
             ids=chunk.ids,
             forced=chunk.forced,
+            pieces=pieces,
             logprobs=self._with_texts(chunk.logprobs),
             prompt_logprobs=self._with_texts(chunk.prompt_logprobs),
             choices=tuple([self._score(score) for score in chunk.choices]),
@@ -103,6 +114,7 @@ class Detokenizer:
             tail=tail,
             unenforced=chunk.unenforced,
         )
+        return output.told(told, self._clock()) if output.every_s else told
 
     def _score(self, score: ChoiceScore) -> ChoiceScore:
         return msgspec.structs.replace(
@@ -128,11 +140,34 @@ class Detokenizer:
 
 
 class _Output:
-    def __init__(self, stream: TextStream, usage: Usage) -> None:
+    """`every_s`: the least time between two chunks. Only where a stop string may end the output must the
+    detokenizer itself see to that: what comes of other requests has been held back before."""
+
+    def __init__(self, stream: TextStream, usage: Usage, every_s: float) -> None:
         self.stream = stream
         self.usage = usage
+        self.every_s = every_s
         self.ids = 0
         self.shown_ids = 0  # without a stop token
+        self._held: list[TextChunk] = []
+        self._since = 0.0
+        self._first = True
+
+    def told(self, chunk: TextChunk, now: float) -> TextChunk | None:
+        """All that has been held back and `chunk`, or None."""
+        self._held.append(chunk)
+        if len(self._held) == 1:
+            self._since = now
+        waited = now - self._since
+        if chunk.finish is None and self.stream.may_stop and waited < self.every_s:
+            return None
+        whole, self._held = joined(self._held), []
+        if self._first and whole.usage is None:
+            # When the first token came, for whoever has been told of it only now.
+            usage = msgspec.structs.replace(self.usage, total_s=self.usage.total_s + waited)
+            whole = msgspec.structs.replace(whole, usage=usage)
+        self._first = False
+        return whole
 
 
 def main() -> None:

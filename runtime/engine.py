@@ -16,6 +16,7 @@ import msgspec
 from ramify.constraint import Constraint
 from ramify.loop import background_loop, submit, wait
 from ramify.messages import (
+    HELD_S,
     ChatMessage,
     Finish,
     Generate,
@@ -27,6 +28,7 @@ from ramify.messages import (
     TokenLogprobs,
     Usage,
 )
+from ramify.runtime.chunks import concatenated
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.server.frontdesk import FrontDesk
 from ramify.sampling import SamplingParams
@@ -190,6 +192,7 @@ class Engine:
             constraint=constraint,
             preambles=tuple(preambles),
             scope=scope,
+            every_s=HELD_S,
         )
         if asyncio.get_running_loop() is background_loop():
             return await self._collect(request)
@@ -250,7 +253,7 @@ class Engine:
             ids=tuple(ids),
             finish=last.finish,
             usage=last.usage or Usage(),
-            logprobs=concatenate(logprobs) if request.sampling.logprobs is not None else None,
+            logprobs=None if request.sampling.logprobs is None else concatenated(logprobs) or TokenLogprobs(),
             prompt_logprobs=prompt_logprobs,
         )
 
@@ -263,16 +266,6 @@ class Engine:
             if not self._started:
                 await self._desk.start()
                 self._started = True
-
-
-def concatenate(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
-    """One run of tokens from consecutive ones."""
-    return TokenLogprobs(
-        **{
-            field: tuple(entry for part in parts for entry in getattr(part, field))
-            for field in TokenLogprobs.__struct_fields__
-        }
-    )
 
 
 _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()

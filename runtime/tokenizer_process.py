@@ -63,6 +63,7 @@ class PromptTokenizer:
                 sampling=request.sampling,
                 hint=request.hint,
                 scope=request.scope,
+                every_s=request.every_s,
                 choices=tuple([tokenizer.tokens(choice) for choice in choices.texts]),
                 unconditional=choices.unconditional,
             )
@@ -83,6 +84,7 @@ class PromptTokenizer:
             preambles=preambles,
             hint=request.hint,
             scope=request.scope,
+            every_s=request.every_s,
             open_end=bool(request.prompt) and isinstance(request.prompt[-1], str) and not preambles,
         )
 

@@ -19,12 +19,8 @@ from ramify.lang.backends.base import Backend, Submission
 from ramify.lang.backends.http import Event, HttpClient
 from ramify.lang.backends.submitted import SubmittedProgram
 from ramify.lang.refused import refuse
-from ramify.lang.trace import CURRENT
 from ramify.loop import wait
 from ramify.messages import Generate, ModelInfo, TextChunk
-
-HELD_S = 0.5
-"""How long the server may hold back the text of a call that nobody follows."""
 
 
 class RuntimeEndpoint:
@@ -71,10 +67,7 @@ class RuntimeEndpoint:
         return msgspec.convert(answer["ramify"], ModelInfo)
 
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
-        call = CURRENT.get()
-        every_s = HELD_S if call is not None and not call.followed else 0.0
-        body = {"request": request, "every_s": every_s}
-        events = cast("Any", self._http.events("/v1/calls", body, _Told))
+        events = cast("Any", self._http.events("/v1/calls", {"request": request}, _Told))
         async with aclosing(events):
             async for event in events:
                 for chunk in event.chunks:

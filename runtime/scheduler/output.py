@@ -1,4 +1,4 @@
-"""What a step tells the detokenizer: one message for all requests that have something new."""
+"""What a step tells the detokenizer: one message for all requests that have something new to be told."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ class _Pending:
     logprobs: list[Logprob]
     forced: list[int]
     finish: Finish | None = None
+    since: float | None = None
+    """When the first step ended that it is about."""
 
 
 class StepOutputs:
-    """Collects one step's tokens and ends."""
+    """Collects tokens and ends, a step's or, where a request wants few chunks, those of several steps."""
 
     def __init__(self) -> None:
         self._pending: dict[str, _Pending] = {}
@@ -45,11 +47,15 @@ class StepOutputs:
 
     def take(self, now: float) -> StepOutput | None:
         """The message; None when there is nothing to say."""
-        if not self._pending:
+        due = [pending for pending in self._pending.values() if _is_due(pending, now)]
+        if not due:
             return None
-        chunks = tuple(self._chunk(pending, now) for pending in self._pending.values())
-        self._pending.clear()
-        return StepOutput(chunks=chunks)
+        if len(due) == len(self._pending):
+            self._pending.clear()
+        else:
+            for pending in due:
+                del self._pending[pending.request.rid]
+        return StepOutput(chunks=tuple([self._chunk(pending, now) for pending in due]))
 
     def _of(self, request: Request) -> _Pending:
         pending = self._pending.get(request.rid)
@@ -84,8 +90,19 @@ class StepOutputs:
             overlap=request.overlap.decode() if first else "",
             unenforced=request.unenforced if first else (),
             usage=request.usage(now) if first or pending.finish is not None else None,
+            every_s=request.every_s if first else 0.0,
             finish=pending.finish,
         )
+
+
+def _is_due(pending: _Pending, now: float) -> bool:
+    """A stop string is found where the tokens become text: such a request's are told at once."""
+    request = pending.request
+    if pending.finish is not None or request.every_s <= 0 or request.sampling.stop:
+        return True
+    if pending.since is None:
+        pending.since = now
+    return now - pending.since >= request.every_s
 
 
 def pack_logprobs(entries: list[Logprob]) -> TokenLogprobs:

@@ -41,6 +41,7 @@ class Request:
         self.preambles = submit.preambles
         self.hint: ProgramHint | None = submit.hint
         self.scope = submit.scope
+        self.every_s = submit.every_s
         self.arrival = arrival
         self.max_tokens = max_tokens
 

@@ -2,17 +2,15 @@
 
 The body:
 
-- ``request``: `ramify.messages.Generate`, with a prompt of segments.
-- ``every_s``: the least time between two events, in seconds. A client that shows nobody the text as it comes
-  asks for few of them: writing and reading an event takes as long as the rest of a short call.
+- ``request``: `ramify.messages.Generate`, with a prompt of segments. A client that shows nobody the text as
+  it comes asks for few chunks (`every_s`): an event takes as long as the rest of a short call.
 
-The answer is a stream of events ``{"chunks": [ramify.messages.TextChunk, …]}``, ended by ``[DONE]``. An error
+The answer is a stream of events ``{"chunks": [ramify.messages.TextChunk]}``, ended by ``[DONE]``. An error
 comes in its place with its own status, after the first event as an event ``{"error": …}``.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -40,14 +38,13 @@ class _Asked(Generate, frozen=True, kw_only=True, tag="Generate", forbid_unknown
 
 class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request: _Asked
-    every_s: float = 0.0
 
 
 async def call(request: Request) -> Response:
     service = Service.of(request)
     body: _Body = decode(await read_body(request), _Body, "")
     _check(body.request, service)
-    return EventStream(_events(service.generate(body.request, PATH), body.every_s))
+    return EventStream(_events(service.generate(body.request, PATH)))
 
 
 # Not `router.post`, which would spend more on its arguments than the whole call takes here.
@@ -68,22 +65,8 @@ def _check(asked: Generate, service: Service) -> None:
         check_hint(asked.hint, "hint")
 
 
-async def _events(stream: AsyncGenerator[TextChunk, None], every_s: float) -> AsyncGenerator[bytes, None]:
-    held: list[TextChunk] = []
-    told_at = time.monotonic()
+async def _events(stream: AsyncGenerator[TextChunk, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(stream) as chunks:
-        try:
-            async for chunk in chunks:
-                held.append(chunk)
-                if chunk.finish is None and (now := time.monotonic()) - told_at >= every_s:
-                    yield _event(held)
-                    told_at, held = now, []
-        except Exception:
-            if held:
-                yield _event(held)
-            raise
-    yield _event(held) + DONE
-
-
-def _event(chunks: list[TextChunk]) -> bytes:
-    return event(msgspec.json.encode({"chunks": chunks}))
+        async for chunk in chunks:
+            told = event(msgspec.json.encode({"chunks": (chunk,)}))
+            yield told if chunk.finish is None else told + DONE

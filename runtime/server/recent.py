@@ -176,7 +176,8 @@ class Recording:
     def add(self, chunk: TextChunk) -> None:
         record = self._record
         if record.first is None and chunk.ids:
-            record.first = self._clock()
+            held = 0.0 if chunk.usage is None else chunk.usage.writing_s
+            record.first = max(record.begun, self._clock() - held)
         record.output_tokens += len(chunk.ids)
         if chunk.usage is not None:
             record.usage = chunk.usage

@@ -99,12 +99,15 @@ class Service:
                     recording.add(chunk)
                     usage = chunk.usage or usage
                     if chunk.ids:
-                        now = time.perf_counter()
+                        now, tokens = time.perf_counter(), len(chunk.ids)
                         if first_token_s is None:
-                            first_token_s = now - started
+                            # The first of those that are told together came that long ago.
+                            previous = now - (usage.writing_s if request.every_s else 0.0)
+                            first_token_s = previous - started
                             self.metrics.first_token_s.labels(endpoint).observe(first_token_s)
-                        else:
-                            inter_token.observe((now - previous) / len(chunk.ids))
+                            tokens = tokens - 1 if request.every_s else 0
+                        if tokens:
+                            inter_token.observe((now - previous) / tokens)
                         previous = now
                     if chunk.finish is not None:
                         finish = chunk.finish.reason

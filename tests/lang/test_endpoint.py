@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import aclosing
 from typing import Literal
 
 import msgspec
@@ -12,11 +11,10 @@ import pytest
 import ramify as rm
 from ramify.constraint import json_schema
 from ramify.errors import BackendError, Overloaded, PromptTooLong, RequestTimeout, Unauthorized
-from ramify.lang.backends import endpoint
 from ramify.lang.backends.base import Backend
-from ramify.lang.backends.http import HttpClient
 from ramify.loop import wait
-from ramify.messages import Generate, ProgramHint
+from ramify.messages import HELD_S, Generate, ProgramHint
+from ramify.program_route import router
 from ramify.sampling import SamplingParams
 from tests.lang.remote import RawServer, ScriptedDesk, answer
 from tests.server.desk import LiveServer
@@ -52,6 +50,7 @@ def test_a_request_arrives_as_it_was_made():
         constraint=msgspec.structs.replace(json_schema({"enum": [1]}), any_order=True, whitespace="compact"),
         hint=ProgramHint(program="p", lease_s=1.5, next_use="tool", branch="b", ended=("a",)),
         scope="tenant",
+        every_s=2.0,
     )
 
     async def ask(backend):
@@ -67,26 +66,16 @@ def test_a_request_arrives_as_it_was_made():
     assert chunks[-1].finish.reason == "stop"
 
 
-def test_text_that_nobody_follows_is_not_told_piece_by_piece(monkeypatch):
-    events = []
-    seen = HttpClient.events
-
-    async def noted(self, path, body, kind=dict):
-        async with aclosing(seen(self, path, body, kind)) as answer:
-            async for event in answer:
-                events.append(len(event.chunks))
-                yield event
-
-    monkeypatch.setattr(HttpClient, "events", noted)
-    monkeypatch.setattr(endpoint, "HELD_S", 1000.0)
-    with LiveServer(ScriptedDesk(lambda request: "one two three")) as server:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_only_who_follows_a_text_has_it_piece_by_piece(compiled):
+    desk = ScriptedDesk(lambda request: "one two three")
+    with LiveServer(desk, router) as server:
         backend = rm.RuntimeEndpoint(server.url)
-        assert ask.run(backend=backend)["x"] == "one two three"
-        (together,) = events
-        events.clear()
-        assert list(ask.run(backend=backend, stream=True).text_iter("x")) == ["one", " two", " three"]
-        assert events == [1] * together
+        assert ask.run(backend=backend, compiled=compiled)["x"] == "one two three"
+        state = ask.run(backend=backend, stream=True, compiled=compiled)
+        assert list(state.text_iter("x")) == ["one", " two", " three"]
         backend.close()
+    assert [request.every_s for request in desk.requests] == [HELD_S, 0.0]
 
 
 def facts(state):

@@ -20,6 +20,7 @@ import pytest
 from ramify.errors import EngineClosed, InvalidRequest, NotFound, Overloaded, RamifyError, WorkerDied
 from ramify.loop import wait
 from ramify.messages import ChatMessage, Generate, TextChunk
+from ramify.runtime.chunks import joined
 from ramify.runtime.engine import Engine
 from ramify.runtime.workers import ROLES
 from ramify.sampling import SamplingParams
@@ -79,6 +80,21 @@ def test_text_usage_and_ids_agree(engine: Engine) -> None:
     assert (first.text, first.ids) == (again.text, again.ids)
     assert (first.finish.reason, first.usage.completion_tokens) == ("length", 8)
     assert again.usage.cached_tokens == 4
+
+
+@pytest.mark.parametrize("stop", [(), ("never",)])
+def test_who_wants_few_chunks_gets_few(engine: Engine, stop: tuple[str, ...]) -> None:
+    sampling = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, stop=stop)
+
+    async def ask(every_s: float) -> list[TextChunk]:
+        request = Generate(rid=f"e{every_s}{stop}", prompt=("hello",), sampling=sampling, every_s=every_s)
+        return [chunk async for chunk in engine.generate(request)]
+
+    each, held = wait(ask(0.0)), wait(ask(1000.0))
+    assert len(each) > 1
+    assert len(held) == 1
+    assert held[0].ids == joined(each).ids
+    assert (held[0].text, held[0].finish) == (joined(each).text, each[-1].finish)
 
 
 def test_chat_and_many_at_once(engine: Engine) -> None:
@@ -206,6 +222,7 @@ def test_a_model_that_cannot_be_loaded_is_one_clear_error(tmp_path: Path, tiny_f
 
 SCRIPT = """
 import os, sys, threading
+from ramify.runtime.chunks import joined
 from ramify.runtime.engine import Engine
 engine = Engine({model!r}, dtype="float32", num_pages=64, threads=1).start()
 print(engine._desk._ring._directory, flush=True)

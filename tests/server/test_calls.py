@@ -1,4 +1,4 @@
-"""``POST /v1/calls``: requests in the words of the runtime, and as many events as their client wants."""
+"""``POST /v1/calls``: requests in the words of the runtime."""
 
 from __future__ import annotations
 
@@ -30,32 +30,30 @@ def chunks(answer: list[Any]) -> list[list[TextChunk]]:
     return [msgspec.convert(event["chunks"], list[TextChunk]) for event in answer]
 
 
-def post(http: httpx.Client, request: Generate, **more: Any) -> httpx.Response:
-    return http.post("/v1/calls", content=msgspec.json.encode({"request": request, **more}))
+def post(http: httpx.Client, request: Generate) -> httpx.Response:
+    return http.post("/v1/calls", content=msgspec.json.encode({"request": request}))
 
 
 def test_the_request_arrives_as_it_was_made(http: httpx.Client, desk: FakeDesk) -> None:
-    asked = msgspec.structs.replace(ASKED, constraint=regex("a+"))
+    asked = msgspec.structs.replace(ASKED, constraint=regex("a+"), every_s=0.5)
     assert post(http, asked).status_code == 200
     assert msgspec.json.encode(desk.requests[0]) == msgspec.json.encode(asked)
 
 
-def test_events_come_as_often_as_they_are_wanted(http: httpx.Client) -> None:
+def test_each_chunk_is_an_event(http: httpx.Client) -> None:
     each = chunks(events(post(http, ASKED)))
     assert [len(event) for event in each] == [1] * 5
-    other = msgspec.structs.replace(ASKED, scope="other")  # where nothing is cached either
-    (held,) = chunks(events(post(http, other, every_s=1000.0)))
-    assert held == [chunk for event in each for chunk in event]
-    assert "".join(chunk.text for chunk in held) == "SAY "
-    assert [chunk.ids for chunk in held] == [(ord(char),) for char in "SAY "] + [()]
-    assert held[-1].finish is not None
-    assert held[-1].finish.reason == "length"
+    told = [chunk for event in each for chunk in event]
+    assert "".join(chunk.text for chunk in told) == "SAY "
+    assert [chunk.ids for chunk in told] == [(ord(char),) for char in "SAY "] + [()]
+    assert told[-1].finish is not None
+    assert told[-1].finish.reason == "length"
 
 
-def test_what_was_held_back_comes_before_an_error(http: httpx.Client, desk: FakeDesk) -> None:
+def test_an_error_after_chunks_is_an_event(http: httpx.Client, desk: FakeDesk) -> None:
     desk.fail_after = (2, WorkerDied("It died."))
-    held, error = events(post(http, ASKED, every_s=1000.0))
-    assert [chunk["text"] for chunk in held["chunks"]] == ["S", "A"]
+    *told, error = events(post(http, ASKED))
+    assert [chunk["text"] for event in told for chunk in event["chunks"]] == ["S", "A"]
     assert error["error"]["code"] == "worker_died"
     desk.fail_after = (0, WorkerDied("It died."))
     assert post(http, ASKED).status_code == 503
@@ -63,7 +61,7 @@ def test_what_was_held_back_comes_before_an_error(http: httpx.Client, desk: Fake
 
 def test_a_client_that_goes_away_ends_its_work(server: LiveServer, desk: FakeDesk) -> None:
     desk.hold_after = 2
-    body = msgspec.json.encode({"request": ASKED, "every_s": 1000.0})
+    body = msgspec.json.encode({"request": ASKED})
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(
             b"POST /v1/calls HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
@@ -102,7 +100,7 @@ def test_what_is_wrong_is_refused_by_name(
         ({}, "request"),
         ({"request": {"rid": "r", "prompt": ["a"], "newer": 1}}, "newer"),
         ({"request": {"rid": "r", "prompt": ["a"], "sampling": {"newer": 1}}}, "newer"),
-        ({"request": {"rid": "r", "prompt": ["a"]}, "every_s": "often"}, "every_s"),
+        ({"request": {"rid": "r", "prompt": ["a"], "every_s": "often"}}, "every_s"),
         ({"request": {"rid": "r", "prompt": ["a"]}, "stream": True}, "stream"),
     ],
 )
