@@ -36,6 +36,11 @@ def encode(tokens: Tokens) -> bytes:
     return narrow.tobytes()
 
 
+def ids(key: bytes) -> memoryview[int]:
+    """The token ids of a key, not copied."""
+    return memoryview(key).cast("i")
+
+
 def first_token(key: bytes) -> int:
     return int.from_bytes(key[:TOKEN_BYTES], sys.byteorder, signed=True)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 
-from ramify.radix.key import TOKEN_BYTES, first_token, shared_bytes
+from ramify.radix.key import TOKEN_BYTES, first_token, ids, shared_bytes
 from ramify.radix.node import Node, Root
 
 
@@ -39,10 +40,10 @@ class RadixTree:
         Returns the deepest node that shares a token with it (`node` itself if none does), and how many
         bytes of `key` match; the last of them may lie within that node.
         """
-        ids = memoryview(key).cast("i")
+        firsts = ids(key)
         position, size = 0, len(key)
         while position < size:
-            child = node.children.get(ids[position // TOKEN_BYTES])
+            child = node.children.get(firsts[position // TOKEN_BYTES])
             if child is None:
                 break
             edge = child.tokens
@@ -51,6 +52,14 @@ class RadixTree:
             position += len(edge)
             node = child
         return node, position
+
+    def following(self, node: Node, position: int, count: int) -> list[int]:
+        """At most `count` tokens from `position` on, which is in `node`, down the nodes used last."""
+        found = ids(node.tokens)[position - node.start :][:count].tolist()
+        while len(found) < count and node.children:
+            node = max(node.children.values(), key=attrgetter("last_used"))
+            found += ids(node.tokens)[: count - len(found)].tolist()
+        return found
 
     def path_pages(self, node: Node) -> list[int]:
         """The page of every slot of ``[0, node.end)``."""

@@ -421,6 +421,10 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     computed_tokens: int
     output_tokens: int
     forced_tokens: int
+    guessed_tokens: int
+    """Tokens computed on the chance that they come next; `computed_tokens` counts them too."""
+    accepted_tokens: int
+    """Of these, the ones that did."""
     retractions: int
     evicted_pages: int
     pages_total: int

@@ -62,6 +62,8 @@ class Control:
             computed_tokens=ledger.computed_tokens,
             output_tokens=ledger.output_tokens,
             forced_tokens=ledger.forced_tokens,
+            guessed_tokens=ledger.guessed_tokens,
+            accepted_tokens=ledger.accepted_tokens,
             retractions=ledger.retractions,
             evicted_pages=pages.evicted,
             pages_total=pages.total,

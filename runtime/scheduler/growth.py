@@ -37,8 +37,8 @@ class Growth:
         self._finish = finish
         self._jump_forward = jump_forward
 
-    def accept(self, request: Request, token: int, logprob: Logprob | None, now: float) -> None:
-        """Append a sampled token and all that the grammar forces after it."""
+    def accept(self, request: Request, token: int, logprob: Logprob | None, now: float) -> bool:
+        """Append a sampled token and all that the grammar forces after it. True if the request goes on."""
         if request.first_token is None:
             request.first_token = now
         request.append(token)
@@ -54,7 +54,18 @@ class Growth:
                 self._report(request)
         else:
             self._report(request, None if logprob is None else [logprob])
-        self.end_if_done(request)
+        return not self.end_if_done(request)
+
+    def accept_guess(self, request: Request, token: int, logprob: Logprob | None, now: float) -> int:
+        """As `accept`; the token is the next guess, which was computed with those behind it.
+
+        Returns how many rows on the state is that predicts the next token; 0 where there is none.
+        """
+        start = request.length
+        guesses = request.known_and_draft[start:].copy()
+        if not self.accept(request, token, logprob, now):
+            return 0
+        return request.follow(start, guesses)
 
     def keep_draft(self, request: Request, token: int, logprob: Logprob | None) -> bool:
         """The draft was chosen. True if the request goes on."""

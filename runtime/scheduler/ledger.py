@@ -16,6 +16,10 @@ class Ledger:
     """Tokens whose KV was computed: prompts, outputs, and what retraction made compute again."""
     output_tokens: int = 0
     forced_tokens: int = 0
+    guessed_tokens: int = 0
+    """Tokens computed on the chance that they come next."""
+    accepted_tokens: int = 0
+    """Of these, the ones that did."""
     retractions: int = 0
     step_s: float = 0.0
     model_s: float = 0.0

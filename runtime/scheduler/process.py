@@ -61,8 +61,11 @@ def main() -> None:
         compiler = CompilerHost(orders, sockets, vocabulary)
         tokenizer = functools.cache(load_backend)
         runner, cache, limits = _load(config, orders, shape.context_length)
+        on_gpu = runner.device.type == "cuda"
         if config.overlap is None:
-            config = dataclasses.replace(config, overlap=runner.device.type == "cuda")
+            config = dataclasses.replace(config, overlap=on_gpu)
+        if config.speculation is None:
+            config = dataclasses.replace(config, speculation=not on_gpu)
         grammars = GrammarStore(vocabulary, send=compiler.send, restart=compiler.restart)
         retokenizer = Retokenizer(lambda text: encode(tokenizer(folder), text), vocabulary)
         scheduler = Scheduler(

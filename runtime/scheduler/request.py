@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,17 +10,33 @@ import numpy as np
 from ramify.constraint import Constraint
 from ramify.messages import ProgramHint, Submit, Unenforced, Usage
 from ramify.radix.evicted import Lost
+from ramify.runtime.scheduler.odds import Track
 from ramify.runtime.scheduler.programs import Program
 from ramify.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from ramify.radix.cache import Hold
     from ramify.runtime.scheduler.constrained import ConstrainedOutput
+    from ramify.runtime.scheduler.drafter import Guess
     from ramify.runtime.scheduler.healing import Healing
     from ramify.runtime.scheduler.scoring import Scoring, Stretch
 
 CONTEXT_IDS = 6
 """Prompt ids that the detokenizer is given as context: more than any tokenizer's spelling depends on."""
+
+
+class Speculation:
+    """What the drafter knows of a request."""
+
+    __slots__ = ("guess", "next_pause", "pause", "track")
+
+    def __init__(self) -> None:
+        self.guess: Guess | None = None
+        """The last one, until it has been seen how it came out."""
+        self.track = Track()
+        self.pause = 0
+        """Steps until the next look, after looks that found nothing worth its row."""
+        self.next_pause = 1
 
 
 class Request:
@@ -64,6 +81,9 @@ class Request:
         self.draft_len = 0
         """Tokens after the known ones that are likely to come: computed with them, and kept one by one as
         they are chosen."""
+        self.guessed_len = 0
+        """How many of these, at the end, were looked up; those before are the grammar's or the prompt's."""
+        self.speculation = Speculation()
         self.healing: Healing | None = None
         """While the draft is the end of the prompt."""
         self.overlap = b""
@@ -186,7 +206,7 @@ class Request:
             self.healing = None
         self._place(self.length, token)
         self.length += 1
-        self.draft_len = 0
+        self.draft_len = self.guessed_len = 0
 
     def heal(self, healing: Healing, tokens: int) -> None:
         """Take the last `tokens` of the prompt for a draft."""
@@ -200,9 +220,55 @@ class Request:
         self.draft_len = 1
 
     @property
+    def may_guess(self) -> bool:
+        """Log-probabilities of forced tokens are read off the step that computes them: no guesses there."""
+        told = self.sampling.logprobs is not None and self.constrained is not None
+        return (
+            self.budget_left > 1
+            and self.stretch is None
+            and self.healing is None
+            and not (self.guessed_len or told or self.wants_prompt_logprobs)
+        )
+
+    def guess(self, tokens: Sequence[int]) -> None:
+        """Add `tokens` to the draft."""
+        for token in tokens:
+            self._place(self.target_len, token)
+            self.draft_len += 1
+        self.guessed_len += len(tokens)
+
+    def drop_guesses(self) -> int:
+        """Take them back, and say how many there were."""
+        dropped, self.guessed_len = self.guessed_len, 0
+        self.draft_len -= dropped
+        return dropped
+
+    @property
     def next_draft(self) -> int | None:
         """The token that is likely to come next."""
         return int(self._ids[self.length]) if self.draft_len else None
+
+    @property
+    def next_is_guess(self) -> bool:
+        return 0 < self.draft_len == self.guessed_len
+
+    def follow(self, start: int, guesses: np.ndarray) -> int:
+        """Tokens from `start` on have become known, and `guesses` (n,) were computed in their place.
+
+        Returns how many of them were guessed, where all of them were: the guesses behind them are the draft
+        again. 0 where some are still to be computed.
+        """
+        added = self.length - start
+        right = common_prefix(self.ids[start:], guesses)
+        self.computed_len = start + right
+        if right < added:
+            return 0
+        forced, rest = self.next_draft, guesses[added:].tolist()
+        self.draft_len = 0
+        if rest and rest[0] == forced:
+            self.propose(rest.pop(0))
+        self.guess(rest)
+        return added
 
     def keep_draft(self) -> None:
         """The next draft token was chosen: it is known now, and computed."""

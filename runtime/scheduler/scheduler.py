@@ -37,6 +37,7 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.scheduler.admission import Admission
 from ramify.runtime.scheduler.constrained import ConstrainedOutput
 from ramify.runtime.scheduler.control import Control
+from ramify.runtime.scheduler.drafter import Drafter
 from ramify.runtime.scheduler.growth import Growth
 from ramify.runtime.scheduler.healing import MAX_TOKENS, Healer, Healing
 from ramify.runtime.scheduler.ledger import Ledger
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
 
 FORCED_RUN = 16
 """A decoding request's forced tokens up to this number do not wait for the budget of prefill."""
+PAGES_FOR_GUESSES = 4
+"""Free pages a request below which nothing is guessed: a guess is not worth a retraction."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,6 +125,7 @@ class Scheduler:
             self._finish,
             jump_forward=config.jump_forward,
         )
+        self._drafter = Drafter(cache) if config.speculation else None
         self._scorer = Scorer(runner, self._pages, self._enqueue, self._stop_running, self._finish)
         self._control = Control(
             cache,
@@ -182,13 +186,15 @@ class Scheduler:
         budget = self._config.chunk_tokens
         plan: list[Planned] = []
         short_of_pages = False
+        if self._drafter is not None:
+            self._speculate(self._drafter)
         for request in list(self._running):
             if request.hold is None:
                 continue  # retracted in this loop, for an older one
             if not self._make_room(request):
                 short_of_pages = True
                 continue
-            if not request.prefilling and request.extend_len <= FORCED_RUN:
+            if _decoding(request):
                 plan.append(Planned(request, request.target_len))
             elif budget > 0:
                 budget -= self._take(request, budget, plan)
@@ -202,6 +208,12 @@ class Scheduler:
                 elif budget > 0:
                     budget -= self._take(request, budget, plan)
         return plan
+
+    def _speculate(self, drafter: Drafter) -> None:
+        decoding = [request for request in self._running if _decoding(request)]
+        guessing = [request for request in decoding if request.may_guess]
+        if self._cache.available() > PAGES_FOR_GUESSES * len(guessing):
+            drafter.propose(guessing, sum(request.target_len - request.computed_len for request in decoding))
 
     def _take(self, request: Request, budget: int, plan: list[Planned]) -> int:
         """Plan as many tokens of `request` as `budget` allows, and return how many."""
@@ -236,6 +248,7 @@ class Scheduler:
             self._masks.wait()
         hidden = ahead.joined(fresh, [planned.stop - planned.request.computed_len for planned in plan])
         self.ledger.computed_tokens += len(hidden)
+        self.ledger.guessed_tokens += sum(planned.request.guessed_len for planned in plan)
         self.ledger.model_s += self._clock() - began
         return hidden
 
@@ -320,11 +333,14 @@ class Scheduler:
         more: list[tuple[Request, int]] = []
         for (request, row), (token, logprob) in zip(ready, chosen, strict=True):
             with self._failing_alone(request):
-                if token == request.next_draft:
-                    if self._growth.keep_draft(request, token, logprob):
-                        more.append((request, row + 1))
-                else:
+                if token != request.next_draft:
                     self._growth.accept(request, token, logprob, now)
+                elif request.next_is_guess:
+                    self.ledger.accepted_tokens += 1
+                    if following := self._growth.accept_guess(request, token, logprob, now):
+                        more.append((request, row + following))
+                elif self._growth.keep_draft(request, token, logprob):
+                    more.append((request, row + 1))
         self._masks.fill_now([request for request, _ in more])
         return more
 
@@ -468,6 +484,8 @@ class Scheduler:
     def _make_room(self, request: Request) -> bool:
         """Pages for all known tokens of `request`, taken from the newest request if need be."""
         while not self._pages.grow(request):
+            if request.drop_guesses():
+                continue
             newest = self._running[-1]
             self._retract(newest)
             if newest is request:
@@ -476,6 +494,7 @@ class Scheduler:
 
     def _retract(self, request: Request) -> None:
         """Back to the waiting requests; its tokens, matcher and random numbers stay as they are."""
+        request.drop_guesses()
         self._pages.retract(request)
         self._running.remove(request)
         if not request.announced:
@@ -501,6 +520,8 @@ class Scheduler:
     def _retire(self, request: Request) -> None:
         """Forget the request; its pages go to the tree."""
         del self._requests[request.rid]
+        if self._drafter is not None:
+            self._drafter.ended(request)
         self._programs.leave(request)
         if self._compiling.pop(request.rid, None) is not None:
             self._grammars.forget(request.rid)
@@ -514,3 +535,8 @@ class Scheduler:
     def _stop_running(self, request: Request) -> None:
         if request in self._running:
             self._running.remove(request)
+
+
+def _decoding(request: Request) -> bool:
+    """Its tokens do not wait for the budget of prefill."""
+    return not request.prefilling and request.extend_len <= FORCED_RUN

@@ -79,7 +79,7 @@ class _SchedulerCollector:
             pages.add_metric([state], getattr(stats, f"pages_{state}"))
         yield pages
         tokens = CounterMetricFamily("ramify_tokens", "Tokens by kind.", labels=["kind"])
-        for kind in ("prompt", "cached", "computed", "output", "forced"):
+        for kind in ("prompt", "cached", "computed", "output", "forced", "guessed", "accepted"):
             tokens.add_metric([kind], getattr(stats, f"{kind}_tokens"))
         yield tokens
         for name, value, help_text in (

@@ -1,0 +1,87 @@
+"""Guessed tokens: outputs are the same with and without them, and right guesses save steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.runtime.scheduler import drafter
+from tests.runtime.local import LocalScheduler, Result
+from tests.runtime.test_overlap import Load, answer, told
+
+REPEATING = [*b"the same words, the same words, the same"]
+
+
+class Twice(Load):
+    """Requests of every kind, all submitted at once, and then all of them again."""
+
+    def __init__(self, model: Any, *, speculation: bool, **options: Any) -> None:
+        super().__init__(model, overlap=False, seed=2, speculation=speculation, max_running=5, **options)
+
+    def run(self) -> list[Result]:
+        scheduler = self.local.scheduler
+        state = self.random.getstate()
+        submitted = []
+        for _ in range(2):
+            self.random.setstate(state)
+            submitted += [self.submit(kind) for kind in [*range(11)] * 2]
+            while scheduler.busy or self.jobs:
+                while self.jobs:
+                    scheduler.receive(answer(self.jobs.pop(), self.vocabulary))
+                self.local.step()
+        return [self.local.results[rid] for rid in submitted]
+
+
+@pytest.mark.parametrize("gain", [drafter.LEAST_GAIN, 0.0], ids=["worthwhile", "all"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"longest": 40},
+        {"page_size": 4, "num_pages": 40, "chunk_tokens": 16, "longest": 50},
+        {"jump_forward": False, "cache": "naive"},
+    ],
+    ids=["plain", "short-of-pages", "no-jumps"],
+)
+def test_the_same_tokens(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, options: Any, gain: float
+) -> None:
+    expected = Twice(tiny_folder, speculation=False, **options).run()
+    monkeypatch.setattr(drafter, "LEAST_GAIN", gain)
+    load = Twice(tiny_folder, speculation=True, **options)
+    found = load.run()
+    assert [told(result) for result in found] == [told(result) for result in expected]
+    assert [result.forced for result in found] == [result.forced for result in expected]
+    ledger = load.local.scheduler.ledger
+    assert ledger.accepted_tokens > 20
+    if gain == 0.0:
+        assert ledger.accepted_tokens < ledger.guessed_tokens
+    if "num_pages" in options:
+        assert ledger.retractions > 0
+    counts = load.local.cache.counts()
+    assert counts.in_use == 0
+    assert counts.free + counts.evictable + counts.leased == counts.total
+
+
+def steps(local: LocalScheduler, prompt: list[int], **sampling: Any) -> tuple[list[int], int]:
+    before = local.scheduler.ledger.steps
+    (result,) = local.complete([prompt], max_tokens=32, ignore_eos=True, **sampling)
+    return result.ids, local.scheduler.ledger.steps - before
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}], ids=["greedy", "drawn"])
+def test_what_an_equal_prompt_gave_is_verified_many_at_a_time(tiny_folder: Path, sampling: Any) -> None:
+    local = LocalScheduler(tiny_folder, deterministic=True, speculation=True)
+    first, slow = steps(local, REPEATING, **sampling)
+    again, fast = steps(local, REPEATING, **sampling)
+    assert again == first
+    assert fast < slow / 2
+
+
+def test_scopes_do_not_learn_from_each_other(tiny_folder: Path) -> None:
+    local = LocalScheduler(tiny_folder, deterministic=True, speculation=True)
+    draw = {"temperature": 1.0, "seed": 3}
+    _, alone = steps(local, REPEATING, **draw)
+    _, other = steps(local, REPEATING, scope="other", **draw)
+    assert other >= alone
