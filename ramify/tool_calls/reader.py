@@ -64,9 +64,9 @@ class CallReader:
                 return parts
 
     def close(self) -> list[Part]:
-        """The output has ended: what was held back."""
+        """The output has ended: what was held back. After a call that is the beginning of another one."""
         left, self._text = self._text, ""
-        return [Content(left)] if left and self._state in (self._free, self._after_call) else []
+        return [Content(left)] if left and self._state == self._free else []
 
     def _run(self) -> Iterator[Part]:
         if self._state is not None:

@@ -68,6 +68,18 @@ def test_any_cut_gives_the_same(form: ToolFormat, content: str, calls: Calls, cu
 
 
 @each_format
+def test_an_output_cut_off_between_two_calls_has_no_content(form: ToolFormat) -> None:
+    if form.separator is None:
+        return
+    calls = [("one", "{}"), ("two", "{}")]
+    first, whole = written(form, "", calls[:1]), written(form, "", calls)
+    for length in range(len(first) - len(form.end), len(whole)):
+        content, found, _ = read(form, [whole[:length]])
+        assert content == ""
+        assert found[0] == calls[0]
+
+
+@each_format
 def test_an_output_cut_off_says_what_there_was(form: ToolFormat) -> None:
     whole = written(form, "Well. ", [("weather", '{"city": "B}]\\"onn", "at": [1, {}]}')])
     seen = []
