@@ -22,12 +22,6 @@ NEWEST = "9999"
 BUILD = ("setuptools>=77", "wheel")
 HOSTS_OWN = ("torch", "triton")
 """The host has its own of these, made for its driver. Others may depend on them: pip is shown empty ones."""
-NOT_THERE = ("ruff", "mypy")
-"""Of the development's dependencies: nothing is checked there."""
-NEWEST = "9999"
-BUILD = ("setuptools>=77", "wheel")
-HOSTS_OWN = ("torch", "triton", "nvidia")
-"""The host has its own of these, made for its driver."""
 GLIBC = (39, 36, 35, 34, 31, 28, 27, 24, 17)
 """Of manylinux platforms, which pip takes by exact name."""
 
