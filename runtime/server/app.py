@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from ramify.runtime.config import ServerConfig
-from ramify.runtime.server import calls, health, live, native, openai
+from ramify.runtime.server import calls, health, live, native, openai, responses
 from ramify.runtime.server.errors import add_error_handlers
 from ramify.runtime.server.middleware import AnswerBugs, CountResponses, RequireApiKey
 from ramify.runtime.server.service import Desk, Service
@@ -19,7 +19,7 @@ def create_app(desk: Desk, config: ServerConfig) -> FastAPI:
     app.state.service = service
     app.state.watch = live.Watch(desk)
     # In the order in which a path is looked for: programs call the most, and wait the least.
-    for module in (calls, openai, native, health, live):
+    for module in (calls, openai, responses, native, health, live):
         app.include_router(module.router)
     add_error_handlers(app)
     app.add_middleware(AnswerBugs)

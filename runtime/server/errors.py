@@ -38,7 +38,7 @@ def error_body(error: RamifyError) -> bytes:
         ErrorReply(
             error=Problem(
                 message=str(error),
-                type=_type_of(error.status),
+                type=type_of(error.status),
                 param=error.field,
                 code=error.code,
                 pointer=error.pointer or msgspec.UNSET,
@@ -72,12 +72,13 @@ def add_error_handlers(app: FastAPI) -> None:
             405: f"{request.url.path} does not take {request.method}.",
         }.get(error.status_code, str(error.detail))
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
-        problem = Problem(message=message, type=_type_of(error.status_code), param=None, code=code)
+        problem = Problem(message=message, type=type_of(error.status_code), param=None, code=code)
         body = msgspec.json.encode(ErrorReply(error=problem))
         return Response(body, error.status_code, error.headers, "application/json")
 
 
-def _type_of(status: int) -> str:
+def type_of(status: int) -> str:
+    """What OpenAI's API calls errors of this HTTP status."""
     if status == 429:
         return "rate_limit_error"
     return "invalid_request_error" if status < 500 else "server_error"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -21,9 +21,14 @@ T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 
 
-def event(data: bytes) -> bytes:
+def event(data: bytes, name: str = "") -> bytes:
     """One event (WHATWG HTML, section 9.2); `data` holds no line break."""
-    return b"data: " + data + b"\n\n"
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + data + b"\n\n"
+
+
+def error_event(error: RamifyError) -> bytes:
+    """An event ``{"error": …}``."""
+    return event(error_body(error))
 
 
 class EventStream(Response):
@@ -31,13 +36,16 @@ class EventStream(Response):
     last of them, and goes out together with the end of the answer.
 
     The headers wait for the first event, so that an error before it is answered with its own status.
-    A later error is sent as a last event ``{"error": …}``.
+    A later error is sent as a last event, which is what `failed` makes of it.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], failed: Callable[[RamifyError], bytes] = error_event
+    ) -> None:
         self.events = events
+        self.failed = failed
         self.status_code = 200
         self.background = None
         # No proxy may hold events back or alter them.
@@ -65,7 +73,7 @@ class EventStream(Response):
                 if not isinstance(error, RamifyError):
                     logger.exception("A stream failed.")
                     error = EngineError("An internal error ended the stream.")
-                data = event(error_body(error))
+                data = self.failed(error)
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         if not started:
             await self._start(send)

@@ -37,6 +37,13 @@ class TurnReader:
         self._end = form.reasoning_end
         self._held = ""
         self._calls = None if form.tools is None else CallReader(form.tools)
+        self.answered = 0
+        """Characters after the end of the reasoning, in the push that it ended in."""
+
+    @property
+    def reasoning(self) -> bool:
+        """The end of the reasoning has not come."""
+        return self._end is not None
 
     @property
     def called(self) -> bool:
@@ -50,7 +57,7 @@ class TurnReader:
         self._held += text
         thought, found, rest = self._held.partition(self._end)
         if found:
-            self._end, self._held = None, ""
+            self._end, self._held, self.answered = None, "", len(rest)
             return [*self._thought(thought), *self._answer(rest)]
         kept = overlap(self._held, self._end)
         thought, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]

@@ -1,0 +1,106 @@
+"""What OpenAI's own types and its reference say of a response and its events, as checks."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pydantic
+from openai.types.responses import Response, ResponseStreamEvent
+
+EVENTS: dict[str, type[pydantic.BaseModel]] = {
+    get_args(kind.model_fields["type"].annotation)[0]: kind
+    for kind in get_args(get_args(ResponseStreamEvent)[0])
+}
+BEYOND = {"ramify", "store", "max_tokens"}
+"""What a response has and its type has not: OpenAI's own service answers `store` as well; `max_tokens` is of
+the reasoning, as it was asked for."""
+BEYOND_EVENTS = BEYOND | {"bytes", "name"}
+"""`bytes` of tokens in deltas; the function's `name` with its arguments, as some versions have it."""
+
+
+def check_response(data: Any) -> Response:
+    """`data` is a response, and nothing else."""
+    response = Response.model_validate(data)
+    assert _beyond(response) <= BEYOND
+    return response
+
+
+def check_events(events: list[Any]) -> Any:
+    """`events`, the data of a whole stream, are in order and add up; returns the last response."""
+    for number, data in enumerate(events):
+        assert data["sequence_number"] == number
+        assert _beyond(EVENTS[data["type"]].model_validate(data)) <= BEYOND_EVENTS
+    created, in_progress, *body, last = events
+    assert (created["type"], in_progress["type"]) == ("response.created", "response.in_progress")
+    for begun in (created, in_progress):
+        assert begun["response"]["status"] == "in_progress"
+        assert begun["response"]["output"] == []
+        assert begun["response"]["usage"] is None
+    final = last["response"]
+    assert last["type"] == f"response.{final['status']}"
+    check_response(final)
+    items: list[Any] = []
+    while body:
+        items.append(_take_item(body, len(items)))
+    assert final["output"] == items
+    assert all(begun["response"]["id"] == final["id"] for begun in (created, in_progress))
+    return final
+
+
+def _take_item(events: list[Any], index: int) -> Any:
+    """Take the events of one item away; returns it as it is in the end."""
+    added = events.pop(0)
+    assert (added["type"], added["output_index"]) == ("response.output_item.added", index)
+    item = added["item"]
+    assert item["status"] == "in_progress"
+    if item["type"] == "function_call":
+        assert item["arguments"] == ""
+        item["arguments"], done = _take_deltas(events, "function_call_arguments", item["id"], index)
+        assert done["arguments"] == item["arguments"]
+        assert done["name"] == item["name"]
+    else:
+        assert item["content"] == []
+        part_added = events.pop(0)
+        part = part_added["part"]
+        assert part_added["type"] == "response.content_part.added"
+        assert (part["text"], part.get("logprobs", [])) == ("", [])
+        logprobs: list[Any] = []
+        part["text"], done = _take_deltas(events, part["type"], item["id"], index, logprobs)
+        assert done["text"] == part["text"]
+        if part["type"] == "output_text":
+            part["logprobs"] = logprobs
+            assert done["logprobs"] == logprobs
+        part_done = events.pop(0)
+        assert (part_done["type"], part_done["part"]) == ("response.content_part.done", part)
+        for event in (part_added, done, part_done):
+            assert (event["item_id"], event["output_index"], event["content_index"]) == (item["id"], index, 0)
+        item["content"] = [part]
+    item_done = events.pop(0)
+    assert (item_done["type"], item_done["output_index"]) == ("response.output_item.done", index)
+    assert item_done["item"]["status"] in ("completed", "incomplete")
+    assert item_done["item"] == item | {"status": item_done["item"]["status"]}
+    return item_done["item"]
+
+
+def _take_deltas(
+    events: list[Any], kind: str, item_id: str, index: int, logprobs: list[Any] | None = None
+) -> tuple[str, Any]:
+    text = ""
+    while (event := events.pop(0))["type"] == f"response.{kind}.delta":
+        assert (event["item_id"], event["output_index"]) == (item_id, index)
+        text += event["delta"]
+        if logprobs is not None:
+            logprobs += event.get("logprobs", [])
+    assert event["type"] == f"response.{kind}.done"
+    assert (event["item_id"], event["output_index"]) == (item_id, index)
+    return text, event
+
+
+def _beyond(value: Any) -> set[str]:
+    """Fields that the types in `value` do not have."""
+    if isinstance(value, list):
+        return set().union(*map(_beyond, value))
+    if not isinstance(value, pydantic.BaseModel):
+        return set()
+    known = (getattr(value, name) for name in type(value).model_fields)
+    return set(value.model_extra or ()).union(*map(_beyond, known))

@@ -1,0 +1,416 @@
+"""The Responses API over a socket, through OpenAI's own client: answers and streams."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from pydantic import BaseModel
+
+from ramify.errors import InvalidConstraint, Overloaded, WorkerDied
+from ramify.messages import Preamble
+from tests.server.desk import MODEL, FakeDesk, LiveServer, events
+from tests.server.responses_contract import check_events, check_response
+
+PARAMETERS: Any = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1}},
+    "required": ["city"],
+}
+WEATHER: Any = {"type": "function", "name": "get_weather", "parameters": PARAMETERS, "strict": True}
+TIME: Any = {
+    "type": "function",
+    "name": "get_time",
+    "description": "Now.",
+    "parameters": None,
+    "strict": None,
+}
+ASK: Any = {"model": MODEL, "input": "hello world"}
+ONE = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bonn, \\"}\\u00e9"}}\n</tool_call>'
+TWO = ONE + '\n<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+EVERYTHING = "hm 日</think>Let me see …\n" + TWO
+REASONING: Any = {"reasoning": {"max_tokens": 50}}
+
+
+def stream(http: httpx.Client, body: Any) -> list[Any]:
+    with http.stream("POST", "/v1/responses", json=body | {"stream": True}) as response:
+        assert response.status_code == 200, response.read()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        return events(response)
+
+
+def parts(output: list[Any]) -> list[tuple[str, str, str]]:
+    """(type, text, status) of each item; of a call its name and arguments are the text."""
+    return [
+        (
+            item["type"],
+            item["name"] + item["arguments"]
+            if item["type"] == "function_call"
+            else item["content"][0]["text"],
+            item["status"],
+        )
+        for item in output
+    ]
+
+
+def test_an_answer(client: openai.OpenAI, desk: FakeDesk) -> None:
+    answer = client.responses.create(
+        **ASK, instructions="Be brief.", max_output_tokens=40, metadata={"a": "b"}, user="me", temperature=0.5
+    )
+    check_response(answer.model_dump(exclude_unset=True, by_alias=True))
+    assert answer.output_text.startswith("LO WORLD")
+    assert answer.id == desk.requests[-1].rid
+    assert (answer.metadata, answer.user, answer.instructions) == ({"a": "b"}, "me", "Be brief.")
+    assert (answer.temperature, answer.top_p, answer.max_output_tokens) == (0.5, 1.0, 40)
+    assert (answer.status, answer.incomplete_details) == (
+        "incomplete",
+        openai.types.responses.response.IncompleteDetails(reason="max_output_tokens"),
+    )
+    assert [(turn.role, turn.content) for turn in desk.requests[-1].chat or ()] == [
+        ("system", "Be brief."),
+        ("user", "hello world"),
+    ]
+    assert desk.requests[-1].sampling.max_tokens == 40
+
+
+def test_usage_says_what_was_cached(client: openai.OpenAI, desk: FakeDesk) -> None:
+    options = ASK | {"max_output_tokens": 8, "extra_body": {"cache_salt": "usage"}}
+    first, again = (client.responses.create(**options).usage for _ in range(2))
+    assert first is not None
+    assert again is not None
+    assert (first.input_tokens, first.output_tokens, first.total_tokens) == (17, 8, 25)
+    details = [(usage.input_tokens_details.cached_tokens, usage.input_tokens) for usage in (first, again)]
+    assert details == [(0, 17), (16, 17)]
+    assert again.input_tokens_details.cache_write_tokens == 1
+    assert desk.requests[-1].scope == "usage"
+
+
+def test_a_stream(http: httpx.Client) -> None:
+    told = stream(http, ASK | {"max_output_tokens": 8})
+    assert [event["type"] for event in told] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        *["response.output_text.delta"] * 8,
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
+    final = check_events(told)
+    assert parts(final["output"]) == [("message", "LO WORLD", "incomplete")]
+    assert final["usage"]["output_tokens"] == 8
+
+
+def test_events_carry_their_names(http: httpx.Client) -> None:
+    with http.stream(
+        "POST", "/v1/responses", json=ASK | {"max_output_tokens": 1, "stream": True}
+    ) as response:
+        lines = [line for line in response.iter_lines() if line]
+    names, data = lines[::2], lines[1::2]
+    assert [f"event: {json.loads(one.removeprefix('data: '))['type']}" for one in data] == names
+    assert not any("[DONE]" in line for line in lines)
+
+
+def test_reasoning_a_message_and_calls(http: httpx.Client, desk: FakeDesk) -> None:
+    desk.script = [EVERYTHING] * 2
+    body = ASK | {"tools": [WEATHER, TIME]} | REASONING
+    final = check_events(stream(http, body))
+    assert final["status"] == "completed"
+    assert parts(final["output"]) == [
+        ("reasoning", "hm 日", "completed"),
+        ("message", "Let me see …\n", "completed"),
+        ("function_call", 'get_weather{"city": "Bonn, \\"}\\u00e9"}', "completed"),
+        ("function_call", "get_time{}", "completed"),
+    ]
+    assert final["usage"]["output_tokens_details"]["reasoning_tokens"] == len("hm 日</think>".encode())
+    ids = [item["id"] for item in final["output"]]
+    assert len(set(ids)) == 4
+    assert [name.partition("_")[0] for name in ids] == ["rs", "msg", "fc", "fc"]
+    calls = [item["call_id"] for item in final["output"][2:]]
+    assert calls[0] != calls[1]
+    whole = http.post("/v1/responses", json=body).json()
+    check_response(whole)
+    assert parts(whole["output"]) == parts(final["output"])
+    assert whole["usage"]["output_tokens_details"] == final["usage"]["output_tokens_details"]
+    reasoning, calling = desk.requests[-1].preambles
+    assert reasoning == Preamble(start="<think>", end="</think>", max_tokens=50)
+    assert calling.optional
+
+
+def test_a_call_is_told_as_finished_when_it_is(http: httpx.Client, desk: FakeDesk) -> None:
+    """A client may begin to run it while the model goes on."""
+    desk.script = [TWO]
+    kinds = [event["type"] for event in stream(http, ASK | {"tools": [WEATHER, TIME]})]
+    done, added = (
+        [at for at, kind in enumerate(kinds) if kind == f"response.output_item.{what}"]
+        for what in ("done", "added")
+    )
+    assert added[0] < done[0] < added[1] < done[1]
+
+
+def test_cut_anywhere(http: httpx.Client, desk: FakeDesk) -> None:
+    """What there is of each item, whole and streamed alike, and nothing made up."""
+    body = ASK | {"tools": [WEATHER, TIME]} | REASONING
+    for length in range(1, len(EVERYTHING), 3):
+        desk.script = [EVERYTHING] * 2
+        final = check_events(stream(http, body | {"max_output_tokens": length}))
+        whole = http.post("/v1/responses", json=body | {"max_output_tokens": length}).json()
+        check_response(whole)
+        assert parts(final["output"]) == parts(whole["output"])
+        for answer in (final, whole):
+            assert answer["status"] == "incomplete"
+            assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
+            assert all(item["status"] == "completed" for item in answer["output"][:-1])
+        assert "tool_call>" not in json.dumps(final["output"])
+
+
+def test_reasoning_that_is_not_shown_is_counted(http: httpx.Client, desk: FakeDesk) -> None:
+    desk.script = [EVERYTHING]
+    answer = http.post("/v1/responses", json=ASK | {"reasoning": {"exclude": True}}).json()
+    assert [item["type"] for item in answer["output"]] == ["message"]
+    assert answer["usage"]["output_tokens_details"]["reasoning_tokens"] == len("hm 日</think>".encode())
+
+
+def test_an_empty_answer_is_an_empty_message(
+    client: openai.OpenAI, http: httpx.Client, desk: FakeDesk
+) -> None:
+    desk.script = ["", ""]
+    assert parts(check_events(stream(http, ASK))["output"]) == [("message", "", "completed")]
+    assert client.responses.create(**ASK).output_text == ""
+
+
+# --- constraints --------------------------------------------------------------------------------------
+
+
+class Pair(BaseModel):
+    zeta: int
+    alpha: str
+
+
+def test_parse(client: openai.OpenAI, desk: FakeDesk) -> None:
+    answer = client.responses.parse(**ASK, text_format=Pair)
+    assert answer.output_parsed == Pair(zeta=7, alpha="s")
+    assert answer.status == "completed"
+    wanted = desk.requests[-1].constraint
+    assert wanted is not None
+    assert (wanted.kind, wanted.strict) == ("json_schema", True)
+    assert json.loads(wanted.source)["required"] == ["zeta", "alpha"]
+
+
+def test_the_clients_own_stream(client: openai.OpenAI) -> None:
+    with client.responses.stream(**ASK, text_format=Pair) as told:
+        text = "".join(event.delta for event in told if event.type == "response.output_text.delta")
+        assert told.get_final_response().output_parsed == Pair(zeta=7, alpha="s")
+    assert Pair.model_validate_json(text) == Pair(zeta=7, alpha="s")
+
+
+def test_parse_calls(client: openai.OpenAI, desk: FakeDesk) -> None:
+    class Weather(BaseModel):
+        city: str
+
+    desk.script = [ONE] * 2
+    tool: Any = openai.pydantic_function_tool(Weather, name="get_weather")["function"]
+    tools: Any = [{"type": "function", **tool}]
+    answer: Any = client.responses.parse(**ASK, tools=tools)
+    assert answer.output[0].parsed_arguments == {"city": 'Bonn, "}é'}
+    with client.responses.stream(**ASK, tools=tools) as told:
+        final: Any = told.get_final_response()
+    assert final.output[0].parsed_arguments == {"city": 'Bonn, "}é'}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "text"),
+    [
+        ({"text": {"format": {"type": "json_object"}}}, "json_object", "{}"),
+        ({"text": {"format": {"type": "regex", "regex": "a+"}}}, "regex", "<regex>"),
+        ({"text": {"format": {"type": "choice", "choice": ["yes", "no"]}}}, "choices", "yes"),
+        ({"guided_choice": ["yes", "no"]}, "choices", "yes"),
+        ({"structured_outputs": {"regex": "a+"}}, "regex", "<regex>"),
+    ],
+)
+def test_formats(http: httpx.Client, desk: FakeDesk, fields: Any, kind: str, text: str) -> None:
+    answer = http.post("/v1/responses", json=ASK | fields).json()
+    assert parts(answer["output"]) == [("message", text, "completed")]
+    assert answer["text"] == fields.get("text", {"format": {"type": "text"}})
+    wanted = desk.requests[-1].constraint
+    assert wanted is not None
+    assert wanted.kind == kind
+
+
+def test_a_text_format_of_text_is_no_constraint(client: openai.OpenAI, desk: FakeDesk) -> None:
+    client.responses.create(**ASK, text={"format": {"type": "text"}}, max_output_tokens=1)
+    assert desk.requests[-1].constraint is None
+
+
+def test_what_was_only_checked_is_told(http: httpx.Client) -> None:
+    schema = {"type": "object", "properties": {"zeta": {"type": "integer"}}, "maxProperties": 0}
+    form = {"type": "json_schema", "name": "x", "schema": schema, "strict": "validate"}
+    body = ASK | {"text": {"format": form}}
+    (violation,) = http.post("/v1/responses", json=body).json()["ramify"]["violations"]
+    assert violation["schema"] == "/maxProperties"
+    assert stream(http, body)[-1]["response"]["ramify"]["violations"] == [violation]
+
+
+# --- tools --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "names", "optional", "parallel"),
+    [
+        ({}, ["get_weather", "get_time"], True, True),
+        ({"tool_choice": "auto", "parallel_tool_calls": False}, ["get_weather", "get_time"], True, False),
+        ({"tool_choice": "required"}, ["get_weather", "get_time"], False, True),
+        ({"tool_choice": {"type": "function", "name": "get_time"}}, ["get_time"], False, False),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "required",
+                    "tools": [{"type": "function", "name": "get_time"}],
+                }
+            },
+            ["get_time"],
+            False,
+            True,
+        ),
+    ],
+)
+def test_what_may_be_called(
+    client: openai.OpenAI, desk: FakeDesk, change: Any, names: list[str], optional: bool, parallel: bool
+) -> None:
+    desk.script = [ONE]
+    answer = client.responses.create(**ASK, tools=[WEATHER, TIME], **change)
+    check_response(answer.model_dump(exclude_unset=True, by_alias=True))
+    assert answer.parallel_tool_calls == change.get("parallel_tool_calls", True)
+    wanted = desk.requests[-1].constraint
+    assert wanted is not None
+    _, calls, *rest = json.loads(wanted.source)["format"]["elements"]
+    assert [tag["begin"].partition('"')[0] for tag in calls["elements"]] == names
+    assert calls["elements"][0]["content"]["json_schema"] == (
+        PARAMETERS
+        if names[0] == "get_weather"
+        else {"type": "object", "properties": {}, "additionalProperties": False}
+    )
+    assert bool(rest) == parallel
+    (preamble,) = desk.requests[-1].preambles
+    assert preamble.optional == optional
+
+
+def test_none_shows_no_tools(client: openai.OpenAI, desk: FakeDesk) -> None:
+    desk.script = [ONE]
+    answer = client.responses.create(**ASK, tools=[WEATHER], tool_choice="none")
+    assert answer.output_text == ONE
+    assert desk.requests[-1].constraint is None
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_refused_schema_names_its_tool(http: httpx.Client, desk: FakeDesk, streamed: bool) -> None:
+    desk.fail_first = InvalidConstraint(
+        "The keyword not is not supported.",
+        field="structural_tag",
+        pointer="/format/elements/1/elements/1/content/json_schema/properties/a/not",
+    )
+    response = http.post("/v1/responses", json=ASK | {"tools": [WEATHER, TIME], "stream": streamed})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["param"], error["pointer"]) == ("tools[1].parameters", "/properties/a/not")
+
+
+# --- log-probabilities --------------------------------------------------------------------------------
+
+
+def test_logprobs(client: openai.OpenAI) -> None:
+    answer: Any = client.responses.create(
+        **ASK, max_output_tokens=2, include=["message.output_text.logprobs"], top_logprobs=2
+    )
+    check_response(answer.model_dump(exclude_unset=True, by_alias=True))
+    first, second = answer.output[0].content[0].logprobs
+    assert (first.token, second.token) == ("L", "O")
+    assert (first.logprob, first.bytes) == (-(ord("L") % 8) - 0.5, [ord("L")])
+    assert [(top.token, top.logprob) for top in first.top_logprobs] == [("a", -0.25), ("b", -0.5)]
+    assert answer.top_logprobs == 2
+
+
+def test_logprobs_are_those_of_the_message(http: httpx.Client, desk: FakeDesk) -> None:
+    """Neither those of the reasoning nor those of a call, the beginning of its tag included."""
+    desk.script = [EVERYTHING] * 2 + ["It rains <tool_cal"]
+    body = ASK | REASONING | {"tools": [WEATHER, TIME], "include": ["message.output_text.logprobs"]}
+    final = check_events(stream(http, body))
+    content = final["output"][1]["content"][0]
+    told = [bytes(entry["bytes"]).decode() or entry["token"] for entry in content["logprobs"]]
+    assert "".join(told) == "Let me see \ufffd\ufffd\ufffd\n"
+    assert http.post("/v1/responses", json=body).json()["output"][1]["content"][0] == content
+    del body["reasoning"]
+    content = check_events(stream(http, body))["output"][0]["content"][0]
+    assert "".join(entry["token"] for entry in content["logprobs"]) == content["text"] == "It rains <tool_cal"
+
+
+# --- failures -----------------------------------------------------------------------------------------
+
+
+def test_an_error_in_a_stream_fails_the_response(
+    client: openai.OpenAI, http: httpx.Client, desk: FakeDesk
+) -> None:
+    desk.fail_after = (2, WorkerDied("The scheduler died.", remedy="Send it again."))
+    *_, last = stream(http, ASK)
+    assert last["type"] == "response.failed"
+    check_response(last["response"])
+    assert last["response"]["error"] == {
+        "code": "server_error",
+        "message": "The scheduler died. Send it again.",
+        "type": "server_error",
+        "param": None,
+    }
+    assert parts(last["response"]["output"]) == [("message", "LO", "incomplete")]
+    *_, event = client.responses.create(**ASK, stream=True)
+    assert event.type == "response.failed"
+
+
+def test_a_bug_in_a_stream_fails_the_response(
+    http: httpx.Client, desk: FakeDesk, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.fail_after = (1, KeyError("secret detail"))
+    *_, last = stream(http, ASK)
+    assert last["type"] == "response.failed"
+    assert "secret detail" not in json.dumps(last)
+    assert "secret detail" in caplog.text
+
+
+def test_an_error_after_tokens_has_its_status_where_nothing_was_sent(
+    http: httpx.Client, desk: FakeDesk
+) -> None:
+    desk.fail_after = (2, Overloaded("Full."))
+    response = http.post("/v1/responses", json=ASK)
+    assert response.status_code == 429
+    assert response.json()["error"]["type"] == "rate_limit_error"
+
+
+def test_an_abort_fails_the_stream(http: httpx.Client, desk: FakeDesk) -> None:
+    desk.hold_after = 1
+    with http.stream("POST", "/v1/responses", json=ASK | {"stream": True}) as response:
+        assert desk.held.wait(10)
+        http.post("/abort_request", json={"abort_all": True})
+        *_, last = events(response)
+    assert last["response"]["error"]["message"] == "The request was aborted."
+    desk.hold_after = None
+
+
+def test_metrics_log_and_live_page(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        LiveServer(FakeDesk()) as server,
+        openai.OpenAI(base_url=server.url + "/v1", api_key="none") as client,
+        caplog.at_level("INFO", "ramify.server"),
+    ):
+        client.responses.create(**ASK, max_output_tokens=2, safety_identifier="somebody")
+        metrics = httpx.get(server.url + "/metrics").text
+        live = httpx.get(server.url + "/live").json()
+    assert 'ramify_generations_total{endpoint="/v1/responses",finish="length",status="200"} 1.0' in metrics
+    assert 'ramify_http_responses_total{endpoint="/v1/responses",status="200"} 1.0' in metrics
+    assert [program["name"] for program in live["programs"]] == ["/v1/responses"]
+    assert "endpoint=/v1/responses" in caplog.text
+    assert "user='somebody'" in caplog.text
