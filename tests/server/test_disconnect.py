@@ -17,6 +17,7 @@ from tests.server.desk import MODEL, FakeDesk, LiveServer
 BODIES: dict[str, Any] = {
     "/v1/chat/completions": {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"model": MODEL, "prompt": "hi"},
+    "/v1/responses": {"model": MODEL, "input": "hi"},
     "/generate": {"text": "hi"},
 }
 

@@ -20,7 +20,13 @@ from tests.server.desk import MODEL, FakeDesk, events
 CHAT: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 COMPLETION: Any = {"model": MODEL, "prompt": "hi", "max_tokens": 2}
 GENERATE: Any = {"text": "hi", "sampling_params": {"max_new_tokens": 2}}
-BODIES = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION, "/generate": GENERATE}
+RESPONSE: Any = {"model": MODEL, "input": "hi", "max_output_tokens": 2}
+BODIES = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETION,
+    "/v1/responses": RESPONSE,
+    "/generate": GENERATE,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -291,7 +297,7 @@ def test_errors_before_the_first_token_have_their_status(
     assert refused(http.post(path, json=body), 503)["type"] == "server_error"
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", [path for path in BODIES if path != "/v1/responses"])
 def test_an_error_in_a_stream_ends_it(http: httpx.Client, desk: FakeDesk, path: str) -> None:
     desk.fail_after = (1, WorkerDied("The scheduler died."))
     with http.stream("POST", path, json=BODIES[path] | {"stream": True}) as response:

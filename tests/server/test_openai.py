@@ -198,6 +198,21 @@ def test_sampling_options_arrive(client: openai.OpenAI, desk: FakeDesk) -> None:
     assert sampling.skip_special_tokens is False
 
 
+@pytest.mark.parametrize("field", ["user", "safety_identifier"])
+def test_who_asks_is_logged(client: openai.OpenAI, caplog: pytest.LogCaptureFixture, field: str) -> None:
+    options: Any = {"messages": USER, "max_tokens": 1, field: "somebody"}
+    with caplog.at_level("INFO", "ramify.server"):
+        client.chat.completions.create(model=MODEL, **options)
+    assert "user='somebody'" in caplog.text
+
+
+def test_a_prompt_cache_key_keeps_nobody_apart(client: openai.OpenAI, desk: FakeDesk) -> None:
+    """There is one cache: equal prefixes meet in it, whatever the key."""
+    for key in ("one", "two"):
+        client.chat.completions.create(model=MODEL, messages=USER, max_tokens=1, prompt_cache_key=key)
+    assert [request.scope for request in desk.requests] == ["", ""]
+
+
 def test_chat_logprobs(client: openai.OpenAI) -> None:
     def check(logprobs: Any) -> None:
         assert [entry.token for entry in logprobs.content] == ["L", "O"]
