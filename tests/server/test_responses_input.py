@@ -1,0 +1,281 @@
+"""The Responses API over a socket: what of its input reaches the model, and what is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import msgspec
+import openai
+import pytest
+
+from ramify.messages import ChatMessage, ToolCall
+from ramify.runtime.server.responses import UNSUPPORTED_RESPONSE
+from tests.server.desk import MODEL, FakeDesk
+from tests.server.test_responses import ASK, EVERYTHING, REASONING, TIME, WEATHER
+from tests.server.test_tools import speak
+
+USER: Any = {"role": "user", "content": "Weather?"}
+CALL: Any = {"type": "function_call", "call_id": "a", "name": "get_time", "arguments": "{}"}
+
+
+def turns(client: openai.OpenAI, desk: FakeDesk, *items: Any, **options: Any) -> list[ChatMessage]:
+    client.responses.create(model=MODEL, input=list(items), max_output_tokens=1, **options)
+    return list(desk.requests[-1].chat or ())
+
+
+def test_messages(client: openai.OpenAI, desk: FakeDesk) -> None:
+    found = turns(
+        client,
+        desk,
+        {"role": "developer", "content": "Be kind."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}] * 2},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c", "type": "message", "status": "completed"},
+        instructions="Be brief.",
+    )
+    assert [(turn.role, turn.content) for turn in found] == [
+        ("system", "Be brief."),
+        ("system", "Be kind."),
+        ("user", "aa"),
+        ("assistant", "b"),
+        ("user", "c"),
+    ]
+
+
+@pytest.mark.parametrize("how", ["as it came", "every field"])
+def test_an_answer_goes_back_as_one_turn(
+    client: openai.OpenAI, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    speak(desk, monkeypatch, "hermes")
+    desk.script = [EVERYTHING]
+    answer = client.responses.create(
+        **ASK, tools=[WEATHER, TIME], extra_body=REASONING, include=["message.output_text.logprobs"]
+    )
+    output: list[Any] = list(answer.output)
+    if how == "every field":
+        output = [item.model_dump(by_alias=True) for item in output]
+    first, second = (item.call_id for item in answer.output if item.type == "function_call")
+    results = [
+        {"type": "function_call_output", "call_id": first, "output": "rain"},
+        {
+            "type": "function_call_output",
+            "call_id": second,
+            "output": [{"type": "input_text", "text": "noon"}],
+        },
+    ]
+    user, said, *told = turns(client, desk, USER, *output, *results, tools=[WEATHER, TIME])
+    assert user == ChatMessage(role="user", content="Weather?")
+    assert (said.role, said.content, said.reasoning) == ("assistant", "Let me see …\n", "hm 日")
+    assert said.tool_calls == (
+        ToolCall(id=first, name="get_weather", arguments='{"city": "Bonn, \\"}\\u00e9"}'),
+        ToolCall(id=second, name="get_time", arguments="{}"),
+    )
+    assert told == [
+        ChatMessage(role="tool", content="rain", tool_call_id=first, name="get_weather"),
+        ChatMessage(role="tool", content="noon", tool_call_id=second, name="get_time"),
+    ]
+
+
+def test_answers_behind_each_other_stay_apart(
+    client: openai.OpenAI, desk: FakeDesk, monkeypatch: Any
+) -> None:
+    speak(desk, monkeypatch, "hermes")
+    thought: Any = {"type": "reasoning", "id": "r", "summary": [], "content": []}
+    thought = thought | {"content": [{"type": "reasoning_text", "text": "hm"}]}
+    found = turns(
+        client,
+        desk,
+        USER,
+        {"role": "assistant", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        CALL,
+        {"role": "assistant", "content": "c"},
+        thought,
+        thought | {"content": None},
+        CALL | {"call_id": "d"},
+    )
+    assert [(turn.content, turn.reasoning, [call.id for call in turn.tool_calls]) for turn in found[1:]] == [
+        ("a", "", []),
+        ("b", "", ["a"]),
+        ("c", "", []),
+        ("", "hm", []),
+        ("", "", ["d"]),
+    ]
+
+
+def test_a_model_without_tools_in_its_template(
+    client: openai.OpenAI, desk: FakeDesk, monkeypatch: Any
+) -> None:
+    speak(desk, monkeypatch, "generic")
+    output = {"type": "function_call_output", "call_id": "a", "output": "noon"}
+    system, *rest = turns(client, desk, USER, CALL, output, tools=[TIME], instructions="Be brief.")
+    assert system.content.startswith("Be brief.\n\n")
+    assert '{"name":"get_time","description":"Now.","parameters":' in system.content
+    assert [turn.role for turn in rest] == ["user", "assistant", "user"]
+    assert rest[2].content == "<tool_response>\nnoon\n</tool_response>"
+
+
+def test_options_reach_the_model(client: openai.OpenAI, desk: FakeDesk) -> None:
+    client.responses.create(
+        **ASK,
+        max_output_tokens=9,
+        temperature=0.5,
+        top_p=0.9,
+        store=False,
+        background=False,
+        truncation="disabled",
+        prompt_cache_key="one",
+        stream_options={"include_obfuscation": False},
+        stream=True,
+        extra_body={"top_k": 3, "seed": 7, "stop": ["x"], "cache_salt": "mine", "max_tool_calls": None},
+    ).close()
+    request = desk.requests[-1]
+    sampling = request.sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (9, 0.5, 0.9)
+    assert (sampling.top_k, sampling.seed, sampling.stop) == (3, 7, ("x",))
+    assert request.scope == "mine", "and not the prompt_cache_key, which keeps nobody apart"
+
+
+def test_effort_is_told_to_the_template(client: openai.OpenAI, desk: FakeDesk, monkeypatch: Any) -> None:
+    speak(desk, monkeypatch, "hermes", variables=("enable_thinking", "reasoning_effort"))
+    client.responses.create(**ASK, reasoning={"effort": "low"}, max_output_tokens=1)
+    kwargs = msgspec.json.decode(desk.requests[-1].template_kwargs)
+    assert kwargs == {"enable_thinking": True, "reasoning_effort": "low"}
+    assert desk.requests[-1].preambles
+    client.responses.create(**ASK, reasoning={"effort": "none"}, max_output_tokens=1)
+    assert msgspec.json.decode(desk.requests[-1].template_kwargs) == {"enable_thinking": False}
+    assert not desk.requests[-1].preambles
+
+
+# --- refusals -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", UNSUPPORTED_RESPONSE)
+def test_an_unsupported_field(http: httpx.Client, field: str) -> None:
+    response = http.post("/v1/responses", json=ASK | {field: "x"})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, field, "unsupported_field")
+    assert error.get("remedy", "") == UNSUPPORTED_RESPONSE[field]
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "remedy"),
+    [
+        ({"input": None}, "input", ""),
+        ({"input": ""}, "input", ""),
+        ({"input": []}, "input", ""),
+        ({"input": 5}, "input", ""),
+        ({"input": ["hi"]}, "input[0]", ""),
+        ({"input": [USER, {"content": "hi"}]}, "input[1].role", ""),
+        ({"input": [{"role": "user"}]}, "input[0].content", ""),
+        ({"input": [{"role": "critic", "content": "hi"}]}, "input[0].role", ""),
+        ({"input": [{"role": "tool", "content": "hi"}]}, "input[0].role", "function_call_output"),
+        ({"input": [USER | {"phase": "commentary"}]}, "input[0].phase", ""),
+        ({"input": [USER | {"tone": "dry"}]}, "input[0].tone", ""),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "Send the item itself"),
+        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type", ""),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input[0].content[0].type",
+            "",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
+            "input[0].content[0].type",
+            "",
+        ),
+        (
+            {"input": [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}]}]},
+            "input[0].summary",
+            "content",
+        ),
+        ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0].encrypted_content", ""),
+        ({"input": [CALL | {"call_id": None}]}, "input[0].call_id", ""),
+        ({"input": [CALL | {"arguments": '{"a"'}]}, "input[0].arguments", ""),
+        ({"input": [CALL | {"namespace": "x"}]}, "input[0].namespace", ""),
+        (
+            {"input": [CALL, {"type": "function_call_output", "call_id": "b", "output": ""}]},
+            "input[1].call_id",
+            "",
+        ),
+        ({"input": [CALL, {"type": "function_call_output", "call_id": "a"}]}, "input[1].output", ""),
+        ({"instructions": 5}, "instructions", ""),
+        ({"model": None}, "model", ""),
+        ({"store": True}, "store", "store: false"),
+        ({"truncation": "auto"}, "truncation", "Leave out"),
+        ({"truncation": "head"}, "truncation", ""),
+        ({"include": ["reasoning.encrypted_content"]}, "include[0]", "send them back"),
+        ({"include": ["message.output_text.logprobs", "x"]}, "include[1]", ""),
+        ({"top_logprobs": 2}, "top_logprobs", ""),
+        ({"include": ["message.output_text.logprobs"], "top_logprobs": 99}, "top_logprobs", ""),
+        ({"metadata": {"a": 1}}, "metadata[...]", ""),
+        ({"metadata": {str(i): "" for i in range(17)}}, "metadata", ""),
+        ({"metadata": {"a": "x" * 513}}, "metadata", ""),
+        ({"max_output_tokens": -1}, "max_output_tokens", ""),
+        ({"temperature": "hot"}, "temperature", ""),
+        ({"user": "a", "safety_identifier": "b"}, "safety_identifier", "give one"),
+        ({"stream_options": {}}, "stream_options", ""),
+        (
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+            "",
+        ),
+        ({"text": {"verbosity": "low"}}, "text.verbosity", "instructions"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type", ""),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", ""),
+        (
+            {"text": {"format": {"type": "json_schema", "json_schema": {"schema": {}}}}},
+            "text.format.schema",
+            "",
+        ),
+        ({"text": {"format": {"type": "json_object"}}, "regex": "a"}, "regex", ""),
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort", "max_tokens"),
+        ({"reasoning": {"effort": "none", "enabled": True}}, "reasoning.effort", ""),
+        ({"reasoning": {"effort": "none", "summary": "auto"}}, "reasoning.summary", "Leave it out"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "Offer it as a function"),
+        ({"tools": [{"type": "file_search", "vector_store_ids": []}]}, "tools[0].type", "Offer it"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].name", ""),
+        ({"tools": [TIME, TIME]}, "tools[1].name", ""),
+        ({"tools": [TIME | {"defer_loading": True}]}, "tools[0].defer_loading", ""),
+        ({"tools": [TIME | {"parameters": {"type": "array"}}]}, "tools[0].parameters.type", ""),
+        ({"tools": [TIME], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name", ""),
+        ({"tools": [TIME], "tool_choice": {"type": "web_search_preview"}}, "tool_choice.type", ""),
+        (
+            {
+                "tools": [TIME],
+                "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "x"}]},
+            },
+            "tool_choice.tools[0].name",
+            "",
+        ),
+        ({"tool_choice": "required"}, "tool_choice", ""),
+    ],
+)
+def test_what_is_wrong_is_named(http: httpx.Client, change: dict[str, Any], param: str, remedy: str) -> None:
+    response = http.post("/v1/responses", json=ASK | change)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert remedy in error["message"]
+
+
+def test_no_chat_template(http: httpx.Client, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "info", msgspec.structs.replace(desk.info, chat_format=None))
+    assert http.post("/v1/responses", json=ASK).json()["error"]["param"] == "input"
+
+
+def test_an_unknown_model(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="gpt-9"):
+        client.responses.create(model="gpt-9", input="hi")
+
+
+def test_nothing_is_stored(client: openai.OpenAI) -> None:
+    answer = client.responses.create(**ASK, max_output_tokens=1)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(answer.id)
+
+
+def test_parallel_tool_calls_without_tools_is_taken(client: openai.OpenAI) -> None:
+    """Clients send it with every request here, where chat completions refuse it."""
+    assert not client.responses.create(**ASK, parallel_tool_calls=False, tools=[]).parallel_tool_calls
