@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jsonschema
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
 from tests.end_to_end.served import serve
+from tests.server.responses_contract import check_events, check_response
 
 pytestmark = [pytest.mark.weights, pytest.mark.timeout(240)]
 
@@ -71,6 +73,51 @@ def test_a_call_and_its_result(client: openai.OpenAI) -> None:
     assert after.usage is not None
     assert after.usage.prompt_tokens_details is not None
     assert (after.usage.prompt_tokens_details.cached_tokens or 0) >= answer.usage.prompt_tokens - 8
+
+
+class Weather(BaseModel):
+    """What the weather is like."""
+
+    city: Literal["Paris", "Rome"]
+    degrees: Annotated[int, Field(ge=-50, le=50)]
+
+
+def test_the_responses_api(client: openai.OpenAI) -> None:
+    """A call, its result, and an answer that is an instance of a model; whole and streamed."""
+    ask: Any = {"model": "default", "temperature": 0, "max_output_tokens": 80}
+    tools: Any = [{"type": "function", **WEATHER["function"]}]
+    conversation: list[Any] = list(USER)
+    calling = client.responses.create(
+        **ask, input=conversation, tools=tools, tool_choice="required", parallel_tool_calls=False
+    )
+    check_response(calling.model_dump(exclude_unset=True, by_alias=True))
+    (call,) = calling.output
+    assert call.type == "function_call"
+    assert json.loads(call.arguments) == {"city": "Paris", "unit": "celsius"}
+    conversation += [call, {"type": "function_call_output", "call_id": call.call_id, "output": "21 degrees"}]
+    answer = client.responses.parse(
+        **ask, input=conversation, tools=tools, tool_choice="none", text_format=Weather
+    )
+    assert answer.status == "completed"
+    assert answer.output_parsed is not None
+    form: Any = {"type": "json_schema", "name": "weather", "schema": Weather.model_json_schema()}
+    stream = client.responses.create(
+        **ask,
+        input=conversation,
+        text={"format": form},
+        stream=True,
+        extra_body={"reasoning": {"max_tokens": 6}},
+    )
+    final = check_events([event.model_dump(exclude_unset=True, by_alias=True) for event in stream])
+    thought, said = final["output"]
+    assert thought["content"][0]["text"]
+    Weather.model_validate_json(said["content"][0]["text"])
+    usage = final["usage"]
+    assert 6 <= usage["output_tokens_details"]["reasoning_tokens"] < usage["output_tokens"]
+    again = client.responses.create(**ask | {"max_output_tokens": 1}, input=conversation)
+    assert again.usage is not None
+    # The last token of a prompt is always computed.
+    assert again.usage.input_tokens_details.cached_tokens == again.usage.input_tokens - 1
 
 
 def test_a_stream_says_the_same(client: openai.OpenAI) -> None:
