@@ -1,11 +1,10 @@
-"""Batches into a results file: one line a row, resumed after any end, in bounded memory."""
+"""Batches into a results file: one line a row, resumed after any end."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import enum
-import itertools
 import json
 import random
 import subprocess
@@ -17,10 +16,9 @@ import pytest
 
 import ramify as rm
 from ramify.errors import BackendError, InvalidRequest
-from ramify.lang.batch_out import BatchSummary, Plan, run_in_tasks
-from ramify.lang.batch_window import LESSONS, Row, Window
+from ramify.lang.batch_out import BatchSummary
 from ramify.lang.checkpoint import ResultsFile
-from ramify.messages import Finish, TextChunk, Usage
+from ramify.messages import Usage
 from tests.lang.backends import Breaking, Holding
 
 
@@ -325,180 +323,3 @@ def test_the_summary_in_words():
         "first error: gone",
     ]
     assert str(BatchSummary()).startswith("0 rows in 0.0 s (0.0 rows/s), 0 failed\n")
-
-
-# --- the order ----------------------------------------------------------------------------------
-
-
-def shuffled(documents, questions):
-    pairs = [{"question": f"q{q}", "doc": f"d{d}"} for d in range(documents) for q in range(questions)]
-    random.Random(1).shuffle(pairs)
-    return [Row(index, values) for index, values in enumerate(pairs)]
-
-
-def changes(rows):
-    docs = [row.values["doc"] for row in rows]
-    return sum(one != other for one, other in itertools.pairwise(docs))
-
-
-def test_a_window_brings_rows_of_one_prefix_together():
-    rows = shuffled(10, 50)
-    window = Window(iter(rows), 200, ["doc", "question"])
-    given = list(window)
-    assert sorted(row.index for row in given) == list(range(500))
-    assert changes(rows) > 400
-    assert changes(given) <= 35  # replacement selection: about 500 / (2 * 200) rounds of 10
-
-
-def test_the_order_of_the_columns_is_learnt_from_the_prompts():
-    window = Window(iter(shuffled(10, 50)), 500, ["question", "doc"])
-    given = []
-    for row in window:
-        given.append(row)
-        window.learn(row, f"Read: {row.values['doc']}\nAnswer: {row.values['question']}")
-    assert window.order == ["doc", "question"]
-    assert changes(given[LESSONS:]) <= 10
-
-
-def test_a_window_reads_no_further_than_its_size():
-    read = []
-
-    def source():
-        for index in range(100):
-            read.append(index)
-            yield Row(index, {"n": index})
-
-    window = Window(source(), 7, ["n"])
-    for given in range(1, 50):
-        next(window)
-        assert len(read) == given + 6
-
-
-def test_rows_of_one_prefix_meet_in_the_cache(out):
-    """Ten documents, shuffled, on a cache that is emptied every 50 requests."""
-
-    class Forgetful(rm.ScriptedBackend):
-        async def generate(self, request):
-            if len(self.requests) % 50 == 0:
-                self.flush_cache()
-            async for chunk in super().generate(request):
-                yield chunk
-
-    @rm.function
-    def ask(s, question, doc):
-        s += doc + " " + question + rm.gen("x")
-
-    rows = [
-        {"question": f"question {q}", "doc": f"document {d} " + f"d{d}w " * 50}
-        for d in range(10)
-        for q in range(50)
-    ]
-    random.Random(2).shuffle(rows)
-    shares = []
-    for look_ahead in (1, 500):
-        summary = ask.run_batch(
-            rows,
-            out=out.with_name(f"{look_ahead}.jsonl"),
-            concurrency=1,
-            look_ahead=look_ahead,
-            backend=Forgetful(lambda request: "yes"),
-        )
-        shares.append(summary.cached_share)
-    assert shares[1] > 0.9 > shares[0] + 0.05
-
-
-# --- memory -------------------------------------------------------------------------------------
-
-
-class Forgetting(rm.ScriptedBackend):
-    """Keeps nothing of what it was asked."""
-
-    async def generate(self, request):
-        yield TextChunk(
-            rid=request.rid, text="ok", ids=(1,), usage=Usage(prompt_tokens=3), finish=Finish(reason="stop")
-        )
-
-    async def end_program(self, program): ...
-
-
-def resident_bytes():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-
-needs_statm = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc/self/statm")
-
-
-class Rows:
-    """`count` rows of 1 kB, and the memory that the process had as each tenth of them was asked for."""
-
-    def __init__(self, count):
-        self.count = count
-        self.seen = []
-
-    def __iter__(self):
-        for index in range(self.count):
-            if index % (self.count // 10) == self.count // 20:
-                self.seen.append(resident_bytes())
-            yield {"text": f"{index} " + "x" * 1000}
-
-    @property
-    def grown(self):
-        return max(self.seen[2:]) - self.seen[2]
-
-
-@needs_statm
-@pytest.mark.parametrize(("name", "count"), [("asks", 10_000), ("asks_later", 10_000), ("only_text", 20_000)])
-def test_many_rows_in_bounded_memory(out, name, count):
-    """Kept, the rows alone would take 10 or 20 MB, and what is known of each run several times that."""
-
-    @rm.function
-    def asks(s, text):
-        s += text + rm.gen("x")
-
-    @rm.function
-    async def asks_later(s, text):
-        s += text + rm.gen("x")
-
-    @rm.function
-    def only_text(s, text):
-        s += text
-
-    program = {"asks": asks, "asks_later": asks_later, "only_text": only_text}[name]
-    rows = Rows(count)
-    summary = run(program, rows, out=out, concurrency=8, backend=Forgetting([]))
-    assert (summary.rows, summary.failed) == (count, 0)
-    assert len(lines(out)) == count
-    assert rows.grown < 4e6
-
-
-@needs_statm
-async def test_the_pipeline_itself_keeps_nothing(out):
-    """200,000 rows through the window, the tasks and the file, as one finished run."""
-
-    @rm.function
-    def nothing(s): ...
-
-    state = nothing.run(backend=rm.ScriptedBackend([]))
-
-    async def one(values):
-        return state
-
-    rows = Rows(200_000)
-    plan = Plan(out=out, program="nothing", columns=["text"], same=None, concurrency=8)
-    summary = await run_in_tasks(one, rows, plan)
-    assert summary.rows == rows.count
-    assert rows.grown < 4e6
-
-
-@needs_statm
-def test_resuming_takes_four_bytes_a_row(out):
-    with out.open("w") as file:
-        for index in range(200_000):
-            file.write(f'{{"index":{index},"digest":"0000000a","outputs":{{}},"error":null}}\n')
-    before = resident_bytes()
-    results = ResultsFile(out)
-    assert results.lines == 200_000
-    assert results.is_done(199_999, 10)
-    assert not results.is_done(200_000, 10)
-    assert resident_bytes() - before < 4e6
-    results.close()
