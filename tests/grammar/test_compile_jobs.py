@@ -119,7 +119,7 @@ def test_long_jobs_take_turns_and_all_end() -> None:
 
 def test_no_more_long_jobs_are_kept_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forked_jobs, "MAX_STOPPED", 1)
-    answers = wait(run([told(f"hang{i}") for i in range(4)], behave, timeout_s=1.0, quick_s=0.02))
+    answers = wait(run([told(f"hang{i}") for i in range(4)], behave, timeout_s=0.5, quick_s=0.02))
     codes = sorted(outcome.error.code for outcome in answers if isinstance(outcome, GrammarFailed))
     assert codes == ["invalid_constraint", "invalid_constraint", "overloaded", "overloaded"]
 
