@@ -1,0 +1,189 @@
+"""Triton kernels compiled for GPUs that are not there: launchers take CPU tensors and stop before the launch.
+
+What the interpreter accepts is more than what the compiler does.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from ramify.kernels.triton import attention_config, interpret
+from ramify.kernels.triton.attention_config import Device
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Generation:
+    """GPUs of one compute capability (CUDA programming guide, "compute capabilities").
+
+    device : the figures that plans and tiles are made from, of the card in `name`
+    shared, threads, programs : of a multiprocessor at the most; shared in bytes
+    """
+
+    name: str
+    device: Device
+    shared: int
+    threads: int
+    programs: int
+
+
+GENERATIONS = {
+    80: Generation("A100", Device(108, 166912), 167936, 2048, 32),
+    89: Generation("L40S", Device(142, 101376), 102400, 1536, 24),
+    90: Generation("H100", Device(132, 232448), 233472, 2048, 32),
+    100: Generation("B200", Device(148, 232448), 233472, 2048, 32),
+    120: Generation("RTX PRO 6000", Device(188, 101376), 102400, 1536, 24),
+}
+REGISTERS = 65536
+"""Of a multiprocessor; a warp takes them in pieces of 256."""
+_PROGRAM_SHARED = 1024
+"""Bytes that the driver takes of each program's."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Compiled:
+    """One launch: `kernel` is Triton's, None where it was only noted."""
+
+    name: str
+    key: str
+    kernel: Any
+
+    @property
+    def ptx(self) -> str:
+        return str(self.kernel.asm["ptx"])
+
+
+class _Driver:
+    """As much of a driver as compiling needs."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return self.capability
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@contextmanager
+def compiling(capability: int, *, noting: bool = False) -> Iterator[list[Compiled]]:
+    """Launches inside compile for that compute capability and do not run; gives them in their order.
+
+    noting : do not even compile; `key` still says which of a kernel's forms would run
+    """
+    launches: list[Compiled] = []
+    run, compile_ = JITFunction.run, JITFunction._do_compile
+    last: list[str] = []
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        last.clear()
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        launches.append(Compiled(self.fn.__name__, last[0] if last else "", kernel))
+        return kernel
+
+    def note(self: Any, key: str, *rest: Any) -> Any:
+        last.append(key)
+        return None if noting else compile_(self, key, *rest)
+
+    with (
+        mock.patch.object(JITFunction, "run", compile_only),
+        mock.patch.object(JITFunction, "_do_compile", note),
+        mock.patch.object(driver, "_active", _Driver(capability)),
+        mock.patch.object(interpret, "INTERPRETED", True),
+        mock.patch.object(attention_config, "H100", GENERATIONS[capability].device),
+    ):
+        attention_config.device_of.cache_clear()
+        try:
+            yield launches
+        finally:
+            attention_config.device_of.cache_clear()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Usage:
+    """What a compiled kernel takes of a multiprocessor, read off its machine code.
+
+    registers : of a thread
+    spills : loads and stores of registers that were put into memory
+    hot_spills : those of them in the innermost loops that multiply matrices
+    shared : bytes of a program
+    programs : that run on a multiprocessor at once
+    widths : numbers of instructions that move so many bytes a thread between registers or shared memory and
+        device memory
+    """
+
+    registers: int
+    spills: int
+    hot_spills: int
+    shared: int
+    warps: int
+    programs: int
+    widths: dict[int, int]
+
+
+_INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+([^;]+);")
+_SPILL = re.compile(r"\b(?:STL|LDL)\b")
+_MULTIPLY = re.compile(r"MMA\b")
+_MOVE = re.compile(r"\b(?:LDG|STG|LDGSTS)\.([A-Z0-9.]*)")
+_JUMP = re.compile(r"\bBRA\b.*\b0x([0-9a-f]+)")
+
+
+def usage(kernel: Any, capability: int) -> Usage:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        resources, text = (
+            subprocess.run(
+                [knobs.nvidia.cuobjdump.path, option, file.name], capture_output=True, text=True, check=True
+            ).stdout
+            for option in ("-res-usage", "-sass")
+        )
+    registers = int(re.search(r"REG:(\d+)", resources)[1])  # type: ignore[index]
+    code = [(int(found[1], 16), found[2]) for found in _INSTRUCTION.finditer(text)]
+    widths = collections.Counter(
+        int(size[0]) // 8 if (size := re.search(r"64|128", move[1])) else 4
+        for _, instruction in code
+        if (move := _MOVE.search(instruction))
+    )
+    limits, warps, shared = GENERATIONS[capability], kernel.metadata.num_warps, kernel.metadata.shared
+    programs = min(
+        limits.programs,
+        limits.threads // (32 * warps),
+        REGISTERS // (-(-registers * 32 // 256) * 256 * warps),
+        limits.shared // (shared + _PROGRAM_SHARED),
+    )
+    hot = sum(sum(map(_is_spill, body)) for body in _loops(code) if any(map(_MULTIPLY.search, body)))
+    spills = sum(_is_spill(instruction) for _, instruction in code)
+    return Usage(registers, spills, hot, shared, warps, programs, dict(widths))
+
+
+def _is_spill(instruction: str) -> bool:
+    return _SPILL.search(instruction) is not None
+
+
+def _loops(code: list[tuple[int, str]]) -> Iterator[list[str]]:
+    """The bodies of the innermost loops: what lies between a jump back and its target."""
+    back = [
+        (int(jump[1], 16), at)
+        for at, instruction in code
+        if (jump := _JUMP.search(instruction)) and int(jump[1], 16) < at
+    ]
+    for low, high in back:
+        if not any(low <= other[0] and other[1] <= high and other != (low, high) for other in back):
+            yield [instruction for at, instruction in code if low <= at <= high]
