@@ -74,5 +74,5 @@ def merge_states(
     _merge[(heads * len(tokens),)](
         acc, top, total, out, tokens, starts, index, out.stride(0),
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, HEAD_DIM=head_dim,
-        BLOCK_D=triton.next_power_of_2(head_dim), AT_ONCE=at_once, num_warps=1,
+        BLOCK_D=triton.next_power_of_2(head_dim), AT_ONCE=at_once, num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
