@@ -114,17 +114,19 @@ def line(row: Row) -> str:
     return text
 
 
-def measure(args: argparse.Namespace, shape: Path) -> tuple[Row, list[Row]]:
-    """Facts about the run, and its rows, printed as they come."""
+def measure(args: argparse.Namespace, shape: Path, facts: Row) -> None:
+    """Prints rows as they come, and writes them to the file beside `facts`, to which it adds its own."""
     rows: list[Row] = []
 
     def show(row: Row) -> None:
         rows.append(row)
         print(line(row), flush=True)
+        if args.json:  # after every row: whoever stops this keeps what was measured
+            args.json.write_text(json.dumps({**facts, "rows": rows}, indent=1))
 
     engine = LocalEngine(shape, engine_config(args))
     bandwidth, flops = ceilings(engine.device, engine.dtype)
-    facts = {"model": shape.stem, "device": str(engine.device), "dtype": str(engine.dtype)[6:]}
+    facts |= {"model": shape.stem, "dtype": str(engine.dtype)[6:]}
     facts |= {"bandwidth": bandwidth, "flops": flops, "weight_bytes": weight_bytes(engine.model)}
     print(f"ceilings: copy {bandwidth / 1e9:.1f} GB/s, products {flops / 1e12:.2f} TFLOP/s")
     print(f"{'':<32}{'ms':>10}{'tokens/s':>12}{'of roofline':>12}{'host ms':>10}{'share':>8}")
@@ -151,7 +153,6 @@ def measure(args: argparse.Namespace, shape: Path) -> tuple[Row, list[Row]]:
             show(
                 {**row, "case": f"deterministic {row['case']}", "ratio": ratio, "of": "the speed without it"}
             )
-    return facts, rows
 
 
 def _free() -> None:
@@ -186,15 +187,14 @@ def main(arguments: list[str] | None = None) -> int:
     shape = args.shape or CONFIGS / ("llama-3.1-8b.json" if cuda else "smollm2-135m.json")
     began = time.perf_counter()
     print(f"{shape.stem}, dummy weights", flush=True)
-    facts, rows = measure(args, shape)
+    facts: Row = {"device": "cpu"}
     if cuda:
         from benchmarks.kernels import versions
 
-        facts |= versions()
+        facts = dict(versions())
+    measure(args, shape, facts)
     print(", ".join(f"{name} {value}" for name, value in facts.items() if isinstance(value, str)))
     print(f"{time.perf_counter() - began:.0f} s in all")
-    if args.json:
-        args.json.write_text(json.dumps({**facts, "rows": rows}, indent=1))
     return 0
 
 

@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -90,7 +91,7 @@ def main() -> int:
     )
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--seconds", type=float, default=0.3, help="of measuring for each call")
-    parser.add_argument("--json", help="write every figure to this file as well")
+    parser.add_argument("--json", type=Path, help="write every figure to this file as well")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("benchmarks.kernels needs a CUDA device: torch.cuda.is_available() is False.", file=sys.stderr)
@@ -112,9 +113,9 @@ def main() -> int:
             rows.append(measure(case, timer, bandwidth, flops, args.seconds))
             print(line(rows[-1]), flush=True)
             torch.cuda.empty_cache()
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump({**facts, "bandwidth": bandwidth, "flops": flops, "rows": rows}, file, indent=1)
+            if args.json:  # after every case: whoever stops this keeps what was measured
+                found = {**facts, "bandwidth": bandwidth, "flops": flops, "rows": rows}
+                args.json.write_text(json.dumps(found, indent=1))
     return 0
 
 
