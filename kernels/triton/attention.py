@@ -100,16 +100,26 @@ def run_plan(
 
 
 def warm_up(
-    shape: Shape, q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, *, soft_cap: float = 0.0
+    shape: Shape,
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    page_table: Tensor,
+    *,
+    soft_cap: float = 0.0,
+    cascade: bool = True,
 ) -> None:
     """Compile every form that plans of `shape` can launch, so that none is compiled while requests wait.
 
     The tensors are as in `paged_attention`, one token being enough; they are neither read nor written.
+    Without `cascade` the forms that only its plans launch are left out.
     """
     device = q.device
     none = torch.zeros(1, dtype=torch.int32, device=device)
     item = torch.zeros(1, int(ITEM_FIELDS), dtype=torch.int32, device=device)
-    launches = tuple(Launch(tile, listed, item) for tile in shape.tiles for listed in (False, True))
+    launches = tuple(
+        Launch(tile, listed, item) for tile in shape.tiles for listed in (False, *[True] * cascade)
+    )
     starts = torch.zeros(2, dtype=torch.int32, device=device)
     for states in AT_ONCE:
         index = torch.zeros(states, dtype=torch.int32, device=device)

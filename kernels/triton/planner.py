@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ramify.kernels.triton.attention import plan_attention, run_plan
+from ramify.kernels.triton.attention import plan_attention, run_plan, warm_up
 from ramify.kernels.triton.attention_config import CHUNK, device_of, tiles
 from ramify.kernels.triton.attention_graph import StaticPlan, decode_forms
 from ramify.kernels.triton.attention_plan import STATE_BYTES, Plan, Shape
@@ -52,6 +52,7 @@ class Planner:
             heads, kv_heads, head_dim, dtype.itemsize, page_size, window, deterministic, chosen, figures
         )
         self._device = device
+        self._dtype = dtype
         self._cascade = cascade and not window
 
     def plan(
@@ -87,6 +88,13 @@ class Planner:
             listed_tokens=CASCADE_LEVELS * sequences if self._cascade else 0,
         )
 
+    def warm_up(self, k_pages: Tensor, v_pages: Tensor, *, soft_cap: float = 0.0) -> None:
+        """Compile every form that a plan can launch; the pages of a layer are neither read nor written."""
+        shape = self.shape
+        q = torch.zeros(1, shape.heads, shape.head_dim, dtype=self._dtype, device=self._device)
+        table = torch.zeros(1, 1, dtype=torch.int32, device=self._device)
+        warm_up(shape, q, k_pages, v_pages, table, soft_cap=soft_cap, cascade=self._cascade)
+
     @staticmethod
     def run(
         plan: Plan,
@@ -97,6 +105,7 @@ class Planner:
         out: Tensor,
         *,
         scale: float,
+        soft_cap: float = 0.0,
     ) -> Tensor:
         """See `attention.run_plan`: launches and nothing else."""
-        return run_plan(plan, q, k_pages, v_pages, page_table, out, scale=scale)
+        return run_plan(plan, q, k_pages, v_pages, page_table, out, scale=scale, soft_cap=soft_cap)

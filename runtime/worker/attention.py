@@ -53,6 +53,11 @@ class PlannedAttention:
     def step(self, batch: ForwardBatch, device: torch.device) -> StepAttention:
         return self.planned(self.plans(batch, None), moved(batch.page_table, device))
 
+    def warm_up(self, k_pages: Tensor, v_pages: Tensor) -> None:
+        """Compile every form that a plan can launch; the pages of a layer are neither read nor written."""
+        for planner in self.planners.values():
+            planner.warm_up(k_pages, v_pages)
+
     def plans(self, batch: ForwardBatch, device: torch.device | None) -> dict[int, Plan]:
         """By window; their tensors on `device`, or where None on that of the pages."""
         table, starts, lens = (

@@ -47,6 +47,8 @@ def build_runner(config: EngineConfig, load: LoadModel) -> Runner:
     with fitting(f"{pages} KV pages and the steps on them", device):
         pool = KvPool(model.config, num_pages=pages, page_size=config.page_size, dtype=dtype, device=device)
         runner = Runner(model, pool, ops, cascade=cascade)
+        if device.type == "cuda" and backend == "triton":
+            runner.warm_up()
         if graphs:
             longest = min(model.config.context_length, pages * config.page_size)
             runner.capture_decodes(ladder(config.max_running), -(-longest // config.page_size))

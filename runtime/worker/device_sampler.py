@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from ramify.kernels.registry import SamplingOps
 from ramify.kernels.sampling import LogitEdits, LogProbabilities, RowEdits
 from ramify.runtime.worker.attention import moved
 from ramify.runtime.worker.sampler import Drawing, RowLogprobs, SamplingRow, options_of, stacked
+from ramify.sampling import SamplingParams
 
 
 class DeviceSampler:
@@ -38,6 +40,17 @@ class DeviceSampler:
     def log_probabilities(self, logits: Tensor, tokens: np.ndarray, top: int) -> list[RowLogprobs]:
         known = moved(torch.from_numpy(tokens.astype(np.int64)), self._device)
         return _as_rows(*self._ops.log_probabilities(logits, known, top))
+
+    def warm_up(self, logits: Tensor) -> None:
+        """Compile every form that drawing from rows like these, (1, vocab), can launch; changes them."""
+        words = np.zeros(-(-logits.shape[1] // 32), np.int32)
+        for params, mask in itertools.product(
+            (SamplingParams(temperature=0.0, logit_bias={0: 1.0}), SamplingParams(temperature=1.0, top_k=1)),
+            (None, words),
+        ):
+            row = SamplingRow(params, uniform=0.0, ids=words[:0], prompt_len=0, mask=mask)
+            for top in (0, 1):
+                self.begin(logits, [row], [0], top).result()
 
     def _edits(self, rows: Sequence[SamplingRow]) -> LogitEdits | None:
         if not any(_edited(row) for row in rows):

@@ -13,11 +13,14 @@ from ramify.kernels.registry import LayerStack, Ops
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import HeadNorms
 from ramify.runtime.worker.attention import PlannedAttention, StepAttention, attention_of, has_cascade, moved
-from ramify.runtime.worker.batch import ForwardBatch
+from ramify.runtime.worker.batch import Extension, ForwardBatch, pack
 from ramify.runtime.worker.decode_graphs import DecodeGraphs
 from ramify.runtime.worker.device_sampler import DeviceSampler
 from ramify.runtime.worker.kv_pool import KvPool
 from ramify.runtime.worker.sampler import HostSampler, Sampler, stacked
+
+MANY_ROWS = 65
+"""Products of more than 64 rows are another kernel in deterministic mode."""
 
 
 class Runner:
@@ -58,6 +61,18 @@ class Runner:
             if ops.sampling is None
             else DeviceSampler(ops.sampling, self.device)
         )
+
+    def warm_up(self) -> None:
+        """Compile every kernel that a step can launch. Writes to pages, which nobody must use yet."""
+        if isinstance(self._attention, PlannedAttention):
+            self._attention.warm_up(self._k_layers[0], self._v_layers[0])
+        size = self.pool.page_size
+        most = min(MANY_ROWS, self.pool.num_pages * size, self.model.config.context_length)
+        for tokens in (most, 1):
+            prompt = Extension(np.zeros(most, np.int32), 0, tokens, range(-(-tokens // size)))
+            logits = self.logits(self.forward(pack([prompt], size, copies=[(0, 1)])))
+        if isinstance(self.sampler, DeviceSampler):
+            self.sampler.warm_up(logits)
 
     def capture_decodes(self, sizes: Sequence[int], max_pages: int) -> None:
         """Replay decodes as CUDA graphs of these `sizes` from now on; on the CPU they run padded alike.

@@ -1,0 +1,97 @@
+"""What is compiled before the first request: no step asks for another form of a kernel, none is captured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.kernel_compiler import Compiled, compiling
+from ramify.kernels.registry import ops
+from ramify.runtime.model.config import config_from_hf
+from ramify.runtime.model.load import dummy_model
+from ramify.runtime.worker.batch import Extension, pack
+from ramify.runtime.worker.kv_pool import KvPool
+from ramify.runtime.worker.runner import Runner
+from ramify.runtime.worker.sampler import SamplingRow
+from ramify.sampling import SamplingParams
+
+PAGE = 16
+BRANCHES = 70
+SHAPE = {
+    "model_type": "qwen3",
+    "vocab_size": 5000,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "eos_token_id": 0,
+}
+PARAMS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.7, min_p=0.1),
+    SamplingParams(temperature=1.0, top_p=0.5, frequency_penalty=1.0),
+    SamplingParams(temperature=1.0, top_k=3, logit_bias={1: 2.0}),
+)
+
+
+def steps(runner: Runner) -> None:
+    """Prefills of all tiles, with and without parts; decodes alone, over one prefix, and padded."""
+    ids = np.zeros(4000, np.int32)
+    pages = list(range(200))
+
+    def run(spans: list[tuple[int, int]], copies: tuple[tuple[int, int], ...] = ()) -> None:
+        extensions = [Extension(ids, start, stop, pages) for start, stop in spans]
+        hidden = runner.forward(pack(extensions, PAGE, copies))
+        runner.logits(hidden[:1])
+        runner.logits(hidden)
+
+    for spans in ([(0, 1)], [(0, 20)], [(1000, 1009)], [(0, 100)], [(0, 3), (2900, 2901), (500, 700)]):
+        run(spans)
+    run([(30, 31)] * 3, ((5, 6), (7, 8), (9, 10)))
+    run([(1800, 1801)] * BRANCHES)
+
+
+def draws(runner: Runner, rows: int) -> None:
+    logits = torch.zeros(rows, runner.model.config.vocab_size, dtype=runner.pool.k.dtype)
+    mask = np.full(-(-logits.shape[1] // 32), -1, np.int32)
+    ids = np.arange(9, dtype=np.int32)
+    for params in PARAMS:
+        for masks in ([None], [mask], [mask, None]):
+            given = [SamplingRow(params, 0.5, ids, 4, masks[row % len(masks)]) for row in range(rows)]
+            for asked, top in (([], 0), ([0], 0), (list(range(rows)), 7)):
+                runner.sampler.begin(logits, given, asked, top)
+    runner.sampler.log_probabilities(logits, np.zeros(rows, np.int64), 3)
+
+
+def forms(launches: list[Compiled]) -> set[tuple[str, str]]:
+    return {(launch.name, launch.key) for launch in launches}
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_nothing_is_compiled_after_the_warm_up(deterministic: bool) -> None:
+    model = dummy_model(config_from_hf(SHAPE), dtype=torch.bfloat16)
+    with compiling(90, noting=True) as launches:
+        kernels = ops("triton", deterministic=deterministic)
+        pool = KvPool(model.config, num_pages=300, page_size=PAGE, dtype=torch.bfloat16)
+        runner = Runner(model, pool, kernels)
+        runner.warm_up()
+        known = forms(launches)
+        runner.capture_decodes([1, 2, 3, 4], max_pages=250)
+        launches.clear()
+        steps(runner)
+        for rows in (1, 2, 5):
+            draws(runner, rows)
+    names = {name for name, _ in known}
+    assert {"attend", "_merge", "_rope_store", "_copy", "_pick", "collect", "_finish", "_edit"} <= names
+    assert deterministic == ("_product" in names)
+    assert forms(launches), "steps launch kernels"
+    assert not forms(launches) - known, "a request would wait for these"
+    idle = {name for name, _ in known - forms(launches)}
+    assert idle <= {"attend", "_merge"}, "compiled for nothing"
