@@ -143,7 +143,7 @@ def check_norm(
             f"x is {tuple(shape)} {dtype}; it must be (T, size) or (T, heads, size), {_names(dtypes)}, "
             "contiguous in the last axis."
         )
-    if weight.shape != shape[-1:] or weight.dtype != dtype or weight.stride(0) != 1:
+    if weight.shape != shape[-1:] or weight.dtype not in (dtype, torch.float32) or weight.stride(0) != 1:
         raise ValueError(f"weight is {tuple(weight.shape)} {weight.dtype}; x is {tuple(shape)} {dtype}.")
     if out is None:
         return torch.empty(shape, dtype=dtype, device=x.device)
@@ -243,7 +243,11 @@ def check_head_norms(q: Tensor, q_norm: Tensor | None, k_norm: Tensor | None) ->
     for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
         if weight is None:
             continue
-        if weight.shape != q.shape[-1:] or weight.dtype != q.dtype or weight.stride(0) != 1:
+        if (
+            weight.shape != q.shape[-1:]
+            or weight.dtype not in (q.dtype, torch.float32)
+            or weight.stride(0) != 1
+        ):
             raise ValueError(
                 f"{name} is {tuple(weight.shape)} {weight.dtype}; q is {tuple(q.shape)} {q.dtype}."
             )

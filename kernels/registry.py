@@ -125,8 +125,8 @@ class AddRmsNorm(Protocol):
     ) -> Tensor: ...
 
 
-class SiluMul(Protocol):
-    """See `reference.activation.silu_mul`."""
+class GatedActivation(Protocol):
+    """See `reference.activation`."""
 
     def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor: ...
 
@@ -226,7 +226,8 @@ class Ops:
     masked_linear: MaskedLinear | None = None
     """None where leaving out what masks forbid saves nothing."""
     add_rms_norm: AddRmsNorm | None = None
-    silu_mul: SiluMul | None = None
+    silu_mul: GatedActivation | None = None
+    gelu_mul: GatedActivation | None = None
     sampling: SamplingOps | None = None
     """None where the runtime's own sampler does it, on the host."""
     planner: type[Planner] | None = None
@@ -323,6 +324,7 @@ def _torch_ops() -> Ops:
         masked_linear=linear.masked_linear,
         add_rms_norm=norm.add_rms_norm,
         silu_mul=activation.silu_mul,
+        gelu_mul=activation.gelu_mul,
         sampling=SamplingOps(
             logits.edit_logits,
             logits.restore_logits,
@@ -355,6 +357,7 @@ def _triton_ops(deterministic: bool) -> Ops:
         logits.apply_mask,
         add_rms_norm=norm.add_rms_norm,
         silu_mul=activation.silu_mul,
+        gelu_mul=activation.gelu_mul,
         sampling=SamplingOps(
             logits.edit_logits,
             logits.restore_logits,

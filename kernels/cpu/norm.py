@@ -27,6 +27,7 @@ from ramify.kernels.cpu.simd import (
     store_bf16,
     sum_lanes,
 )
+from ramify.kernels.reference import norm as reference
 
 
 @part
@@ -98,6 +99,8 @@ _run = _build(sources())
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
     """As `reference.norm.rms_norm`, whose docstring is the contract."""
     out = check_norm(x, weight, out)
+    if weight.dtype != x.dtype:
+        return reference.rms_norm(x, weight, eps, out=out)
     size = x.element_size()
     x_stride, out_stride = x.stride(), out.stride()
     two = len(x_stride) == 2

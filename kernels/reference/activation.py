@@ -1,4 +1,4 @@
-"""The gated activation of SwiGLU, in torch."""
+"""The gated activations of SwiGLU and GEGLU, in torch."""
 
 from __future__ import annotations
 
@@ -25,3 +25,10 @@ def silu_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     out = check_gated(x, out)
     gate, up = x.float().chunk(2, dim=-1)
     return out.copy_(F.silu(gate) * up)
+
+
+def gelu_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """As `silu_mul`, with gelu by its approximation with tanh (arXiv 1606.08415)."""
+    out = check_gated(x, out)
+    gate, up = x.float().chunk(2, dim=-1)
+    return out.copy_(F.gelu(gate, approximate="tanh") * up)

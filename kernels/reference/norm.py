@@ -14,7 +14,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
     Parameters
     ----------
     x : (T, size) or (T, heads, size) float32 or bfloat16; the last axis contiguous
-    weight : (size,), dtype of x, contiguous
+    weight : (size,), float32 or dtype of x, contiguous
     eps : float
     out : like x, optional
         Where to write; may be x itself.
@@ -37,7 +37,7 @@ def add_rms_norm(
     ----------
     x : (T, size) float32, float16 or bfloat16; rows contiguous
     residual : like x, changed in place; must not overlap x or out
-    weight : (size,), dtype of x, contiguous
+    weight : (size,), float32 or dtype of x, contiguous
     eps : float
     out : like x, optional
         Where to write; may be x itself.

@@ -35,7 +35,7 @@ def rope_store_kv(
     k, v : (T, kv_heads, head_dim), dtype of q, not changed; the stride between tokens may be larger
     rotation : (T, head_dim / 2) complex64, contiguous
     k_pages, v_pages, slots : as in `store_kv`
-    q_norm, k_norm : (head_dim,), dtype of q, contiguous; optional
+    q_norm, k_norm : (head_dim,), float32 or dtype of q, contiguous; optional
         Weights of the norm over each head of q and of k (arXiv 2505.09388).
     eps : float
         Of these norms.

@@ -1,4 +1,4 @@
-"""The gated activation of SwiGLU: silu(gate) · up, read once and written once."""
+"""The gated activations of SwiGLU and GEGLU: silu(gate) · up or gelu(gate) · up, read and written once."""
 
 from __future__ import annotations
 
@@ -15,29 +15,43 @@ _BLOCK = 2048
 
 
 @triton.jit
-def _silu_mul(  # type: ignore[no-untyped-def]
-    x_ptr, out_ptr, x_row, out_row, SIZE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr
-):
+def _gated_mul(  # type: ignore[no-untyped-def]
+    x_ptr, out_ptr, x_row, out_row, SIZE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    GELU: tl.constexpr,
+):  # fmt: skip
+    """gate · sigmoid(s) · up, with s = gate, or what makes of it the tanh approximation of gelu."""
     program = tl.program_id(0)
     row = (program // PARTS).to(tl.int64)
     column = program % PARTS * BLOCK + tl.arange(0, BLOCK)
     there = column < SIZE
     gate = tl.load(x_ptr + row * x_row + column, mask=there).to(tl.float32)
     up = tl.load(x_ptr + row * x_row + SIZE + column, mask=there).to(tl.float32)
-    power = tl.exp(-tl.abs(gate))
-    y = gate * tl.where(gate >= 0.0, 1.0, power) / (1.0 + power) * up
+    s = gate
+    if GELU:
+        s = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 2 sqrt(2 / pi)
+    power = tl.exp(-tl.abs(s))
+    y = gate * tl.where(s >= 0.0, 1.0, power) / (1.0 + power) * up
     tl.store(out_ptr + row * out_row + column, y.to(out_ptr.dtype.element_ty), mask=there)
 
 
 def silu_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """As `reference.activation.silu_mul`, whose docstring is the contract."""
+    return _gated(x, out, gelu=False)
+
+
+def gelu_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """As `reference.activation.gelu_mul`, whose docstring is the contract."""
+    return _gated(x, out, gelu=True)
+
+
+def _gated(x: Tensor, out: Tensor | None, *, gelu: bool) -> Tensor:
     check_device(x)
     out = check_gated(x, out)
     size = x.shape[1] // 2
     block = min(_BLOCK, padded(size))
     parts = triton.cdiv(size, block)
-    _silu_mul[(len(x) * parts,)](
-        x, out, x.stride(0), out.stride(0), SIZE=size, BLOCK=block, PARTS=parts,
+    _gated_mul[(len(x) * parts,)](
+        x, out, x.stride(0), out.stride(0), SIZE=size, BLOCK=block, PARTS=parts, GELU=gelu,
         num_warps=warps(block, x.element_size(), most=8), enable_fp_fusion=False,
     )  # fmt: skip
     return out

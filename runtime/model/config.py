@@ -1,4 +1,4 @@
-"""What a checkpoint says about its model, read from `config.json` or from GGUF metadata. No torch here."""
+"""What a checkpoint says about its model, read from its `config.json`. No torch here."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from ramify.errors import InvalidRequest, NotFound, UnsupportedField
 
-Family = Literal["llama", "mistral", "qwen2", "qwen3"]
-RopeKind = Literal["default", "linear", "llama3", "yarn", "factors"]
+Family = Literal[
+    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "smollm3", "olmo2", "granite"
+]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope", "factors"]
+Activation = Literal["silu", "gelu"]
+"""gelu: by its approximation with tanh (arXiv 1606.08415)."""
 
-Value = TypeVar("Value")
 Name = TypeVar("Name", bound=str)
 
 
@@ -23,14 +26,17 @@ class Rope:
 
     default: none. linear: positions divided by `factor` (arXiv 2306.15595). llama3: slow frequencies
     divided by `factor`, a ramp between (Llama 3.1 reference code). yarn: arXiv 2309.00071.
-    factors: one divisor a frequency, in `factors` (the `rope_freqs` tensor of GGUF files).
+    factors: one divisor a frequency, in `factors` (the `rope_freqs` tensor of GGUF files). longrope: that,
+    with `long_factors` instead where the context is longer than the original one (arXiv 2402.13753).
     """
 
     kind: RopeKind = "default"
     theta: float = 10000.0
+    share: float = 1.0
+    """Of a head's numbers the first so many rotate; 0: positions are not embedded at all."""
     factor: float = 1.0
     original_context_length: int = 0
-    """llama3, yarn: the context that the model was trained on before stretching, in tokens."""
+    """llama3, yarn, longrope: the context that the model was trained on before stretching, in tokens."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
@@ -38,8 +44,14 @@ class Rope:
     truncate: bool = True
     """yarn: round the borders of the ramp to whole dimensions."""
     attention_factor: float | None = None
-    """yarn: multiplies cos and sin; None takes 0.1 ln(factor) + 1."""
+    """yarn, longrope: multiplies cos and sin; None takes 0.1 ln(factor) + 1, and of longrope
+    sqrt(1 + ln(factor) / ln(original_context_length))."""
     factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+
+    def rotated(self, head_dim: int) -> int:
+        """How many numbers of a head rotate."""
+        return int(head_dim * self.share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +69,20 @@ class ModelConfig:
     context_length: int
     norm_eps: float
     rope: Rope = Rope()
+    layer_ropes: tuple[Rope, ...] = ()
+    """For each layer, where they differ; else empty."""
     windows: tuple[int, ...]
     """For each layer how many tokens it sees, the current one included; 0: all of them."""
+    attention_scale: float | None = None
+    """Multiplies scores; None takes 1 / sqrt(head_dim)."""
+    attention_soft_cap: float = 0.0
+    """Scores become cap · tanh(score / cap); 0: they do not."""
+    logit_soft_cap: float = 0.0
+    logit_scale: float = 1.0
+    embedding_scale: float = 1.0
+    activation: Activation = "silu"
+    norm_offset: float = 0.0
+    """Added to the weights of norms."""
     tie_embeddings: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
@@ -68,11 +92,24 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
-            raise _invalid(f"{self.num_heads} heads cannot share {self.num_kv_heads} key-value heads")
+            raise invalid(f"{self.num_heads} heads cannot share {self.num_kv_heads} key-value heads")
         if self.head_dim % 2:
-            raise _invalid(f"head_dim is {self.head_dim}; rotary embedding needs an even number")
+            raise invalid(f"head_dim is {self.head_dim}; rotary embedding needs an even number")
         if len(self.windows) != self.num_layers:
-            raise _invalid(f"{len(self.windows)} attention windows for {self.num_layers} layers")
+            raise invalid(f"{len(self.windows)} attention windows for {self.num_layers} layers")
+        if len(self.layer_ropes) not in (0, self.num_layers):
+            raise invalid(f"{len(self.layer_ropes)} rotary embeddings for {self.num_layers} layers")
+        if self.rope.rotated(self.head_dim) % 2:
+            raise invalid(f"{self.rope.rotated(self.head_dim)} numbers of a head rotate; they must be pairs")
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """For each layer."""
+        return self.layer_ropes or (self.rope,) * self.num_layers
+
+    @property
+    def score_scale(self) -> float:
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
     @property
     def sliding_window(self) -> int:
@@ -94,39 +131,64 @@ def config_from_folder(folder: Path) -> ModelConfig:
 
 def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
     """The config of a Hugging Face checkpoint, in the spelling of transformers 4 or 5."""
-    families: tuple[Family, ...] = ("llama", "mistral", "qwen2", "qwen3")
-    family = _one_of(families, "model_type", config.get("model_type"))
+    config = _text_part(config)
+    family = one_of(_FAMILIES, "model_type", config.get("model_type"))
+    config = _DEFAULTS.get(family, {}) | config
     _check_hf(config, family)
 
     hidden_size, num_heads = _need(config, "hidden_size"), _need(config, "num_attention_heads")
     num_layers = _need(config, "num_hidden_layers")
-    # Qwen3Config alone has a fixed default; the others divide.
-    head_dim = config.get("head_dim") or (128 if family == "qwen3" else hidden_size // num_heads)
     context_length = _need(config, "max_position_embeddings")
-    attention_bias = bool(config.get("attention_bias")) and family in ("llama", "qwen3")
+    windows = _windows_from_hf(config, family, num_layers)
+    rope, layer_ropes = _ropes_from_hf(config, family, windows, context_length)
+    attention_bias = bool(config.get("attention_bias")) and family in _WITH_ATTENTION_BIAS
     # `generate` of transformers ends on generation_config's tokens where it names any.
     eos = (generation or {}).get("eos_token_id")
-    return ModelConfig(
-        family=family,
-        vocab_size=_need(config, "vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=_need(config, "intermediate_size"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=config.get("num_key_value_heads") or num_heads,
-        head_dim=head_dim,
-        context_length=context_length,
-        norm_eps=config.get("rms_norm_eps", 1e-6),
-        rope=_rope_from_hf(config, context_length),
-        windows=_windows_from_hf(config, family, num_layers),
-        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-        qkv_bias=attention_bias or family == "qwen2",
-        output_bias=attention_bias,
-        mlp_bias=bool(config.get("mlp_bias")) and family == "llama",
-        eos_token_ids=_token_ids(config.get("eos_token_id") if eos is None else eos),
-        bos_token_id=config.get("bos_token_id"),
-    )
+    shape: dict[str, Any] = {
+        "family": family,
+        "vocab_size": _need(config, "vocab_size"),
+        "hidden_size": hidden_size,
+        "intermediate_size": _need(config, "intermediate_size"),
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "num_kv_heads": config.get("num_key_value_heads") or num_heads,
+        "head_dim": _head_dim(config),
+        "context_length": context_length,
+        "norm_eps": config.get("rms_norm_eps", 1e-6),
+        "rope": rope,
+        "layer_ropes": layer_ropes,
+        "windows": windows,
+        "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "qkv_bias": attention_bias or family == "qwen2",
+        "output_bias": attention_bias,
+        "mlp_bias": bool(config.get("mlp_bias")) and family in ("llama", "smollm3", "granite"),
+        "eos_token_ids": token_ids(config.get("eos_token_id") if eos is None else eos),
+        "bos_token_id": config.get("bos_token_id"),
+    }
+    if family in ("gemma2", "gemma3"):
+        shape |= gemma_shape(hidden_size, _need(config, "query_pre_attn_scalar"))
+        shape["attention_soft_cap"] = config.get("attn_logit_softcapping") or 0.0
+        shape["logit_soft_cap"] = config.get("final_logit_softcapping") or 0.0
+    if family == "granite":
+        shape |= _granite_shape(config, shape["norm_eps"])
+    return ModelConfig(**shape)
 
+
+_FAMILIES: tuple[Family, ...] = get_args(Family)
+_WITH_ATTENTION_BIAS = ("llama", "qwen3", "gemma2", "gemma3", "smollm3", "olmo2", "granite")
+_GEMMA = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256}
+_GEMMA |= {"tie_word_embeddings": True, "sliding_window": 4096}
+
+# What a config.json may leave out, because transformers has another default than Llama's.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "qwen3": {"head_dim": 128},
+    "gemma2": _GEMMA
+    | {"sliding_window_pattern": 2, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "gemma3": _GEMMA | {"sliding_window_pattern": 6, "vocab_size": 262208, "max_position_embeddings": 131072},
+    "phi3": {"rms_norm_eps": 1e-5},
+    "smollm3": {"tie_word_embeddings": True, "no_rope_layer_interval": 4},
+    "olmo2": {"rms_norm_eps": 1e-5},
+}
 
 # A value other than these changes what the model computes, in ways that are not implemented.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -140,36 +202,105 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_scale": (None, 1, 1.0),
     "is_encoder_decoder": (None, False),
     "add_cross_attention": (None, False),
+    "use_bidirectional_attention": (None, False),
 }
+_GEMMA_NEUTRAL = dict.fromkeys(("hidden_act", "hidden_activation"), (None, "gelu_pytorch_tanh"))
+_OF_FAMILIES: dict[str, dict[str, tuple[Any, ...] | None]] = {
+    "gemma2": _GEMMA_NEUTRAL | dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping")),
+    "gemma3": _GEMMA_NEUTRAL | {"final_logit_softcapping": None},
+    "phi3": {"partial_rotary_factor": None},
+}
+"""What holds for a family instead; None: the field is honoured."""
+
+
+def _text_part(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a multimodal Gemma 3 what concerns text; others as they are."""
+    if config.get("model_type") == "gemma3_text":
+        return {**config, "model_type": "gemma3"}
+    if config.get("model_type") != "gemma3":
+        return dict(config)
+    shared = ("eos_token_id", "bos_token_id", "quantization_config")
+    outer = {name: config[name] for name in shared if name in config}
+    return {**(config.get("text_config") or {}), **outer, "model_type": "gemma3", "architectures": None}
+
+
+def gemma_shape(hidden_size: int, query_scalar: float) -> dict[str, Any]:
+    """What all Gemmas have in common."""
+    return {
+        "attention_scale": query_scalar**-0.5,
+        "embedding_scale": hidden_size**0.5,
+        "activation": "gelu",
+        "norm_offset": 1.0,
+    }
+
+
+def _granite_shape(config: Mapping[str, Any], eps: float) -> dict[str, Any]:
+    """Granite's multipliers. A layer adds m · f(norm(x)); kept as x / m, the stream needs no multiplication:
+    norms do not see a factor but in their epsilon, which is divided by m²."""
+    share = config.get("residual_multiplier", 1.0)
+    return {
+        "attention_scale": config.get("attention_multiplier", 1.0),
+        "embedding_scale": config.get("embedding_multiplier", 1.0) / share,
+        "norm_eps": eps / share**2,
+        "logit_scale": 1.0 / config.get("logits_scaling", 1.0),
+    }
 
 
 def _check_hf(config: Mapping[str, Any], family: Family) -> None:
-    for field, neutral in _NEUTRAL.items():
-        if config.get(field) not in neutral:
-            raise _unsupported(field, config[field], " or ".join(map(repr, neutral[1:])) or "absent")
+    for field, neutral in (_NEUTRAL | _OF_FAMILIES.get(family, {})).items():
+        if neutral is not None and config.get(field) not in neutral:
+            raise unsupported(field, config[field], " or ".join(map(repr, neutral[1:])) or "absent")
     for architecture in config.get("architectures") or ():
         if not architecture.endswith("ForCausalLM"):
-            raise _unsupported("architectures", architecture, "a …ForCausalLM")
-    if family == "mistral" and config.get("layer_types"):
-        raise _unsupported("layer_types", config["layer_types"], "absent for Mistral")
+            raise unsupported("architectures", architecture, "a …ForCausalLM")
+    if family in ("mistral", "phi3") and config.get("layer_types"):
+        raise unsupported("layer_types", config["layer_types"], f"absent for {family}")
 
 
 def _windows_from_hf(config: Mapping[str, Any], family: Family, num_layers: int) -> tuple[int, ...]:
     window = config.get("sliding_window") or 0
-    if family == "llama":
-        return (0,) * num_layers
-    if family == "mistral":
-        return (window,) * num_layers
-    if not config.get("use_sliding_window"):
-        window = 0
     kinds: Sequence[str] | None = config.get("layer_types")
-    if kinds is None:
-        first = config.get("max_window_layers", 28)
-        return tuple(window if layer >= first else 0 for layer in range(num_layers))
-    unknown = set(kinds) - {"full_attention", "sliding_attention"}
-    if unknown:
-        raise _unsupported("layer_types", unknown.pop(), "full_attention or sliding_attention")
-    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+    if family in ("llama", "olmo2", "granite"):
+        return (0,) * num_layers
+    if family in ("mistral", "phi3"):
+        return (window,) * num_layers
+    gemma = family in ("gemma2", "gemma3")
+    if not gemma and not config.get("use_sliding_window"):
+        window = 0
+    if kinds is not None:
+        unknown = set(kinds) - {"full_attention", "sliding_attention"}
+        if unknown:
+            raise unsupported("layer_types", unknown.pop(), "full_attention or sliding_attention")
+        return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+    if gemma:
+        every = _need(config, "sliding_window_pattern")
+        return tuple(window if (layer + 1) % every else 0 for layer in range(num_layers))
+    if family == "smollm3" and window:
+        raise unsupported("use_sliding_window", True, "false, or whose layer_types say where")
+    first = config.get("max_window_layers", 28)
+    return tuple(window if layer >= first else 0 for layer in range(num_layers))
+
+
+def _ropes_from_hf(
+    config: Mapping[str, Any], family: Family, windows: Sequence[int], context_length: int
+) -> tuple[Rope, tuple[Rope, ...]]:
+    """The rotary embedding of most layers, and that of each where they differ."""
+    # transformers 5 writes `rope_parameters`; 4 wrote `rope_theta` and `rope_scaling`.
+    stretch = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    if family == "gemma3":
+        local = dict(stretch.pop("sliding_attention", None) or {})
+        local.setdefault("rope_theta", config.get("rope_local_base_freq") or 1e4)
+        stretch = dict(stretch.pop("full_attention", None) or stretch)
+        stretch.setdefault("rope_theta", config.get("rope_theta") or 1e6)
+        full, near = _rope(stretch, config, family), _rope(local, config, family)
+        return full, tuple(near if window else full for window in windows)
+    rope = _rope(stretch, config, family)
+    if family != "smollm3":
+        return rope, ()
+    every, rotated = config["no_rope_layer_interval"], config.get("no_rope_layers")
+    if rotated is None:
+        rotated = [(layer + 1) % every for layer in range(len(windows))]
+    return rope, tuple(rope if turns else Rope(share=0.0) for turns in rotated[: len(windows)])
 
 
 _ROPE_NAMES = {
@@ -181,99 +312,49 @@ _ROPE_NAMES = {
     "beta_slow": "beta_slow",
     "truncate": "truncate",
     "attention_factor": "attention_factor",
+    "short_factor": "factors",
+    "long_factor": "long_factors",
 }
 
 
-def _rope_from_hf(config: Mapping[str, Any], context_length: int) -> Rope:
-    # transformers 5 writes `rope_parameters`; 4 wrote `rope_theta` and `rope_scaling`.
-    scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = scaling.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
-    old_name = scaling.pop("type", None)
+def _rope(stretch: dict[str, Any], config: Mapping[str, Any], family: Family) -> Rope:
+    """`stretch`: what the config says of one rotary embedding, in the words of transformers 4 or 5."""
+    theta = stretch.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
+    old_name = stretch.pop("type", None)
+    found = stretch.pop("rope_type", None) or old_name or "default"
     kinds: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn")
-    kind = _one_of(kinds, "rope_type", scaling.pop("rope_type", None) or old_name or "default")
-    rotated = scaling.pop("partial_rotary_factor", None) or 1.0
-    if rotated != 1.0:
-        raise _unsupported("partial_rotary_factor", rotated, "1")
+    if family == "phi3":
+        kinds, found = ("default", "longrope"), {"su": "longrope"}.get(found, found)
+    kind = one_of(kinds, "rope_type", found)
+    share = stretch.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
+    if share != 1.0 and family != "phi3":
+        raise unsupported("partial_rotary_factor", share, "1")
     if kind == "default":
-        return Rope(theta=theta)
-    unknown = [name for name, value in scaling.items() if name not in _ROPE_NAMES and value is not None]
+        return Rope(theta=theta, share=share)
+    context_length = _need(config, "max_position_embeddings")
+    if kind == "longrope":
+        original = config.get("original_max_position_embeddings")
+        original = stretch.setdefault("original_max_position_embeddings", original or context_length)
+        stretch.setdefault("factor", context_length / original)
+        for name in ("short_factor", "long_factor"):
+            if len(stretch.get(name) or ()) * 2 != int(_head_dim(config) * share):
+                raise invalid(f"{name} needs one number a pair of rotating numbers of a head")
+            stretch[name] = tuple(stretch[name])
+    unknown = [name for name, value in stretch.items() if name not in _ROPE_NAMES and value is not None]
     if unknown:
-        raise _unsupported(f"rope_scaling.{unknown[0]}", scaling[unknown[0]], "absent")
-    if "factor" not in scaling:
-        raise _invalid(f"rope_type {kind} without a factor")
-    given = {_ROPE_NAMES[name]: value for name, value in scaling.items() if value is not None}
+        raise unsupported(f"rope_scaling.{unknown[0]}", stretch[unknown[0]], "absent")
+    if "factor" not in stretch:
+        raise invalid(f"rope_type {kind} without a factor")
+    given = {_ROPE_NAMES[name]: value for name, value in stretch.items() if value is not None}
     given.setdefault("original_context_length", context_length)
-    return Rope(kind=kind, theta=theta, **given)
+    return Rope(kind=kind, theta=theta, share=share, **given)
 
 
-def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> ModelConfig:
-    """The config of a GGUF file, from its metadata and its tensors' shapes (row-major).
-
-    `rope.factors` is left empty: the values are in a tensor, which the caller reads.
-    Keys are those of the GGUF specification (ggml, docs/gguf.md).
-    """
-    architectures: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
-    family = _one_of(architectures, "general.architecture", metadata.get("general.architecture"))
-
-    def value(key: str, default: Value) -> Value:
-        found = metadata.get(f"{family}.{key}", default)
-        if isinstance(found, list):
-            raise _unsupported(f"{family}.{key}", found, "one number for all layers")
-        return found
-
-    def need(key: str) -> int:
-        if f"{family}.{key}" not in metadata:
-            raise _invalid(f"the GGUF metadata has no {family}.{key}")
-        return value(key, 0)
-
-    if value("expert_count", 0):
-        raise _unsupported(
-            f"{family}.expert_count", value("expert_count", 0), "absent: experts are not implemented"
-        )
-    if "token_embd.weight" not in shapes:
-        raise _invalid("the GGUF file has no token_embd.weight")
-    hidden_size, num_heads = need("embedding_length"), need("attention.head_count")
-    head_dim = value("attention.key_length", hidden_size // num_heads)
-    for key in ("rope.dimension_count", "attention.value_length"):
-        if value(key, head_dim) != head_dim:
-            raise _unsupported(f"{family}.{key}", value(key, 0), f"the head size, {head_dim}")
-    if value("attention.sliding_window_pattern", None) is not None:
-        raise _unsupported(f"{family}.attention.sliding_window_pattern", "given", "absent")
-    num_layers, context_length = need("block_count"), need("context_length")
-    stretch = value("rope.scaling.type", "none")
-    kinds: tuple[RopeKind, ...] = ("default", "linear", "yarn")
-    kind = _one_of(kinds, f"{family}.rope.scaling.type", "default" if stretch == "none" else stretch)
-    eos = [metadata.get(f"tokenizer.ggml.{token}_token_id") for token in ("eos", "eot", "eom")]
-    return ModelConfig(
-        family=family,
-        vocab_size=shapes["token_embd.weight"][0],
-        hidden_size=hidden_size,
-        intermediate_size=need("feed_forward_length"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=value("attention.head_count_kv", num_heads),
-        head_dim=head_dim,
-        context_length=context_length,
-        norm_eps=value("attention.layer_norm_rms_epsilon", 1e-6),
-        rope=Rope(
-            kind="factors" if "rope_freqs.weight" in shapes else kind,
-            theta=value("rope.freq_base", 10000.0),
-            factor=value("rope.scaling.factor", 1.0),
-            original_context_length=value("rope.scaling.original_context_length", context_length),
-            beta_fast=value("rope.scaling.yarn_beta_fast", 32.0),
-            beta_slow=value("rope.scaling.yarn_beta_slow", 1.0),
-        ),
-        windows=(value("attention.sliding_window", 0),) * num_layers,
-        tie_embeddings="output.weight" not in shapes,
-        qkv_bias="blk.0.attn_q.bias" in shapes,
-        output_bias="blk.0.attn_output.bias" in shapes,
-        mlp_bias="blk.0.ffn_gate.bias" in shapes,
-        eos_token_ids=_token_ids([token for token in eos if token is not None]),
-        bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
-    )
+def _head_dim(config: Mapping[str, Any]) -> int:
+    return config.get("head_dim") or _need(config, "hidden_size") // _need(config, "num_attention_heads")
 
 
-def _token_ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
+def token_ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
     return (value,) if isinstance(value, int) else tuple(dict.fromkeys(value))
@@ -292,22 +373,22 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _need(config: Mapping[str, Any], field: str) -> int:
     value = config.get(field)
     if not isinstance(value, int):
-        raise _invalid(f"config.json gives {value!r} for {field}; a number is needed")
+        raise invalid(f"config.json gives {value!r} for {field}; a number is needed")
     return value
 
 
-def _one_of(names: Sequence[Name], field: str, found: object) -> Name:
+def one_of(names: Sequence[Name], field: str, found: object) -> Name:
     for name in names:
         if name == found:
             return name
-    raise _unsupported(field, found, f"one of {', '.join(names)}")
+    raise unsupported(field, found, f"one of {', '.join(names)}")
 
 
-def _invalid(reason: str) -> InvalidRequest:
+def invalid(reason: str) -> InvalidRequest:
     return InvalidRequest(f"This model's configuration is inconsistent: {reason}.", field="model")
 
 
-def _unsupported(field: str, value: object, wanted: str) -> UnsupportedField:
+def unsupported(field: str, value: object, wanted: str) -> UnsupportedField:
     return UnsupportedField(
         f"This model needs {field} = {value!r}, which is not implemented.",
         field=field,

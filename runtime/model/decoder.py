@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ramify.kernels.packed import PackedWeight, Rows, pack
 from ramify.kernels.reference import linear as reference
 from ramify.kernels.stack import LayerWeights
-from ramify.runtime.model.config import ModelConfig
+from ramify.runtime.model.config import Activation, ModelConfig
 from ramify.runtime.model.layers import (
     ActivationOp,
     AddNormOp,
@@ -47,7 +47,8 @@ class Attend(Protocol):
         window: int = 0,
         norms: HeadNorms | None = None,
     ) -> Tensor:
-        """Rotate q and k, store k and v, return softmax(q kᵀ / sqrt(head_dim)) v under the causal mask.
+        """Rotate q and k, store k and v, return softmax(scale · q kᵀ) v under the causal mask, scale and soft
+        cap being the config's.
 
         q: (T, heads, head_dim); k, v: (T, kv_heads, head_dim); all in the model's dtype, q and k
         not rotated yet. They may be views of one buffer: the last two dimensions are contiguous, the
@@ -87,7 +88,7 @@ class Model(nn.Module, ABC):
         shape = (config.vocab_size, config.hidden_size)
         self.embedding = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
         self.layers = nn.ModuleList(self.layer(index, dtype) for index in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype)
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype, offset=config.norm_offset)
         self.head = (
             self.embedding
             if config.tie_embeddings
@@ -100,7 +101,11 @@ class Model(nn.Module, ABC):
         self._matmul: MatMulOp = plain_matmul
         self._add_norm: AddNormOp | None = None
         self._head_rows: Rows | None = None
-        self.rotations = rotations(config.rope, config.head_dim, config.context_length)
+        self.embedding_scale = config.embedding_scale
+        ropes = list(dict.fromkeys(config.ropes))
+        self.rotations = [rotations(rope, config.head_dim, config.context_length) for rope in ropes]
+        """(context_length, head_dim / 2) complex64, for every rotary embedding that some layer has."""
+        self._rotation_of = [ropes.index(rope) for rope in config.ropes]
 
     @abstractmethod
     def layer(self, index: int, dtype: torch.dtype) -> Layer:
@@ -112,22 +117,31 @@ class Model(nn.Module, ABC):
 
         ids, positions: (T,) int64; a position is the token's index in its own request.
         """
-        x, rotation = Residual(F.embedding(ids, self.embedding), self._add_norm), self.rotations[positions]
-        for layer in self.layers:
-            layer(x, rotation, attend)
+        x = Residual(self.embed(ids), self._add_norm)
+        turns = [table[positions] for table in self.rotations]
+        for layer, index in zip(self.layers, self._rotation_of, strict=True):
+            layer(x, turns[index], attend)
         return x.normed(self.norm)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """(T, hidden)."""
+        x = F.embedding(ids, self.embedding)
+        return x if self.embedding_scale == 1.0 else x * self.embedding_scale
 
     @torch.inference_mode()
     def forward_through(
         self, ids: Tensor, positions: Tensor, layers: Callable[[Tensor, Tensor], None]
     ) -> Tensor:
         """As `forward`; `layers` adds to x, (T, hidden), what all layers compute of it and the rotation."""
-        x = F.embedding(ids, self.embedding)
-        layers(x, self.rotations[positions])
+        x = self.embed(ids)
+        layers(x, self.rotations[0][positions])
         return self.norm.forward(x)
 
     def layer_weights(self) -> list[LayerWeights] | None:
-        """The packed weights of all layers; None where a layer is not packed, or not as they say."""
+        """The packed weights of all layers; None where a layer is not packed, or not as they say, or layers
+        rotate differently."""
+        if len(self.rotations) > 1:
+            return None
         found = [layer.weights() for layer in self.layers if isinstance(layer, Layer)]
         weights = [layer for layer in found if layer is not None]
         return weights if len(weights) == len(self.layers) else None
@@ -150,11 +164,11 @@ class Model(nn.Module, ABC):
         """Multiply by a packed head with `masked_linear` from now on, where masks are known."""
         self._masked_head_op = masked_linear
 
-    def use_activation(self, silu_mul: ActivationOp) -> None:
-        """Compute silu(gate) · up of weights that are not packed with `silu_mul` from now on."""
+    def use_activation(self, activation: Activation, op: ActivationOp) -> None:
+        """Compute activation(gate) · up of weights that are not packed as gated with `op` from now on."""
         for module in self.modules():
-            if isinstance(module, Linear):
-                module.activation = silu_mul
+            if isinstance(module, Linear) and module.gate == activation:
+                module.activation = op
 
     def use_matmul(self, matmul: MatMulOp) -> None:
         """Multiply by weights that are not packed with `matmul` from now on."""
@@ -167,9 +181,16 @@ class Model(nn.Module, ABC):
     def logits(self, hidden: Tensor) -> Tensor:
         """(R, hidden) -> (R, vocab); float32 from a packed head, else as `hidden`."""
         if self.packed_head is None:
-            return self._matmul(hidden, self.head)
+            return self._capped(self._matmul(hidden, self.head))
         out = hidden.new_empty((len(hidden), self.config.vocab_size), dtype=torch.float32)
-        return self._head_op(hidden, self.packed_head, out=out)
+        return self._capped(self._head_op(hidden, self.packed_head, out=out))
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        """Scaled and capped as the config says, in place."""
+        scale, cap = self.config.logit_scale, self.config.logit_soft_cap
+        if scale != 1.0:
+            logits *= scale
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     @torch.inference_mode()
     def masked_logits(self, hidden: Tensor, mask: Tensor, mask_rows: Tensor) -> Tensor:
@@ -179,7 +200,7 @@ class Model(nn.Module, ABC):
         """
         if self.packed_head is None or self._masked_head_op is None:
             return self.logits(hidden)
-        return self._masked_head_op(hidden, self.packed_head, mask, mask_rows)
+        return self._capped(self._masked_head_op(hidden, self.packed_head, mask, mask_rows))
 
     @torch.inference_mode()
     def pack(self, form: Callable[[Tensor], Rows] | None) -> None:
@@ -201,6 +222,11 @@ class Model(nn.Module, ABC):
         self.packed_head, self._head_rows = packed, None
         if not self.config.tie_embeddings:
             self.head = nn.Parameter(self.head.new_empty(0), requires_grad=False)
+
+    def name_of(self, stored: str) -> str | None:
+        """Of a tensor of a checkpoint, the name among `slots`; None where it is not needed."""
+        # Written by old versions of transformers; it follows from the config.
+        return None if stored.endswith(".rotary_emb.inv_freq") else stored
 
     def slots(self) -> Slots:
         """Every tensor of the checkpoint and where it goes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.kernels.packed import Rows
-from ramify.runtime.model.config import ModelConfig, config_from_gguf
+from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.gguf_blocks import rows_of
+from ramify.runtime.model.gguf_config import config_from_gguf
 from ramify.runtime.model.gguf_header import GGUFHeader, TensorInfo
 from ramify.runtime.model.weights import RotaryLayout
 
@@ -39,6 +40,11 @@ _LAYER_NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+}
+_GEMMA_LAYER_NAMES = _LAYER_NAMES | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
 }
 
 
@@ -65,11 +71,17 @@ def tensors_in_file(
     have a form for their type.
     """
     data = _map(header)
+    gemma = str(header.metadata.get("general.architecture")).startswith("gemma")
+    layer_names = _GEMMA_LAYER_NAMES if gemma else _LAYER_NAMES
     for name, info in header.tensors.items():
         if name == _ROPE_FREQUENCIES:  # it is part of the config
             continue
+        hf_name = _hf_name(name, layer_names)
+        if gemma and name.endswith("_norm.weight"):  # stored with the 1 that its Hugging Face form lacks
+            yield hf_name, _read(data, name, info, torch.float32) - 1.0
+            continue
         rows = _rows(data, name, info) if quantised else None
-        yield _hf_name(name), _read(data, name, info, dtype) if rows is None else rows
+        yield hf_name, _read(data, name, info, dtype) if rows is None else rows
 
 
 def _map(header: GGUFHeader) -> NDArray[np.uint8]:
@@ -77,15 +89,15 @@ def _map(header: GGUFHeader) -> NDArray[np.uint8]:
     return np.memmap(header.path, np.uint8, mode="c")
 
 
-def _hf_name(name: str) -> str:
+def _hf_name(name: str, layer_names: Mapping[str, str]) -> str:
     """Names that are not known stay as they are, to be refused by `weights.fill`."""
     stem, _, suffix = name.rpartition(".")
     if stem in _NAMES:
         return f"{_NAMES[stem]}.{suffix}"
     found = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
-    if found is None or found[2] not in _LAYER_NAMES:
+    if found is None or found[2] not in layer_names:
         return name
-    return f"model.layers.{found[1]}.{_LAYER_NAMES[found[2]]}.{suffix}"
+    return f"model.layers.{found[1]}.{layer_names[found[2]]}.{suffix}"
 
 
 def _rows(data: NDArray[np.uint8], name: str, info: TensorInfo) -> Rows | None:

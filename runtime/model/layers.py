@@ -14,6 +14,16 @@ from torch import Tensor, nn
 from ramify.kernels.packed import PackedWeight, Rows, pack
 from ramify.kernels.reference import linear as reference
 from ramify.kernels.stack import Norm
+from ramify.runtime.model.config import Activation
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Rows that are `heads` heads of `size` numbers each, of which the first `rotated` rotate in pairs."""
+
+    heads: int
+    size: int
+    rotated: int
 
 
 @dataclass(frozen=True)
@@ -21,10 +31,12 @@ class Slot:
     """Where one tensor of a checkpoint goes."""
 
     target: Tensor
-    rotary_heads: int = 0
-    """Above 0: the rows are so many heads whose rotary pairs have to lie side by side."""
+    rotary: Rotary | None = None
+    """Of its first rows, the rotary pairs have to lie side by side."""
     keep: Callable[[Rows], bool] | None = None
     """Takes quantised rows instead of their values; says whether it does."""
+    offset: float = 0.0
+    """Added to what the checkpoint holds."""
 
 
 Slots = Iterator[tuple[str, Slot]]
@@ -38,16 +50,24 @@ class NormOp(Protocol):
 
 
 def plain_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    if weight.dtype != x.dtype:
+        return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
 class RMSNorm(nn.Module):
-    """The norm's weight; `op` computes it."""
+    """The norm's weight; `op` computes it.
 
-    def __init__(self, size: int, eps: float, *, dtype: torch.dtype, rotary: bool = False) -> None:
+    With an `offset` the checkpoint holds the weight less that, and the sum is kept in float32: rounded to
+    fewer bits it would lose some of those that the checkpoint has.
+    """
+
+    def __init__(
+        self, size: int, eps: float, *, dtype: torch.dtype, rotary: Rotary | None = None, offset: float = 0.0
+    ) -> None:
         super().__init__()
-        self.weight = _parameter(torch.ones(size, dtype=dtype))
-        self.eps, self.rotary = eps, rotary
+        self.weight = _parameter(torch.ones(size, dtype=torch.float32 if offset else dtype))
+        self.eps, self.rotary, self.offset = eps, rotary, offset
         self.op: NormOp = plain_norm
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,7 +79,7 @@ class RMSNorm(nn.Module):
         return self.weight, self.eps
 
     def slots(self) -> Slots:
-        yield "weight", Slot(self.weight, 1 if self.rotary else 0)
+        yield "weight", Slot(self.weight, self.rotary, offset=self.offset)
 
 
 class HeadNorms(NamedTuple):
@@ -130,7 +150,7 @@ class LinearOp(Protocol):
 
 
 class ActivationOp(Protocol):
-    """See `kernels.reference.activation.silu_mul`."""
+    """See `kernels.reference.activation`."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
@@ -149,9 +169,17 @@ class MatMulOp(Protocol):
     ) -> Tensor: ...
 
 
-def plain_activation(x: Tensor) -> Tensor:
+def plain_silu(x: Tensor) -> Tensor:
     gate, through = x.chunk(2, dim=-1)
     return F.silu(gate) * through
+
+
+def plain_gelu(x: Tensor) -> Tensor:
+    gate, through = x.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * through
+
+
+PLAIN: dict[Activation, ActivationOp] = {"silu": plain_silu, "gelu": plain_gelu}
 
 
 def plain_matmul(
@@ -175,8 +203,8 @@ class MaskedLinearOp(Protocol):
 class Linear(nn.Module):
     """x ↦ x Wᵀ + b for several projections of the same input, stacked into one matrix.
 
-    `parts` maps the checkpoint's name of each projection to its number of rows. With `gated` there are two,
-    and the result is silu(first) · second.
+    `parts` maps the checkpoint's name of each projection to its number of rows. With a `gate` the first half
+    of all rows is what it is applied to, and the result is gate(first) · second.
     """
 
     def __init__(
@@ -186,13 +214,13 @@ class Linear(nn.Module):
         *,
         bias: bool,
         dtype: torch.dtype,
-        rotary: Mapping[str, int] | None = None,
-        gated: bool = False,
+        rotary: Mapping[str, Rotary] | None = None,
+        gate: Activation | None = None,
     ) -> None:
         super().__init__()
         self.parts = dict(parts)
         self.rotary = dict(rotary or {})
-        self.gated = gated
+        self.gate = gate
         outputs = sum(self.parts.values())
         self.weight: Tensor = _parameter(torch.empty(outputs, inputs, dtype=dtype))
         self.bias = _parameter(torch.empty(outputs, dtype=dtype)) if bias else None
@@ -200,24 +228,23 @@ class Linear(nn.Module):
         """Once packed: matrices below each other that together are `weight`, which is empty from then on."""
         self.op: LinearOp = reference.linear
         self.matmul: MatMulOp = plain_matmul
-        self.activation: ActivationOp = plain_activation
+        self.activation: ActivationOp | None = None if gate is None else PLAIN[gate]
         self._rows: dict[str, Rows] = {}
 
     def forward(self, x: Tensor) -> Tensor:
         """(T, inputs) -> (T, outputs), half as many when gated."""
         if len(self.packed) == 1:
-            return self.op(x, self.packed[0])
+            return self._gated(self.op(x, self.packed[0]))
         if not self.packed:
-            y = self.matmul(x, self.weight, self.bias)
-            return self.activation(y) if self.gated else y
+            return self._gated(self.matmul(x, self.weight, self.bias))
         y = x.new_empty(len(x), sum(part.outputs for part in self.packed))
         self._parts(x, y, add=False)
-        return self.activation(y) if self.gated else y
+        return self._gated(y)
 
     def of(self, x: Residual, norm: RMSNorm) -> Tensor:
         """`forward` of norm(x)."""
-        if len(self.packed) == 1:
-            return self.op(x.value(), self.packed[0], norm=norm.fused)
+        if len(self.packed) == 1 and not norm.offset:
+            return self._gated(self.op(x.value(), self.packed[0], norm=norm.fused))
         return self.forward(x.normed(norm))
 
     def add_to(self, residual: Residual, x: Tensor) -> None:
@@ -228,6 +255,11 @@ class Linear(nn.Module):
             residual.add(self.matmul(x, self.weight, self.bias))
         else:
             self.matmul(x, self.weight, self.bias, out=residual.value(), add=True)
+
+    def _gated(self, y: Tensor) -> Tensor:
+        if self.activation is None or (self.packed and self.packed[0].gated):
+            return y
+        return self.activation(y)
 
     def _parts(self, x: Tensor, out: Tensor, *, add: bool) -> None:
         if len(self.packed) == 1:
@@ -241,10 +273,10 @@ class Linear(nn.Module):
     def slots(self) -> Slots:
         start = 0
         for name, rows in self.parts.items():
-            heads = self.rotary.get(name, 0)
-            yield f"{name}.weight", Slot(self.weight[start : start + rows], heads, partial(self._keep, name))
+            rotary, keep = self.rotary.get(name), partial(self._keep, name)
+            yield f"{name}.weight", Slot(self.weight[start : start + rows], rotary, keep)
             if self.bias is not None:
-                yield f"{name}.bias", Slot(self.bias[start : start + rows], heads)
+                yield f"{name}.bias", Slot(self.bias[start : start + rows], rotary)
             start += rows
 
     def _keep(self, name: str, rows: Rows) -> bool:
@@ -273,10 +305,11 @@ class Linear(nn.Module):
             else:
                 found.append(rows)
         counts = [len(rows.numbers) for rows in found]
+        fused = self.gate == "silu" and len(found) == 1  # the kernels know no other gate
         biases = [None] * len(found) if self.bias is None else list(torch.split(self.bias, counts))
         self.use_packed(
             [
-                pack(rows, inputs=inputs, bias=bias, gated=self.gated and len(found) == 1)
+                pack(rows, inputs=inputs, bias=bias, gated=fused)
                 for rows, bias in zip(found, biases, strict=True)
             ]
         )
@@ -289,13 +322,29 @@ class Linear(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) · up(x)): SwiGLU (arXiv 2002.05202)."""
+    """down(activation(gate(x)) · up(x)): SwiGLU or GEGLU (arXiv 2002.05202).
 
-    def __init__(self, hidden: int, intermediate: int, *, bias: bool, dtype: torch.dtype) -> None:
+    `parts`: as `Linear` takes them, for a checkpoint that does not hold gate and up apart.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        intermediate: int,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        activation: Activation = "silu",
+        parts: Mapping[str, int] | None = None,
+    ) -> None:
         super().__init__()
-        parts = {"gate_proj": intermediate, "up_proj": intermediate}
-        self.gate_up = Linear(hidden, parts, bias=bias, dtype=dtype, gated=True)
+        parts = parts or {"gate_proj": intermediate, "up_proj": intermediate}
+        self.gate_up = Linear(hidden, parts, bias=bias, dtype=dtype, gate=activation)
         self.down = Linear(intermediate, {"down_proj": hidden}, bias=bias, dtype=dtype)
+
+    def of(self, x: Residual, norm: RMSNorm) -> Tensor:
+        """mlp(norm(x)), (T, hidden)."""
+        return self.down.forward(self.gate_up.of(x, norm))  # (T, intermediate)
 
     def add_to(self, residual: Residual, norm: RMSNorm) -> None:
         """residual += mlp(norm(residual))."""

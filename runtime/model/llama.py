@@ -8,7 +8,16 @@ from torch import Tensor
 from ramify.kernels.stack import LayerWeights
 from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Attend, Layer, Model
-from ramify.runtime.model.layers import GatedMLP, HeadNorms, Linear, Residual, RMSNorm, Slots, under
+from ramify.runtime.model.layers import (
+    GatedMLP,
+    HeadNorms,
+    Linear,
+    Residual,
+    RMSNorm,
+    Rotary,
+    Slots,
+    under,
+)
 
 
 class LlamaLayer(Layer):
@@ -19,24 +28,41 @@ class LlamaLayer(Layer):
         self.index, self.window = index, config.windows[index]
         self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         hidden, queries, keys = config.hidden_size, self.heads * self.head_dim, self.kv_heads * self.head_dim
-        self.attention_norm = RMSNorm(hidden, config.norm_eps, dtype=dtype)
+        rotated = config.rope.rotated(self.head_dim)
+        self.attention_norm = self.norm(config, dtype)
         self.qkv = Linear(
             hidden,
             {"q_proj": queries, "k_proj": keys, "v_proj": keys},
             bias=config.qkv_bias,
             dtype=dtype,
-            rotary={"q_proj": self.heads, "k_proj": self.kv_heads},
+            rotary={
+                "q_proj": Rotary(self.heads, self.head_dim, rotated),
+                "k_proj": Rotary(self.kv_heads, self.head_dim, rotated),
+            },
         )
         self.output = Linear(queries, {"o_proj": hidden}, bias=config.output_bias, dtype=dtype)
-        self.mlp_norm = RMSNorm(hidden, config.norm_eps, dtype=dtype)
-        self.mlp = GatedMLP(hidden, config.intermediate_size, bias=config.mlp_bias, dtype=dtype)
+        self.mlp_norm = self.norm(config, dtype)
+        self.mlp = GatedMLP(
+            hidden,
+            config.intermediate_size,
+            bias=config.mlp_bias,
+            dtype=dtype,
+            activation=config.activation,
+        )
+
+    @staticmethod
+    def norm(config: ModelConfig, dtype: torch.dtype) -> RMSNorm:
+        return RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype, offset=config.norm_offset)
 
     def forward(self, x: Residual, rotation: Tensor, attend: Attend) -> None:
+        self.output.add_to(x, self.attended(x, rotation, attend))
+        self.mlp.add_to(x, self.mlp_norm)
+
+    def attended(self, x: Residual, rotation: Tensor, attend: Attend) -> Tensor:
+        """Attention of norm(x), before the output projection: (T, heads · head_dim)."""
         qkv = self.qkv.of(x, self.attention_norm).unflatten(1, (-1, self.head_dim))
         q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        attended = attend(self.index, q, k, v, rotation, window=self.window, norms=self.head_norms())
-        self.output.add_to(x, attended.flatten(1))
-        self.mlp.add_to(x, self.mlp_norm)
+        return attend(self.index, q, k, v, rotation, window=self.window, norms=self.head_norms()).flatten(1)
 
     def head_norms(self) -> HeadNorms | None:
         return None
@@ -55,11 +81,15 @@ class LlamaLayer(Layer):
             window=self.window,
         )
 
+    def norms(self) -> dict[str, RMSNorm]:
+        """Those of the residual stream, by the checkpoint's names."""
+        return {"input_layernorm": self.attention_norm, "post_attention_layernorm": self.mlp_norm}
+
     def slots(self) -> Slots:
-        yield from under("input_layernorm.", self.attention_norm.slots())
+        for name, norm in self.norms().items():
+            yield from under(f"{name}.", norm.slots())
         yield from under("self_attn.", self.qkv.slots())
         yield from under("self_attn.", self.output.slots())
-        yield from under("post_attention_layernorm.", self.mlp_norm.slots())
         yield from under("mlp.", self.mlp.slots())
 
 

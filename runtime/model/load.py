@@ -11,21 +11,37 @@ from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.model.checkpoint import weight_files
 from ramify.runtime.model.config import Family, ModelConfig, config_from_folder
 from ramify.runtime.model.decoder import Attend, Model
+from ramify.runtime.model.gemma import Gemma2, Gemma3
 from ramify.runtime.model.gguf_header import read_header
 from ramify.runtime.model.gguf_weights import config_of, rotary_layout, tensors_in_file
+from ramify.runtime.model.granite import Granite
 from ramify.runtime.model.layers import RMSNorm
 from ramify.runtime.model.llama import Llama
 from ramify.runtime.model.mistral import Mistral
+from ramify.runtime.model.olmo2 import Olmo2
 from ramify.runtime.model.packed_cache import load_packed
+from ramify.runtime.model.phi3 import Phi3
 from ramify.runtime.model.quantization import Quantization, packing
 from ramify.runtime.model.qwen2 import Qwen2
 from ramify.runtime.model.qwen3 import Qwen3
 from ramify.runtime.model.resolve import ModelFiles
+from ramify.runtime.model.smollm3 import SmolLM3
 from ramify.runtime.model.weights import fill, tensors_in_folder
 
 __all__ = ["Attend", "Model", "dummy_model", "load_model", "read_config", "shortened"]
 
-FAMILIES: dict[Family, type[Model]] = {"llama": Llama, "mistral": Mistral, "qwen2": Qwen2, "qwen3": Qwen3}
+FAMILIES: dict[Family, type[Model]] = {
+    "llama": Llama,
+    "mistral": Mistral,
+    "qwen2": Qwen2,
+    "qwen3": Qwen3,
+    "gemma2": Gemma2,
+    "gemma3": Gemma3,
+    "phi3": Phi3,
+    "smollm3": SmolLM3,
+    "olmo2": Olmo2,
+    "granite": Granite,
+}
 
 
 def load_model(

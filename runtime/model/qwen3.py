@@ -9,15 +9,20 @@ import torch
 from ramify.kernels.stack import LayerWeights
 from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Layer, Model
-from ramify.runtime.model.layers import HeadNorms, RMSNorm, Slots, under
+from ramify.runtime.model.layers import HeadNorms, RMSNorm, Rotary, Slots, under
 from ramify.runtime.model.llama import LlamaLayer
 
 
 class Qwen3Layer(LlamaLayer):
     def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
         super().__init__(config, index, dtype)
-        self.q_norm = RMSNorm(config.head_dim, config.norm_eps, dtype=dtype, rotary=True)
-        self.k_norm = RMSNorm(config.head_dim, config.norm_eps, dtype=dtype, rotary=True)
+        self.q_norm, self.k_norm = (self.head_norm(config, dtype) for _ in range(2))
+
+    @staticmethod
+    def head_norm(config: ModelConfig, dtype: torch.dtype) -> RMSNorm:
+        size = config.head_dim
+        rotary = Rotary(1, size, config.rope.rotated(size))
+        return RMSNorm(size, config.norm_eps, dtype=dtype, rotary=rotary, offset=config.norm_offset)
 
     def head_norms(self) -> HeadNorms:
         return HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)

@@ -17,10 +17,13 @@ from ramify.runtime.model.config import Rope
 
 
 def rotations(rope: Rope, head_dim: int, length: int) -> Tensor:
-    """exp(i · position · frequency): complex64 of shape (length, head_dim / 2)."""
-    frequencies, scale = _frequencies(rope, head_dim)
+    """exp(i · position · frequency), 1 for pairs that do not rotate: complex64 (length, head_dim / 2)."""
+    rotated = rope.rotated(head_dim)
+    frequencies, scale = _frequencies(rope, rotated, length)
     angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
-    return torch.complex(angles.cos() * scale, angles.sin() * scale)
+    turning = torch.complex(angles.cos() * scale, angles.sin() * scale)
+    still = torch.ones(length, (head_dim - rotated) // 2, dtype=turning.dtype)
+    return torch.cat((turning, still), 1)
 
 
 def rotate_(x: Tensor, rotation: Tensor) -> Tensor:
@@ -37,14 +40,28 @@ def rotate_(x: Tensor, rotation: Tensor) -> Tensor:
     return x.copy_(exact)
 
 
-def _frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
-    """Radians per position, float32 of shape (head_dim / 2,), and what cos and sin are multiplied by."""
+def _frequencies(rope: Rope, head_dim: int, length: int) -> tuple[Tensor, float]:
+    """Radians per position, float32 of shape (head_dim / 2,), and what cos and sin are multiplied by.
+
+    Keys are cached rotated, so longrope's factors are chosen by the longest context that there can be.
+    """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     plain = 1.0 / rope.theta**exponents
     if rope.kind == "linear":
         return plain / rope.factor, 1.0
     if rope.kind == "factors":
         return plain / torch.tensor(rope.factors, dtype=torch.float32), 1.0
+    if rope.kind == "longrope":
+        factors = rope.long_factors if length > rope.original_context_length else rope.factors
+        scale = rope.attention_factor
+        if scale is None:
+            stretched = rope.factor > 1.0
+            scale = (
+                math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_context_length))
+                if stretched
+                else 1.0
+            )
+        return plain / torch.tensor(factors, dtype=torch.float32), scale
     if rope.kind == "llama3":
         return _llama3(rope, plain), 1.0
     if rope.kind == "yarn":

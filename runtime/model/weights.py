@@ -14,7 +14,7 @@ from ramify.errors import InvalidRequest
 from ramify.kernels.packed import Rows
 from ramify.runtime.model.checkpoint import weight_files
 from ramify.runtime.model.decoder import Model
-from ramify.runtime.model.layers import Slot
+from ramify.runtime.model.layers import Rotary, Slot
 
 RotaryLayout = Literal["halves", "pairs"]
 """Where a checkpoint holds the two numbers of a rotary pair: half a head apart, or side by side."""
@@ -31,10 +31,11 @@ def fill(model: Model, tensors: Iterable[tuple[str, Tensor | Rows]], *, layout: 
     slots = dict(model.slots())
     missing = set(slots)
     stored_head: Tensor | None = None
-    for name, entry in tensors:
+    for stored, entry in tensors:
         tensor = entry.numbers if isinstance(entry, Rows) else entry
-        if name.endswith(".rotary_emb.inv_freq"):
-            continue  # written by old versions of transformers; it follows from the config
+        name = model.name_of(stored)
+        if name is None:
+            continue
         if name == "lm_head.weight" and model.config.tie_embeddings:
             stored_head = entry.values() if isinstance(entry, Rows) else entry
             continue
@@ -60,18 +61,25 @@ def fill(model: Model, tensors: Iterable[tuple[str, Tensor | Rows]], *, layout: 
 
 
 def _copy(slot: Slot, tensor: Tensor, layout: RotaryLayout) -> None:
-    if slot.rotary_heads and layout == "halves":
-        heads, inputs = slot.rotary_heads, tensor.shape[1:]
-        halves = tensor.view(heads, 2, -1, *inputs)  # (heads, half, pair, …)
-        slot.target.view(heads, -1, 2, *inputs).copy_(halves.transpose(1, 2))
-    else:
-        slot.target.copy_(tensor)
+    slot.target.copy_(tensor)
+    if slot.rotary is not None and layout == "halves":
+        pairs, halves = _turning(slot.target, slot.rotary), _turning(tensor, slot.rotary)
+        pairs.unflatten(1, (-1, 2)).copy_(halves.unflatten(1, (2, -1)).transpose(1, 2))
+    if slot.offset:
+        slot.target.add_(slot.offset)
+
+
+def _turning(rows: Tensor, rotary: Rotary) -> Tensor:
+    """What of the rows rotates: (heads, rotated, …)."""
+    return rows[: rotary.heads * rotary.size].unflatten(0, (rotary.heads, -1))[:, : rotary.rotated]
 
 
 def _keep(slot: Slot, rows: Rows, layout: RotaryLayout) -> None:
-    if slot.rotary_heads and layout == "halves":
-        order = torch.arange(len(rows.numbers)).view(slot.rotary_heads, 2, -1).transpose(1, 2)
-        rows = rows.picked(order.flatten())
+    if slot.rotary is not None and layout == "halves":
+        order = torch.arange(len(rows.numbers))
+        turning = _turning(order, slot.rotary)
+        turning.copy_(turning.unflatten(1, (2, -1)).transpose(1, 2).flatten(1))
+        rows = rows.picked(order)
     if slot.keep is None or not slot.keep(rows):
         slot.target.copy_(rows.values())
 

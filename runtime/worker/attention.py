@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 class StepAttention(Protocol):
     def __call__(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, window: int) -> Tensor:
-        """softmax(q kᵀ / sqrt(head_dim)) v over the pages of one layer, (T, heads, head_dim)."""
+        """softmax(scale · q kᵀ) v over the pages of one layer, (T, heads, head_dim)."""
         ...
 
 
 class CalledAttention:
     """One call a layer, which shares out its work itself."""
 
-    def __init__(self, ops: Ops, scale: float, *, cascade: bool) -> None:
-        self.scale = scale
+    def __init__(self, ops: Ops, scale: float, soft_cap: float, *, cascade: bool) -> None:
+        self.scale, self.soft_cap = scale, soft_cap
         self._attend = ops.paged_attention if cascade else ops.flat_attention or ops.paged_attention
 
     def step(self, batch: ForwardBatch, device: torch.device) -> StepAttention:
@@ -38,7 +38,8 @@ class CalledAttention:
         )
 
         def attend(q: Tensor, k_pages: Tensor, v_pages: Tensor, window: int) -> Tensor:
-            return self._attend(q, k_pages, v_pages, table, starts, lens, scale=self.scale, window=window)
+            lengths, cap = (table, starts, lens), self.soft_cap
+            return self._attend(q, k_pages, v_pages, *lengths, scale=self.scale, window=window, soft_cap=cap)
 
         return attend
 
@@ -46,9 +47,9 @@ class CalledAttention:
 class PlannedAttention:
     """A plan a step for all layers of one window, made on the host; a layer is launches alone."""
 
-    def __init__(self, planners: Mapping[int, Planner], scale: float) -> None:
+    def __init__(self, planners: Mapping[int, Planner], scale: float, soft_cap: float) -> None:
         self.planners = planners
-        self.scale = scale
+        self.scale, self.soft_cap = scale, soft_cap
 
     def step(self, batch: ForwardBatch, device: torch.device) -> StepAttention:
         return self.planned(self.plans(batch, None), moved(batch.page_table, device))
@@ -56,7 +57,7 @@ class PlannedAttention:
     def warm_up(self, k_pages: Tensor, v_pages: Tensor) -> None:
         """Compile every form that a plan can launch; the pages of a layer are neither read nor written."""
         for planner in self.planners.values():
-            planner.warm_up(k_pages, v_pages)
+            planner.warm_up(k_pages, v_pages, soft_cap=self.soft_cap)
 
     def plans(self, batch: ForwardBatch, device: torch.device | None) -> dict[int, Plan]:
         """By window; their tensors on `device`, or where None on that of the pages."""
@@ -74,8 +75,8 @@ class PlannedAttention:
 
         def attend(q: Tensor, k_pages: Tensor, v_pages: Tensor, window: int) -> Tensor:
             to = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-            planner = self.planners[window]
-            return planner.run(plans[window], q, k_pages, v_pages, page_table, to, scale=self.scale)
+            planner, scale, cap = self.planners[window], self.scale, self.soft_cap
+            return planner.run(plans[window], q, k_pages, v_pages, page_table, to, scale=scale, soft_cap=cap)
 
         return attend
 
@@ -88,9 +89,9 @@ def attention_of(
     ops: Ops, model: ModelConfig, pool: KvPool, *, cascade: bool
 ) -> CalledAttention | PlannedAttention:
     """The attention of a model on its pages; `cascade` counts where the kernels have one."""
-    scale = model.head_dim**-0.5
+    scale, soft_cap = model.score_scale, model.attention_soft_cap
     if ops.planner is None:
-        return CalledAttention(ops, scale, cascade=cascade)
+        return CalledAttention(ops, scale, soft_cap, cascade=cascade)
     make = ops.planner
     windows: Iterable[int] = set(model.windows)
     planners = {
@@ -107,7 +108,7 @@ def attention_of(
         )
         for window in windows
     }
-    return PlannedAttention(planners, scale)
+    return PlannedAttention(planners, scale, soft_cap)
 
 
 def picked(tensor: Tensor, rows: Sequence[int]) -> Tensor:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ramify.errors import UnsupportedField
 from ramify.kernels.reference.sampling import sample_tokens
 from ramify.kernels.registry import LayerStack, Ops
 from ramify.runtime.model.decoder import Model
@@ -30,6 +31,13 @@ class Runner:
     """
 
     def __init__(self, model: Model, pool: KvPool, ops: Ops, *, cascade: bool = True) -> None:
+        if ops.deterministic and ops.gelu_mul is None and model.config.activation == "gelu":
+            raise UnsupportedField(
+                f"deterministic is set, but torch computes the gates of {model.config.family} here, "
+                "and their bits depend on the batch.",
+                field="deterministic",
+                remedy="Leave it out, or use a CUDA device.",
+            )
         self.model = model
         self.pool = pool
         self.device = pool.k.device
@@ -53,7 +61,9 @@ class Runner:
         if ops.masked_linear is not None:
             model.use_masked_linear(ops.masked_linear)
         if ops.silu_mul is not None:
-            model.use_activation(ops.silu_mul)
+            model.use_activation("silu", ops.silu_mul)
+        if ops.gelu_mul is not None:
+            model.use_activation("gelu", ops.gelu_mul)
         if ops.matmul is not None:
             model.use_matmul(ops.matmul)
         self.sampler: Sampler = (
@@ -84,6 +94,11 @@ class Runner:
             sizes, max_pages, self.model.config, self.pool, self._attention, self._compute
         )
         self._graphs.capture()
+
+    def check_device(self) -> None:
+        """Raise what a CUDA device has run into: after an error of a kernel it computes nothing any more."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:

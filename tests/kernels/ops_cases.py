@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -79,6 +80,7 @@ def check_norm(shape: Sequence[int], dtype: torch.dtype, device: str) -> None:
     assert_as_good(out, F.rms_norm(x, weight.shape, weight, 1e-5), normed(x, weight, 1e-5))
     for row in range(min(2, len(x))):
         assert torch.equal(norm.rms_norm(x[row : row + 1], weight, 1e-5), out[row : row + 1]), "alone"
+    assert torch.equal(norm.rms_norm(x, weight.float(), 1e-5), out), "the weight may be float32"
     assert norm.rms_norm(x, weight, 1e-5, out=x) is x
     assert torch.equal(x, out)
 
@@ -99,10 +101,12 @@ def check_add_norm(shape: Sequence[int], dtype: torch.dtype, device: str) -> Non
 def check_gated(shape: Sequence[int], dtype: torch.dtype, device: str) -> None:
     rows, size = shape
     x = 4 * random(rows, 2 * size + 8, dtype=dtype, device=device)[:, : 2 * size]
-    out = poisoned(*shape, dtype=dtype, device=device)
-    assert activation.silu_mul(x, out=out) is out
     gate, up = x.chunk(2, -1)
-    assert_as_good(out, F.silu(gate) * up, F.silu(gate.double()) * up.double())
+    gelu = functools.partial(F.gelu, approximate="tanh")
+    for kernel, function in ((activation.silu_mul, F.silu), (activation.gelu_mul, gelu)):
+        out = poisoned(*shape, dtype=dtype, device=device)
+        assert kernel(x, out=out) is out
+        assert_as_good(out, function(gate) * up, function(gate.double()) * up.double())
 
 
 def check_rope(

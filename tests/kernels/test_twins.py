@@ -49,6 +49,19 @@ def test_head_norms_of_another_size_are_refused(backend):
         ops(backend).rope_store_kv(q, q, q, rotation, *pages, torch.arange(3), k_norm=torch.ones(8))
 
 
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_weights_of_norms_may_be_float32(backend):
+    x, weight = torch.randn(3, 2, 40).bfloat16(), 1 + 0.01 * torch.randn(40)
+    exact = F.rms_norm(x.float(), (40,), weight, 1e-5).bfloat16()
+    assert torch.equal(ops(backend).rms_norm(x, weight, 1e-5), exact)
+    assert not torch.equal(ops(backend).rms_norm(x, weight.bfloat16(), 1e-5), exact), "rounded it says less"
+    k, pages = x.clone(), torch.zeros(2, 1, 2, 4, 40, dtype=torch.bfloat16)
+    still, slots = torch.ones(3, 20, dtype=torch.complex64), torch.arange(3)
+    ops(backend).rope_store_kv(x, k, k, still, *pages, slots, q_norm=weight, k_norm=weight, eps=1e-5)
+    assert torch.equal(x, exact)
+    assert torch.equal(pages[0][0, :, :3].transpose(0, 1), exact)
+
+
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
 def test_the_norm_of_a_sum_has_the_bits_of_two_steps(dtype):
     x, residual, weight = (
@@ -70,6 +83,9 @@ def test_gated_activation(dtype):
     exact = F.silu(x[:, :40].double()) * x[:, 40:].double()
     out = torch.full((3, 40), torch.nan, dtype=dtype)
     assert activation.silu_mul(x, out=out) is out
+    assert (out.double() - exact).abs().max() <= 2 * torch.finfo(dtype).eps * exact.abs().max()
+    exact = F.gelu(x[:, :40].double(), approximate="tanh") * x[:, 40:].double()
+    assert activation.gelu_mul(x, out=out) is out
     assert (out.double() - exact).abs().max() <= 2 * torch.finfo(dtype).eps * exact.abs().max()
     with pytest.raises(ValueError, match="2 size"):
         activation.silu_mul(x[:, :5])

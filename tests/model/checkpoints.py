@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,31 @@ class Case:
     model_type: str
     options: dict[str, Any] = field(default_factory=dict)
 
+
+LONG_ROPE = {
+    "hidden_size": 96,  # heads of 24, of which 18 rotate
+    "num_attention_heads": 4,
+    "initializer_range": 0.2,
+    "original_max_position_embeddings": 32,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 1e3,
+        "partial_rotary_factor": 0.75,
+        "short_factor": [1.0 + 0.1 * index for index in range(9)],
+        "long_factor": [2.0 + 0.5 * index for index in range(9)],
+    },
+}
+GEMMA2 = Case(
+    "gemma2",
+    "gemma2",
+    {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 8,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 5.0,
+        "sliding_window": 6,
+    },
+)
 
 CASES = [
     Case("llama", "llama"),
@@ -77,13 +103,60 @@ CASES = [
     Case("qwen2 window", "qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
     Case("qwen3", "qwen3", {"head_dim": 16}),
     Case("qwen3 tied biases", "qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
+    Case(
+        "gemma3",
+        "gemma3_text",
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
+    Case("gemma3 cap", "gemma3_text", {"head_dim": 16, "sliding_window": 5, "final_logit_softcapping": 20.0}),
+    GEMMA2,
+    Case("gemma2 no caps", "gemma2", {"head_dim": 12, "attn_logit_softcapping": None, "sliding_window": 64}),
+    Case("phi3", "phi3", {"sliding_window": 9}),
+    Case("phi3 partial", "phi3", {"tie_word_embeddings": True, **LONG_ROPE}),
+    Case(
+        "smollm3",
+        "smollm3",
+        {"no_rope_layers": [1, 0, 1], "rope_parameters": {"rope_type": "default", "rope_theta": 5e3}},
+    ),
+    Case(
+        "smollm3 window",
+        "smollm3",
+        {
+            "no_rope_layer_interval": 2,
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "attention_bias": True,
+        },
+    ),
+    Case("olmo2", "olmo2"),
+    Case("olmo2 biases", "olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
+    Case(
+        "granite",
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.35,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 1.7,
+            "rms_norm_eps": 1e-2,
+        },
+    ),
 ]
 
 
 def build(case: Case, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A model whose every parameter, norms and biases included, is random."""
     torch.manual_seed(11)
-    config = AutoConfig.for_model(case.model_type, **{**SHAPE, **case.options})
+    config = AutoConfig.for_model(case.model_type, **copy.deepcopy({**SHAPE, **case.options}))
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.layers import HeadNorms, plain_norm
 from ramify.runtime.model.load import Model
 from ramify.runtime.model.rope import rotate_
@@ -13,7 +14,8 @@ from ramify.runtime.model.rope import rotate_
 class DenseAttend:
     """Keeps every layer's keys and values; each call appends to them."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
 
@@ -36,17 +38,20 @@ class DenseAttend:
         values = self.values[layer] = torch.cat((self.values.get(layer, empty), v))
         group = q.shape[1] // k.shape[1]
         scores = torch.einsum("thd,shd->hts", q.float(), keys.repeat_interleave(group, 1).float())
+        scores *= self.config.score_scale
+        if cap := self.config.attention_soft_cap:
+            scores = cap * torch.tanh(scores / cap)
         distance = torch.arange(len(keys) - len(q), len(keys))[:, None] - torch.arange(len(keys))
         hidden = distance < 0
         if window:
             hidden |= distance >= window
-        weights = (scores * q.shape[-1] ** -0.5).masked_fill(hidden, -torch.inf).softmax(-1)
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
         return torch.einsum("hts,shd->thd", weights, values.repeat_interleave(group, 1).float()).to(q.dtype)
 
 
 def logits(model: Model, ids: Tensor, *, step: int = 0) -> Tensor:
     """Logits of every position, (T, vocab), computed `step` tokens at a time (0: all at once)."""
-    attend, rows = DenseAttend(), []
+    attend, rows = DenseAttend(model.config), []
     for start in range(0, len(ids), step or len(ids)):
         part = ids[start : start + (step or len(ids))]
         hidden = model(part, torch.arange(start, start + len(part)), attend)

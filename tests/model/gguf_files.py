@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
 from gguf.quants import quantize
 from transformers import PreTrainedModel
-
-STEMS = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 
 
 def write_gguf(
@@ -56,7 +38,8 @@ def write_gguf(
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    turning = config.rope_parameters.get("full_attention", config.rope_parameters)
+    writer.add_rope_freq_base(turning["rope_theta"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_eot_token_id(3)
@@ -67,17 +50,20 @@ def write_gguf(
         add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
         add(f"{architecture}.{key}", value)  # type: ignore[operator]
 
+    named = get_tensor_name_map(MODEL_ARCH[architecture.upper()], config.num_hidden_layers).get_name
+    gemma = architecture.startswith("gemma")
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for name, parameter in model.named_parameters():
         stem, _, suffix = name.rpartition(".")
-        layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem)
-        short = STEMS[layer[2] if layer else stem]
-        array = parameter.detach().float().numpy()
+        place = named(stem)
+        assert place is not None
+        short = place.rpartition(".")[2]
+        array = parameter.detach().float().numpy() + (1.0 if gemma and short.endswith("_norm") else 0.0)
         if architecture == "llama" and short in heads:
             # The two halves of a head are interleaved: rows 0, d/2, 1, d/2 + 1, …
             halves = array.reshape(heads[short], 2, head_dim // 2, *array.shape[1:])
             array = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(array.shape)
-        full = f"blk.{layer[1]}.{short}.{suffix}" if layer else f"{short}.{suffix}"
+        full = f"{place}.{suffix}"
         if full == drop:
             continue
         if array.ndim == 2:

@@ -14,10 +14,12 @@ from ramify.errors import InvalidRequest, NotFound, UnsupportedField
 from ramify.runtime.model.config import config_from_folder, config_from_hf
 from ramify.runtime.model.load import dummy_model, load_model
 
-from .checkpoints import Case, build, expected, prompt, save
+from .checkpoints import GEMMA2, Case, build, expected, prompt, save
 from .dense import logits
 
 LLAMA = Case("llama", "llama")
+SMALL = {"vocab_size": 9, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 4}
+SMALL |= {"num_attention_heads": 2, "max_position_embeddings": 64}
 TIED = Case("tied", "llama", {"tie_word_embeddings": True})
 
 
@@ -49,7 +51,7 @@ def test_shards(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [LLAMA, Case("qwen3", "qwen3", {"head_dim": 16})], ids=lambda case: case.name
+    "case", [LLAMA, Case("qwen3", "qwen3", {"head_dim": 16}), GEMMA2], ids=lambda case: case.name
 )
 def test_bfloat16_errs_no_more_than_transformers_does(case: Case, tmp_path: Path) -> None:
     """Both against float32 arithmetic on the same rounded weights; twice its error is allowed."""
@@ -133,6 +135,79 @@ def test_what_is_not_implemented_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
+    ("case", "fields", "named"),
+    [
+        (GEMMA2, {"hidden_activation": "relu"}, "hidden_activation"),
+        (GEMMA2, {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        (GEMMA2, {"layer_types": ["chunked_attention"] * 3}, "layer_types"),
+        (
+            Case("", "gemma3_text", {"head_dim": 16}),
+            {"attn_logit_softcapping": 9.0},
+            "attn_logit_softcapping",
+        ),
+        (Case("", "phi3"), {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_type"),
+        (Case("", "smollm3"), {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        (
+            Case("", "smollm3"),
+            {"use_sliding_window": True, "sliding_window": 4, "layer_types": ...},
+            "use_sliding_window",
+        ),
+        (Case("", "olmo2"), {"hidden_act": "gelu"}, "hidden_act"),
+        (Case("", "granite"), {"num_local_experts": 4}, "num_local_experts"),
+    ],
+)
+def test_what_a_family_does_not_have_is_refused_by_name(
+    case: Case, fields: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    save(build(case), tmp_path)
+    config_from_folder(tmp_path)
+    change(tmp_path, **fields)
+    with pytest.raises(UnsupportedField, match=named):
+        config_from_folder(tmp_path)
+
+
+def test_longrope_needs_a_factor_for_each_pair() -> None:
+    rope = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0] * 3}
+    with pytest.raises(InvalidRequest, match="long_factor"):
+        config_from_hf(SMALL | {"model_type": "phi3", "rope_scaling": rope})
+
+
+def test_gemma_3_as_it_is_published() -> None:
+    """The 4B model's config.json, which leaves out what transformers has a default for."""
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    outer = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}
+    config = config_from_hf({**outer, "eos_token_id": [1, 106], "text_config": text, "vision_config": {}})
+    assert (config.vocab_size, config.num_heads, config.num_kv_heads, config.head_dim) == (262208, 8, 4, 256)
+    assert (config.context_length, config.score_scale, config.tie_embeddings) == (131072, 1 / 16, True)
+    assert config.windows == ((1024,) * 5 + (0,)) * 5 + (1024,) * 4
+    assert {rope.theta for rope in config.ropes} == {1e4, 1e6}
+    assert (config.ropes[5].theta, config.ropes[5].factor, config.ropes[0].kind) == (1e6, 8.0, "default")
+    assert config.eos_token_ids == (1, 106)
+
+
+def test_phi_4_mini_as_it_is_published() -> None:
+    """Of its config.json what concerns positions."""
+    factors = [1.0 + index for index in range(48)]
+    config = config_from_hf(
+        SMALL
+        | {"model_type": "phi3", "hidden_size": 3072, "num_attention_heads": 24, "num_key_value_heads": 8}
+        | {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096}
+        | {"partial_rotary_factor": 0.75, "sliding_window": 262144}
+        | {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": factors}}
+    )
+    rope = config.rope
+    assert (rope.kind, rope.rotated(config.head_dim), rope.original_context_length) == ("longrope", 96, 4096)
+    assert (rope.factor, rope.long_factors) == (32.0, tuple(factors))
+
+
+@pytest.mark.parametrize(
     ("fields", "said"),
     [
         ({"hidden_size": ...}, "hidden_size"),
@@ -170,8 +245,7 @@ def test_generation_config_names_the_end_tokens(tmp_path: Path) -> None:
 
 
 def test_sliding_window_is_what_a_cache_may_drop() -> None:
-    base = {"model_type": "qwen2", "vocab_size": 9, "hidden_size": 8, "intermediate_size": 8}
-    base |= {"num_hidden_layers": 4, "num_attention_heads": 2, "max_position_embeddings": 64}
+    base = SMALL | {"model_type": "qwen2"}
     upper = config_from_hf(base | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2})
     assert upper.windows == (0, 0, 5, 5)
     assert upper.sliding_window == 0

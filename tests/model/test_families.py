@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from ramify.runtime.model.load import load_model
+from ramify.errors import UnsupportedField
+from ramify.kernels.registry import ops
+from ramify.runtime.model.load import Model, load_model
+from ramify.runtime.worker.batch import Extension, pack
+from ramify.runtime.worker.kv_pool import KvPool
+from ramify.runtime.worker.runner import Runner
 
-from .checkpoints import CASES, Case, build, expected, prompt, save
+from .checkpoints import CASES, GEMMA2, LONG_ROPE, Case, build, expected, prompt, save
 from .dense import logits
+
+PAGE = 4
+STOPS = [0, 17, 22, *range(23, 41)]
+"""A prefill, a chunk, and decodes."""
+UNLIKE_LLAMA = [case for case in CASES if case.model_type not in ("llama", "mistral", "qwen2", "qwen3")]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -22,3 +37,64 @@ def test_logits_equal_transformers(case: Case, tmp_path: Path) -> None:
     model = load_model(save(reference, tmp_path), dtype=torch.float32)
     for step in (0, 1, 7):
         torch.testing.assert_close(logits(model, ids, step=step), wanted, atol=1e-4, rtol=0)
+
+
+def paged(model: Model, ids: torch.Tensor, kernels: Any) -> torch.Tensor:
+    """Logits of every position, from pages that begin as NaN."""
+    pool = KvPool(model.config, num_pages=12, page_size=PAGE, dtype=torch.float32)
+    pool.k.fill_(torch.nan), pool.v.fill_(torch.nan)
+    runner = Runner(model, pool, kernels)
+    known: np.ndarray[Any, Any] = ids.int().numpy()
+    rows = []
+    for start, stop in itertools.pairwise(STOPS):
+        hidden = runner.forward(pack([Extension(known, start, stop, range(1, 12))], PAGE))
+        rows.append(runner.logits(hidden))
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("case", UNLIKE_LLAMA, ids=lambda case: case.name)
+def test_logits_from_pages_equal_transformers(case: Case, packed: bool, tmp_path: Path) -> None:
+    """By the compiled kernels, weights as they are and packed; by their twins."""
+    reference = build(case)
+    ids = prompt()
+    wanted = expected(reference, ids)
+    files = save(reference, tmp_path)
+    for backend in ("cpu",) if packed else ("cpu", "torch"):
+        model = load_model(files, dtype=torch.float32, packed=packed, deterministic=packed)
+        assert packed == (model.packed_head is not None)
+        found = paged(model, ids, ops(backend))  # type: ignore[arg-type]
+        torch.testing.assert_close(found, wanted, atol=2e-4, rtol=0)
+
+
+def test_longrope_is_short_where_the_context_is(tmp_path: Path) -> None:
+    """Of transformers' two ways, the one for prompts that fit the original context."""
+    reference = build(Case("", "phi3", LONG_ROPE))
+    files = save(reference, tmp_path)
+    ids = prompt(30)
+    model = load_model(files, dtype=torch.float32, context_length=32)
+    torch.testing.assert_close(logits(model, ids), expected(reference, ids), atol=1e-4, rtol=0)
+    longer = load_model(files, dtype=torch.float32, context_length=33)
+    assert (logits(longer, ids) - expected(reference, ids)).abs().max() > 0.1
+
+
+def test_the_text_part_of_a_multimodal_checkpoint(tmp_path: Path) -> None:
+    text = build(Case("", "gemma3_text", {"head_dim": 16, "sliding_window": 5}))
+    files = save(text, tmp_path)
+    ids = prompt()
+    config = json.loads((tmp_path / "config.json").read_text())
+    whole = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps({**whole, "text_config": config, "vision_config": {}}))
+    tensors = load_file(tmp_path / "model.safetensors")
+    image = {"multi_modal_projector.mm_input_projection_weight": torch.zeros(3)}
+    for layout in ("language_model.model.", "model.language_model."):
+        named = {name.replace("model.", layout, 1): tensor for name, tensor in tensors.items()}
+        save_file(named | image, tmp_path / "model.safetensors", {"format": "pt"})
+        model = load_model(files, dtype=torch.float32)
+        torch.testing.assert_close(logits(model, ids), expected(text, ids), atol=1e-4, rtol=0)
+
+
+def test_gelu_gates_are_not_deterministic_on_the_cpu(tmp_path: Path) -> None:
+    model = load_model(save(build(GEMMA2), tmp_path), dtype=torch.float32, packed=True, deterministic=True)
+    with pytest.raises(UnsupportedField, match="gates of gemma2"):
+        paged(model, prompt(), ops("cpu", deterministic=True))

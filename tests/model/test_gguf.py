@@ -84,6 +84,51 @@ def test_logits_equal_transformers(case: Case, architecture: str, tmp_path: Path
             },
         ),
         (Case("window", "mistral", {"sliding_window": 9}), {"attention.sliding_window": 9}),
+        (
+            Case("gemma2", "gemma2", {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 5}),
+            {"attention.sliding_window": 5},
+        ),
+        (
+            Case(
+                "gemma2 caps",
+                "gemma2",
+                {
+                    "head_dim": 16,
+                    "query_pre_attn_scalar": 16,
+                    "sliding_window": 5,
+                    "attn_logit_softcapping": 2.0,
+                    "final_logit_softcapping": 9.0,
+                },
+            ),
+            {
+                "attention.sliding_window": 5,
+                "attn_logit_softcapping": 2.0,
+                "final_logit_softcapping": 9.0,
+            },
+        ),
+        (
+            Case(
+                "gemma3",
+                "gemma3_text",
+                {
+                    "head_dim": 16,
+                    "query_pre_attn_scalar": 16,
+                    "num_hidden_layers": 7,
+                    "initializer_range": 0.2,
+                    "sliding_window": 5,
+                    "rope_parameters": {
+                        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e3},
+                        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                    },
+                },
+            ),
+            {
+                "attention.sliding_window": 5,
+                "rope.scaling.type": "linear",
+                "rope.scaling.factor": 8.0,
+                "rope.freq_base_swa": 100.0,
+            },
+        ),
     ],
     ids=lambda value: value.name if isinstance(value, Case) else "",
 )
@@ -91,7 +136,7 @@ def test_metadata_that_changes_the_model(
     case: Case, metadata: dict[str, int | float | str], tmp_path: Path
 ) -> None:
     reference = build(case)
-    architecture = "llama" if case.model_type == "mistral" else case.model_type
+    architecture = {"mistral": "llama", "gemma3_text": "gemma3"}.get(case.model_type, case.model_type)
     write_gguf(reference, tmp_path / "tiny.gguf", architecture, metadata=metadata)
     ids = prompt()
     model = load(tmp_path / "tiny.gguf")
@@ -158,8 +203,8 @@ def test_what_is_not_implemented_is_refused_by_name(
 
 
 def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
-    write_gguf(build(LLAMA), tmp_path / "tiny.gguf", "gemma3")
-    with pytest.raises(UnsupportedField, match="gemma3"):
+    write_gguf(build(LLAMA), tmp_path / "tiny.gguf", "granite")
+    with pytest.raises(UnsupportedField, match="granite"):
         read_config(tmp_path / "tiny.gguf")
 
 

@@ -31,6 +31,7 @@ from .gguf_files import write_gguf
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
 LLAMA = Case("llama", "llama", SHAPE)
 QWEN2 = Case("qwen2", "qwen2", {**SHAPE, "tie_word_embeddings": True})
+GEMMA2 = Case("gemma2", "gemma2", {**SHAPE, "head_dim": 16, "initializer_range": 0.2})
 
 SCALES_AT = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q8_0": [0], "Q4_K": [0, 2], "Q6_K": [208]}
 """Where each type's blocks hold their float16 scales; all other bytes may be anything."""
@@ -93,8 +94,19 @@ def test_a_gguf_file_as_it_is(case: Case, kind: str, mix: dict, tmp_path: Path) 
     assert all(layer.mlp.down.packed for layer in model.layers)
 
 
+def test_a_gelu_gate_is_no_part_of_its_packed_product(tmp_path: Path) -> None:
+    """Norms come with an offset, and the gate is not the one that the kernels know."""
+    path = tmp_path / "tiny.gguf"
+    write_gguf(build(GEMMA2), path, "gemma2", matrices=GGMLQuantizationType.Q8_0)
+    ids = prompt()
+    model = loaded(path, "gguf")
+    assert [weight.gated for weight in model.layers[0].mlp.gate_up.packed] == [False]
+    wanted = logits(load_model(ModelFiles("tiny", path, tmp_path), dtype=torch.float32), ids)
+    torch.testing.assert_close(logits(model, ids), wanted, atol=1e-4 * wanted.std().item(), rtol=0)
+
+
 @pytest.mark.parametrize("form", ["int8", "int4"])
-@pytest.mark.parametrize("case", [LLAMA, QWEN2], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [LLAMA, QWEN2, GEMMA2], ids=lambda case: case.name)
 def test_rounded_weights(case: Case, form: str, tmp_path: Path) -> None:
     """The logits of a plain model that is given the rounded weights."""
     path = save(build(case), tmp_path).weights

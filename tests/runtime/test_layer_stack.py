@@ -138,7 +138,7 @@ def test_wrong_arguments_are_refused() -> None:
     assert weights is not None
     stack = make(weights, pool.k, pool.v, heads=6)
     batch = pack([Extension(torch.zeros(4).int().numpy(), 0, 4, range(1))], PAGE)
-    rotation = model.rotations[batch.tokens[1]]
+    rotation = model.rotations[0][batch.tokens[1]]
     lengths = batch.page_table, batch.query_starts, batch.kv_lens
 
     def call(x: torch.Tensor, slots: torch.Tensor, *lengths: torch.Tensor) -> None:

@@ -80,9 +80,23 @@ class Launches(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-@pytest.mark.parametrize(("family", "deterministic"), [("llama", False), ("qwen3", True)])
-def test_nine_launches_a_layer(family: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = {"model_type": family}
+GEMMA2 = {"model_type": "gemma2", "sliding_window": 5, "hidden_activation": "gelu_pytorch_tanh"}
+GEMMA2 |= {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("shape", "deterministic", "more"),
+    [
+        ({"model_type": "llama"}, False, {}),
+        ({"model_type": "qwen3"}, True, {}),
+        # Two norms more, which follow the sublayers; and the scale of the embedding.
+        (GEMMA2, True, {"_rms_norm": 2 * LAYERS, "mul": 1}),
+    ],
+    ids=["llama", "qwen3 deterministic", "gemma2 deterministic"],
+)
+def test_nine_launches_a_layer(
+    shape: dict[str, Any], deterministic: bool, more: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = runner_of(shape, ops("torch"))
     found = runner_of(shape, ops("triton", deterministic=deterministic))
     launches, compute = Launches(monkeypatch), found._compute
@@ -96,13 +110,15 @@ def test_nine_launches_a_layer(family: str, deterministic: bool, monkeypatch: py
         launches.counts.clear()
         hidden, wanted = (runner.forward(pack(step, PAGE)) for runner in (found, expected))
         torch.testing.assert_close(hidden, wanted, atol=1e-4, rtol=0)
-    assert launches.counts == {
-        "embedding": 1,
-        "index": 1,  # the rotations of the positions
-        "_rms_norm": 1,  # the first; the last is that of a sum
-        "_add_rms_norm": 2 * LAYERS,
-        "_product" if deterministic else "linear": 4 * LAYERS,
-        "_rope_store": LAYERS,
-        "attend": LAYERS,
-        "_silu_mul": LAYERS,
-    }
+    assert launches.counts == Counter(more) + Counter(
+        {
+            "embedding": 1,
+            "index": 1,  # the rotations of the positions
+            "_rms_norm": 1,  # the first; the last is that of a sum
+            "_add_rms_norm": 2 * LAYERS,
+            "_product" if deterministic else "linear": 4 * LAYERS,
+            "_rope_store": LAYERS,
+            "attend": LAYERS,
+            "_gated_mul": LAYERS,
+        }
+    )

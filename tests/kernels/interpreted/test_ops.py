@@ -79,7 +79,7 @@ def test_every_form_is_reached(monkeypatch):
         cases.check_norm(shape, torch.float32, CPU)
     forms = {(form["ROWS"] > 1, form["SIZE"] < form["BLOCK"]) for form in seen}
     assert forms == {(True, True), (True, False), (False, False)}
-    seen = cases.forms(monkeypatch, activation, "_silu_mul")
+    seen = cases.forms(monkeypatch, activation, "_gated_mul")
     for gated in cases.GATED_SHAPES:
         cases.check_gated(gated, torch.float32, CPU)
     assert {form["PARTS"] > 1 for form in seen} == {True, False}
