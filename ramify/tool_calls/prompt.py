@@ -28,7 +28,8 @@ def plain_turns(
                 text = turns.pop().content + "\n" + text
             turns.append(ChatMessage(role="user", content=text))
         else:
-            turns.append(ChatMessage(role=message.role, content=message.content + _calls(form, message)))
+            content = message.content + _calls(form, message)
+            turns.append(msgspec.structs.replace(message, content=content, tool_calls=()))
         results_open = message.role == "tool"
     return tuple(_with_instructions(form, tools, turns, system_role)) if tools else tuple(turns)
 

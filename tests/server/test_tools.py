@@ -263,14 +263,14 @@ def test_results_go_back(client: openai.OpenAI, desk: FakeDesk, monkeypatch: pyt
     message = client.chat.completions.create(**ASK).choices[0].message
     first, second = message.tool_calls or []
     results: Any = [
-        message.model_dump(exclude_none=True),
+        message.model_dump(exclude_none=True) | {"reasoning_content": "hm"},
         {"role": "tool", "tool_call_id": first.id, "content": "rain"},
         {"role": "tool", "tool_call_id": second.id, "content": [{"type": "text", "text": "noon"}]},
     ]
     client.chat.completions.create(**ASK | {"messages": USER + results, "max_tokens": 1})
     plain = desk.requests[-1].chat or ()
     assert [turn.role for turn in plain] == ["system", "user", "assistant", "user"]
-    assert plain[2].content == TWO
+    assert (plain[2].content, plain[2].reasoning, plain[2].tool_calls) == (TWO, "hm", ())
     assert plain[3].content == (
         "<tool_response>\nrain\n</tool_response>\n<tool_response>\nnoon\n</tool_response>"
     )
