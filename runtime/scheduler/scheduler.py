@@ -170,6 +170,7 @@ class Scheduler:
                 hidden = self.run(plan)
             except Exception as error:  # the pass as a whole failed: its requests end, the engine goes on
                 log.exception("a forward pass failed")
+                self._runner.check_device()  # a lost one ends this process, and a new one gets it back
                 for planned in plan:
                     self._fail(planned.request, EngineError(f"The forward pass failed: {error}"))
             else:

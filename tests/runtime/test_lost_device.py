@@ -1,0 +1,45 @@
+"""A forward pass that fails: the engine goes on, unless the device is lost: a new process gets that back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ramify.runtime.model.config import config_from_hf
+from ramify.runtime.model.load import dummy_model
+from ramify.runtime.worker.runner import Runner
+from tests.kernels.test_triton_warm_up import SHAPE
+from tests.runtime.local import LocalScheduler
+
+
+def failing(monkeypatch: pytest.MonkeyPatch) -> LocalScheduler:
+    local = LocalScheduler(dummy_model(config_from_hf(SHAPE), dtype=torch.float32), attention_backend="torch")
+
+    def fails(self: Runner, batch: object) -> torch.Tensor:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(Runner, "forward", fails)
+    return local
+
+
+def test_one_failure_ends_its_requests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    local = failing(monkeypatch)
+    (result,) = local.complete([[1, 2, 3]])
+    assert result.error is not None
+    monkeypatch.undo()
+    (result,) = local.complete([[1, 2, 3]], max_tokens=2, ignore_eos=True)
+    assert len(result.ids) == 2
+
+
+def test_a_lost_device_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    local = failing(monkeypatch)
+    lost = RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def synchronize(device: torch.device) -> None:
+        raise lost
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(local.scheduler._runner, "device", torch.device("cuda"))
+    with pytest.raises(RuntimeError) as raised:
+        local.complete([[1, 2, 3]])
+    assert raised.value is lost
