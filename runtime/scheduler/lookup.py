@@ -38,8 +38,8 @@ def find(tokens: np.ndarray, end: np.ndarray) -> Found | None:
         return None
     length = 1
     for back in range(2, min(LONGEST, len(end)) + 1):
-        places = places[places >= back]
-        longer = places[tokens[places - back] == end[-back]]
+        reaching = places[places >= back]
+        longer = reaching[tokens[reaching - back] == end[-back]]
         if not len(longer):
             break
         places, length = longer, back
