@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import contextlib
 import dataclasses
+import os
 import weakref
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 
 from ramify.constraint import Constraint
+from ramify.errors import EngineError
 from ramify.loop import background_loop, submit, wait
 from ramify.messages import (
     HELD_S,
@@ -56,7 +58,8 @@ class Engine:
         The other fields of `ramify.runtime.config.EngineConfig`.
 
     The processes start with the first use, or with `start`, and end with `close`, at the end of a
-    ``with`` block, at the interpreter's exit, or with this process, however it ends.
+    ``with`` block, at the interpreter's exit, or with this process, however it ends. A process that is
+    forked off afterwards cannot use the engine, and does not end it.
 
     Examples
     --------
@@ -73,7 +76,8 @@ class Engine:
         self.config = EngineConfig(**options)
         self._desk = FrontDesk(self.config)
         self._start_lock: asyncio.Lock | None = None
-        self._started = False
+        self._owner: int | None = None
+        """The process that has started it."""
         self._closed = False
         _open_engines.add(self)
 
@@ -86,7 +90,7 @@ class Engine:
 
     def close(self) -> None:
         """End the processes; what still runs fails. May be called twice."""
-        if self._closed:
+        if self._closed or self._forked:
             return
         self._closed = True
         if self._started and background_loop().is_running():
@@ -128,6 +132,8 @@ class Engine:
             await self._desk.end_program(program)
 
     async def aclose(self) -> None:
+        if self._forked:
+            return
         self._closed = True
         await self._desk.aclose()
         _open_engines.discard(self)
@@ -257,18 +263,45 @@ class Engine:
             prompt_logprobs=prompt_logprobs,
         )
 
+    @property
+    def _started(self) -> bool:
+        return self._owner == os.getpid()
+
+    @property
+    def _forked(self) -> bool:
+        """It was started by a process that this one was forked from."""
+        return self._owner not in (None, os.getpid())
+
     async def _ensure_started(self) -> None:
         if self._started:
             return
+        if self._forked:
+            raise EngineError(
+                f"This engine belongs to process {self._owner}; process {os.getpid()} was forked from it.",
+                remedy="Make an Engine in each process, or let them share a server: rm.RuntimeEndpoint.",
+            )
         if self._start_lock is None:
             self._start_lock = asyncio.Lock()
         async with self._start_lock:
             if not self._started:
                 await self._desk.start()
-                self._started = True
+                self._owner = os.getpid()
+                _open_engines.add(self)
 
 
 _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_of_parents: list[Engine] = []
+"""What a forked child must not so much as free: it shares sockets, and what they wait on, with its parent."""
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: the engines that run are its parent's, and end with that."""
+    _of_parents.extend(_open_engines)
+    _open_engines.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 @atexit.register
