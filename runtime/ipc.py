@@ -7,6 +7,8 @@ peer it sends to. Sends never block: what may be in flight is bounded by the fro
 from __future__ import annotations
 
 import asyncio
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -81,6 +83,18 @@ class Outbox:
     def close(self, linger_s: float = 0.0) -> None:
         """Close; `linger_s` is how long queued messages may still go out."""
         self._socket.close(linger=int(linger_s * 1000))
+
+
+LONGEST_PATH = 103
+"""Bytes of a socket's path that every system takes (sun_path of unix(7) holds 104 to 108, with a zero)."""
+LONGEST_NAME = len("/ramify-xxxxxxxx/compiler-99999")
+
+
+def socket_folder() -> Path:
+    """A new private folder (mode 0700) for the sockets of a ring, in /tmp where TMPDIR is too long a path."""
+    usual = tempfile.gettempdir()
+    fits = len(os.fsencode(usual)) + LONGEST_NAME <= LONGEST_PATH
+    return Path(tempfile.mkdtemp(prefix="ramify-", dir=usual if fits else "/tmp"))
 
 
 class Sockets:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 from ramify.errors import EngineError, from_info
 from ramify.messages import Ready, ToFrontend, ToTokenizer
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.ipc import Inbox, Outbox, Sockets
+from ramify.runtime.ipc import Inbox, Outbox, Sockets, socket_folder
 from ramify.runtime.model.resolve import ModelFiles
 from ramify.runtime.worker_process import Orders, give_orders, hang_up, stop
 from ramify.runtime.workers import Workers
@@ -51,7 +50,7 @@ class Ring:
     async def start(self) -> dict[str, Ready]:
         """Start the workers and wait until all are ready; raises what kept one of them from starting."""
         self._loop = loop = asyncio.get_running_loop()
-        self._directory = Path(tempfile.mkdtemp(prefix="ramify-"))  # mode 0700
+        self._directory = socket_folder()
         sockets = Sockets(self._directory)
         self._inbox = Inbox(sockets.frontend, ToFrontend)
         self._inbox.attach(loop, self._handle)

@@ -19,6 +19,7 @@ from ramify.errors import (
     EngineError,
     InvalidRequest,
     Overloaded,
+    PromptTooLong,
     RamifyError,
     WorkerDied,
     from_info,
@@ -52,6 +53,9 @@ HEARTBEAT_S = 2.0
 
 STALE_S = 30.0
 """Without a sign of life for so long the engine counts as unhealthy; a step takes seconds at most."""
+
+MAX_TOKEN_CHARACTERS = 128
+"""More than vocabularies have in a token, or just about (runs of spaces)."""
 
 RESTART_LIMIT = 3
 """Restarts within RESTART_WINDOW_S after which the engine gives up."""
@@ -233,6 +237,7 @@ class FrontDesk:
             raise InvalidRequest("n must be 1 here: send one request per choice.", field="n")
         if request.rid in self._outputs:
             raise InvalidRequest(f"A request with the id {request.rid!r} is running.", field="rid")
+        self._check_length(request)
         request.sampling.check()
         if request.constraint is not None:
             request.constraint.check()
@@ -242,7 +247,23 @@ class FrontDesk:
         except UnicodeEncodeError:
             del self._outputs[request.rid]
             raise InvalidRequest("The prompt is not valid Unicode.", field="prompt") from None
+        except OverflowError:
+            del self._outputs[request.rid]
+            raise InvalidRequest("A number in the request does not fit into 64 bits.") from None
         return output
+
+    def _check_length(self, request: Generate) -> None:
+        """Refuse a prompt before it is tokenised, which others wait for, where it cannot fit."""
+        texts = [part for part in request.prompt if isinstance(part, str)]
+        texts += [message.content for message in request.chat or ()]
+        most = self.max_prompt_tokens * MAX_TOKEN_CHARACTERS
+        if (size := sum(map(len, texts))) > most:
+            raise PromptTooLong(
+                f"The prompt has {size} characters; this engine takes at most {self.max_prompt_tokens}"
+                f" tokens, and at most {most} characters.",
+                field="prompt",
+                remedy="Shorten it, or give the engine a larger context_length or kv_memory_gb.",
+            )
 
     def _close(self, rid: str) -> None:
         output = self._outputs.pop(rid, None)

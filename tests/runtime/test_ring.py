@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
@@ -17,7 +18,15 @@ from typing import Any
 
 import pytest
 
-from ramify.errors import EngineClosed, InvalidRequest, NotFound, Overloaded, RamifyError, WorkerDied
+from ramify.errors import (
+    EngineClosed,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    PromptTooLong,
+    RamifyError,
+    WorkerDied,
+)
 from ramify.loop import wait
 from ramify.messages import ChatMessage, Generate, TextChunk
 from ramify.runtime.chunks import joined
@@ -300,6 +309,44 @@ def test_no_orphan_and_no_stale_socket(
             assert process.returncode != 0
         assert gone(workers)
         assert not directory.exists()
+
+
+def test_a_prompt_beyond_all_bounds_is_not_tokenised(engine: Engine) -> None:
+    with pytest.raises(PromptTooLong, match=r"has 1000000 characters; .* at most"):
+        engine.complete("x" * 1_000_000, max_tokens=1)
+
+
+def test_sockets_fit_where_temporary_files_lie_deep(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with Engine(str(tiny_folder), dtype="float32", num_pages=64, threads=1) as engine:
+        assert len(engine.complete("x", max_tokens=1, ignore_eos=True).ids) == 1
+
+
+FORKING = """
+if os.fork() == 0:
+    try:
+        engine.complete("x", max_tokens=1)
+    except Exception as error:
+        print(error, flush=True)
+    engine.close()
+    sys.exit(0)
+os.wait()
+print(len(engine.complete("x", max_tokens=2, ignore_eos=True).ids), flush=True)
+"""
+
+
+def test_a_forked_child_leaves_the_engine_to_its_parent(tiny_folder: Path) -> None:
+    with script(tiny_folder, FORKING) as (process, _, workers):
+        printed, _ = process.communicate("go\n", timeout=60)
+        refused, count = printed.splitlines()
+        assert f"belongs to process {process.pid}" in refused
+        assert "Make an Engine in each process" in refused
+        assert count == "2"
+        assert gone(workers)
 
 
 def test_a_closed_engine_refuses(tiny_folder: Path) -> None:
