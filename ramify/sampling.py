@@ -88,6 +88,10 @@ class SamplingParams(
             raise _out_of_range("logprobs", self.logprobs, f"between 0 and {MAX_TOP_LOGPROBS}")
         if self.prompt_logprobs_start is not None and self.prompt_logprobs_start < 0:
             raise _out_of_range("prompt_logprobs_start", self.prompt_logprobs_start, "0 or more")
+        for field in ("max_tokens", "min_tokens", "top_k", "prompt_logprobs_start"):
+            value = getattr(self, field)
+            if value is not None and value >= 2**63:  # messages hold no such number
+                raise _out_of_range(field, value, "below 2**63")
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             raise _out_of_range("seed", self.seed, "a 64-bit integer")
         if len(self.stop) > MAX_STOP_STRINGS:

@@ -99,6 +99,7 @@ def test_unknown_field_with_a_guess(http: httpx.Client, path: str) -> None:
             "messages[0].content[0].type",
         ),
         ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 10**30}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
         ({"max_completion_tokens": 3}, "max_completion_tokens"),
