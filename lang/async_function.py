@@ -46,7 +46,14 @@ class AsyncFunction(Program[P]):
         """The same program with a backend or sampling options; keeps its parameters' types."""
         return self._with(options)
 
-    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ProgramState:
+    @overload
+    async def __call__(self, state: ProgramState, /, *args: P.args, **kwargs: P.kwargs) -> Any: ...
+    @overload
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ProgramState: ...
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]  # it takes all of both
+        """`Function.__call__` in this event loop."""
+        if args and isinstance(args[0], ProgramState):
+            return await self._on_state(*args, **kwargs)
         return await self.run(*args, **kwargs)
 
     @overload

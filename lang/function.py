@@ -53,7 +53,15 @@ class Function(Program[P]):
         """The same program with a backend or sampling options; keeps its parameters' types."""
         return self._with(options)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ProgramState:
+    @overload
+    def __call__(self, state: ProgramState, /, *args: P.args, **kwargs: P.kwargs) -> Any: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ProgramState: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]  # it takes all of both
+        """With the state of another program first: append this one's steps to it, and return what its body
+        returns. Otherwise `run`."""
+        if args and isinstance(args[0], ProgramState):
+            return self._on_state(*args, **kwargs)
         return self.run(*args, **kwargs)
 
     @overload

@@ -103,6 +103,19 @@ class Program(Generic[P]):
         options = read_options(given, of=of)
         return Settings(options, find_backend(backend), stream, scope, compiled), own
 
+    def _on_state(self, state: ProgramState, *args: Any, **kwargs: Any) -> Any:
+        """Call the body on the state of another program, with what is bound filled in."""
+        given = {**self.bound, **kwargs}
+        for name in given:
+            if name not in self.arg_names and name in (*NAMES, *RESERVED):
+                raise UnsupportedField(
+                    f"{self.body.__qualname__} runs as a part of another program, so {name} has no effect.",
+                    field=name,
+                    remedy="Give it to the run of that program.",
+                )
+        bound = self._signature.bind(*args, **given)
+        return self.body(state, *bound.args, **bound.kwargs)
+
     def _compile(self, given: Mapping[str, Any]) -> tuple[Traced, inspect.Signature, dict[str, Any]]:
         """The program traced, the signature of what is left to be given, and what stays bound."""
         bound = self._bind(given)
