@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -113,9 +114,13 @@ def _one_of(values: Mapping[str, Any]) -> Schema:
 def _json_of(kind: Any) -> Schema:
     import pydantic
 
+    from ramify.lang.type_schema import TypeSchema
+
+    if inspect.isfunction(kind):  # pydantic would call it with what the model wrote
+        raise InvalidConstraint(f"{kind!r} is a function, not a type.", field="schema")
     try:
         adapter = pydantic.TypeAdapter(modern(kind))
-        source = adapter.json_schema()
+        source = adapter.json_schema(schema_generator=TypeSchema)
     except (pydantic.errors.PydanticUserError, RecursionError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise InvalidConstraint(f"{kind!r} has no JSON schema: {reason}.", field="schema") from error

@@ -1,0 +1,80 @@
+"""The JSON schemas of Python types, as narrow as what pydantic accepts of them.
+
+pydantic's own say less than it checks: that keys of ``dict[int, str]`` are integers, which schemes a URL may
+have. An output that satisfies them may still be refused.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+KEYS = {
+    "integer": "^(0|-?[1-9][0-9]{0,17})$",
+    "number": r"^-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?$",
+    "boolean": "^(true|false)$",
+}
+"""What the text of a key must match, by the type of the key in JSON."""
+
+YEARS = "^([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+"""Python has no year 0, which RFC 3339 has."""
+
+SHORT_NUMBERS = "^[^0-9]*([0-9]{1,6}[^0-9]+)*$"
+"""A timedelta has less than 10^9 days."""
+
+HOST = r"(localhost|([a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?\.){1,4}[a-z]{2,10})"
+"""No punycode and no addresses: most texts like these are none."""
+PATH = "(:[1-9][0-9]{0,3})?([/?#][A-Za-z0-9/?#=&+._~-]{0,120})?"
+LONGEST_URL = 300
+"""Characters, at most, of what matches both."""
+
+UUIDS = {f"uuid{version}": f"^.{{14}}{version}.{{4}}[89abAB]" for version in range(1, 9)}
+"""The digits of version and variant (RFC 9562, section 4)."""
+
+
+class TypeSchema(GenerateJsonSchema):
+    """Overrides what pydantic generates where it accepts less."""
+
+    def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
+        found = super().dict_schema(schema)
+        if "patternProperties" in found:
+            found.setdefault("additionalProperties", False)
+        elif "propertyNames" not in found and "keys_schema" in schema:
+            pattern = KEYS.get(self.generate_inner(schema["keys_schema"]).get("type", ""))
+            if pattern is not None:
+                found["propertyNames"] = {"pattern": pattern}
+        return found
+
+    def date_schema(self, schema: core_schema.DateSchema) -> JsonSchemaValue:
+        return _with_pattern(super().date_schema(schema), YEARS)
+
+    def datetime_schema(self, schema: core_schema.DatetimeSchema) -> JsonSchemaValue:
+        return _with_pattern(super().datetime_schema(schema), YEARS)
+
+    def timedelta_schema(self, schema: core_schema.TimedeltaSchema) -> JsonSchemaValue:
+        return _with_pattern(super().timedelta_schema(schema), SHORT_NUMBERS)
+
+    def url_schema(self, schema: core_schema.UrlSchema) -> JsonSchemaValue:
+        schemes = "|".join(map(re.escape, schema.get("allowed_schemes") or ["https", "http"]))
+        found = _with_pattern(super().url_schema(schema), f"^({schemes})://{HOST}{PATH}$")
+        for keyword in ("format", "minLength"):
+            del found[keyword]  # they say nothing that the pattern does not
+        if found.get("maxLength", 0) >= LONGEST_URL:
+            del found["maxLength"]
+        return found
+
+    def generate_inner(self, schema: Any) -> JsonSchemaValue:
+        found = super().generate_inner(schema)
+        kind = found.get("format")
+        if kind in UUIDS:
+            return {**found, "format": "uuid", "pattern": UUIDS[kind]}
+        if kind == "ipvanyaddress":
+            return {"anyOf": [{**found, "format": "ipv4"}, {**found, "format": "ipv6"}]}
+        return found
+
+
+def _with_pattern(schema: JsonSchemaValue, pattern: str) -> JsonSchemaValue:
+    return {**schema, "pattern": pattern} if schema.get("type") == "string" else schema
