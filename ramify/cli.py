@@ -6,6 +6,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from ramify.errors import RamifyError
 
@@ -38,9 +39,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with the arguments in one line; argparse puts all flags of the command before it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(FAILED, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
 def _parser(chosen: str | None) -> argparse.ArgumentParser:
     """The parser; only the chosen command's arguments are in it, as the others need not be imported."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="ramify", description="Programs that make many calls to a language model, and their runtime."
     )
     parser.add_argument("--version", action=_Version)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
@@ -79,6 +79,14 @@ class EngineConfig:
     """Check the page equation after every step (tests)."""
 
     def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            if get_origin(kind) is Literal and getattr(self, name) not in get_args(kind):
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(get_args(kind))}."
+                )
+        for name in ("context_length", "threads"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1.")
         for name in ("page_size", "max_running", "chunk_tokens", "max_waiting"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
@@ -102,3 +110,8 @@ class ServerConfig(EngineConfig):
     """The page at / shows ends of prompts and beginnings of outputs; without, the server keeps neither."""
     drain_s: float = 30.0
     """How long SIGTERM waits for running requests."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.port < 65536:
+            raise ValueError(f"port is {self.port}; it must be between 0 and 65535.")

@@ -8,6 +8,7 @@ import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, cast
 
+from ramify.commands.flags import add_model
 from ramify.commands.target import add_target_flags, engine_of
 from ramify.loop import wait
 from ramify.messages import ChatMessage, Generate, Usage
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="a system prompt")
     parser.add_argument("--max-tokens", type=int, default=512, metavar="N", help="an answer's (default: 512)")
     parser.add_argument("--temperature", type=float, default=0.7, metavar="X", help="(default: 0.7)")

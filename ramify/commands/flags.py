@@ -32,6 +32,13 @@ def add_config_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, 
         )
 
 
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The model as an argument without a flag: ``--model`` for short."""
+    parser.add_argument(
+        "model", nargs="?", default=argparse.SUPPRESS, help="a name, a hub id, a folder, or a .gguf file"
+    )
+
+
 def given_fields(options: argparse.Namespace, config: type[Any]) -> dict[str, Any]:
     """The fields of `config` that the command line gave."""
     return {

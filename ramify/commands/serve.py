@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ramify.commands.flags import add_config_flags, given_fields
+from ramify.commands.flags import add_config_flags, add_model, given_fields
 from ramify.errors import InvalidRequest
 from ramify.runtime.config import ServerConfig
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
     add_config_flags(parser, ServerConfig)
 
 

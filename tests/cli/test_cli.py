@@ -67,11 +67,28 @@ def test_pull_prints_the_path(capsys: pytest.CaptureFixture[str], tmp_path: Any)
     assert "nothing.gguf" in capsys.readouterr().err
 
 
+def test_wrong_flags_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["serve", "--port", "x"])
+    assert exit_info.value.code == 2
+    assert capsys.readouterr().err == (
+        "ramify serve: argument --port: invalid int value: 'x'; see ramify serve --help\n"
+    )
+
+
+def test_a_model_needs_no_flag(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["serve", "no.gguf"], ["serve", "--model", "no.gguf"], ["chat", "no.gguf"]):
+        assert cli.main(arguments) == 2
+        assert "no.gguf" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
         (["--page-size", "0"], "page_size is 0"),
         (["--log-level", "loud"], "log_level is 'loud'"),
+        (["--port", "99999"], "port is 99999"),
+        (["--threads", "0"], "threads is 0"),
     ],
 )
 def test_serve_refuses_a_bad_configuration(
