@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ramify.errors import ProgramError
-from ramify.lang.chat import Dialogue
+from ramify.lang.chat import Dialogue, turn
 from ramify.lang.gate import Gate
 from ramify.lang.interpreter import Interpreter
-from ramify.lang.ir import Fork, Node, Splice, Step
+from ramify.lang.ir import Fork, Node, RoleBegin, RoleEnd, Splice, Step
 from ramify.lang.trace import Call
 from ramify.lang.transcript import EMPTY, Piece, text_of
 from ramify.lang.variables import Gathered, Variable, unknown
@@ -296,7 +296,11 @@ class Branch:
 
 
 def _name(step: Step) -> str:
-    return repr(step.variable) if step.variable is not None else f"A {type(step).__name__.lower()} step"
+    if step.variable is not None:
+        return repr(step.variable)
+    if isinstance(step, RoleBegin | RoleEnd):
+        return turn(step.role).capitalize()
+    return f"A {type(step).__name__.lower()} step"
 
 
 def _as_program_error(error: Exception, step: Step | None) -> ProgramError:

@@ -40,13 +40,13 @@ def begin_turn(
     """
     if dialogue.role is not None:
         raise InvalidRequest(
-            f"A {role} turn begins inside a {dialogue.role} turn.",
+            f"{turn(role).capitalize()} begins inside {turn(dialogue.role)}.",
             remedy=f"End it with {dialogue.role}_end().",
         )
     key = f"{dialogue.previous}>{role}"
     prefix = _format_of(info).prefix.get(key)
     if prefix is None:
-        after = f"after a {dialogue.previous} turn" if dialogue.previous else "at the start"
+        after = f"after {turn(dialogue.previous)}" if dialogue.previous else "at the start"
         raise InvalidRequest(f"The chat template of {info.name} has no {role} turn {after}.")
     pieces = _format_of(info).tools
     if tools and pieces is not None and not dialogue.messages:
@@ -56,6 +56,11 @@ def begin_turn(
     if pending and role == "user":
         tail, pending = append_text(tail, pending), ""
     return replace(dialogue, role=role, start=tail, pending=pending), tail
+
+
+def turn(role: str) -> str:
+    """A turn of `role`, for messages."""
+    return f"an {role} turn" if role == "assistant" else f"a {role} turn"
 
 
 def end_turn(

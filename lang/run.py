@@ -48,6 +48,10 @@ def find_backend(backend: Backend | None) -> Backend:
 
 
 def _checked(backend: Backend) -> Backend:
+    if isinstance(backend, type):
+        raise InvalidRequest(
+            f"{backend.__name__} is a class, not a backend.", field="backend", remedy="Make one of it."
+        )
     if not isinstance(backend, Backend):
         raise InvalidRequest(
             f"{backend!r} is not a backend: it lacks info, generate, end_program or aclose.", field="backend"

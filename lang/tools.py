@@ -147,6 +147,8 @@ class ToolTurn(Sequence[ToolCall]):
 
 def make_tool(function: Callable[P, R], **options: Any) -> Tool[P, R]:
     """`function` as a tool; names in its annotations may be local ones of whoever makes it one."""
+    if not callable(function):
+        raise InvalidRequest(f"{function!r} is no function, so it cannot be a tool.", field="tools")
     return Tool(function, names=caller_names(), **options)
 
 

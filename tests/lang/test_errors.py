@@ -247,6 +247,7 @@ def test_ctrl_c_cancels_what_is_in_flight(monkeypatch):
     ("turns", "message"),
     [
         (lambda: rm.user(rm.user("a")), "A user turn begins inside a user turn"),
+        (lambda: rm.user(rm.assistant("a")), "An assistant turn begins inside a user turn"),
         (lambda: rm.user_end(), r"user_end\(\) without user_begin\(\)"),
         (lambda: rm.user_begin() + "a" + rm.assistant_end(), r"assistant_end\(\) without"),
     ],
