@@ -113,8 +113,8 @@ def reporting_start_up(role: str, frontend: Outbox) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        log.exception("%s could not start", role)
-        if not isinstance(error, RamifyError):
+        if not isinstance(error, RamifyError):  # those say all, and the frontend shows them
+            log.exception("%s could not start", role)
             error = EngineError(f"The {role} could not start: {type(error).__name__}: {error}")
         frontend.send(Ready(role=role, pid=os.getpid(), error=error.to_info()))
         frontend.close(linger_s=5.0)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from ramify.errors import EngineError
+
 log = logging.getLogger(__name__)
 
 
@@ -48,7 +50,6 @@ def ensure(entry: Path, build: Callable[[Path], None]) -> Path:
     """
     if entry.is_dir():
         return entry
-    entry.parent.mkdir(parents=True, exist_ok=True)
     with _lock(entry.with_name(f".{entry.name}.lock")):
         if entry.is_dir():  # somebody else has built it meanwhile
             return entry
@@ -69,7 +70,15 @@ def ensure(entry: Path, build: Callable[[Path], None]) -> Path:
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """Held until the block or the process ends. The file stays: removing it would let two hold it."""
-    with path.open("a") as file:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        opened = path.open("a")
+    except OSError as error:
+        raise EngineError(
+            f"The cache folder {home()} cannot be written: {error.strerror}.",
+            remedy="Set RAMIFY_HOME to a folder that can be.",
+        ) from error
+    with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

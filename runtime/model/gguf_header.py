@@ -51,8 +51,13 @@ def read_header(path: Path) -> GGUFHeader:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Cursor(data).header(path)
-    except (struct.error, ValueError, KeyError, OverflowError) as error:
-        raise InvalidRequest(f"{path} is not a readable GGUF file: {error}.", field="model") from None
+    except KeyError as error:
+        problem = f"it has a value of the unknown type {error}"
+    except (struct.error, ValueError, OverflowError) as error:
+        problem = str(error)
+    raise InvalidRequest(
+        f"{path} is not a readable GGUF file: {problem}.", field="model", remedy="Fetch it again."
+    )
 
 
 class _Cursor:
@@ -111,4 +116,6 @@ class _Cursor:
         alignment = metadata.get("general.alignment", 32)
         start = -(-self.at // alignment) * alignment
         tensors = {name: TensorInfo(shape, kind, start + offset) for name, shape, kind, offset in entries}
+        if any(info.offset >= len(self.data) for info in tensors.values()):
+            raise ValueError("it ends before its tensors do")
         return GGUFHeader(path, metadata, tensors, digest)

@@ -298,6 +298,15 @@ def test_the_hugging_face_cache(name: str, repository: str, called: str, tmp_pat
     assert (files.name, files.weights, files.tokenizer) == (called, snapshot, snapshot)
 
 
+def test_a_cache_that_cannot_be_written_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("RAMIFY_HOME", str(tmp_path / "file" / "cache"))
+    with pytest.raises(EngineError, match=r"file/cache cannot be written: Not a directory\. Set RAMIFY_HOME"):
+        cache.ensure(cache.home() / "models" / "x", lambda folder: None)
+
+
 def test_a_half_filled_hugging_face_cache_is_not_used(tmp_path: Path) -> None:
     (put_in_hub_cache(tmp_path, "someone/tiny") / "model.safetensors").unlink()
     with pytest.raises(NotFound, match=r"cache holds it without .*model\.safetensors"):
