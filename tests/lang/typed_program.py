@@ -111,7 +111,7 @@ async def awaited(backend: rm.Backend) -> None:
 
 async def mistakes(backend: rm.Backend) -> None:
     judge.run(3)  # type: ignore[call-overload]
-    judge("a", wrong=1)  # type: ignore[call-arg]
+    judge("a", wrong=1)  # type: ignore[call-overload]
     judge.with_options(backend=backend).run(essay=3)  # type: ignore[call-overload]
     await ajudge.run(essay=3)  # type: ignore[call-overload]
     ajudge("a").text()  # type: ignore[attr-defined]
