@@ -41,7 +41,7 @@ class SamplingOptions:
         device: torch.device | str = "cpu",
     ) -> SamplingOptions:
         values = np.array([temperature, top_k, top_p, min_p, uniform], dtype=np.float64)
-        ordered = bool(((values[1] > 0) | (values[2] < 1.0)).any())
+        ordered = max(top_k, default=0) > 0 or min(top_p, default=1.0) < 1.0
         return SamplingOptions(_moved(values, device), ordered)
 
 

@@ -72,23 +72,23 @@ def pack(
     total = int(query_starts[-1])
     tokens = np.empty((3, total), dtype=np.int64)
     ids, positions, slots = tokens
-    kv_lens = np.fromiter((extension.stop for extension in extensions), dtype=np.int32, count=count)
-    widths = -(-kv_lens // page_size)
-    page_table = np.zeros((count, int(widths.max())), dtype=np.int32)
-    for row, extension in enumerate(extensions):
-        page_table[row, : widths[row]] = extension.pages[: widths[row]]
-        low, high = query_starts[row], query_starts[row + 1]
-        if high - low == 1:
-            position = extension.start
-            ids[low] = 0 if extension.ids is None else extension.ids[position]
-            positions[low] = position
-            slots[low] = extension.pages[position // page_size] * page_size + position % page_size
-            continue
-        assert extension.ids is not None
-        span = np.arange(extension.start, extension.stop)
-        ids[low:high] = extension.ids[extension.start : extension.stop]
-        positions[low:high] = span
-        slots[low:high] = page_table[row, span // page_size].astype(np.int64) * page_size + span % page_size
+    stops = [extension.stop for extension in extensions]
+    kv_lens = np.array(stops, dtype=np.int32)
+    widths = [-(-stop // page_size) for stop in stops]
+    page_table = np.zeros((count, max(widths)), dtype=np.int32)
+    for row, (extension, width) in enumerate(zip(extensions, widths, strict=True)):
+        page_table[row, :width] = extension.pages[:width]
+    if next_ids is None:
+        known = [each.ids[each.start : each.stop] for each in extensions if each.ids is not None]
+        np.concatenate(known, out=ids)
+    else:
+        ids[:] = 0
+    # For all of them at once: the same for each request alone takes 10 us each.
+    row_of = np.repeat(np.arange(count), np.diff(query_starts))
+    first = np.array([extension.start for extension in extensions], dtype=np.int64) - query_starts[:-1]
+    np.add(np.arange(total), first[row_of], out=positions)
+    page, offset = np.divmod(positions, page_size)
+    np.add(page_table[row_of, page].astype(np.int64) * page_size, offset, out=slots)
     return ForwardBatch(
         tokens=torch.from_numpy(tokens),
         page_table=torch.from_numpy(page_table),

@@ -106,7 +106,8 @@ def sample(
     logits : (R, vocab) float32, changed in place by biases and penalties
     """
     for row, spec in enumerate(rows):
-        _adjust(logits[row], spec)
+        if spec.banned or _changes_logits(spec.params):
+            _adjust(logits[row], spec)
     masks = [spec.mask for spec in rows]
     masked = () if all(mask is None for mask in masks) else stacked(masks)
     return sample_tokens(logits, options_of(rows), *masked)
@@ -142,6 +143,16 @@ def log_probabilities(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> l
     pairs = zip(ids.tolist(), (values - normaliser[:, None]).tolist(), strict=True)
     best = [tuple(zip(row_ids, row_values, strict=True)) for row_ids, row_values in pairs]
     return list(zip(chosen, best, strict=True))
+
+
+def _changes_logits(params: SamplingParams) -> bool:
+    """Few requests do; reaching for a row of the logits costs more than asking."""
+    return bool(
+        params.logit_bias
+        or params.repetition_penalty != 1.0
+        or params.presence_penalty != 0.0
+        or params.frequency_penalty != 0.0
+    )
 
 
 def _adjust(logits: torch.Tensor, spec: SamplingRow) -> None:
