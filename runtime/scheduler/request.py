@@ -184,6 +184,11 @@ class Request:
         return any(word in wanted.source for word in ("any_text", "trigger"))
 
     @property
+    def wants_logprobs(self) -> bool:
+        """Of known tokens, the prompt's or forced ones."""
+        return self.sampling.logprobs is not None or self.wants_prompt_logprobs
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         """Until the first chunk has carried them away."""
         return self.sampling.prompt_logprobs_start is not None and not self.announced
