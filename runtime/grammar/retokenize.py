@@ -1,4 +1,4 @@
-"""Text that must come next, as the tokens that the tokenizer itself would have made of it."""
+"""Text that a grammar forces, as the tokens that the tokenizer itself would make of it."""
 
 from __future__ import annotations
 

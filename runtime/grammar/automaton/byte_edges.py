@@ -28,7 +28,7 @@ Rest = frozenset[tuple[Spans, int]]
 
 
 class Edges(NamedTuple):
-    """The edges of all states in order, as in `Frames`, but with dead states and dead edges among them.
+    """The edges of all states in order, as in `Frames`; dead states and edges are still among them.
 
     `plain_source`, `plain_target`: (pairs,) int32, the states that a plain character leads from and to;
     `plain` (states,) bool: any plain character leads somewhere. `fresh` (states,) bool: it follows a `Fresh`.

@@ -54,7 +54,7 @@ def walk_forking(
     before_fresh: np.ndarray,
     doubtful: np.ndarray,
 ) -> tuple[int, int]:
-    """As `token_trie._walk`, but without a lead, and all edges of a state are taken, and its end as well."""
+    """As `walk.walk`, but without a lead, and all edges of a state are taken, and its end as well."""
     held = stack.size
     # Stacks are linked: entry i returns to kept[i] and lies on below[i]. Equal stacks are the same entry:
     # those on entry i are a list that begins with above[i + 1] and goes on with beside.

@@ -27,10 +27,12 @@ ENDLESS = 255
 
 
 class FreshItems(msgspec.Struct, frozen=True, array_like=True):
-    """Of texts that must be fresh (`expression.Fresh`), for each state: `need`, how many must still be read
-    before the rule ends; `item`, the start state of those that may be, or -1; `words`, how many texts lead
-    from the state to the end of its rule. `lengths`: by that start state, pairs of a length in bytes and of
-    how many texts there are up to it."""
+    """What is known of each state where texts must be fresh (`rules.expression.Fresh`).
+
+    `need`: fresh texts that must still be read before the rule ends. `item`: the state in which these begin,
+    or -1. `words`: how many texts lead from the state to the end of its rule. `lengths`, by the state in
+    which fresh texts begin: pairs of a length in bytes and of how many texts there are up to it.
+    """
 
     need: list[int]
     item: list[int]
@@ -39,13 +41,23 @@ class FreshItems(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Frames:
-    """(states,) arrays: `final` bool; `run` uint8, how many characters of the kind `run_kind`, uint8, may
-    come whichever they are; `cost` int32, tokens that suffice up to the end of the rule that is read;
-    `token` int32, the first of them, -1 where the cost is 0; `run_cost` int32, an upper bound of the cost
-    after characters of that kind; `fresh` bool: the state after a text that must be fresh; `before_fresh`
-    bool: one may still come in the same rule. `items`: more of these, if there are any.
-    `offsets` (states + 1,) int32. (edges,) arrays: `low`, `high` uint8, `target`, `push` int32.
-    `most_pushed`: at most so many states are pushed for one byte."""
+    """The arrays of an automaton.
+
+    By edge, (edges,): `low` and `high` uint8, `target` and `push` int32. `offsets` (states + 1,) int32.
+    By state, (states,):
+
+        final          bool
+        cost           int32, tokens that suffice up to the end of the rule
+        token          int32, the first of these; -1 where the cost is 0
+        run            uint8, how many characters of a kind may come next, whichever they are
+        run_kind       uint8, that kind
+        run_cost       int32, an upper bound of the cost after such characters
+        fresh          bool, the state follows a text that must be fresh
+        before_fresh   bool, such a text may still come in the same rule
+
+    `items` says more of fresh texts, if there are any. `most_pushed`: states that are pushed for one byte at
+    most.
+    """
 
     FIELDS = (
         ("offsets", np.int32),

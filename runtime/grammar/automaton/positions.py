@@ -1,8 +1,9 @@
 """Positions in a grammar (Glushkov 1961): what is read next there, and what has to follow it.
 
-A position is characters, a text from some place on, or a call of a rule, with a *continuation*: the
-list of expressions still to come up to the end of the rule that is being read. Positions and
-continuations are numbered; equal ones have the same number, so that sets of positions are states.
+A position is what is read next (a set of characters, a text from some place on, or a call of a rule) and a
+*continuation*: the list of expressions that follow it up to the end of the rule. In ``("ab" | [c-d]) "e"``
+the first positions are ``ab`` and ``[c-d]``, both with the continuation ``"e"``. Positions and continuations
+are numbered, equal ones alike, so that a set of numbers can be a state.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ class CharSet(NamedTuple):
 
 
 class Position(NamedTuple):
-    """One of `chars`, `text` from `at` on, and `rule`; then `after`, the number of a continuation. Or all
-    those in `linked`."""
+    """What is read next: one of `chars`, `text` from index `at` on, and a call of `rule`. `after` is the
+    number of the continuation. A position with `linked` stands for all the positions in it."""
 
     chars: CharSet | None
     text: str
@@ -124,8 +125,11 @@ def first_byte(char: str) -> int:
 
 
 class Positions:
-    """Of the grammar `rules`. Rules in `called` are called; all others are read in their caller's place.
-    Those in `recursive` call themselves."""
+    """The positions of a grammar, found as they are asked for; `table` has them by number.
+
+    Rules in `called` become calls, which need a stack; all others are read in their caller's place. Rules in
+    `recursive` call themselves, directly or not.
+    """
 
     def __init__(
         self, rules: Mapping[str, Expression], called: Collection[str], recursive: Collection[str] = ()

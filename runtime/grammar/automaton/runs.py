@@ -1,7 +1,8 @@
 """Runs: how many characters of a kind may come from each state on, whichever they are.
 
-Inside strings nearly all tokens are allowed. Where any n characters of a kind may come, all tokens of up
-to n such characters are, and need not be walked (`token_trie`).
+Inside a JSON string nearly all tokens are allowed, and walking them all would be slow. Where any n characters
+of a kind may come, all tokens of up to n such characters are allowed together, from a mask made once
+(`token_trie`).
 """
 
 from __future__ import annotations

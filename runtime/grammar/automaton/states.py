@@ -27,7 +27,7 @@ though states have but a few in the mean."""
 
 
 class CharEdge(NamedTuple):
-    """On the characters of the mask `ascii` and of the ranges `high` on to state `target`."""
+    """Leads to `target` on a character of the mask `ascii` (128 bits) or of the ranges `high`."""
 
     ascii: int
     high: Ranges
@@ -35,7 +35,7 @@ class CharEdge(NamedTuple):
 
 
 class CallEdge(NamedTuple):
-    """On the bytes of the mask `first`: read from state `start` on, then from state `after` on."""
+    """A call: on a byte of the mask `first` (256 bits) push `after` and read the byte from `start`."""
 
     first: int
     start: int

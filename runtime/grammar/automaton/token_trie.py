@@ -21,6 +21,7 @@ from ramify.runtime.grammar.automaton.costs import token_costs
 from ramify.runtime.grammar.automaton.forking_walk import MOST_STEPS, walk_forking
 from ramify.runtime.grammar.automaton.frames import Frames
 from ramify.runtime.grammar.automaton.runs import KINDS, kind_lengths
+from ramify.runtime.grammar.automaton.walk import walk
 from ramify.runtime.grammar.matcher import mask_words
 from ramify.runtime.grammar.vocabulary import Vocabulary
 
@@ -36,7 +37,7 @@ _tries: weakref.WeakKeyDictionary[Vocabulary, TokenTrie] = weakref.WeakKeyDictio
 
 
 class Walk(NamedTuple):
-    """What a walk found beside the mask."""
+    """What a walk found besides the mask."""
 
     examined: int
     """States on the stack that made a difference, from the top; one more than there are if its end did."""
@@ -45,9 +46,12 @@ class Walk(NamedTuple):
 
 
 class _Trie(NamedTuple):
-    """(nodes,) arrays; node i spells a byte string, and stands for tokens
-    ``token_ids[token_start[i] : token_start[i + 1]]`` that are spelled so. `longest` is the greatest
-    length, in characters of the kind that is asked for, of the tokens at it and below."""
+    """A prefix tree as arrays, (nodes,) but for `token_start`, (nodes + 1,), and `token_ids`, (tokens,).
+
+    `byte[i]` is the last byte of what node i spells, `depth[i]` the number of bytes before it. The tokens
+    that are spelled so are ``token_ids[token_start[i] : token_start[i + 1]]``; the subtree ends before node
+    `end[i]`. `longest[i]` is the length, in characters of one kind, of the longest token in the subtree.
+    """
 
     byte: np.ndarray
     depth: np.ndarray
@@ -58,15 +62,16 @@ class _Trie(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """The tokens of one kind of characters: `masks[n]`, (MAX_GROUP + 1, words), those of up to n
-    characters; `tries[n]`, for 0 and the lengths of `LONG`, those of other kinds and of more characters."""
+    """For one kind of characters: `masks[n]`, (MAX_GROUP + 1, words), allows the tokens of up to n characters
+    of the kind; `tries[n]`, for 0 and the lengths of `LONG`, has all other tokens, which must be walked."""
 
     masks: np.ndarray
     tries: dict[int, _Trie]
 
 
 class TokenTrie:
-    """`ids_of`: by bytes, the tokens that spell them; `ids` one of these."""
+    """All tokens of a vocabulary that have bytes. `ids_of`: the tokens by what they spell; `ids`: the first
+    one."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._spelled = vocabulary.spelled
@@ -139,7 +144,7 @@ class TokenTrie:
                 (_NO_COSTS[:0] if doubtful is None else doubtful).view(np.uint32),
             )  # fmt: skip
             return Walk(examined, max(rise, walked))
-        examined, walked = _walk(
+        examined, walked = walk(
             trie.byte, trie.depth, trie.end, trie.longest, trie.token_start, trie.token_ids, self.levels,
             frames.offsets, frames.low, frames.high, frames.target, frames.push, frames.final, frames.cost,
             stack, state, np.frombuffer(lead, np.uint8), _NO_COSTS if lead_costs is None else lead_costs,
@@ -174,7 +179,6 @@ _NO_COSTS = np.zeros(1, np.int32)
 _BYTES = numba.types.Array(numba.uint8, 1, "C", readonly=True)
 _INTS = numba.types.Array(numba.int32, 1, "C", readonly=True)
 _LONGS = numba.types.Array(numba.int64, 1, "C", readonly=True)
-_BOOLS = numba.types.Array(numba.boolean, 1, "C", readonly=True)
 
 
 def _built(spelled: list[tuple[bytes, int]], lengths: np.ndarray) -> _Trie:
@@ -240,166 +244,3 @@ def _longest(end: np.ndarray, token_start: np.ndarray, lengths: np.ndarray) -> n
             longest[node] = max(longest[node], longest[child])
             child = end[child]
     return longest
-
-
-@numba.njit(cache=True)
-def _write_out(
-    offsets: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    target: np.ndarray,
-    push: np.ndarray,
-    state: int,
-    row: np.ndarray,
-) -> None:
-    # -1: no edge; a state; or -2 - e for an edge e that does more than lead to a state.
-    row[:] = -1
-    for edge in range(offsets[state], offsets[state + 1]):
-        simple = push[edge] < 0 and target[edge] >= 0
-        row[low[edge] : numba.int64(high[edge]) + 1] = target[edge] if simple else -2 - edge
-
-
-@numba.njit(cache=True)
-def _edge(offsets: np.ndarray, low: np.ndarray, high: np.ndarray, state: int, byte: int) -> int:
-    for edge in range(offsets[state], offsets[state + 1]):
-        if low[edge] <= byte <= high[edge]:
-            return edge
-    return -1
-
-
-@numba.njit(
-    (
-        _BYTES, _INTS, _INTS, _BYTES, _INTS, _INTS, numba.int64,
-        _INTS, _BYTES, _BYTES, _INTS, _INTS, _BOOLS, _INTS,
-        _INTS, numba.int64, _BYTES, _INTS,
-        numba.int64, numba.int64, numba.int64, numba.uint32[::1], _BOOLS, _BOOLS, numba.uint32[::1],
-    ),
-    cache=True,
-    nogil=True,
-)  # fmt: skip
-def _walk(
-    node_byte: np.ndarray,
-    node_depth: np.ndarray,
-    node_end: np.ndarray,
-    node_longest: np.ndarray,
-    token_start: np.ndarray,
-    token_ids: np.ndarray,
-    levels: int,
-    offsets: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    target: np.ndarray,
-    push: np.ndarray,
-    final: np.ndarray,
-    cost: np.ndarray,
-    stack: np.ndarray,
-    state: int,
-    lead: np.ndarray,
-    lead_costs: np.ndarray,
-    skipped: int,
-    limit: int,
-    most_pushed: int,
-    row: np.ndarray,
-    fresh: np.ndarray,
-    before_fresh: np.ndarray,
-    doubtful: np.ndarray,
-) -> tuple[int, int]:
-    # rows[d] is the edges of the state at depth d, written out by byte: a state is mostly the same as
-    # when the walk was last at that depth, and a node then costs one look-up.
-    rows = np.empty((levels, 256), np.int32)
-    row_state = np.full(levels, -1, np.int32)
-    state_at = np.empty(levels, np.int32)
-    # The stack is a linked list: entry i returns to kept[i] and lies on entry below[i]. What is pushed at
-    # a depth is overwritten when the walk comes back there: `free_at` is the first entry that is free.
-    held = stack.size
-    kept = np.empty(held + levels * most_pushed, np.int32)
-    below = np.empty(kept.size, np.int32)
-    # Cost of the stack up to an entry (at its number plus one), less that of the stack at the beginning.
-    returning = np.empty(kept.size + 1, np.int32)
-    returning[held] = 0
-    for i in range(held):
-        entry = held - 1 - i
-        kept[entry] = stack[i]
-        below[entry] = entry - 1
-        returning[entry] = returning[entry + 1] - cost[stack[i]]
-    top_at = np.empty(levels, np.int32)
-    free_at = np.empty(levels, np.int32)
-    crossed_at = np.zeros(levels, np.bool_)
-    state_at[0] = state
-    top_at[0] = held - 1
-    free_at[0] = held
-    leading = lead.size
-    if leading == 0:
-        row_state[0] = state
-        _write_out(offsets, low, high, target, push, state, rows[0])
-    examined = 0
-    rise = 0
-    began = cost[state] + lead_costs[0]
-    node = 0
-    while node < node_byte.size:
-        if node_longest[node] <= skipped:
-            node = node_end[node]
-            continue
-        depth = node_depth[node]
-        byte = node_byte[node]
-        here = state_at[depth]
-        top = top_at[depth]
-        free = free_at[depth]
-        crossed = crossed_at[depth]
-        after = -1
-        if depth < leading:
-            if byte == lead[depth]:
-                after = here
-        else:
-            after = rows[depth, byte]
-            if after < -1 or (after == -1 and final[here]):
-                edge = -2 - after
-                after = -1
-                while True:
-                    if edge < 0:
-                        if not final[here]:
-                            break
-                        if top < held:
-                            examined = max(examined, held - top)
-                        if top < 0:
-                            break
-                        here = kept[top]
-                        crossed |= fresh[here]
-                        top = below[top]
-                    else:
-                        if push[edge] >= 0:
-                            kept[free] = push[edge]
-                            below[free] = top
-                            returning[free + 1] = returning[top + 1] + cost[push[edge]]
-                            crossed |= fresh[push[edge]]
-                            top = free
-                            free += 1
-                        if target[edge] >= 0:
-                            after = target[edge]
-                            break
-                        here = ~target[edge]
-                    edge = _edge(offsets, low, high, here, byte)
-        if after < 0:
-            node = node_end[node]
-            continue
-        if token_start[node + 1] > token_start[node]:
-            left = cost[after] + returning[top + 1]
-            if depth < leading:
-                left += lead_costs[depth + 1]
-            if left <= limit:
-                rise = max(rise, left - began)
-                for i in range(token_start[node], token_start[node + 1]):
-                    token = token_ids[i]
-                    row[token >> 5] |= numba.uint32(1) << numba.uint32(token & 31)
-                    if doubtful.size > 0 and (crossed or before_fresh[after]):
-                        doubtful[token >> 5] |= numba.uint32(1) << numba.uint32(token & 31)
-        if node_end[node] > node + 1:
-            state_at[depth + 1] = after
-            top_at[depth + 1] = top
-            free_at[depth + 1] = free
-            crossed_at[depth + 1] = crossed
-            if row_state[depth + 1] != after and depth + 1 >= leading:
-                row_state[depth + 1] = after
-                _write_out(offsets, low, high, target, push, after, rows[depth + 1])
-        node += 1
-    return examined, rise

@@ -1,8 +1,8 @@
 """The pushdown engine where a text may be read in several ways at once: several configurations, side by side.
 
 Two recursive rules that begin alike, a tree and any object say, are both called: each configuration has a
-stack of its own. A token is allowed if one of them allows it, and what is left to read is the least that one
-of them has left.
+stack of its own. A token is allowed if one of them allows it; a completion is the shortest that one of
+them has.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Configuration = tuple[int, Entry | None]
 
 
 class _Step(NamedTuple):
-    """`configurations`: none after a stop token."""
+    """The configurations after a token; none after a stop token."""
 
     configurations: tuple[Configuration, ...]
     before: _Step | None
@@ -51,6 +51,8 @@ class Stacks:
 
 
 class ForkingMatcher:
+    """A matcher where a text may be read in several ways."""
+
     free = False
 
     def __init__(self, grammar: FrameGrammar, stacks: Stacks, step: _Step) -> None:

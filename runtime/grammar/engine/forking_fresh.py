@@ -1,5 +1,7 @@
-"""Texts that must be fresh (`engine.fresh`) where a text may be read in several ways (`engine.forking`): each
-configuration remembers what was used in it."""
+"""`engine.fresh` and `engine.forking` together: items must differ, and a text may be read in several ways.
+
+Each configuration remembers the items that were read in it.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The pushdown engine where texts must be fresh (`expression.Fresh`): items of arrays that must differ.
+"""The pushdown engine where the items of an array must differ (``uniqueItems``, `rules.expression.Fresh`).
 
-The automaton says what may come were nothing used yet. Few of the tokens that it allows can make a used
-text, or lead where no unused one is left: those that end an item or begin one, and those that spell a
-used text from where the item stands. Each of these is tried out.
+The automaton's mask is what would be allowed if no item had been read yet. Few of its tokens can repeat an
+item or lead to where only repetitions are left: those that end or begin an item, and those that go on as an
+earlier item does. Each of these is tried out, byte by byte.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class _Step(NamedTuple):
 
 
 class FreshMatcher:
+    """A matcher that remembers the items it has read."""
+
     free = False
 
     def __init__(self, grammar: FrameGrammar, items: FreshItems, step: _Step) -> None:

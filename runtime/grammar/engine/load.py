@@ -1,4 +1,4 @@
-"""What runs compiled grammars: reads what the compiler made, without importing what it was made with."""
+"""Loads a compiled grammar into its engine, without importing the compiler."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Grammars on a deterministic pushdown automaton, intersected with the prefix tree of the vocabulary.
+"""The engine for grammars that have a deterministic pushdown automaton (`automaton.frames`).
 
-A mask depends on the state and on as much of the stack as tokens can pop; it is computed when these are
-first met together, and then kept.
+A mask depends on the state and on as much of the stack as tokens can pop. It is computed, by a walk of all
+tokens (`automaton.token_trie`), when these are first met together, and then kept.
 """
 
 from __future__ import annotations
@@ -41,10 +41,13 @@ class Step(NamedTuple):
 
 
 class Mask(NamedTuple):
+    """The tokens that a configuration allows."""
+
     row: np.ndarray
     rise: int
+    """As in `token_trie.Walk`."""
     doubtful: list[int]
-    """Of the tokens allowed those that may not be, for what was read before (`engine.fresh`)."""
+    """Allowed tokens that what was read before may forbid (`engine.fresh`)."""
 
 
 class FrameGrammar:
@@ -240,6 +243,8 @@ def tokens_of(row: np.ndarray) -> list[int]:
 
 
 class FrameMatcher:
+    """A matcher where every text is read in one way."""
+
     free = False
 
     def __init__(self, grammar: FrameGrammar, step: Step) -> None:

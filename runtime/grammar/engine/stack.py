@@ -1,4 +1,4 @@
-"""A pushdown automaton as Python reads it one byte at a time: its edges as lists, its stack linked."""
+"""A pushdown automaton for reading byte by byte in Python: its edges as lists, its stack as a linked list."""
 
 from __future__ import annotations
 

@@ -4,24 +4,21 @@ Literals, classes, groups (plain, named, non-capturing), alternation, greedy and
 anchors, the escapes ``\\d \\w \\s \\D \\W \\S \\t \\n \\r \\f \\v \\0 \\xhh \\uhhhh \\u{h…} \\cX`` and
 ``\\p{…}`` with general categories, and a leading ``(?i)`` or ``(?s)``. Where the two dialects differ,
 classes are those of ECMA-262 (``\\d`` and ``\\w`` are ASCII), ``.`` is no line end, ``$`` is the very end.
-What has no finite automaton, or depends on what surrounds it,
-is refused by name.
+What has no finite automaton, or depends on the surrounding text, is refused by name.
 """
 
 from __future__ import annotations
 
 import sys
-import unicodedata
-from functools import cache
 from typing import NoReturn
 
 from ramify.errors import InvalidConstraint
+from ramify.runtime.grammar.rules.char_classes import CLASSES, LINE_END, both_cases, general_category
 from ramify.runtime.grammar.rules.expression import (
     ANY_CHAR,
     EMPTY,
     Alt,
     Call,
-    Chars,
     Expression,
     Ranges,
     Repeat,
@@ -39,22 +36,6 @@ MAX_NESTING = 200
 MAX_REPEAT = 100_000
 MAX_ANCHORED_FORMS = 64
 
-_DIGIT: Ranges = ((0x30, 0x39),)
-_WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
-_SPACE: Ranges = normal_ranges(
-    (ord(space), ord(space))
-    for space in "\t\n\v\f\r \xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
-    "\u2028\u2029\u202f\u205f\u3000\ufeff"
-)
-_LINE_END: Ranges = ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))
-_CLASSES: dict[str, Ranges] = {
-    "d": _DIGIT,
-    "w": _WORD,
-    "s": _SPACE,
-    "D": complement(_DIGIT),
-    "W": complement(_WORD),
-    "S": complement(_SPACE),
-}
 _CONTROL = {"t": 0x09, "n": 0x0A, "r": 0x0D, "f": 0x0C, "v": 0x0B, "a": 0x07}
 _GROUP_NAMES = {
     "?=": "A lookahead",
@@ -156,7 +137,7 @@ class _Parser:
         self._at = 0
         self._depth = 0
         self._ignore_case = False
-        self._dot = complement(_LINE_END)
+        self._dot = complement(LINE_END)
 
     def parse(self) -> Expression:
         if self._pattern.startswith("(?"):
@@ -300,8 +281,8 @@ class _Parser:
         """The characters of an escape, after its backslash."""
         char = self._peek()
         self._at += 1
-        if char in _CLASSES:
-            return _CLASSES[char]
+        if char in CLASSES:
+            return CLASSES[char]
         if char in ("p", "P"):
             return self._category(negated=char == "P")
         point = self._escaped_point(char)
@@ -379,7 +360,7 @@ class _Parser:
                 ranges.append((low[0][0], high[0][0]))
             else:
                 ranges += low
-        normal = self._both_cases(normal_ranges(ranges))
+        normal = self._cased(normal_ranges(ranges))
         return chars(complement(normal) if negated else normal)
 
     def _member(self) -> Ranges:
@@ -394,13 +375,10 @@ class _Parser:
         return self._escaped()
 
     def _chars(self, ranges: Ranges) -> Expression:
-        return chars(self._both_cases(ranges))
+        return chars(self._cased(ranges))
 
-    def _both_cases(self, ranges: Ranges) -> Ranges:
-        if not self._ignore_case:
-            return ranges
-        inside = [(a, b) for a, b in _case_pairs() if _contains(ranges, a) or _contains(ranges, b)]
-        return normal_ranges([*ranges, *((point, point) for pair in inside for point in pair)])
+    def _cased(self, ranges: Ranges) -> Ranges:
+        return both_cases(ranges) if self._ignore_case else ranges
 
 
 def _is_number(digits: str) -> bool:
@@ -409,30 +387,3 @@ def _is_number(digits: str) -> bool:
 
 def _is_single(ranges: Ranges) -> bool:
     return len(ranges) == 1 and ranges[0][0] == ranges[0][1]
-
-
-def _contains(ranges: Ranges, point: int) -> bool:
-    return any(low <= point <= high for low, high in ranges)
-
-
-@cache
-def _case_pairs() -> list[tuple[int, int]]:
-    """All (character, its other case) that are single characters."""
-    pairs = []
-    for point in range(sys.maxunicode + 1):
-        for other in {chr(point).lower(), chr(point).upper()}:
-            if len(other) == 1 and ord(other) != point:
-                pairs.append((point, ord(other)))
-    return pairs
-
-
-@cache
-def general_category(name: str) -> Ranges:
-    """The characters of a Unicode general category ("L", "Lu", …); empty for an unknown one."""
-    points = (
-        point for point in range(sys.maxunicode + 1) if unicodedata.category(chr(point)).startswith(name)
-    )
-    return normal_ranges((point, point) for point in points) if 1 <= len(name) <= 2 else ()
-
-
-__all__ = ["Chars", "full_match", "general_category", "search"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from ramify.errors import InvalidConstraint
 from ramify.runtime.grammar.rules import regex_syntax
-from ramify.runtime.grammar.rules.expression import Alt, Chars, Expression, Repeat, Seq, Text
+from ramify.runtime.grammar.rules.expression import ANY_CHAR, Alt, Chars, Expression, Repeat, Seq, Text
 
 FORMATS = {
     "date": ["2024-02-29", "1999-12-31"],
@@ -189,7 +189,7 @@ class Sampler:
                 return self._written(random.choice(options))
             case Repeat(item, low, high):
                 most = low + 3 if high is None else min(high, low + 3)
-                if item == regex_syntax.ANY_CHAR:
+                if item == ANY_CHAR:
                     most = low
                 return "".join(self._written(item) for _ in range(random.randint(low, most)))
         raise TypeError(expression)
