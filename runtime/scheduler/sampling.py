@@ -33,15 +33,17 @@ class RequestSampler:
 
     def next_tokens(
         self,
-        requests: Sequence[Request],
+        places: Sequence[tuple[Request, int]],
         logits: torch.Tensor,
         meanwhile: Callable[[torch.Tensor], None] | None = None,
     ) -> list[Sampled]:
-        """One token a request from `logits`, (requests, vocab), which are changed.
+        """A token for each of `places` from `logits`, (places, vocab), which are changed.
 
-        `meanwhile` gets the tokens on the model's device, (requests,) int64, before they are waited for.
+        A place is a request, and how many of its guesses stand before the token. `meanwhile` gets the tokens
+        on the model's device, (places,) int64, before they are waited for.
         """
-        rows = [self._row(request) for request in requests]
+        requests = [request for request, _ in places]
+        rows = [self._row(request, ahead) for request, ahead in places]
         asked = [row for row, request in enumerate(requests) if request.sampling.logprobs is not None]
         top = max((requests[row].sampling.logprobs or 0 for row in asked), default=0)
         drawing = self._runner.sampler.begin(logits, rows, asked, top)
@@ -52,6 +54,18 @@ class RequestSampler:
         for row, (value, best) in zip(asked, found, strict=True):
             logprobs[row] = (tokens[row], value, best[: requests[row].sampling.logprobs])
         return [Sampled(token, logprob) for token, logprob in zip(tokens, logprobs, strict=True)]
+
+    def at_once(self, request: Request) -> int:
+        """How many of the next tokens can be chosen together, each as if the guesses before it were right.
+
+        Only one where a grammar or a penalty has to see the token before.
+        """
+        if not request.next_is_guess or request.constrained is not None:
+            return 1
+        params = request.sampling
+        sees = params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty
+        early = request.output_len < params.min_tokens
+        return 1 if sees or early or params.logprobs is not None else 1 + request.draft_len
 
     def known_tokens(
         self, request: Request, hidden: torch.Tensor, start: int, low: int, high: int
@@ -71,17 +85,14 @@ class RequestSampler:
         return found
 
     def masks(self, requests: Sequence[Request]) -> list[np.ndarray | None]:
-        """For the row of each request and of each token of its draft, the tokens whose logits are of use.
+        """For each request's row, and then for those of all drafts, the tokens whose logits are of use.
 
         Log-probabilities are those of all tokens; what a mask allows after a draft is not known yet.
         """
-        found: list[np.ndarray | None] = []
-        for request in requests:
-            found.append(None if request.sampling.logprobs is not None else _mask(request))
-            found += [None] * request.draft_len
-        return found
+        found = [None if request.sampling.logprobs is not None else _mask(request) for request in requests]
+        return found + [None] * sum(request.draft_len for request in requests)
 
-    def _row(self, request: Request) -> SamplingRow:
+    def _row(self, request: Request, ahead: int) -> SamplingRow:
         params = request.sampling
         mask = _mask(request)
         banned: tuple[int, ...] = ()
@@ -91,7 +102,7 @@ class RequestSampler:
                 banned = ()  # the grammar says that the text ends here
         return SamplingRow(
             params=params,
-            uniform=uniform(request.seed, request.length - request.prompt_len)
+            uniform=uniform(request.seed, request.length - request.prompt_len + ahead)
             if params.temperature > 0.0
             else 0.0,
             ids=request.ids,

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -44,12 +44,12 @@ from ramify.runtime.scheduler.ledger import Ledger
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.lookahead import Lookahead
 from ramify.runtime.scheduler.masks import MaskFiller
-from ramify.runtime.scheduler.output import StepOutputs
+from ramify.runtime.scheduler.output import Logprob, StepOutputs
 from ramify.runtime.scheduler.pages import RequestPages
 from ramify.runtime.scheduler.policy import POLICIES
 from ramify.runtime.scheduler.programs import Programs
 from ramify.runtime.scheduler.request import Request
-from ramify.runtime.scheduler.sampling import RequestSampler
+from ramify.runtime.scheduler.sampling import RequestSampler, Sampled
 from ramify.runtime.scheduler.scoring import Computed, Scorer, Scoring
 from ramify.runtime.worker.attention import picked
 from ramify.runtime.worker.batch import Extension, pack
@@ -265,10 +265,10 @@ class Scheduler:
             first_row, next_row = next_row, next_row + stop - start
             if request.hold is None:
                 continue  # another part of its choices has failed in this step
-            rows = hidden[first_row:next_row]
             with self._failing_alone(request):
                 samples = planned.samples
-                self._growth.report_computed(request, rows, start, stop)
+                if request.wants_logprobs:
+                    self._growth.report_computed(request, hidden[first_row:next_row], start, stop)
                 prefilled = request.prefilling
                 request.computed_len = min(stop, request.length)
                 self._programs.serve(request, stop - start)
@@ -285,14 +285,17 @@ class Scheduler:
         if sampling:
             began = self._clock()
             # A draft's rows are computed with the first: most are kept, and the head's weights are read once.
-            needed = [row + i for request, row in sampling for i in range(request.draft_len + 1)]
+            # They come behind the first of all requests, so that what is chosen from at a time is a slice.
+            longest = max(request.draft_len for request, _ in sampling)
+            needed = [
+                row + i for i in range(longest + 1) for request, row in sampling if i <= request.draft_len
+            ]
             states = hidden if needed == list(range(len(hidden))) else picked(hidden, needed)
             logits = self._runner.logits(states, self._sampler.masks([request for request, _ in sampling]))
             self.ledger.model_s += self._clock() - began
             place = {row: i for i, row in enumerate(needed)}
-            choices = [(request, place[row]) for request, row in sampling]
-            while choices:
-                choices = self._choose(choices, logits, now)
+            while sampling:
+                sampling = self._choose(sampling, logits, place, now)
 
     def _score(self, computed: Sequence[Computed], hidden: torch.Tensor, now: float) -> None:
         """Read off what scores choices, and go on to what follows."""
@@ -311,10 +314,10 @@ class Scheduler:
                     self._scorer.go_on(request, now)
 
     def _choose(
-        self, choices: list[tuple[Request, int]], logits: torch.Tensor, now: float
+        self, choices: list[tuple[Request, int]], logits: torch.Tensor, place: Mapping[int, int], now: float
     ) -> list[tuple[Request, int]]:
-        """Choose a token for each request from its row. Returns those whose draft was chosen, so that
-        the next row predicts one more token."""
+        """Choose a token for each request from the logits of its state, which are in row ``place[state]``.
+        Returns those whose draft was chosen, so that the next state predicts one more token."""
         ready: list[tuple[Request, int]] = []
         for request, row in choices:
             error = self._masks.error(request)
@@ -324,26 +327,44 @@ class Scheduler:
                 self._fail(request, error)
         if not ready:
             return []
-        rows, requests = [row for _, row in ready], [request for request, _ in ready]
+        requests = [request for request, _ in ready]
+        counts = [self._sampler.at_once(request) for request in requests]
+        # In the order of the logits.
+        wanted = [(i, ahead) for ahead in range(max(counts)) for i in range(len(ready)) if ahead < counts[i]]
+        rows = [place[ready[i][1] + ahead] for i, ahead in wanted]
+        first, last = rows[0], rows[0] + len(rows)
         chosen = self._sampler.next_tokens(
-            requests,
-            logits if rows == list(range(len(logits))) else picked(logits, rows),
-            self._next_pass(requests),
+            [(requests[i], ahead) for i, ahead in wanted],
+            logits[first:last] if rows == list(range(first, last)) else picked(logits, rows),
+            self._next_pass(requests) if len(rows) == len(requests) else None,
         )
         self._lookahead.settle([sampled.token for sampled in chosen])
+        tokens: list[list[Sampled]] = [[] for _ in ready]
+        for (i, _), sampled in zip(wanted, chosen, strict=True):
+            tokens[i].append(sampled)
         more: list[tuple[Request, int]] = []
-        for (request, row), (token, logprob) in zip(ready, chosen, strict=True):
+        for (request, row), some in zip(ready, tokens, strict=True):
             with self._failing_alone(request):
-                if token != request.next_draft:
-                    self._growth.accept(request, token, logprob, now)
-                elif request.next_is_guess:
-                    self.ledger.accepted_tokens += 1
-                    if following := self._growth.accept_guess(request, token, logprob, now):
-                        more.append((request, row + following))
-                elif self._growth.keep_draft(request, token, logprob):
-                    more.append((request, row + 1))
+                on = 0
+                for token, logprob in some:
+                    following = self._append(request, token, logprob, now)
+                    on += following
+                    if not following:
+                        break
+                else:
+                    more.append((request, row + on))
         self._masks.fill_now([request for request, _ in more])
         return more
+
+    def _append(self, request: Request, token: int, logprob: Logprob | None, now: float) -> int:
+        """Append a chosen token. Returns how many states on the next one is predicted, 0 if none does yet."""
+        if token != request.next_draft:
+            self._growth.accept(request, token, logprob, now)
+            return 0
+        if request.next_is_guess:
+            self.ledger.accepted_tokens += 1
+            return self._growth.accept_guess(request, token, logprob, now)
+        return int(self._growth.keep_draft(request, token, logprob))
 
     def _next_pass(self, requests: Sequence[Request]) -> Callable[[torch.Tensor], None] | None:
         """Launches the pass over the tokens being chosen, where the next step will want nothing else."""
