@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ramify.runtime.scheduler.lookup import LONGEST, Found, find
+from ramify.runtime.scheduler.lookup import KEPT, LONGEST, SCOPES, Found, RecentOutputs, copied, find
 
 
 def naive(tokens: list[int], end: list[int]) -> Found | None:
@@ -30,3 +30,34 @@ def test_the_latest_of_the_longest_occurrences_is_found() -> None:
 
 def test_an_occurrence_at_the_very_beginning() -> None:
     assert find(np.array([5, 1, 1], np.int32), np.array([2, 5], np.int32)) == Found(1, 1)
+
+
+def test_a_copy_that_reaches_the_end_goes_on_with_itself() -> None:
+    tokens = np.array([9, 1, 2, 3], np.int32)
+    assert copied(tokens, 0, 2) == [9, 1]
+    assert copied(tokens, 1, 7) == [1, 2, 3, 1, 2, 3, 1]
+    assert copied(tokens, 3, 3) == [3, 3, 3]
+
+
+def test_outputs_end_where_they_ended() -> None:
+    outputs = RecentOutputs()
+    outputs.add("a", np.array([1, 2, 3], np.int32))
+    outputs.add("a", np.array([4, 5], np.int32))
+    found = outputs.find("a", np.array([8, 1, 2], np.int32))
+    assert found is not None
+    assert found.length == 2
+    assert outputs.following("a", found.place, 5) == [3]
+    assert outputs.find("b", np.array([1, 2], np.int32)) is None
+
+
+def test_old_outputs_and_scopes_are_forgotten() -> None:
+    outputs = RecentOutputs()
+    for token in range(KEPT):  # two slots each: the first half has been written over
+        outputs.add("a", np.array([token], np.int32))
+    assert outputs.find("a", np.array([1], np.int32)) is None
+    assert outputs.find("a", np.array([KEPT - 1], np.int32)) is not None
+    for scope in range(SCOPES):
+        outputs.add(str(scope), np.array([1, 2], np.int32))
+    assert outputs.find("a", np.array([KEPT - 1], np.int32)) is None
+    outputs.add("long", np.arange(3 * KEPT, dtype=np.int32))
+    assert outputs.find("long", np.array([3 * KEPT - 2], np.int32)) is not None

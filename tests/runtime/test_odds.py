@@ -1,0 +1,48 @@
+"""When a guess is worth its row."""
+
+from __future__ import annotations
+
+import pytest
+
+from ramify.runtime.scheduler.odds import MOST_ROWS, Odds, StepCost, Track
+
+
+def test_odds_follow_what_happens_to_guesses_of_a_kind() -> None:
+    odds = Odds({"own": (0.1, 0.8), "tree": (0.6, 0.9)})
+    assert odds.of("own", 1) == 0.1
+    assert odds.of("own", 8) == odds.of("own", 20) == pytest.approx(0.8)
+    for i in range(400):
+        odds.learn("own", 2, kept=i % 4 == 0)
+    assert odds.of("own", 2) == pytest.approx(0.25, abs=0.05)
+    assert odds.of("own", 1) == 0.1
+    assert odds.best == pytest.approx(0.9)
+
+
+def test_a_request_that_guesses_badly_is_believed_soon() -> None:
+    track = Track()
+    assert track.odds(0.8) == pytest.approx(0.8)
+    for _ in range(20):
+        track.learn(kept=False)
+    assert track.odds(0.8) < 0.3
+    for _ in range(20):
+        track.learn(kept=True)
+    assert track.odds(0.8) > 0.75
+
+
+@pytest.mark.parametrize(("base", "row"), [(0.005, 0.0004), (0.001, 0.001), (0.02, 0.0)])
+def test_the_cost_of_a_row_is_read_off_steps(base: float, row: float) -> None:
+    cost = StepCost()
+    for rows in [1, 4, 2, 9, 16, 3] * 40:
+        cost.learn(rows, base + row * rows)
+    assert cost.of_a_row(8) == pytest.approx(row / (base + 8 * row), rel=0.1, abs=0.01)
+
+
+def test_steps_of_one_size_say_nothing_of_the_slope() -> None:
+    cost = StepCost()
+    before = cost.of_a_row(1)
+    for _ in range(500):
+        cost.learn(1, 0.004)
+    assert cost.of_a_row(1) == pytest.approx(before, rel=0.01)
+    for _ in range(100):
+        cost.learn(MOST_ROWS + 1, 1.0)
+    assert cost.of_a_row(1) == pytest.approx(before, rel=0.01)
