@@ -27,7 +27,6 @@ from ramify.kernels.cpu.simd import (
     store_bf16,
     sum_lanes,
 )
-from ramify.kernels.reference import norm as reference
 
 
 @part
@@ -78,16 +77,31 @@ def normalise(at, to, weight, size, eps, bf16):  # type: ignore[no-untyped-def]
             set_f32(to + 4 * i, f32_at(at + 4 * i) * factor * f32_at(weight + 4 * i))
 
 
+@part
+def _normalise_by_f32(at, to, weight, size, eps):  # type: ignore[no-untyped-def]
+    """As `normalise`: one bfloat16 row, with a float32 weight."""
+    wide = size - size % LANES
+    factor = inverse_rms(at, size, eps, True)
+    scale = broadcast(factor)
+    for i in range(0, wide, LANES):
+        store_bf16(to + 2 * i, mul(mul(load_bf16(at + 2 * i), scale), load(weight + 4 * i)))
+    for i in range(wide, size):
+        set_bf16(to + 2 * i, bf16_at(at + 2 * i) * factor * f32_at(weight + 4 * i))
+
+
 def _build(sources: str) -> Any:
-    @compiled(types.int64(*[types.int64] * 11, types.float64))
+    @compiled(types.int64(*[types.int64] * 12, types.float64))
     def run(  # type: ignore[no-untyped-def]
-        x, x_token, x_head, out, out_token, out_head, weight, tokens, heads, size, bf16, eps
+        x, x_token, x_head, out, out_token, out_head, weight, tokens, heads, size, bf16, by_f32, eps
     ):
         sources  # noqa: B018
         for token in range(tokens):
             for head in range(heads):
                 at, to = x + token * x_token + head * x_head, out + token * out_token + head * out_head
-                normalise(at, to, weight, size, eps, bf16)
+                if bf16 and by_f32:
+                    _normalise_by_f32(at, to, weight, size, eps)
+                else:
+                    normalise(at, to, weight, size, eps, bf16)
         return 0
 
     return run
@@ -99,14 +113,13 @@ _run = _build(sources())
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
     """As `reference.norm.rms_norm`, whose docstring is the contract."""
     out = check_norm(x, weight, out)
-    if weight.dtype != x.dtype:
-        return reference.rms_norm(x, weight, eps, out=out)
     size = x.element_size()
     x_stride, out_stride = x.stride(), out.stride()
     two = len(x_stride) == 2
     _run(
         x.data_ptr(), x_stride[0] * size, 0 if two else x_stride[1] * size,
         out.data_ptr(), out_stride[0] * size, 0 if two else out_stride[1] * size,
-        weight.data_ptr(), x.shape[0], 1 if two else x.shape[1], x.shape[-1], size == 2, eps,
+        weight.data_ptr(), x.shape[0], 1 if two else x.shape[1], x.shape[-1],
+        size == 2, weight.element_size() == 4, eps,
     )  # fmt: skip
     return out

@@ -51,15 +51,21 @@ def test_head_norms_of_another_size_are_refused(backend):
 
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 def test_weights_of_norms_may_be_float32(backend):
+    """Nothing is rounded but the result."""
     x, weight = torch.randn(3, 2, 40).bfloat16(), 1 + 0.01 * torch.randn(40)
-    exact = F.rms_norm(x.float(), (40,), weight, 1e-5).bfloat16()
-    assert torch.equal(ops(backend).rms_norm(x, weight, 1e-5), exact)
-    assert not torch.equal(ops(backend).rms_norm(x, weight.bfloat16(), 1e-5), exact), "rounded it says less"
+    exact = F.rms_norm(x.double(), (40,), weight.double(), 1e-5)
+
+    def error(normed):
+        return ((normed.double() - exact) / exact).abs().max()
+
+    once = 1.001 * 2**-8
+    assert error(ops(backend).rms_norm(x, weight, 1e-5)) <= once
+    assert error(ops(backend).rms_norm(x, weight.bfloat16(), 1e-5)) > once
     k, pages = x.clone(), torch.zeros(2, 1, 2, 4, 40, dtype=torch.bfloat16)
     still, slots = torch.ones(3, 20, dtype=torch.complex64), torch.arange(3)
     ops(backend).rope_store_kv(x, k, k, still, *pages, slots, q_norm=weight, k_norm=weight, eps=1e-5)
-    assert torch.equal(x, exact)
-    assert torch.equal(pages[0][0, :, :3].transpose(0, 1), exact)
+    assert error(x) <= once
+    assert error(pages[0][0, :, :3].transpose(0, 1)) <= once
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
