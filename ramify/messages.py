@@ -378,7 +378,7 @@ class TextChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     forced: tuple[int, ...] = ()
     """Places in `ids` of the tokens that the grammar left no choice about, where the backend tells."""
     pieces: tuple[tuple[int, int], ...] = ()
-    """Where several steps are told together: how `ids` and `text` go together, as numbers of ids and of
+    """Where several ids are told together: how `ids` and `text` go together, as numbers of ids and of
     characters of one piece after the other. All of both are one piece where there are none."""
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None

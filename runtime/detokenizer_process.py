@@ -97,7 +97,7 @@ class Detokenizer:
             usage = msgspec.structs.replace(output.usage, completion_tokens=output.ids)
             self.forget(chunk.rid)
         pieces: tuple[tuple[int, int], ...] = ()
-        if output.every_s and len(ids) > 1 and not output.stream.may_stop:
+        if len(ids) > 1 and not output.stream.may_stop:
             pieces = output.stream.pieces(len(ids), len(chunk.ids), len(text))
         told = TextChunk(
             rid=chunk.rid,

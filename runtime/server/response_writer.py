@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -40,8 +43,8 @@ class ResponseWriter:
         self._form = form
         self._reader = TurnReader(form)
         self._open: Item | None = None
-        self._logprobs: list[TokenLogprob] = []
-        """Of tokens of the message whose text has not been told yet."""
+        self._logprobs: collections.deque[tuple[list[TokenLogprob], int]] = collections.deque()
+        """Of tokens whose text has not been told yet, and how many characters they are."""
         self._reasoning_tokens = 0
         self._unenforced: tuple[Unenforced, ...] = ()
         self._told = 0
@@ -75,7 +78,10 @@ class ResponseWriter:
         thinking = self._reader.reasoning
         parts = self._reader.push(chunk.text)
         if chunk.logprobs is not None:
-            self._logprobs += response_logprobs([chunk.logprobs])
+            entries = iter(response_logprobs([chunk.logprobs]))
+            self._logprobs += [
+                (list(itertools.islice(entries, count)), length) for count, length in _pieces(chunk)
+            ]
         if thinking:
             self._count_reasoning(chunk)
         if chunk.finish is not None:
@@ -87,15 +93,13 @@ class ResponseWriter:
 
     def _count_reasoning(self, chunk: TextChunk) -> None:
         """`chunk` has tokens of the reasoning, and none of an earlier message."""
-        self._reasoning_tokens += len(chunk.ids)
         if self._reader.reasoning:
+            self._reasoning_tokens += len(chunk.ids)
             self._logprobs.clear()
             return
-        # Tokens of one step have no borders in the text: they are split by its length.
-        self._reasoning_tokens -= round(len(chunk.ids) * self._reader.answered / len(chunk.text))
-        left = sum(len(entry.token) for entry in self._logprobs)
-        while self._logprobs and left > self._reader.answered:
-            left -= len(self._logprobs.pop(0).token)
+        thought = len(chunk.text) - self._reader.answered
+        self._reasoning_tokens += _ids_in(chunk, thought)
+        self._take_logprobs(thought)
 
     def _add(self, part: TurnPart) -> None:
         match part:
@@ -135,7 +139,7 @@ class ResponseWriter:
         part.text += text
         more: dict[str, Any] = {}
         if isinstance(part, OutputText):
-            more = {"logprobs": self._take_logprobs(text)}
+            more = {"logprobs": self._take_logprobs(len(text))}
             part.logprobs += more["logprobs"]
         self._tell(f"response.{part.type}.delta", **self._place(item), delta=text, **more)
 
@@ -176,16 +180,15 @@ class ResponseWriter:
             response.status, response.completed_at = "completed", int(time.time())
         self._tell(f"response.{response.status}", response=response)
 
-    def _take_logprobs(self, text: str) -> list[TokenLogprob]:
-        """Those of the tokens that `text`, which is told now, consists of."""
-        count = len(self._logprobs)
-        # Else there are tokens in it that are parts of characters, and no part of a tool call's beginning.
-        if "".join(entry.token for entry in self._logprobs).startswith(text):
-            count, length = 0, 0
-            while length < len(text):
-                length += len(self._logprobs[count].token)
-                count += 1
-        taken, self._logprobs = self._logprobs[:count], self._logprobs[count:]
+    def _take_logprobs(self, characters: int) -> list[TokenLogprob]:
+        """Those of the tokens that the next `characters` consist of; a token is taken with its first one."""
+        taken: list[TokenLogprob] = []
+        while characters and self._logprobs:
+            entries, length = self._logprobs.popleft()
+            taken += entries
+            if length > characters:
+                self._logprobs.appendleft(([], length - characters))
+            characters = max(characters - length, 0)
         return taken
 
     # --- events -----------------------------------------------------------------------------------
@@ -211,3 +214,19 @@ class ResponseWriter:
     def _take_events(self) -> bytes:
         events, self._events = b"".join(self._events), []
         return events
+
+
+def _pieces(chunk: TextChunk) -> Sequence[tuple[int, int]]:
+    return chunk.pieces or ((len(chunk.ids), len(chunk.text)),)
+
+
+def _ids_in(chunk: TextChunk, characters: int) -> int:
+    """How many of its ids the first `characters` of the text of `chunk` consist of."""
+    count = 0
+    for ids, length in _pieces(chunk):
+        if length > characters:
+            # Within a piece nobody knows where one token ends and the next one begins.
+            return count + round(ids * characters / length)
+        count += ids
+        characters -= length
+    return count

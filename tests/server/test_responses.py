@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
+from unittest.mock import ANY
 
 import httpx
 import openai
@@ -11,7 +13,8 @@ import pytest
 from pydantic import BaseModel
 
 from ramify.errors import InvalidConstraint, Overloaded, WorkerDied
-from ramify.messages import Preamble
+from ramify.messages import Generate, Preamble, TextChunk
+from ramify.runtime.chunks import joined
 from tests.server.desk import MODEL, FakeDesk, LiveServer, events
 from tests.server.responses_contract import check_events, check_response
 
@@ -167,6 +170,28 @@ def test_cut_anywhere(http: httpx.Client, desk: FakeDesk) -> None:
             assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
             assert all(item["status"] == "completed" for item in answer["output"][:-1])
         assert "tool_call>" not in json.dumps(final["output"])
+
+
+def test_however_many_tokens_come_at_once(
+    http: httpx.Client, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = ASK | REASONING | {"tools": [WEATHER, TIME], "include": ["message.output_text.logprobs"]}
+    desk.script = [EVERYTHING]
+    one_by_one = check_events(stream(http, body))
+    generate = desk.generate
+    for size in (2, 7, 50, 1000):
+
+        async def together(request: Generate, size: int = size) -> AsyncGenerator[TextChunk, None]:
+            chunks = [chunk async for chunk in generate(request)]
+            for at in range(0, len(chunks), size):
+                yield joined(chunks[at : at + size])
+
+        monkeypatch.setattr(desk, "generate", together)
+        desk.script = [EVERYTHING]
+        final = check_events(stream(http, body))
+        assert parts(final["output"]) == parts(one_by_one["output"])
+        assert final["output"][1]["content"] == one_by_one["output"][1]["content"]
+        assert final["usage"] == one_by_one["usage"] | {"input_tokens_details": ANY, "ramify": ANY}
 
 
 def test_reasoning_that_is_not_shown_is_counted(http: httpx.Client, desk: FakeDesk) -> None:
@@ -342,8 +367,8 @@ def test_logprobs_are_those_of_the_message(http: httpx.Client, desk: FakeDesk) -
     body = ASK | REASONING | {"tools": [WEATHER, TIME], "include": ["message.output_text.logprobs"]}
     final = check_events(stream(http, body))
     content = final["output"][1]["content"][0]
-    told = [bytes(entry["bytes"]).decode() or entry["token"] for entry in content["logprobs"]]
-    assert "".join(told) == "Let me see \ufffd\ufffd\ufffd\n"
+    assert "".join(entry["token"] for entry in content["logprobs"]) == "Let me see \ufffd\ufffd\ufffd\n"
+    assert [entry["bytes"] for entry in content["logprobs"][-4:]] == [[], [], [], [ord("\n")]]
     assert http.post("/v1/responses", json=body).json()["output"][1]["content"][0] == content
     del body["reasoning"]
     content = check_events(stream(http, body))["output"][0]["content"][0]
