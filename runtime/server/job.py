@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ramify.errors import Cancelled, InvalidRequest, NotFound
-from ramify.messages import Finish, Generate, TextChunk
+from ramify.messages import HELD_S, Finish, Generate, TextChunk
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.params import Explain, check_sampling, explained, fan_out
 from ramify.runtime.server.service import Service
@@ -121,6 +121,7 @@ def take_job(
                 rid=f"{one.rid}-{index}" if len(choices) > 1 else one.rid,
                 sampling=options,
                 scope=scope,
+                every_s=0.0 if stream else HELD_S,
             )
             for index, (one, options) in enumerate(choices)
         ],
