@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from ramify.lang.branch import Branch
-from ramify.lang.meta import meta_info, token_logprobs
+from ramify.lang.meta import add_logprobs, meta_info, token_logprobs
 from ramify.messages import TextChunk, TokenLogprobs, Usage
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ class _OneVariable:
     def __init__(self, state: ProgramState, branch: Branch, name: str) -> None:
         self._state, self._branch, self._name = state, branch, name
         self._read = self._tokens = 0
+        self._logprobs: TokenLogprobs | None = None
+        """Of the tokens since text was last handed out."""
 
     @property
     def ended(self) -> bool:
@@ -96,17 +98,20 @@ class _OneVariable:
         self._read += len(chunks)
         for chunk in chunks:
             self._tokens += len(chunk.ids)
+            self._logprobs = add_logprobs(self._logprobs, chunk.logprobs)
             if chunk.text:
                 yield chunk.text, self._meta(chunk)
+                self._logprobs = None
         if ended and not self._read and variable.error is None:
             self._read = 1
             yield str(variable.text if variable.text is not None else variable.value), variable.meta
 
     def _meta(self, chunk: TextChunk) -> dict[str, Any]:
-        """``meta_info`` so far; log-probabilities are those of this chunk alone, as in SGLang."""
-        meta = meta_info(chunk.rid, chunk.usage or Usage(), chunk.finish)
-        if chunk.logprobs is not None:
-            meta["output_token_logprobs"] = token_logprobs(chunk.logprobs or TokenLogprobs())
+        """``meta_info`` so far; log-probabilities are those of this text alone, as in SGLang."""
+        usage = chunk.usage or Usage(completion_tokens=self._tokens)
+        meta = meta_info(chunk.rid, usage, chunk.finish)
+        if self._logprobs is not None:
+            meta["output_token_logprobs"] = token_logprobs(self._logprobs)
             meta["output_token_logprobs_length"] = self._tokens
         return meta
 

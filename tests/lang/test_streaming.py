@@ -122,3 +122,17 @@ def test_without_stream_the_text_comes_at_the_end():
     state = story.run("cats", backend=rm.ScriptedBackend(ANSWERS))
     assert list(state.text_iter()) == [state.text()]
     assert list(state.text_iter("first")) == ["Once upon a time"]
+
+
+async def test_meta_data_say_how_many_tokens_there_are_so_far(engine: rm.Engine) -> None:
+    @rm.function
+    def ask(s: rm.ProgramState) -> None:
+        s += "x" + rm.gen("x", max_tokens=40, temperature=2, seed=3, ignore_eos=True, return_logprob=True)
+
+    state = ask.run(backend=engine, stream=True)
+    told = 0
+    async for text, meta in state.text_async_iter("x", return_meta_data=True):
+        assert text
+        told += len(meta["output_token_logprobs"])  # of tokens that gave no text yet as well
+        assert meta["completion_tokens"] == meta["output_token_logprobs_length"] == told
+    assert told > 20
