@@ -168,7 +168,7 @@ def usage(kernel: Any, capability: int) -> Usage:
         REGISTERS // (-(-registers * 32 // 256) * 256 * warps),
         limits.shared // (shared + _PROGRAM_SHARED),
     )
-    hot = sum(sum(map(_is_spill, body)) for body in _loops(code) if any(map(_MULTIPLY.search, body)))
+    hot = sum(sum(map(_is_spill, body)) for body in innermost_loops(code) if any(map(_MULTIPLY.search, body)))
     spills = sum(_is_spill(instruction) for _, instruction in code)
     return Usage(registers, spills, hot, shared, warps, programs, dict(widths))
 
@@ -177,8 +177,11 @@ def _is_spill(instruction: str) -> bool:
     return _SPILL.search(instruction) is not None
 
 
-def _loops(code: list[tuple[int, str]]) -> Iterator[list[str]]:
-    """The bodies of the innermost loops: what lies between a jump back and its target."""
+def innermost_loops(code: list[tuple[int, str]]) -> Iterator[list[str]]:
+    """The bodies of the innermost loops: what lies between a jump back and its target.
+
+    code : addresses and instructions
+    """
     back = [
         (int(jump[1], 16), at)
         for at, instruction in code

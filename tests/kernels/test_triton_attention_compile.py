@@ -11,12 +11,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
+from benchmarks.kernel_compiler import GENERATIONS, innermost_loops, usage
 from ramify.kernels.triton import attention_tile, merge
-from ramify.kernels.triton.attention_config import CHUNK, Device, Tile, block_dim, tiles
+from ramify.kernels.triton.attention_config import CHUNK, Tile, block_dim, tiles
 
 TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
-SHARED = {80: 166912, 90: 232448}
-"""Bytes of shared memory that a program may have: A100, H100."""
+H100 = GENERATIONS[90].device
 
 
 def compiled(function, types: dict[str, str], constants: dict, generation: int, **options) -> CompiledKernel:
@@ -51,12 +51,17 @@ def compile_attend(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("generation", "head_dim"), [(80, 128), (90, 128), (90, 256)])
+@pytest.mark.parametrize(("generation", "head_dim"), [(89, 128), (90, 128), (90, 256)])
 def test_tiles_use_tensor_cores_and_fit_the_shared_memory(generation, head_dim):
     """Blocks of keys arrive asynchronously; from 64 rows on Hopper multiplies by warp groups."""
-    for tile in tiles(head_dim, torch.bfloat16, Device(100, SHARED[generation])):
+    device = GENERATIONS[generation].device
+    for tile in tiles(head_dim, torch.bfloat16, device):
         kernel = compile_attend(tile, head_dim, torch.bfloat16, generation)
-        assert kernel.metadata.shared <= SHARED[generation]
+        assert kernel.metadata.shared <= device.shared_bytes
+        taken = usage(kernel, generation)
+        assert taken.hot_spills == 0
+        assert taken.programs >= 1
+        assert taken.widths[16] > 0
         text = kernel.asm["ptx"]
         assert "cp.async" in text
         assert ("wgmma.mma_async" in text) == (generation == 90 and tile.rows >= 64)
@@ -65,7 +70,7 @@ def test_tiles_use_tensor_cores_and_fit_the_shared_memory(generation, head_dim):
 
 def test_two_blocks_are_on_their_way_on_a_hopper():
     """The page table takes every other stage: less, and each program waits for the memory at each block."""
-    for tile in tiles(128, torch.bfloat16, Device(132, SHARED[90])):
+    for tile in tiles(128, torch.bfloat16, H100):
         kernel = compile_attend(tile, 128, torch.bfloat16, 90)
         block = 2 * tile.columns * 128 * 2
         assert kernel.metadata.shared >= 2 * block
@@ -80,15 +85,17 @@ def test_every_flag_compiles(windowed, capped, listed, page_size):
 
 def test_the_deterministic_form_compiles_for_every_dtype():
     for dtype, head_dim in itertools.product((torch.bfloat16, torch.float32), (128, 256)):
-        (tile,) = tiles(head_dim, dtype, Device(132, SHARED[90]), deterministic=True)
+        (tile,) = tiles(head_dim, dtype, H100, deterministic=True)
         kernel = compile_attend(tile, head_dim, dtype, 90, chunk=CHUNK)
-        assert kernel.metadata.shared <= SHARED[90]
+        assert kernel.metadata.shared <= H100.shared_bytes
 
 
 def test_no_multiplication_is_fused_behind_our_back():
     """Only the written fused multiply-adds: the bits do not depend on what a compiler's version fuses."""
-    (tile,) = tiles(128, torch.bfloat16, Device(132, SHARED[90]), deterministic=True)
-    text = compile_attend(tile, 128, torch.bfloat16, 90, chunk=CHUNK).asm["ptx"]
+    (tile,) = tiles(128, torch.bfloat16, H100, deterministic=True)
+    kernel = compile_attend(tile, 128, torch.bfloat16, 90, chunk=CHUNK)
+    assert usage(kernel, 90).hot_spills == 0, "states are put aside between chunks alone"
+    text = kernel.asm["ptx"]
     assert "mul.rn.f32" in text
     assert not re.search(r"\b(mul|add|sub)\.(ftz\.)?f32", text), "what is not .rn may be fused"
 
@@ -98,3 +105,19 @@ def test_merge_compiles():
     types = pointers | dict.fromkeys(("token_ptr", "start_ptr", "index_ptr"), "*i32") | {"out_stride": "i32"}
     constants = {"KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": 80, "BLOCK_D": 128, "AT_ONCE": 8}
     compiled(merge._merge, types, constants, 90, num_warps=1, enable_fp_fusion=False)
+
+
+def test_spills_are_counted_where_matrices_are_multiplied():
+    """Two loops within a third: only what lies in the innermost ones counts."""
+    code = [
+        (0x00, "STL [R1], R2"),
+        (0x10, "HMMA.16816.F32 R4, R8"),
+        (0x20, "@P0 BRA 0x10"),
+        (0x30, "LDL R2, [R1]"),
+        (0x40, "LDL R3, [R1]"),
+        (0x50, "@!P1 BRA.U 0x40"),
+        (0x60, "BRA 0x0"),
+        (0x70, "BRA 0x70"),
+    ]
+    bodies = [[code[1][1], code[2][1]], [code[4][1], code[5][1]]]
+    assert list(innermost_loops(code)) == bodies

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmarks.compile_kernels import cases, line, measure, row_cases
 from benchmarks.kernel_compiler import Compiled, compiling
 from ramify.kernels.errors import KernelUnavailable
 from ramify.kernels.registry import ops
@@ -78,3 +79,18 @@ def test_sampling_compiles_and_moves_sixteen_bytes_at_once():
         assert "ld.global.v4.b32" in texts[name], name
     assert "st.global.v4.b32" in texts["_mask"]
     assert "local" not in texts["scan"], "nothing is spilt"
+
+
+def test_the_table_says_what_a_kernel_takes_and_what_does_not_compile():
+    def fails():
+        raise ValueError("out of resources")
+
+    name, launch = next(row_cases())
+    row, fault = measure(90, "", [(name, launch), (name, launch), ("odd", fails)])
+    assert row["kernel"] == "_rms_norm"
+    assert 0 < row["registers"] <= 255
+    assert row["widths"][16] > 0
+    assert "fault" not in row
+    assert name in line(row)
+    assert "FAULT: ValueError: out of resources" in line(fault)
+    assert len([case for case, _ in cases() if "deterministic" in case]) >= 8
