@@ -46,7 +46,7 @@ class CharAutomaton:
 
 
 class Derivatives:
-    """Of expressions that call `rules`, perhaps recursively.
+    """Derivatives of expressions that call `rules`, perhaps recursively.
 
     Where recursion is not in the last place there are infinitely many different ones.
     """

@@ -49,8 +49,10 @@ MAX_DEPTH = 4
 
 @dataclasses.dataclass(frozen=True)
 class Branch:
-    """Facts that hold together. `facts` are in the order in which they were written; those about types
-    that are not among `types` are left out. With `values` there are these values and no facts."""
+    """One alternative: the values of `types` for which all `facts` hold, or exactly those in `values`.
+
+    `facts` are in the order in which the schema has them, without those about other types.
+    """
 
     types: frozenset[str] = frozenset(TYPES)
     facts: tuple[Fact, ...] = ()
@@ -65,8 +67,8 @@ class Branch:
 
 
 class _Outline(NamedTuple):
-    """What is seen of a formula at once: its types, its values where they are listed, and those of
-    properties that all its objects have."""
+    """What can be read off a formula without expanding it: the types of its values, the values themselves
+    where they are listed, and the listed values of properties that all its objects have."""
 
     types: frozenset[str]
     values: frozenset[Value] | None

@@ -1,4 +1,8 @@
-"""The facts that formulas about JSON values are made of: what one keyword asks of one type of value."""
+"""The facts that formulas about JSON values are made of: what one keyword asks of one type of value.
+
+``"minimum": 8`` is ``Above(Decimal(8), inclusive=True)``: numbers are at least 8, and any other value will
+do. A fact knows its negation, so formulas need no "not".
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ _note = dataclasses.field(default="", compare=False)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Types(Fact):
-    """One of these types."""
+    """The value is of one of these types."""
 
     __hash__ = Node.__hash__
     types: frozenset[str]
@@ -47,7 +51,7 @@ class Types(Fact):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Listed(Fact):
-    """One of these values."""
+    """The value is one of these."""
 
     __hash__ = Node.__hash__
     values: tuple[Value, ...]
@@ -64,7 +68,7 @@ class Listed(Fact):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unlisted(Fact):
-    """None of these values, which are no arrays and no objects."""
+    """The value is none of these, among which are no arrays and no objects."""
 
     __hash__ = Node.__hash__
     values: tuple[Value, ...]

@@ -1,4 +1,4 @@
-"""The rules of any JSON value: the same names and bodies in every grammar that needs them."""
+"""The rules for any JSON value, the same in every grammar that needs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands between JSON values: commas, colons, brackets and the white space around them."""
+"""What stands between JSON values: commas, colons and brackets, with the white space around them."""
 
 from __future__ import annotations
 

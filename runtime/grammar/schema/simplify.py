@@ -1,4 +1,4 @@
-"""Alternatives that are one fact: "no object, or without the property, or with another value there"."""
+"""Alternatives joined into one fact: "no object, or without the property, or with another value there"."""
 
 from __future__ import annotations
 
