@@ -6,15 +6,15 @@ no template is rendered again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import msgspec
+from msgspec.structs import replace
 
 from ramify.errors import InvalidRequest
 from ramify.lang.transcript import Piece, append_text, text_of
 from ramify.messages import ChatFormat, ChatMessage, ModelInfo
 
 
-@dataclass(frozen=True, slots=True)
-class Dialogue:
+class Dialogue(msgspec.Struct, frozen=True):
     """The turns so far. Frozen, so that forks share it."""
 
     messages: tuple[ChatMessage, ...] = ()

@@ -25,6 +25,8 @@ SPELLINGS = {
 
 LOGPROB_OPTIONS = ("return_logprob", "top_logprobs_num", "logprob_start_len", "return_text_in_logprobs")
 
+_LOGPROBS = frozenset(LOGPROB_OPTIONS)
+
 NAMES = frozenset(SamplingParams.__struct_fields__) | SPELLINGS.keys() | frozenset(LOGPROB_OPTIONS)
 """Every option that is understood."""
 
@@ -64,6 +66,8 @@ def resolve_options(*layers: Mapping[str, Any]) -> SamplingParams:
 
 def _logprob_fields(given: Mapping[str, Any]) -> dict[str, int]:
     """SGLang's four log-probability options as our two."""
+    if _LOGPROBS.isdisjoint(given):
+        return {}
     wanted, top, start, text = (given.get(name) for name in LOGPROB_OPTIONS)
     if text is False:
         raise UnsupportedField(

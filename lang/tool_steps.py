@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from ramify.errors import InvalidRequest
 from ramify.lang import retries

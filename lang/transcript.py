@@ -7,14 +7,14 @@ sent as one string, so that they are tokenised as the user wrote them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from ramify.messages import Segment
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """One segment after `before`, and the text that it stands for."""
 
     before: Piece | None
