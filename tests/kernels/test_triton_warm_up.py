@@ -91,6 +91,7 @@ def test_nothing_is_compiled_after_the_warm_up(deterministic: bool) -> None:
     names = {name for name, _ in known}
     assert {"attend", "_merge", "_rope_store", "_copy", "_pick", "collect", "_finish", "_edit"} <= names
     assert deterministic == ("_product" in names)
+    assert all("'enable_fp_fusion': False" in key for _, key in known), "nothing is fused behind our back"
     assert forms(launches), "steps launch kernels"
     assert not forms(launches) - known, "a request would wait for these"
     idle = {name for name, _ in known - forms(launches)}
