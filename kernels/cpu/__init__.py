@@ -1,18 +1,23 @@
 """Kernels for x86-64 and Arm processors, compiled on the machine by numba's LLVM.
 
-compiler        signatures, the cache on disk, what a machine must have
-simd            vectors of float32 inside numba
-dots            dots of bfloat16 pairs
-tiles           the register-blocked product and the transposing copy
-team            torch's thread pool
-attention       paged attention, shared out to threads
-attention_plan  which queries share a tile, and what it reads
-attention_tile  one share
-linear          products with packed weights, shared out to threads
-linear_items    one share
-linear_tiles    its inner loops
-linear_masked   products of which masks ask for few outputs
-kv_store        writing rows of pages and copying pages
-rope            rotary positions, fused with the write
-norm            RMS normalisation
+Common ground:
+    compiler        signatures, the cache on disk, what a machine must have
+    simd, dots      vectors of float32, and dots of bfloat16 pairs
+    team, fork      torch's thread pool, and calls on it from inside kernels
+    arena           working memory
+
+Attention:
+    attention       paged attention, shared out to threads
+    attention_plan  which queries share a tile, and what the tile reads
+    attention_tile  one tile
+    tiles           its two inner loops
+
+Products with packed weights:
+    linear          shared out to threads
+    linear_masked   only the outputs that a mask asks for
+    linear_items    one thread's share
+    linear_rows     the rows of x as the inner loops read them
+    linear_tiles, linear_int8, linear_code   the inner loops: floats, int8, and what both share
+
+The rest: norm, rope, kv_store, logits, sampling; and layer_stack, all layers of a step in one call.
 """
