@@ -166,7 +166,6 @@ class Scheduler:
         began = self._clock()
         plan = self.schedule(began)
         if plan:
-            model_s = self.ledger.model_s
             try:
                 hidden = self.run(plan)
             except Exception as error:  # the pass as a whole failed: its requests end, the engine goes on
@@ -177,7 +176,7 @@ class Scheduler:
             else:
                 self.postprocess(plan, hidden)
                 if self._drafter is not None:
-                    self._drafter.cost.learn(len(hidden), self.ledger.model_s - model_s)
+                    self._drafter.cost.learn(len(hidden), self._clock() - began)
             self.ledger.steps += 1
         output = self._outputs.take(self._clock())
         self.ledger.step_s += self._clock() - began
