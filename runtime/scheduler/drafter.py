@@ -22,7 +22,7 @@ from ramify.runtime.scheduler.request import Request
 MOST = 15
 """Guesses of a request in one step."""
 LEAST_GAIN = 1.5
-"""How much more than its cost a guess must promise: near 1 there is little to gain, and odds are estimates."""
+"""How much more than its cost a guess must promise; near 1 there is little to gain."""
 FIRST_ODDS = {"tree": (0.6, 0.9), "own": (0.1, 0.8), "outputs": (0.05, 0.7)}
 """Of each source at a match of one token and of `LONGEST`, until guesses have been verified."""
 
