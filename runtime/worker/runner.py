@@ -100,11 +100,6 @@ class Runner:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def check_device(self) -> None:
-        """Raise what a CUDA device has run into: after an error of a kernel it computes nothing any more."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Copy pages, store the new tokens' KV, and return the hidden states: (T, hidden).
