@@ -88,7 +88,7 @@ def load_vocabulary(folder: Path, *, vocab_size: int, stop_ids: Iterable[int]) -
     try:
         cache.ensure(entry, lambda folder: _write(made(), folder))
         cache.remove_older(entry)
-    except OSError:  # a cache that cannot be written
+    except (OSError, cache.NotWritable):
         return made()
     return Vocabulary.from_bytes((entry / VOCABULARY_FILE).read_bytes())
 

@@ -16,6 +16,10 @@ from ramify.errors import EngineError
 log = logging.getLogger(__name__)
 
 
+class NotWritable(EngineError):
+    """The cache folder takes nothing: who can do without an entry does."""
+
+
 def home() -> Path:
     """`$RAMIFY_HOME`, or `~/.cache/ramify`."""
     given = os.environ.get("RAMIFY_HOME")
@@ -74,7 +78,7 @@ def _lock(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         opened = path.open("a")
     except OSError as error:
-        raise EngineError(
+        raise NotWritable(
             f"The cache folder {home()} cannot be written: {error.strerror}.",
             remedy="Set RAMIFY_HOME to a folder that can be.",
         ) from error

@@ -48,7 +48,7 @@ def load_packed(
 
     try:
         cache.ensure(entry, build)
-    except OSError as error:
+    except (OSError, cache.NotWritable) as error:
         log.warning("The packed model cannot be cached, so every start packs it again: %s", error)
         return built[0] if built else full()
     built.clear()

@@ -91,26 +91,20 @@ class Drafter:
         """The likeliest of what the sources say."""
         ids = request.known_and_draft
         end = ids[-LONGEST:]
-        found: list[tuple[float, str, int, int]] = []
-        tree = self._cache.following(ids, request.scope, most)
-        if tree:
+        found: list[Guess] = []
+        following = self._cache.following(ids, request.scope, most)
+        if following:
             # Equal prompts go on alike or not: the more of the output that did, the likelier.
-            length = min(len(ids) - request.prompt_len, LONGEST)
-            found.append((self._odds.of("tree", length), "tree", length, 0))
+            length = max(1, len(ids) - request.prompt_len)
+            found.append(Guess("tree", length, len(ids), following))
         own = find(ids, end)
         if own is not None:
-            found.append((self._odds.of("own", own.length), "own", own.length, own.place))
-        outputs = self._outputs.find(request.scope, end)
-        if outputs is not None:
-            found.append((self._odds.of("outputs", outputs.length), "outputs", outputs.length, outputs.place))
-        if not found:
-            return None
-        _, source, length, place = max(found)
-        if source == "own":
-            tree = copied(ids, place, most)
-        elif source == "outputs":
-            tree = self._outputs.following(request.scope, place, most)
-        return Guess(source, length, len(ids), tree) if tree else None
+            found.append(Guess("own", own.length, len(ids), copied(ids, own.place, most)))
+        other = self._outputs.find(request.scope, end)
+        if other is not None:
+            following = self._outputs.following(request.scope, other.place, most)
+            found.append(Guess("outputs", other.length, len(ids), following))
+        return max(found, key=lambda guess: self._odds.of(guess.source, guess.length), default=None)
 
     def _learn(self, request: Request) -> None:
         """Whether the last guess was right, whether or not it was worth verifying."""

@@ -215,8 +215,13 @@ class Scheduler:
     def _speculate(self, drafter: Drafter) -> None:
         decoding = [request for request in self._running if _decoding(request)]
         guessing = [request for request in decoding if request.may_guess]
-        if self._cache.available() > PAGES_FOR_GUESSES * len(guessing):
+        if self._cache.available() <= PAGES_FOR_GUESSES * len(guessing):
+            return
+        try:
             drafter.propose(guessing, sum(request.target_len - request.computed_len for request in decoding))
+        except Exception:  # nobody needs a guess
+            log.exception("guessing failed, and is off from now on")
+            self._drafter = None
 
     def _take(self, request: Request, budget: int, plan: list[Planned]) -> int:
         """Plan as many tokens of `request` as `budget` allows, and return how many."""

@@ -85,3 +85,18 @@ def test_scopes_do_not_learn_from_each_other(tiny_folder: Path) -> None:
     _, alone = steps(local, REPEATING, **draw)
     _, other = steps(local, REPEATING, scope="other", **draw)
     assert other >= alone
+
+
+def test_a_guess_that_fails_ends_guessing_and_nothing_else(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = LocalScheduler(tiny_folder, deterministic=True, speculation=True)
+    expected, slow = steps(local, REPEATING)
+
+    def broken(*_: object) -> None:
+        raise IndexError
+
+    monkeypatch.setattr(drafter, "find", broken)
+    again, unaided = steps(local, REPEATING)
+    assert again == expected
+    assert unaided >= slow

@@ -119,9 +119,9 @@ class Prolongs(RequestSampler):
         self._random = random.Random(seed)
 
     def next_tokens(
-        self, requests: Sequence[Request], logits: torch.Tensor, meanwhile: object = None
+        self, places: Sequence[tuple[Request, int]], logits: torch.Tensor, meanwhile: object = None
     ) -> list[Sampled]:
-        return [Sampled(self._worst(request), None) for request in requests]
+        return [Sampled(self._worst(request), None) for request, _ in places]
 
     def _worst(self, request: Request) -> int:
         held = request.constrained
