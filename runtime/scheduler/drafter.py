@@ -21,6 +21,8 @@ from ramify.runtime.scheduler.request import Request
 
 MOST = 15
 """Guesses of a request in one step."""
+MOST_IN_STEP = 32
+"""Of all requests: what they add to the time between tokens stays within some 10 ms."""
 LEAST_GAIN = 1.5
 """How much more than its cost a guess must promise; near 1 there is little to gain."""
 FIRST_ODDS = {"tree": (0.6, 0.9), "own": (0.1, 0.8), "outputs": (0.05, 0.7)}
@@ -52,14 +54,15 @@ class Drafter:
         """
         expected = float(len(requests))
         share = self.cost.of_a_row(rows) * LEAST_GAIN
-        longest_pause = len(requests) // 2
+        longest_pause = len(requests) - 1
+        room = MOST_IN_STEP
         for request in requests:
             speculation = request.speculation
             if speculation.pause > 0:
                 speculation.pause -= 1
                 continue
             self._learn(request)
-            most = min(MOST, request.budget_left - 1 - request.draft_len)
+            most = min(MOST, room, request.budget_left - 1 - request.draft_len)
             if most <= 0 or self._odds.best < share * expected:
                 continue
             guess = self._guess(request, most)
@@ -76,6 +79,7 @@ class Drafter:
                     share = self.cost.of_a_row(rows) * LEAST_GAIN
             if guess is not None and worth:
                 request.guess(guess.tokens[:worth])
+                room -= worth
                 speculation.next_pause = 1
             else:
                 speculation.pause = min(speculation.next_pause, longest_pause)

@@ -13,8 +13,8 @@ import numpy as np
 
 LONGEST = 8
 """Matching tokens beyond which a match counts as no better."""
-KEPT = 16384
-"""Output tokens remembered of a scope: looking through them takes about 5 us."""
+KEPT = 8192
+"""Output tokens remembered of a scope: looking through them takes about 8 us."""
 SCOPES = 64
 CONTEXT = LONGEST
 """Prompt tokens remembered in front of each output, so that its first tokens can be found."""

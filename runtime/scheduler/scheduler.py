@@ -166,6 +166,7 @@ class Scheduler:
         began = self._clock()
         plan = self.schedule(began)
         if plan:
+            decoding = all(_decoding(planned.request) for planned in plan)
             try:
                 hidden = self.run(plan)
             except Exception as error:  # the pass as a whole failed: its requests end, the engine goes on
@@ -175,7 +176,7 @@ class Scheduler:
                     self._fail(planned.request, EngineError(f"The forward pass failed: {error}"))
             else:
                 self.postprocess(plan, hidden)
-                if self._drafter is not None:
+                if self._drafter is not None and decoding:
                     self._drafter.cost.learn(len(hidden), self._clock() - began)
             self.ledger.steps += 1
         output = self._outputs.take(self._clock())
