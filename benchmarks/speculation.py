@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ramify as rm
+from ramify.constraint import Constraint
 
 NAMES = ("Alice Moreau", "Bo Lindqvist", "Carla Rossi", "Deniz Kaya", "Emil Novak", "Farah Haddad")
 CITIES = ("Lyon", "Uppsala", "Torino", "Izmir", "Brno", "Amman", "Skopje", "Osaka")
@@ -34,10 +35,10 @@ MAX_TOKENS = 96
 REQUESTS = 6
 """A round, for each request at a time."""
 
-Ask = tuple[str, rm.Constraint | None]
+Ask = tuple[str, Constraint | None]
 
 
-def _object(**properties: dict[str, Any]) -> rm.Constraint:
+def _object(**properties: dict[str, Any]) -> Constraint:
     return rm.constraint.json_schema(
         {
             "type": "object",
