@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,13 +20,25 @@ from .attention_cases import make_batch
 FILES = sorted((Path(__file__).parent / "interpreted").glob("test_*.py"))
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem.removeprefix("test_"))
-def test_in_the_interpreter(file: Path):
+def interpreted(file: Path) -> subprocess.CompletedProcess[str]:
     """The interpreter is switched on before triton is first imported, and for a whole process."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(file)]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    own = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=os.environ | own, capture_output=True, text=True, timeout=280)
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest) -> Iterator[dict[Path, Future[subprocess.CompletedProcess[str]]]]:
+    """Of the files that are asked for, as many at a time as there are cores: an interpreter uses one."""
+    asked = [item.callspec.params.get("file") for item in request.session.items if hasattr(item, "callspec")]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        yield {file: threads.submit(interpreted, file) for file in FILES if file in asked}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem.removeprefix("test_"))
+def test_in_the_interpreter(file: Path, runs: dict[Path, Future[subprocess.CompletedProcess[str]]]):
+    done = runs[file].result()
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
 
