@@ -57,6 +57,11 @@ class SamplingParams(
     that the output goes on where a token could have. Prompts that end in ids or in a chat template never
     have."""
 
+    @property
+    def penalises(self) -> bool:
+        """Logits depend on which tokens came before."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
     def check(self) -> SamplingParams:
         """Return self; raise `InvalidRequest` naming the first field that is out of range."""
         for field, low, high in (

@@ -63,9 +63,8 @@ class RequestSampler:
         if not request.next_is_guess or request.constrained is not None:
             return 1
         params = request.sampling
-        sees = params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty
         early = request.output_len < params.min_tokens
-        return 1 if sees or early or params.logprobs is not None else 1 + request.draft_len
+        return 1 if params.penalises or early or params.logprobs is not None else 1 + request.draft_len
 
     def known_tokens(
         self, request: Request, hidden: torch.Tensor, start: int, low: int, high: int

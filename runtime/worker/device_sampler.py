@@ -53,7 +53,7 @@ class DeviceSampler:
                 self.begin(logits, [row], [0], top).result()
 
     def _edits(self, rows: Sequence[SamplingRow]) -> LogitEdits | None:
-        if not any(_edited(row) for row in rows):
+        if not any(row.edits_logits for row in rows):
             return None
         return LogitEdits.of(
             [
@@ -94,17 +94,6 @@ class _OnItsWay:
             self._done.synchronize()
         tokens, *found = self._found
         return tokens.tolist(), _as_rows(*found) if found else []
-
-
-def _edited(row: SamplingRow) -> bool:
-    params = row.params
-    return (
-        params.repetition_penalty != 1.0
-        or params.presence_penalty != 0.0
-        or params.frequency_penalty != 0.0
-        or bool(params.logit_bias)
-        or bool(row.banned)
-    )
 
 
 def _to_host(tensor: Tensor) -> Tensor:

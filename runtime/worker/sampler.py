@@ -34,6 +34,11 @@ class SamplingRow:
     banned: Sequence[int] = ()
     """Tokens that must not come yet (stop tokens before `min_tokens`)."""
 
+    @property
+    def edits_logits(self) -> bool:
+        """Biases, penalties or banned tokens change single logits before the draw."""
+        return bool(self.params.penalises or self.params.logit_bias or self.banned)
+
 
 RowLogprobs = tuple[float, tuple[tuple[int, float], ...]]
 """The log-probability of the token, and the most likely (id, log-probability) pairs."""
@@ -106,7 +111,7 @@ def sample(
     logits : (R, vocab) float32, changed in place by biases and penalties
     """
     for row, spec in enumerate(rows):
-        if spec.banned or _changes_logits(spec.params):
+        if spec.edits_logits:  # few do; reaching for a row of the logits costs more than asking
             _adjust(logits[row], spec)
     masks = [spec.mask for spec in rows]
     masked = () if all(mask is None for mask in masks) else stacked(masks)
@@ -143,16 +148,6 @@ def log_probabilities(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> l
     pairs = zip(ids.tolist(), (values - normaliser[:, None]).tolist(), strict=True)
     best = [tuple(zip(row_ids, row_values, strict=True)) for row_ids, row_values in pairs]
     return list(zip(chosen, best, strict=True))
-
-
-def _changes_logits(params: SamplingParams) -> bool:
-    """Few requests do; reaching for a row of the logits costs more than asking."""
-    return bool(
-        params.logit_bias
-        or params.repetition_penalty != 1.0
-        or params.presence_penalty != 0.0
-        or params.frequency_penalty != 0.0
-    )
 
 
 def _adjust(logits: torch.Tensor, spec: SamplingRow) -> None:
