@@ -11,7 +11,7 @@ is made where the chance that it is right outweighs the time that its row takes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ramify.radix.cache import PrefixCache
@@ -65,21 +65,18 @@ class Drafter:
             most = min(MOST, room, request.budget_left - 1 - request.draft_len)
             if most <= 0 or self._odds.best < share * expected:
                 continue
-            guess = self._guess(request, most)
-            speculation.guess = guess
-            worth, chance = 0, 1.0
-            if guess is not None:
-                for i in range(len(guess.tokens)):
-                    chance *= speculation.track.odds(self._odds.of(guess.source, guess.length + i))
-                    if chance < share * expected:
-                        break
-                    worth += 1
-                    expected += chance
-                    rows += 1
-                    share = self.cost.of_a_row(rows) * LEAST_GAIN
-            if guess is not None and worth:
-                request.guess(guess.tokens[:worth])
-                room -= worth
+            speculation.guess = guess = self._guess(request, most)
+            worth: list[int] = []
+            for token, chance in () if guess is None else self._chances(request, guess):
+                if chance < share * expected:
+                    break
+                worth.append(token)
+                expected += chance
+                rows += 1
+                share = self.cost.of_a_row(rows) * LEAST_GAIN
+            if worth:
+                request.guess(worth)
+                room -= len(worth)
                 speculation.next_pause = 1
             else:
                 speculation.pause = min(speculation.next_pause, longest_pause)
@@ -109,6 +106,13 @@ class Drafter:
             following = self._outputs.following(request.scope, other.place, most)
             found.append(Guess("outputs", other.length, len(ids), following))
         return max(found, key=lambda guess: self._odds.of(guess.source, guess.length), default=None)
+
+    def _chances(self, request: Request, guess: Guess) -> Iterator[tuple[int, float]]:
+        """Each guessed token, and the chance that it and those before it are right."""
+        chance = 1.0
+        for i, token in enumerate(guess.tokens):
+            chance *= request.speculation.track.odds(self._odds.of(guess.source, guess.length + i))
+            yield token, chance
 
     def _learn(self, request: Request) -> None:
         """Whether the last guess was right, whether or not it was worth verifying."""
