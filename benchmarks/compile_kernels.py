@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.kernel_compiler import GENERATIONS, Compiled, compiling, usage
-from ramify.kernels.sampling import LogitEdits, SamplingOptions
+from ramify.kernels.sampling_inputs import LogitEdits, SamplingOptions
 from ramify.kernels.triton import activation, attention, kv_store, logits, matmul, norm, rope, sampling
 
 Case = tuple[str, Callable[[], object]]

@@ -18,15 +18,15 @@ from ramify.kernels.registry import Ops
 from ramify.messages import Failed, FlushCache, Reply, Submit
 from ramify.radix.cache import PrefixCache
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor.batch import Extension, pack
+from ramify.runtime.executor.build import build_runner
+from ramify.runtime.executor.memory import SPARE_PAGES
 from ramify.runtime.model.config import config_from_hf
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.load import dummy_model, shortened
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
-from ramify.runtime.worker.batch import Extension, pack
-from ramify.runtime.worker.build import build_runner
-from ramify.runtime.worker.memory import SPARE_PAGES
-from ramify.sampling import SamplingParams
+from ramify.sampling_params import SamplingParams
 
 WARM_STEPS = 4
 QUEUE_CYCLES = 20_000_000

@@ -28,9 +28,9 @@ from benchmarks.program_traces import KINDS, Call, Trace, generate, recorded
 from ramify.messages import Submit
 from ramify.radix.cache import PrefixCache
 from ramify.runtime.scheduler.pages import RequestPages
-from ramify.runtime.scheduler.programs import Programs
+from ramify.runtime.scheduler.programs.programs import Programs
 from ramify.runtime.scheduler.request import Request
-from ramify.sampling import SamplingParams
+from ramify.sampling_params import SamplingParams
 
 UNBOUNDED = 1 << 22
 """Pages: more than any trace needs."""

@@ -21,13 +21,14 @@ import numpy as np
 
 from ramify import constraint
 from ramify.errors import InvalidConstraint
+from ramify.grammar.automaton.token_trie import token_trie
+from ramify.grammar.compile.policy import compile_constraint
+from ramify.grammar.engine.load import load_grammar, prepare
+from ramify.grammar.matcher import mask_words
+from ramify.grammar.vocabulary import Vocabulary
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.grammar.automaton.token_trie import token_trie
-from ramify.runtime.grammar.compile.policy import compile_constraint
-from ramify.runtime.grammar.engine.load import load_grammar, prepare
-from ramify.runtime.grammar.matcher import mask_words
-from ramify.runtime.grammar.vocabulary import Vocabulary, load_vocabulary
-from ramify.runtime.model.resolve import resolve
+from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
 
 STRING: dict[str, Any] = {"type": "string"}
 CASES: dict[str, tuple[dict[str, Any], str]] = {
@@ -151,7 +152,7 @@ class LLGuidance:
     def __init__(self, vocabulary: Vocabulary) -> None:
         import llguidance
 
-        from ramify.runtime.grammar.engine.lark import tokenizer
+        from ramify.grammar.engine.lark import tokenizer
 
         self._tokenizer = tokenizer(vocabulary)
         self._library = llguidance

@@ -18,17 +18,17 @@ import numpy as np
 import torch
 
 from ramify import constraint
+from ramify.grammar.compile.job import answer
+from ramify.grammar.vocabulary import Vocabulary
 from ramify.kernels.registry import ops
 from ramify.messages import Failed, Reply, Submit
 from ramify.radix.cache import PrefixCache
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.grammar.compile.job import answer
-from ramify.runtime.grammar.store import GrammarStore
-from ramify.runtime.grammar.vocabulary import Vocabulary
+from ramify.runtime.executor.sampler import HostSampler
+from ramify.runtime.scheduler.constraints.grammars import GrammarStore
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
-from ramify.runtime.worker.sampler import HostSampler
-from ramify.sampling import SamplingParams
+from ramify.sampling_params import SamplingParams
 
 VOCABULARY = 512
 HIDDEN = 8

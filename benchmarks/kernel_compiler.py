@@ -20,8 +20,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from ramify.kernels.triton import attention_config, interpret
-from ramify.kernels.triton.attention_config import Device
+from ramify.kernels.triton import interpret
+from ramify.kernels.triton.plan import attention_config
+from ramify.kernels.triton.plan.attention_config import Device
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -27,9 +27,9 @@ from ramify.kernels.packed import PackedWeight, Rows, pack, quantised
 from ramify.kernels.registry import Linear, ops
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.model.config import ModelConfig
+from ramify.runtime.model.hub.resolve import resolve
 from ramify.runtime.model.load import read_config
 from ramify.runtime.model.quantization import GROUPS
-from ramify.runtime.model.resolve import resolve
 
 ATEN_GROUP = 32
 

@@ -22,7 +22,7 @@ from benchmarks.program_traces import Trace, generate
 from benchmarks.programs_load import Work, plan
 from ramify.messages import Generate
 from ramify.runtime.scheduler.policy import POLICIES
-from ramify.sampling import SamplingParams
+from ramify.sampling_params import SamplingParams
 
 
 class Run:

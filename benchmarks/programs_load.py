@@ -27,9 +27,9 @@ from ramify.radix.cache import PrefixCache
 from ramify.runtime.scheduler.admission import Admission
 from ramify.runtime.scheduler.pages import RequestPages
 from ramify.runtime.scheduler.policy import POLICIES
-from ramify.runtime.scheduler.programs import Programs
+from ramify.runtime.scheduler.programs.programs import Programs
 from ramify.runtime.scheduler.request import Request
-from ramify.sampling import SamplingParams
+from ramify.sampling_params import SamplingParams
 
 CHUNK_TOKENS = 2048
 STEP_S, PREFILL_TOKEN_S, DECODE_S = 6e-3, 40e-6, 150e-6

@@ -25,13 +25,13 @@ from torch import Tensor
 from benchmarks.quality_text import PROMPTS, TEXT
 from ramify.kernels.registry import ops
 from ramify.runtime.config import DEFAULT_MODEL
+from ramify.runtime.executor.batch import Extension, pack
+from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.executor.runner import Runner
+from ramify.runtime.model.hub.resolve import ModelFiles, resolve
 from ramify.runtime.model.load import load_model
 from ramify.runtime.model.quantization import Quantization
-from ramify.runtime.model.resolve import ModelFiles, resolve
-from ramify.runtime.model.tokenizer import load_tokenizer
-from ramify.runtime.worker.batch import Extension, pack
-from ramify.runtime.worker.kv_pool import KvPool
-from ramify.runtime.worker.runner import Runner
+from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 
 PAGE_SIZE = 16
 

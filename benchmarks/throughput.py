@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from ramify.runtime.engine import Engine
-from ramify.runtime.model.resolve import resolve
-from ramify.runtime.model.tokenizer import load_tokenizer
+from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from tests.default_model import load_reference
 
 

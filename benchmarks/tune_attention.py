@@ -2,7 +2,7 @@
 
     python -m benchmarks.tune_attention [--head-dim 128] [--page-size 16] [--seconds 0.1]
 
-For `kernels/triton/attention_config.py`. Candidates are compared in turn, from an empty cache, as in
+For `kernels/triton/plan/attention_config.py`. Candidates are compared in turn, from an empty cache, as in
 `benchmarks.kernels`; one that does not fit the device says so. Without a CUDA device it exits with status 2.
 """
 
@@ -18,7 +18,7 @@ import torch
 from benchmarks.gpu_timing import Timer
 from benchmarks.kernel_cases.attention import Inputs, Lengths, Model
 from ramify.kernels.triton.attention import plan_attention, plan_shape, run_plan
-from ramify.kernels.triton.attention_config import Tile, device_of, tiles
+from ramify.kernels.triton.plan.attention_config import Tile, device_of, tiles
 
 CASES = {16: Lengths(1, (4096,) * 64), 64: Lengths(16, (8192,) * 8), 128: Lengths(8192, (8192,))}
 """By rows of the tile: a decode, short chunks over a long prefix, a prefill."""

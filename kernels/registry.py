@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ramify.kernels.errors import KernelUnavailable
 from ramify.kernels.packed import PackedWeight
-from ramify.kernels.sampling import LogitEdits, LogProbabilities, SamplingOptions
+from ramify.kernels.sampling_inputs import LogitEdits, LogProbabilities, SamplingOptions
 from ramify.kernels.stack import LayerWeights
 
 if TYPE_CHECKING:

@@ -9,17 +9,26 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 from ramify.constraint import Constraint, ebnf, json_schema, structural_tag
 from ramify.constraint import regex as regex_constraint
 from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField
-from ramify.lang.async_function import AsyncFunction
 from ramify.lang.backends.base import Backend
-from ramify.lang.choices import ChoicesSamplingMethod, token_length_normalized
-from ramify.lang.function import Function
-from ramify.lang.ir import DescribeTools, Gen, Node, RoleBegin, RoleEnd, Row, Select, as_node
-from ramify.lang.options import read_options
-from ramify.lang.run import call_backend
-from ramify.lang.schema import Schema, dtype_schema, schema_of
-from ramify.lang.source import caller_line
-from ramify.lang.state import ProgramState
-from ramify.lang.tools import Tool, as_tools, make_tool
+from ramify.lang.calls.choices import ChoicesSamplingMethod, token_length_normalized
+from ramify.lang.calls.options import read_options
+from ramify.lang.program.async_function import AsyncFunction
+from ramify.lang.program.function import Function
+from ramify.lang.program.nodes import (
+    DescribeTools,
+    Gen,
+    Node,
+    RoleBegin,
+    RoleEnd,
+    Row,
+    Select,
+    as_node,
+)
+from ramify.lang.program.run import call_backend
+from ramify.lang.program.source import caller_line
+from ramify.lang.program.state import ProgramState
+from ramify.lang.tools.tool import Tool, as_tools, make_tool
+from ramify.lang.typed.schema import Schema, dtype_schema, schema_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -81,7 +90,7 @@ def gen(
         keep_failed: The failed attempts and their corrections stay in the program.
         timeout: Seconds for the whole step, retries included; after them the request is aborted and the
             step fails with `RequestTimeout` as the cause.
-        options: Fields of `ramify.sampling.SamplingParams`, or SGLang's spellings of them:
+        options: Fields of `ramify.sampling_params.SamplingParams`, or SGLang's spellings of them:
             max_new_tokens, min_new_tokens, sampling_seed, return_logprob, top_logprobs_num,
             logprob_start_len. With n > 1 the variable holds a list, and the first is appended.
 

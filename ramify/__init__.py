@@ -42,15 +42,17 @@ if TYPE_CHECKING:
     from ramify.lang.backends.replay import RecordingBackend as RecordingBackend
     from ramify.lang.backends.replay import ReplayBackend as ReplayBackend
     from ramify.lang.backends.scripted import ScriptedBackend as ScriptedBackend
-    from ramify.lang.batch_out import BatchSummary as BatchSummary
-    from ramify.lang.choices import greedy_token_selection as greedy_token_selection
-    from ramify.lang.choices import token_length_normalized as token_length_normalized
-    from ramify.lang.choices import unconditional_likelihood_normalized as unconditional_likelihood_normalized
-    from ramify.lang.fork import ForkGroup as ForkGroup
-    from ramify.lang.run import set_default_backend as set_default_backend
-    from ramify.lang.state import ProgramState as ProgramState
-    from ramify.lang.tools import Tool as Tool
-    from ramify.lang.tools import ToolCall as ToolCall
+    from ramify.lang.batch.results import BatchSummary as BatchSummary
+    from ramify.lang.calls.choices import greedy_token_selection as greedy_token_selection
+    from ramify.lang.calls.choices import token_length_normalized as token_length_normalized
+    from ramify.lang.calls.choices import (
+        unconditional_likelihood_normalized as unconditional_likelihood_normalized,
+    )
+    from ramify.lang.program.fork import ForkGroup as ForkGroup
+    from ramify.lang.program.run import set_default_backend as set_default_backend
+    from ramify.lang.program.state import ProgramState as ProgramState
+    from ramify.lang.tools.tool import Tool as Tool
+    from ramify.lang.tools.tool import ToolCall as ToolCall
     from ramify.runtime.engine import Engine as Engine
 
     __version__: str
@@ -90,16 +92,16 @@ _MODULES = {
     "ramify.lang.backends.openai": ("OpenAI",),
     "ramify.lang.backends.replay": ("NotRecorded", "RecordingBackend", "ReplayBackend"),
     "ramify.lang.backends.scripted": ("ScriptedBackend",),
-    "ramify.lang.batch_out": ("BatchSummary",),
-    "ramify.lang.choices": (
+    "ramify.lang.batch.results": ("BatchSummary",),
+    "ramify.lang.calls.choices": (
         "greedy_token_selection",
         "token_length_normalized",
         "unconditional_likelihood_normalized",
     ),
-    "ramify.lang.fork": ("ForkGroup",),
-    "ramify.lang.run": ("set_default_backend",),
-    "ramify.lang.state": ("ProgramState",),
-    "ramify.lang.tools": ("Tool", "ToolCall"),
+    "ramify.lang.program.fork": ("ForkGroup",),
+    "ramify.lang.program.run": ("set_default_backend",),
+    "ramify.lang.program.state": ("ProgramState",),
+    "ramify.lang.tools.tool": ("Tool", "ToolCall"),
     "ramify.runtime.engine": ("Engine",),
 }
 """Module → the public names that it holds: those imported above for type checkers."""
@@ -121,7 +123,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _refused(name: str) -> Any:
-    from ramify.lang.refused import REFUSED, refused
+    from ramify.lang.program.refused import REFUSED, refused
 
     return refused(name, REFUSED[name]) if name in REFUSED else None
 

@@ -17,7 +17,7 @@ import msgspec
 
 from ramify.constraint import Constraint
 from ramify.errors import InvalidRequest, ProgramError
-from ramify.sampling import SamplingParams
+from ramify.sampling_params import SamplingParams
 
 MAX_NODES = 4096
 MAX_BRANCHES = 1024

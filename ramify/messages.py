@@ -15,7 +15,7 @@ import msgspec
 
 from ramify.constraint import Constraint
 from ramify.errors import ErrorInfo
-from ramify.sampling import SamplingParams
+from ramify.sampling_params import SamplingParams
 
 Segment = str | tuple[int, ...]
 """A piece of a prompt: text still to be tokenised, or token ids to be taken as they are."""

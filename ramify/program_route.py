@@ -4,7 +4,7 @@ The body:
 
 - ``graph``: `ramify.graph.Graph`, as ``fn.compile().graph()`` gives it.
 - ``arguments``: one object of texts, or ``rows``: a list of them. Without either the graph runs once.
-- ``sampling_params``: fields of `ramify.sampling.SamplingParams` (or SGLang's spellings) for every gen
+- ``sampling_params``: fields of `ramify.sampling_params.SamplingParams` (or SGLang's spellings) for every gen
   that does not set its own.
 - ``cache_scope``: as of /generate.
 - ``stream``: answer with server-sent events, ended by ``[DONE]``.
@@ -30,8 +30,8 @@ from starlette.responses import Response
 
 from ramify.errors import InvalidRequest, from_info
 from ramify.graph import Graph
-from ramify.lang.hosting import Events, Job, run_row
-from ramify.lang.options import read_options
+from ramify.lang.calls.options import read_options
+from ramify.lang.graph.hosting import Events, Job, run_row
 from ramify.messages import Generate, ModelInfo, TextChunk
 from ramify.runtime.server.fields import Fields, json_response, read_fields
 from ramify.runtime.server.service import Service

@@ -30,10 +30,10 @@ from ramify.messages import (
     TokenLogprobs,
     Usage,
 )
-from ramify.runtime.chunks import concatenated
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.server.frontdesk import FrontDesk
-from ramify.sampling import SamplingParams
+from ramify.runtime.frontend.chunks import concatenated
+from ramify.runtime.frontend.frontend import FrontDesk
+from ramify.sampling_params import SamplingParams
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ramify.runtime.model.resolve import ModelFiles
+from ramify.runtime.model.hub.resolve import ModelFiles
 
 
 def load_reference(files: ModelFiles, dtype: Any = None) -> Any:

@@ -12,10 +12,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = {"ramify": "ramify", "lang": "ramify.lang", "runtime": "ramify.runtime"} | {
+    "grammar": "ramify.grammar",
     "radix": "ramify.radix",
     "kernels": "ramify.kernels",
 }
-LEAVES = {"ramify.errors", "ramify.messages", "ramify.sampling", "ramify.constraint", "ramify.loop"}
+LEAVES = {"ramify.errors", "ramify.messages", "ramify.sampling_params", "ramify.constraint", "ramify.loop"}
+LEAVES |= {"ramify.cache"}
 LEAVES |= {"ramify.graph", "ramify.pages.page"}
 LEAVES |= {f"ramify.tool_calls.{name}" for name in ("formats", "grammar", "prompt", "reader")}
 SHARED = LEAVES
@@ -74,8 +76,15 @@ def test_radix_and_kernels_import_nothing_else_of_ours(package: str) -> None:
             assert not foreign, f"{name} imports {foreign}"
 
 
-@pytest.mark.parametrize("package", ["ramify.radix", "ramify.lang"])
-def test_radix_and_lang_never_import_torch(package: str) -> None:
+def test_grammar_imports_the_shared_words_alone() -> None:
+    for name, path in MODULES.items():
+        if name.startswith("ramify.grammar"):
+            foreign = {used for used in ours(imports(path)) if not used.startswith("ramify.grammar")}
+            assert foreign <= SHARED, f"{name} imports {foreign - SHARED}"
+
+
+@pytest.mark.parametrize("package", ["ramify.radix", "ramify.grammar", "ramify.lang"])
+def test_radix_grammar_and_lang_never_import_torch(package: str) -> None:
     for name, path in MODULES.items():
         if name.startswith(package):
             assert not {used for used in imports(path) if used.split(".")[0] == "torch"}, name
@@ -85,7 +94,9 @@ def test_lang_and_runtime_share_only_the_words() -> None:
     for name, path in MODULES.items():
         used = ours(imports(path))
         if name.startswith("ramify.lang"):
-            allowed = {other for other in used if other.startswith("ramify.lang")} | SHARED
+            allowed = {
+                other for other in used if other.startswith(("ramify.lang", "ramify.grammar"))
+            } | SHARED
             assert used <= allowed, f"{name} imports {used - allowed}"
         if name.startswith("ramify.runtime"):
             assert not {other for other in used if other.startswith("ramify.lang")}, name
@@ -100,7 +111,7 @@ def test_leaves_need_the_standard_library_and_msgspec_alone(leaf: str) -> None:
 
 def test_only_one_file_imports_zmq() -> None:
     users = {name for name, path in MODULES.items() if any(u.split(".")[0] == "zmq" for u in imports(path))}
-    assert users == {"ramify.runtime.ipc"}
+    assert users == {"ramify.runtime.processes.ipc"}
 
 
 def test_nothing_is_pickled() -> None:

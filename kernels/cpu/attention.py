@@ -22,7 +22,7 @@ import torch
 from numba import types
 
 from ramify.kernels.checks import check_attention, wrong_lengths
-from ramify.kernels.cpu.arena import Arena
+from ramify.kernels.cpu.attention_loops import PANEL, TILE_ROWS
 from ramify.kernels.cpu.attention_plan import (
     ITEM_ROWS,
     ITEMS_A_THREAD,
@@ -51,11 +51,11 @@ from ramify.kernels.cpu.attention_tile import (
     scratch_bytes,
     up,
 )
-from ramify.kernels.cpu.compiler import callback, carray, compiled, part, sources
-from ramify.kernels.cpu.fork import call_at, fork_at
-from ramify.kernels.cpu.simd import LANES, LOG2_E, as_pointer, i32_at, i64_at, next_ticket, set_i64
-from ramify.kernels.cpu.team import fork_address
-from ramify.kernels.cpu.tiles import PANEL, TILE_ROWS
+from ramify.kernels.cpu.codegen.arena import Arena
+from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part, sources
+from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E, as_pointer, i32_at, i64_at, next_ticket, set_i64
+from ramify.kernels.cpu.codegen.team import fork_address
+from ramify.kernels.cpu.codegen.thread_team_calls import call_at, fork_at
 
 SERIAL_WORK = 20_000
 """Below so many vector operations (a few us) one thread is done before a second would help."""

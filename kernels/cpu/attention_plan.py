@@ -15,8 +15,8 @@ All functions are numba's; see `attention_tile.py` for the records.
 from __future__ import annotations
 
 from ramify.kernels.cpu.attention_tile import BLOCK, SEGMENT
-from ramify.kernels.cpu.compiler import carray, part
-from ramify.kernels.cpu.simd import as_pointer, i32_at, i64_at, set_i64
+from ramify.kernels.cpu.codegen.compiler import carray, part
+from ramify.kernels.cpu.codegen.simd import as_pointer, i32_at, i64_at, set_i64
 
 ITEM_ROWS = 96
 """Rows of a tile (more where one query has more heads): copying a block costs 4% of using it."""

@@ -8,10 +8,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from ramify.kernels.cpu.compiler import carray, part
-from ramify.kernels.cpu.dots import DOTS
-from ramify.kernels.cpu.kv_store import copy_bytes
-from ramify.kernels.cpu.simd import (
+from ramify.kernels.cpu.attention_loops import (
+    PANEL,
+    TILE_ROWS,
+    multiply,
+    multiply_in_place,
+    multiply_pairs,
+    transpose_bf16,
+    transpose_bf16_pairs,
+    transpose_f32,
+    transpose_pairs,
+)
+from ramify.kernels.cpu.codegen.compiler import carray, part
+from ramify.kernels.cpu.codegen.dots import DOTS
+from ramify.kernels.cpu.codegen.simd import (
     BYTES,
     LANES,
     add,
@@ -41,17 +51,7 @@ from ramify.kernels.cpu.simd import (
     sum_lanes,
     tanh,
 )
-from ramify.kernels.cpu.tiles import (
-    PANEL,
-    TILE_ROWS,
-    multiply,
-    multiply_in_place,
-    multiply_pairs,
-    transpose_bf16,
-    transpose_bf16_pairs,
-    transpose_f32,
-    transpose_pairs,
-)
+from ramify.kernels.cpu.kv_store import copy_bytes
 
 BLOCK = 64
 """Positions that share one softmax. Keys and values take 16 KiB each at 64 dimensions: both fit the L1."""

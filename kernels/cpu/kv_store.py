@@ -15,8 +15,8 @@ from numba import types
 from torch import Tensor
 
 from ramify.kernels.checks import check_copy, check_store
-from ramify.kernels.cpu.compiler import compiled, intrinsic, sources
-from ramify.kernels.cpu.simd import i64_at
+from ramify.kernels.cpu.codegen.compiler import compiled, intrinsic, sources
+from ramify.kernels.cpu.codegen.simd import i64_at
 
 
 @intrinsic

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from ramify.kernels.checks import check_attention, check_rope, check_store, wrong_lengths
 from ramify.kernels.cpu import attention, linear, rope
-from ramify.kernels.cpu.compiler import carray, compiled, part, sources
+from ramify.kernels.cpu.codegen.compiler import carray, compiled, part, sources
+from ramify.kernels.cpu.codegen.simd import LOG2_E, as_pointer, i64_at
+from ramify.kernels.cpu.codegen.team import fork_address
 from ramify.kernels.cpu.norm import normalise
-from ramify.kernels.cpu.simd import LOG2_E, as_pointer, i64_at
-from ramify.kernels.cpu.team import fork_address
 from ramify.kernels.packed import FORMATS, LAYOUT, PackedWeight
 from ramify.kernels.stack import LayerWeights, Norm
 

@@ -26,16 +26,18 @@ from numba import types
 from torch import Tensor
 
 from ramify.kernels.checks import check_linear
-from ramify.kernels.cpu import linear_code as code
-from ramify.kernels.cpu import linear_tiles as tiles
-from ramify.kernels.cpu.arena import Arena
 from ramify.kernels.cpu.attention_tile import up
-from ramify.kernels.cpu.compiler import callback, carray, compiled, sources
-from ramify.kernels.cpu.dots import DOTS
-from ramify.kernels.cpu.fork import call_at, fork_at
-from ramify.kernels.cpu.linear_code import WIDTH
-from ramify.kernels.cpu.linear_int8 import VNNI
-from ramify.kernels.cpu.linear_items import (
+from ramify.kernels.cpu.codegen.arena import Arena
+from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, sources
+from ramify.kernels.cpu.codegen.dots import DOTS
+from ramify.kernels.cpu.codegen.simd import as_pointer, next_ticket, set_i64
+from ramify.kernels.cpu.codegen.team import fork_address
+from ramify.kernels.cpu.codegen.thread_team_calls import call_at, fork_at
+from ramify.kernels.cpu.packed_linear import code as code
+from ramify.kernels.cpu.packed_linear import tiles as tiles
+from ramify.kernels.cpu.packed_linear.code import WIDTH
+from ramify.kernels.cpu.packed_linear.int8 import VNNI
+from ramify.kernels.cpu.packed_linear.items import (
     BY_DOTS,
     BY_F32,
     BY_INT8,
@@ -52,9 +54,7 @@ from ramify.kernels.cpu.linear_items import (
     multiply_by_tiles,
     release,
 )
-from ramify.kernels.cpu.linear_rows import prepare
-from ramify.kernels.cpu.simd import as_pointer, next_ticket, set_i64
-from ramify.kernels.cpu.team import fork_address
+from ramify.kernels.cpu.packed_linear.rows import prepare
 from ramify.kernels.packed import LAYOUT, PackedWeight
 
 TILE_FROM = 5

@@ -14,13 +14,13 @@ import numpy as np
 from numba import types
 from torch import Tensor
 
-from ramify.kernels.cpu.compiler import carray, compiled, part, sources
+from ramify.kernels.cpu.codegen.compiler import carray, compiled, part, sources
+from ramify.kernels.cpu.codegen.simd import as_pointer, i32_at, set_f32, set_i64
 from ramify.kernels.cpu.linear import multiply_rows, way_for
-from ramify.kernels.cpu.linear_items import ITEM_PANELS, kernel_rows
-from ramify.kernels.cpu.linear_tiles import ROWS
-from ramify.kernels.cpu.simd import as_pointer, i32_at, set_f32, set_i64
+from ramify.kernels.cpu.packed_linear.items import ITEM_PANELS, kernel_rows
+from ramify.kernels.cpu.packed_linear.tiles import ROWS
 from ramify.kernels.packed import PackedWeight
-from ramify.kernels.sampling import check_masked
+from ramify.kernels.sampling_inputs import check_masked
 
 READ_ROWS = {"bf16": 8.0, "f32": 8.0, "int8": 4.0, "int4": 2.0}
 """Reading a panel takes as long as multiplying it with so many rows."""

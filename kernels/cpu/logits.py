@@ -6,7 +6,7 @@ import numba
 import numpy as np
 from torch import Tensor
 
-from ramify.kernels.sampling import check_logits, check_mask
+from ramify.kernels.sampling_inputs import check_logits, check_mask
 
 
 @numba.njit(numba.void(numba.float32[:, :], numba.int32[:, ::1], numba.int32[::1]), cache=True, nogil=True)

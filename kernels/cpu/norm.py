@@ -9,8 +9,8 @@ from numba import types
 from torch import Tensor
 
 from ramify.kernels.checks import check_norm
-from ramify.kernels.cpu.compiler import compiled, part, sources
-from ramify.kernels.cpu.simd import (
+from ramify.kernels.cpu.codegen.compiler import compiled, part, sources
+from ramify.kernels.cpu.codegen.simd import (
     LANES,
     add,
     bf16_at,

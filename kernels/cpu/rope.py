@@ -8,10 +8,8 @@ from numba import types
 from torch import Tensor
 
 from ramify.kernels.checks import check_head_norms, check_rope, check_store
-from ramify.kernels.cpu.compiler import compiled, part, sources
-from ramify.kernels.cpu.kv_store import copy_bytes
-from ramify.kernels.cpu.norm import rms_norm
-from ramify.kernels.cpu.simd import (
+from ramify.kernels.cpu.codegen.compiler import compiled, part, sources
+from ramify.kernels.cpu.codegen.simd import (
     LANES,
     bf16_at,
     even_lanes,
@@ -29,6 +27,8 @@ from ramify.kernels.cpu.simd import (
     store_bf16,
     swapped_lanes,
 )
+from ramify.kernels.cpu.kv_store import copy_bytes
+from ramify.kernels.cpu.norm import rms_norm
 
 
 @part

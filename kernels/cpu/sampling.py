@@ -15,10 +15,9 @@ import torch
 from numba import types
 from torch import Tensor
 
-from ramify.kernels.cpu.arena import Arena
-from ramify.kernels.cpu.compiler import callback, carray, compiled, part, sources
-from ramify.kernels.cpu.fork import call_at, fork_at
-from ramify.kernels.cpu.simd import (
+from ramify.kernels.cpu.codegen.arena import Arena
+from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part, sources
+from ramify.kernels.cpu.codegen.simd import (
     LANES,
     LOG2_E,
     as_pointer,
@@ -37,8 +36,9 @@ from ramify.kernels.cpu.simd import (
     store,
     sub,
 )
-from ramify.kernels.cpu.team import fork_address
-from ramify.kernels.sampling import SamplingOptions, check_logits, check_mask, check_options
+from ramify.kernels.cpu.codegen.team import fork_address
+from ramify.kernels.cpu.codegen.thread_team_calls import call_at, fork_at
+from ramify.kernels.sampling_inputs import SamplingOptions, check_logits, check_mask, check_options
 
 FRAME = np.dtype([(name, np.int64) for name in (
     "logits", "logits_row", "rows", "vocab", "padded", "mask", "mask_row", "mask_rows", "options", "tokens",

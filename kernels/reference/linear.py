@@ -8,7 +8,7 @@ from torch import Tensor
 from ramify.kernels.checks import check_linear
 from ramify.kernels.packed import PackedWeight, in_order, unpack
 from ramify.kernels.reference.norm import rms_norm
-from ramify.kernels.sampling import check_masked
+from ramify.kernels.sampling_inputs import check_masked
 
 
 def linear(

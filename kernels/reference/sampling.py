@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ramify.kernels.reference.logits import masked
-from ramify.kernels.sampling import SamplingOptions, check_logits, check_mask, check_options
+from ramify.kernels.sampling_inputs import SamplingOptions, check_logits, check_mask, check_options
 
 
 def sample_tokens(

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ramify.kernels.checks import check_attention, check_lengths
-from ramify.kernels.triton.attention_config import CHUNK, GRAIN, Tile, block_dim, device_of, tiles
-from ramify.kernels.triton.attention_plan import Launch, Merge, Plan, Shape, Tasks, make_plan
-from ramify.kernels.triton.attention_tile import ITEM_FIELDS, attend
 from ramify.kernels.triton.interpret import check_device
-from ramify.kernels.triton.merge import AT_ONCE, merge_states
+from ramify.kernels.triton.plan.attention_config import CHUNK, GRAIN, Tile, block_dim, device_of, tiles
+from ramify.kernels.triton.plan.attention_plan import Launch, Merge, Plan, Shape, Tasks, make_plan
+from ramify.kernels.triton.tiles.attention_tile import ITEM_FIELDS, attend
+from ramify.kernels.triton.tiles.merge import AT_ONCE, merge_states
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 

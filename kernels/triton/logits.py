@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.kernels.sampling import (
+from ramify.kernels.sampling_inputs import (
     LogitEdits,
     LogProbabilities,
     check_chosen,
@@ -16,9 +16,9 @@ from ramify.kernels.sampling import (
     check_mask,
 )
 from ramify.kernels.triton.interpret import check_device
-from ramify.kernels.triton.sampling_scan import LOG, scanned
-from ramify.kernels.triton.sampling_sort import sorted_block
-from ramify.kernels.triton.sampling_tile import (
+from ramify.kernels.triton.tiles.sampling_scan import LOG, scanned
+from ramify.kernels.triton.tiles.sampling_sort import sorted_block
+from ramify.kernels.triton.tiles.sampling_tile import (
     LOWEST,
     NOTHING,
     SMALLEST,

@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.kernels.checks import check_matmul
-from ramify.kernels.triton.attention_config import device_of
 from ramify.kernels.triton.interpret import check_device
+from ramify.kernels.triton.plan.attention_config import device_of
 
 PART = 1024
 """Inputs that are summed up on their own. Their sums are added in ascending order, in registers or from

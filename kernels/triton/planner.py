@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ramify.kernels.triton.attention import plan_attention, run_plan, warm_up
-from ramify.kernels.triton.attention_config import CHUNK, device_of, tiles
-from ramify.kernels.triton.attention_graph import StaticPlan, decode_forms
-from ramify.kernels.triton.attention_plan import STATE_BYTES, Plan, Shape
 from ramify.kernels.triton.cascade import plan_from_page_tables
+from ramify.kernels.triton.plan.attention_config import CHUNK, device_of, tiles
+from ramify.kernels.triton.plan.attention_graph import StaticPlan, decode_forms
+from ramify.kernels.triton.plan.attention_plan import STATE_BYTES, Plan, Shape
 
 CASCADE_LEVELS = 4
 """Nodes above one branch that a graph has room for; a deeper tree runs without a graph."""

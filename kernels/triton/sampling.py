@@ -7,12 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.kernels.sampling import SamplingOptions, check_logits, check_mask, check_options
+from ramify.kernels.sampling_inputs import SamplingOptions, check_logits, check_mask, check_options
 from ramify.kernels.triton.interpret import check_device
-from ramify.kernels.triton.sampling_scan import LOG, RANK, scanned
-from ramify.kernels.triton.sampling_search import search
-from ramify.kernels.triton.sampling_sort import sorted_block
-from ramify.kernels.triton.sampling_tile import (
+from ramify.kernels.triton.tiles.sampling_scan import LOG, RANK, scanned
+from ramify.kernels.triton.tiles.sampling_search import search
+from ramify.kernels.triton.tiles.sampling_sort import sorted_block
+from ramify.kernels.triton.tiles.sampling_tile import (
     LOWEST,
     NOTHING,
     SMALLEST,

@@ -18,7 +18,7 @@ from ramify.errors import BackendError, RamifyError
 from ramify.lang.backends.base import Backend, Submission
 from ramify.lang.backends.http import Event, HttpClient
 from ramify.lang.backends.submitted import SubmittedProgram
-from ramify.lang.refused import refuse
+from ramify.lang.program.refused import refuse
 from ramify.loop import wait
 from ramify.messages import Generate, ModelInfo, TextChunk
 

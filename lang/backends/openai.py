@@ -16,11 +16,11 @@ from typing import Any, cast
 from ramify.constraint import Constraint
 from ramify.errors import BackendError, UnsupportedNode
 from ramify.lang.backends.http import HttpClient
-from ramify.lang.chat import chatml
-from ramify.lang.meta import add_logprobs
+from ramify.lang.calls.chat import chatml
+from ramify.lang.calls.meta import add_logprobs
 from ramify.loop import wait
 from ramify.messages import Finish, Generate, ModelInfo, TextChunk, TokenLogprobs, Usage
-from ramify.sampling import SamplingParams
+from ramify.sampling_params import SamplingParams
 
 OPENAI_URL = "https://api.openai.com/v1"
 OWN_FIELDS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop")

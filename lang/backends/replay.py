@@ -15,10 +15,10 @@ from typing import Any, cast
 import msgspec
 
 from ramify.errors import BackendError, ErrorInfo, RamifyError, from_info
-from ramify.lang import recording
+from ramify.lang.backends import recording
 from ramify.lang.backends.base import Backend
-from ramify.lang.recording import Exchange, Header
-from ramify.lang.trace import CURRENT
+from ramify.lang.backends.recording import Exchange, Header
+from ramify.lang.trace.calls import CURRENT
 from ramify.messages import Generate, ModelInfo, TextChunk
 
 PASSED_ON = ("flush_cache", "get_model_name", "get_server_info")

@@ -17,8 +17,8 @@ import msgspec
 from ramify.constraint import Constraint
 from ramify.errors import BackendError, PromptTooLong, UnsupportedNode
 from ramify.lang.backends.tag_check import check_tag
-from ramify.lang.chat import chatml
-from ramify.lang.trace import CURRENT
+from ramify.lang.calls.chat import chatml
+from ramify.lang.trace.calls import CURRENT
 from ramify.messages import (
     ChatFormat,
     ChoiceScore,

@@ -16,8 +16,8 @@ import msgspec
 from ramify.errors import BackendError, ErrorInfo, RamifyError, from_info
 from ramify.lang.backends.base import Submission
 from ramify.lang.backends.http import HttpClient
-from ramify.lang.play import place_of
-from ramify.lang.trace import CURRENT
+from ramify.lang.graph.play import place_of
+from ramify.lang.trace.calls import CURRENT
 from ramify.messages import Generate, ModelInfo, TextChunk
 
 

@@ -11,21 +11,21 @@ from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.model.checkpoint import weight_files
 from ramify.runtime.model.config import Family, ModelConfig, config_from_folder
 from ramify.runtime.model.decoder import Attend, Model
-from ramify.runtime.model.gemma import Gemma2, Gemma3
-from ramify.runtime.model.gguf_header import read_header
-from ramify.runtime.model.gguf_weights import config_of, rotary_layout, tensors_in_file
-from ramify.runtime.model.granite import Granite
+from ramify.runtime.model.families.gemma import Gemma2, Gemma3
+from ramify.runtime.model.families.granite import Granite
+from ramify.runtime.model.families.llama import Llama
+from ramify.runtime.model.families.mistral import Mistral
+from ramify.runtime.model.families.olmo2 import Olmo2
+from ramify.runtime.model.families.phi3 import Phi3
+from ramify.runtime.model.families.qwen2 import Qwen2
+from ramify.runtime.model.families.qwen3 import Qwen3
+from ramify.runtime.model.families.smollm3 import SmolLM3
+from ramify.runtime.model.gguf.header import read_header
+from ramify.runtime.model.gguf.weights import config_of, rotary_layout, tensors_in_file
+from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.layers import RMSNorm
-from ramify.runtime.model.llama import Llama
-from ramify.runtime.model.mistral import Mistral
-from ramify.runtime.model.olmo2 import Olmo2
 from ramify.runtime.model.packed_cache import load_packed
-from ramify.runtime.model.phi3 import Phi3
 from ramify.runtime.model.quantization import Quantization, packing
-from ramify.runtime.model.qwen2 import Qwen2
-from ramify.runtime.model.qwen3 import Qwen3
-from ramify.runtime.model.resolve import ModelFiles
-from ramify.runtime.model.smollm3 import SmolLM3
 from ramify.runtime.model.weights import fill, tensors_in_folder
 
 __all__ = ["Attend", "Model", "dummy_model", "load_model", "read_config", "shortened"]

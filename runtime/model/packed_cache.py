@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ramify import cache
 from ramify.kernels.packed import LAYOUT_VERSION, PackedWeight
-from ramify.runtime.model import cache
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import Linear
 

@@ -16,9 +16,9 @@ from ramify.messages import (
     Snapshot,
 )
 from ramify.radix.cache import PrefixCache
-from ramify.runtime.scheduler.leases import ProgramLeases
-from ramify.runtime.scheduler.ledger import Ledger
-from ramify.runtime.scheduler.programs import Programs
+from ramify.runtime.scheduler.counters import Ledger
+from ramify.runtime.scheduler.programs.leases import ProgramLeases
+from ramify.runtime.scheduler.programs.programs import Programs
 from ramify.runtime.scheduler.request import Request
 from ramify.runtime.scheduler.snapshot import shares, tree_nodes
 

@@ -9,7 +9,7 @@ what it has committed itself.
 from __future__ import annotations
 
 from ramify.radix.cache import Match, PrefixCache
-from ramify.runtime.scheduler.leases import ProgramLeases
+from ramify.runtime.scheduler.programs.leases import ProgramLeases
 from ramify.runtime.scheduler.request import Request
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from ramify.runtime.scheduler.programs import Programs
+from ramify.runtime.scheduler.programs.programs import Programs
 from ramify.runtime.scheduler.request import Request
 
 AGEING_TOKENS_PER_S = 2000.0

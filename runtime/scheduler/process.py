@@ -12,31 +12,32 @@ from pathlib import Path
 
 import torch
 
+from ramify.grammar.retokenize import Retokenizer, encode
+from ramify.grammar.vocabulary import Vocabulary
 from ramify.kernels.registry import Ops
 from ramify.messages import CompilerDied, ModelInfo, Ready, ToScheduler
 from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.grammar.retokenize import Retokenizer, encode
-from ramify.runtime.grammar.store import GrammarStore
-from ramify.runtime.grammar.vocabulary import Vocabulary, load_vocabulary
-from ramify.runtime.ipc import Inbox, Outbox, Sockets
+from ramify.runtime.executor.build import build_runner
+from ramify.runtime.executor.device import resolve_device
+from ramify.runtime.executor.memory import SPARE_PAGES
+from ramify.runtime.executor.runner import Runner
 from ramify.runtime.model.decoder import Model
+from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import dummy_model, load_model, read_config, shortened
 from ramify.runtime.model.quantization import resolve_quantization
-from ramify.runtime.model.resolve import ModelFiles
-from ramify.runtime.model.tokenizer import load_backend
-from ramify.runtime.scheduler.compiler_host import CompilerHost
-from ramify.runtime.scheduler.healing import Healer
+from ramify.runtime.model.tokenizer.tokenizer import load_backend
+from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
+from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
+from ramify.runtime.processes.torch_import import import_rest
+from ramify.runtime.processes.worker_process import Orders, reporting_start_up, take_orders
+from ramify.runtime.processes.worker_start import give_back, started
+from ramify.runtime.scheduler.constraints.compiler_host import CompilerHost
+from ramify.runtime.scheduler.constraints.grammars import GrammarStore
+from ramify.runtime.scheduler.constraints.healing import Healer
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
-from ramify.runtime.torch_import import import_rest
-from ramify.runtime.worker.build import build_runner
-from ramify.runtime.worker.device import resolve_device
-from ramify.runtime.worker.memory import SPARE_PAGES
-from ramify.runtime.worker.runner import Runner
-from ramify.runtime.worker_process import Orders, reporting_start_up, take_orders
-from ramify.runtime.worker_start import give_back, started
 
 IDLE_S = 0.3
 """After a start the processor first belongs to the requests that waited for it, and to the first of a client
@@ -102,7 +103,7 @@ def main() -> None:
 
 def _prepare_engines(vocabulary: Vocabulary, load_tokenizer: Callable[[], object]) -> None:
     """What the first constraint would otherwise wait for, and the first text that a grammar forces."""
-    from ramify.runtime.grammar.engine.load import prepare, prepare_lark
+    from ramify.grammar.engine.load import prepare, prepare_lark
 
     import_rest()
     prepare(vocabulary)

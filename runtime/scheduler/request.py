@@ -10,16 +10,16 @@ import numpy as np
 from ramify.constraint import Constraint
 from ramify.messages import ProgramHint, Submit, Unenforced, Usage
 from ramify.radix.evicted import Lost
-from ramify.runtime.scheduler.odds import Track
-from ramify.runtime.scheduler.programs import Program
-from ramify.sampling import SamplingParams
+from ramify.runtime.scheduler.programs.programs import Program
+from ramify.runtime.scheduler.speculation.acceptance import Track
+from ramify.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from ramify.radix.cache import Hold
-    from ramify.runtime.scheduler.constrained import ConstrainedOutput
-    from ramify.runtime.scheduler.drafter import Guess
-    from ramify.runtime.scheduler.healing import Healing
+    from ramify.runtime.scheduler.constraints.constrained import ConstrainedOutput
+    from ramify.runtime.scheduler.constraints.healing import Healing
     from ramify.runtime.scheduler.scoring import Scoring, Stretch
+    from ramify.runtime.scheduler.speculation.drafter import Guess
 
 CONTEXT_IDS = 6
 """Prompt ids that the detokenizer is given as context: more than any tokenizer's spelling depends on."""

@@ -34,32 +34,32 @@ from ramify.messages import (
 )
 from ramify.radix.cache import PrefixCache
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor.attention import picked
+from ramify.runtime.executor.batch import Extension, pack
+from ramify.runtime.executor.runner import Runner
+from ramify.runtime.processes.worker_process import log
 from ramify.runtime.scheduler.admission import Admission
-from ramify.runtime.scheduler.constrained import ConstrainedOutput
+from ramify.runtime.scheduler.appending import Growth
+from ramify.runtime.scheduler.constraints.constrained import ConstrainedOutput
+from ramify.runtime.scheduler.constraints.healing import MAX_TOKENS, Healer, Healing
+from ramify.runtime.scheduler.constraints.masks import MaskFiller
 from ramify.runtime.scheduler.control import Control
-from ramify.runtime.scheduler.drafter import Drafter
-from ramify.runtime.scheduler.growth import Growth
-from ramify.runtime.scheduler.healing import MAX_TOKENS, Healer, Healing
-from ramify.runtime.scheduler.ledger import Ledger
+from ramify.runtime.scheduler.counters import Ledger
 from ramify.runtime.scheduler.limits import Limits
-from ramify.runtime.scheduler.lookahead import Lookahead
-from ramify.runtime.scheduler.masks import MaskFiller
+from ramify.runtime.scheduler.next_tokens import RequestSampler, Sampled
 from ramify.runtime.scheduler.output import Logprob, StepOutputs
+from ramify.runtime.scheduler.overlap import Lookahead
 from ramify.runtime.scheduler.pages import RequestPages
 from ramify.runtime.scheduler.policy import POLICIES
-from ramify.runtime.scheduler.programs import Programs
+from ramify.runtime.scheduler.programs.programs import Programs
 from ramify.runtime.scheduler.request import Request
-from ramify.runtime.scheduler.sampling import RequestSampler, Sampled
 from ramify.runtime.scheduler.scoring import Computed, Scorer, Scoring
-from ramify.runtime.worker.attention import picked
-from ramify.runtime.worker.batch import Extension, pack
-from ramify.runtime.worker.runner import Runner
-from ramify.runtime.worker_process import log
+from ramify.runtime.scheduler.speculation.drafter import Drafter
 
 if TYPE_CHECKING:
-    from ramify.runtime.grammar.matcher import Grammar
-    from ramify.runtime.grammar.retokenize import Retokenizer
-    from ramify.runtime.grammar.store import GrammarStore
+    from ramify.grammar.matcher import Grammar
+    from ramify.grammar.retokenize import Retokenizer
+    from ramify.runtime.scheduler.constraints.grammars import GrammarStore
 
 FORCED_RUN = 16
 """A decoding request's forced tokens up to this number do not wait for the budget of prefill."""

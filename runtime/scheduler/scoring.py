@@ -18,12 +18,12 @@ import torch
 
 from ramify.messages import ChoiceScore, Finish, ProgramHint, Submit, TokenLogprobs
 from ramify.radix.token_tree import TokenTree
+from ramify.runtime.executor.attention import picked
+from ramify.runtime.executor.runner import Runner
+from ramify.runtime.scheduler.next_tokens import LOGPROB_ROWS
 from ramify.runtime.scheduler.pages import RequestPages
 from ramify.runtime.scheduler.request import Request
-from ramify.runtime.scheduler.sampling import LOGPROB_ROWS
-from ramify.runtime.worker.attention import picked
-from ramify.runtime.worker.runner import Runner
-from ramify.sampling import SamplingParams
+from ramify.sampling_params import SamplingParams
 
 
 class Entry(NamedTuple):

@@ -5,10 +5,14 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from ramify.runtime.config import ServerConfig
-from ramify.runtime.server import calls, health, live, native, openai, responses
+from ramify.runtime.server import calls
+from ramify.runtime.server.admin import health, live
 from ramify.runtime.server.errors import add_error_handlers
 from ramify.runtime.server.middleware import AnswerBugs, CountResponses, RequireApiKey
+from ramify.runtime.server.openai import endpoints as openai
+from ramify.runtime.server.openai.responses import endpoint as responses
 from ramify.runtime.server.service import Desk, Service
+from ramify.runtime.server.sglang import endpoints as sglang
 
 
 def create_app(desk: Desk, config: ServerConfig) -> FastAPI:
@@ -19,7 +23,7 @@ def create_app(desk: Desk, config: ServerConfig) -> FastAPI:
     app.state.service = service
     app.state.watch = live.Watch(desk)
     # In the order in which a path is looked for: programs call the most, and wait the least.
-    for module in (calls, openai, responses, native, health, live):
+    for module in (calls, openai, responses, sglang, health, live):
         app.include_router(module.router)
     add_error_handlers(app)
     app.add_middleware(AnswerBugs)

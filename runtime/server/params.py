@@ -1,6 +1,6 @@
 """What the OpenAI and the native surface share: prompts, sampling options and constraints.
 
-Types, defaults and ranges are those of `ramify.sampling` and `ramify.constraint`; each surface only
+Types, defaults and ranges are those of `ramify.sampling_params` and `ramify.constraint`; each surface only
 says how it spells them.
 """
 
@@ -16,7 +16,7 @@ from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint, InvalidRequest
 from ramify.messages import ProgramHint, Segment, TextChunk
 from ramify.runtime.server.fields import Fields
-from ramify.sampling import SamplingParams
+from ramify.sampling_params import SamplingParams
 
 _KINDS: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
 _KINDS["stop"] = str | tuple[str, ...]

@@ -24,8 +24,8 @@ from ramify.runtime.config import ServerConfig
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
+    from ramify.runtime.processes.workers import Workers
     from ramify.runtime.server.service import Desk
-    from ramify.runtime.workers import Workers
 
 Routes = Callable[[], "Sequence[APIRouter]"]
 
@@ -59,7 +59,7 @@ def serve(config: ServerConfig, routes: Routes = tuple, workers: Workers | None 
 async def _serve(
     config: ServerConfig, listener: socket.socket, routes: Routes, workers: Workers | None
 ) -> int:
-    from ramify.runtime.server.frontdesk import FrontDesk
+    from ramify.runtime.frontend.frontend import FrontDesk
 
     desk = FrontDesk(config, workers)
     with stop_signals() as stopping:

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from ramify.errors import EngineClosed, InvalidRequest
 from ramify.messages import Generate, ModelInfo, SchedulerStats, Snapshot, TextChunk, Usage
 from ramify.runtime.config import ServerConfig
-from ramify.runtime.server.metrics import Metrics
-from ramify.runtime.server.recent import Recent
+from ramify.runtime.server.admin.metrics import Metrics
+from ramify.runtime.server.admin.recent import Recent
 
 logger = logging.getLogger("ramify.server")
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from ramify import cli
 from ramify.bench import client, figures, load, svg, workloads
 from ramify.bench.client import Endpoint, LoadClient, Sample
 from ramify.bench.load import Measured
 from ramify.bench.workloads import COMPLETIONS, Job, Phase, Sizes
+from ramify.cli import main
 from ramify.errors import InvalidRequest, Overloaded
 from tests.server import desk
 from tests.server.desk import FakeDesk, LiveServer
@@ -51,7 +51,7 @@ SMALL = ["--requests", "6", "--concurrency", "2", "--prompt-tokens", "40"]
 
 
 def bench(server: LiveServer, *arguments: str) -> int:
-    return cli.main(["bench", "--url", server.url, *SMALL, *arguments])
+    return main.main(["bench", "--url", server.url, *SMALL, *arguments])
 
 
 def lines(text: str) -> list[dict[str, Any]]:
@@ -124,7 +124,7 @@ def test_the_users_own_prompts(
     ]
     file.write_text("\n\n".join(map(json.dumps, bodies)))
     arguments = ["--prompts", str(file), "--max-tokens", "20", "--json"]
-    assert cli.main(["bench", "--url", server.url, *arguments]) == 0
+    assert main.main(["bench", "--url", server.url, *arguments]) == 0
     (line,) = lines(capsys.readouterr().out)
     assert (line["workload"], line["requests"], line["valid_share"]) == ("prompts", 4, 1.0)
     asked = [request.sampling.max_tokens for request in server.desk.requests[2:]]
@@ -197,7 +197,7 @@ def test_a_phase_that_fails_leaves_the_others(server: LiveServer, capsys: pytest
 
 
 def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "--url", "http://127.0.0.1:9"]) == 2
+    assert main.main(["bench", "--url", "http://127.0.0.1:9"]) == 2
     assert "cannot be reached" in capsys.readouterr().err
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ramify import cli
+from ramify.cli import main
 from ramify.errors import WorkerDied
 from ramify.runtime import engine
 from tests.server.desk import FakeDesk, LiveServer
@@ -39,7 +39,7 @@ def server() -> Iterator[LiveServer]:
 def test_endpoint(server: LiveServer, type_lines: Keyboard, capsys: pytest.CaptureFixture[str]) -> None:
     type_lines("hello there", "", "and again", "/exit", "never sent")
     arguments = ["chat", "--endpoint", server.url + "/v1", "--system", "Be brief.", "--max-tokens", "8"]
-    assert cli.main(arguments) == 0
+    assert main.main(arguments) == 0
     out = capsys.readouterr().out
     assert re.search(r"LO THERE\n\[prompt \d+, of these cached 0; answer 8; \d\.\d s\]\nND AGAIN\n", out)
     first, second = server.desk.requests
@@ -52,7 +52,7 @@ def test_endpoint_breaks_off(
 ) -> None:
     type_lines("hello there")
     server.desk.fail_after = (2, WorkerDied("The scheduler died."))
-    assert cli.main(["chat", "--endpoint", server.url]) == 2
+    assert main.main(["chat", "--endpoint", server.url]) == 2
     assert capsys.readouterr().err == "ramify: The scheduler died.\n"
 
 
@@ -72,11 +72,11 @@ def test_engine(
 
     monkeypatch.setattr(engine, "Engine", FakeEngine)
     type_lines("hello there")
-    assert cli.main(["chat", "--page-size", "8", "--max-tokens", "8"]) == 0
+    assert main.main(["chat", "--page-size", "8", "--max-tokens", "8"]) == 0
     assert capsys.readouterr().out.startswith("LO THERE\n[prompt 17, of these cached 0; answer 8;")
 
 
 def test_nobody_there(type_lines: Keyboard, capsys: pytest.CaptureFixture[str]) -> None:
     type_lines("hi")
-    assert cli.main(["chat", "--endpoint", "http://127.0.0.1:9"]) == 2
+    assert main.main(["chat", "--endpoint", "http://127.0.0.1:9"]) == 2
     assert "cannot be reached" in capsys.readouterr().err

@@ -9,36 +9,35 @@ from typing import Any, Literal
 
 import pytest
 
-from ramify import cli
-from ramify.commands import pull
-from ramify.commands.flags import add_config_flags, field_docs, given_fields
+from ramify.cli import main, pull
+from ramify.cli.flags import add_config_flags, field_docs, given_fields
 from ramify.errors import NotFound
 from ramify.runtime.config import EngineConfig, ServerConfig
 
 
 def test_help_lists_the_commands_and_imports_little() -> None:
     script = (
-        "import sys; from ramify.cli import main\n"
+        "import sys; from ramify.cli.main import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
         "print(sorted({'torch', 'httpx', 'fastapi', 'zmq', 'pydantic'} & sys.modules.keys()))"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert all(command in run.stdout for command in cli.COMMANDS)
+    assert all(command in run.stdout for command in main.COMMANDS)
     assert run.stdout.endswith("[]\n")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
-        cli.main(["--version"])
+        main.main(["--version"])
     assert exit_info.value.code == 0
     assert capsys.readouterr().out.startswith("ramify 0.")
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
+@pytest.mark.parametrize("command", main.COMMANDS)
 def test_help_of_each_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
-        cli.main([command, "--help"])
+        main.main([command, "--help"])
     assert exit_info.value.code == 0
     assert f"usage: ramify {command}" in capsys.readouterr().out
 
@@ -48,7 +47,7 @@ def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: p
         raise NotFound("There is no model 'x'.", remedy="Try another.")
 
     monkeypatch.setattr(pull, "run", fail)
-    assert cli.main(["pull", "x"]) == 2
+    assert main.main(["pull", "x"]) == 2
     assert capsys.readouterr().err == "ramify: There is no model 'x'. Try another.\n"
 
 
@@ -57,19 +56,19 @@ def test_ctrl_c_is_quiet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pull, "run", interrupt)
-    assert cli.main(["pull"]) == 130
+    assert main.main(["pull"]) == 130
     assert capsys.readouterr() == ("", "")
 
 
 def test_pull_prints_the_path(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     missing = tmp_path / "nothing.gguf"
-    assert cli.main(["pull", str(missing)]) == 2
+    assert main.main(["pull", str(missing)]) == 2
     assert "nothing.gguf" in capsys.readouterr().err
 
 
 def test_wrong_flags_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
-        cli.main(["serve", "--port", "x"])
+        main.main(["serve", "--port", "x"])
     assert exit_info.value.code == 2
     assert capsys.readouterr().err == (
         "ramify serve: argument --port: invalid int value: 'x'; see ramify serve --help\n"
@@ -78,7 +77,7 @@ def test_wrong_flags_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_model_needs_no_flag(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["serve", "no.gguf"], ["serve", "--model", "no.gguf"], ["chat", "no.gguf"]):
-        assert cli.main(arguments) == 2
+        assert main.main(arguments) == 2
         assert "no.gguf" in capsys.readouterr().err
 
 
@@ -94,7 +93,7 @@ def test_a_model_needs_no_flag(tmp_path: Any, capsys: pytest.CaptureFixture[str]
 def test_serve_refuses_a_bad_configuration(
     arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["serve", *arguments]) == 2
+    assert main.main(["serve", *arguments]) == 2
     assert problem in capsys.readouterr().err
 
 
@@ -155,9 +154,9 @@ def test_kinds_of_fields() -> None:
 
 
 def test_engine_flags_and_endpoint_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["chat", "--endpoint", "http://127.0.0.1:1", "--page-size", "8"]) == 2
+    assert main.main(["chat", "--endpoint", "http://127.0.0.1:1", "--page-size", "8"]) == 2
     assert "--page-size" in capsys.readouterr().err
-    assert cli.main(["chat", "--endpoint-key", "x"]) == 2
+    assert main.main(["chat", "--endpoint-key", "x"]) == 2
     assert {field.name for field in dataclasses.fields(EngineConfig)} < {
         field.name for field in dataclasses.fields(ServerConfig)
     }

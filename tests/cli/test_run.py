@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ramify import cli
-from ramify.commands.run import load, read_arguments
+from ramify.cli import main
+from ramify.cli.run import load, read_arguments
 from ramify.errors import InvalidRequest, NotFound, WorkerDied
 from tests.server.desk import FakeDesk, LiveServer
 
@@ -54,7 +54,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_prints_outputs_and_trace(server: LiveServer, file: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["run", f"{file}:greet", "name=123", "count=2", "--endpoint", server.url]
-    assert cli.main(arguments) == 0
+    assert main.main(arguments) == 0
     out = capsys.readouterr().out
     assert out.startswith("answer = ELLO 123")
     assert "greet" in out
@@ -62,13 +62,13 @@ def test_prints_outputs_and_trace(server: LiveServer, file: str, capsys: pytest.
 
 
 def test_async_program(server: LiveServer, file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", f"{file}:later", "name=abcd", "--endpoint", server.url]) == 0
+    assert main.main(["run", f"{file}:later", "name=abcd", "--endpoint", server.url]) == 0
     assert capsys.readouterr().out.startswith("answer = ABCD\n")
 
 
 def test_a_failed_step(server: LiveServer, file: str, capsys: pytest.CaptureFixture[str]) -> None:
     server.desk.fail_first = WorkerDied("The scheduler died.")
-    assert cli.main(["run", f"{file}:later", "name=abcd", "--endpoint", server.url]) == 2
+    assert main.main(["run", f"{file}:later", "name=abcd", "--endpoint", server.url]) == 2
     out, err = capsys.readouterr()
     assert "failed" in out
     assert err.startswith("ramify: ")

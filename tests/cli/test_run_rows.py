@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from ramify import cli
-from ramify.commands.run import load
-from ramify.commands.run_rows import read_rows
+from ramify.cli import main
+from ramify.cli.run import load
+from ramify.cli.run_rows import read_rows
 from tests.server.desk import FakeDesk, LiveServer
 
 PROGRAM = """
@@ -55,7 +55,7 @@ def write(path: Path, text: str) -> Path:
 def run(folder: Path, server: LiveServer, *arguments: str, name: str = "greet") -> int:
     place = f"{folder / 'greeting.py'}:{name}"
     out = ["--output", str(folder / "out.jsonl"), "--endpoint", server.url]
-    return cli.main(["run", place, *arguments, *out])
+    return main.main(["run", place, *arguments, *out])
 
 
 def results(folder: Path) -> list[dict[str, Any]]:
@@ -134,11 +134,11 @@ def test_what_is_refused(
 
 def test_flags_that_need_each_other(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = f"{folder / 'greeting.py'}:greet"
-    assert cli.main(["run", place, "name=x", "--key", "id", "--endpoint", "http://127.0.0.1:9"]) == 2
+    assert main.main(["run", place, "name=x", "--key", "id", "--endpoint", "http://127.0.0.1:9"]) == 2
     assert "--key needs --input" in capsys.readouterr().err
-    assert cli.main(["run", place, "--input", "x.csv", "--endpoint", "http://127.0.0.1:9"]) == 2
+    assert main.main(["run", place, "--input", "x.csv", "--endpoint", "http://127.0.0.1:9"]) == 2
     assert "--input needs --output" in capsys.readouterr().err
-    assert cli.main(["run", place, "--input", "x.csv", "--output", "o", "--endpoint", "http://x"]) == 2
+    assert main.main(["run", place, "--input", "x.csv", "--output", "o", "--endpoint", "http://x"]) == 2
     assert "no file x.csv" in capsys.readouterr().err
 
 

@@ -20,7 +20,7 @@ class Served(NamedTuple):
 def serve(*arguments: str) -> Iterator[Served]:
     """`ramify serve` on a free port, once it answers."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "ramify.cli", "serve", "--port", "0", *arguments],
+        [sys.executable, "-m", "ramify", "serve", "--port", "0", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -15,13 +15,13 @@ import pytest
 
 from ramify.constraint import choices, ebnf, json_object, json_schema, regex
 from ramify.errors import InvalidConstraint
+from ramify.grammar.retokenize import encode
 from ramify.loop import wait
 from ramify.messages import ChatMessage
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.engine import Engine
-from ramify.runtime.grammar.retokenize import encode
-from ramify.runtime.model.resolve import resolve
-from ramify.runtime.model.tokenizer import load_backend
+from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.model.tokenizer.tokenizer import load_backend
 from tests.runtime.test_ring import children
 
 pytestmark = [pytest.mark.weights, pytest.mark.timeout(240)]

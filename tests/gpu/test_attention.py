@@ -9,7 +9,7 @@ import torch
 
 from ramify.kernels.triton import attention
 from ramify.kernels.triton.attention import plan_attention, plan_shape, run_plan
-from ramify.kernels.triton.attention_graph import StaticPlan, decode_forms
+from ramify.kernels.triton.plan.attention_graph import StaticPlan, decode_forms
 from tests.kernels.attention_cases import Batch, make_batch
 from tests.kernels.cascade_cases import assert_as_good
 

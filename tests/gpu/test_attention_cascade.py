@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ramify.kernels.triton import attention
 from ramify.kernels.triton.attention import plan_shape, run_plan
 from ramify.kernels.triton.cascade import cascade_attention, plan_from_page_tables
-from ramify.kernels.triton.cascade_groups import find_groups
+from ramify.kernels.triton.plan.cascade_groups import find_groups
 from tests.kernels.attention_cases import Batch
 from tests.kernels.cascade_cases import Branch, assert_as_good, make_tree
 

@@ -15,13 +15,13 @@ from ramify.messages import Submit
 from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor.build import build_runner
+from ramify.runtime.executor.memory import SPARE_PAGES
 from ramify.runtime.model.config import config_from_hf
 from ramify.runtime.model.load import dummy_model
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
-from ramify.runtime.worker.build import build_runner
-from ramify.runtime.worker.memory import SPARE_PAGES
-from ramify.sampling import SamplingParams
+from ramify.sampling_params import SamplingParams
 
 SHAPE = {
     "model_type": "qwen3",

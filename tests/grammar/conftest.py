@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from ramify.grammar.vocabulary import Vocabulary
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.grammar.vocabulary import Vocabulary, load_vocabulary
-from ramify.runtime.model.resolve import ModelFiles, resolve
+from ramify.runtime.model.hub.resolve import ModelFiles, resolve
+from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
 
 
 @pytest.fixture(scope="session")

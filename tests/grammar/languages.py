@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ramify.errors import InvalidConstraint
-from ramify.runtime.grammar.automaton.compiler import compile_rules
-from ramify.runtime.grammar.engine.pushdown import FrameGrammar
-from ramify.runtime.grammar.rules.derivative import CharAutomaton, to_rules
-from ramify.runtime.grammar.rules.expression import Call, Expression
-from ramify.runtime.grammar.rules.rule_set import ROOT, Rules
-from ramify.runtime.grammar.vocabulary import Vocabulary
+from ramify.grammar.automaton.compiler import compile_rules
+from ramify.grammar.engine.pushdown import FrameGrammar
+from ramify.grammar.rules.derivative import CharAutomaton, to_rules
+from ramify.grammar.rules.expression import Call, Expression
+from ramify.grammar.rules.rule_set import ROOT, Rules
+from ramify.grammar.vocabulary import Vocabulary
 
 BYTES = Vocabulary((b"", *(bytes([byte]) for byte in range(256))), (0,))
 

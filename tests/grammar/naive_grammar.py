@@ -6,20 +6,10 @@ from collections.abc import Mapping
 
 from hypothesis import strategies as st
 
-from ramify.runtime.grammar.rules.derivative import Derivatives
-from ramify.runtime.grammar.rules.expression import (
-    NOTHING,
-    Call,
-    Chars,
-    Expression,
-    alt,
-    chars,
-    repeat,
-    seq,
-    text,
-)
-from ramify.runtime.grammar.rules.rule_set import ROOT, productive
-from ramify.runtime.grammar.vocabulary import Vocabulary
+from ramify.grammar.rules.derivative import Derivatives
+from ramify.grammar.rules.expression import NOTHING, Call, Chars, Expression, alt, chars, repeat, seq, text
+from ramify.grammar.rules.rule_set import ROOT, productive
+from ramify.grammar.vocabulary import Vocabulary
 
 
 class NaiveGrammar:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 
-from ramify.runtime.grammar.rules.expression import Alt, Call, Chars, Expression, Fresh, Repeat, Seq, Text
-from ramify.runtime.grammar.rules.rule_set import ROOT
+from ramify.grammar.rules.expression import Alt, Call, Chars, Expression, Fresh, Repeat, Seq, Text
+from ramify.grammar.rules.rule_set import ROOT
 
 Ends = frozenset[int]
 

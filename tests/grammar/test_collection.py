@@ -11,12 +11,12 @@ import json
 import pytest
 
 from ramify import constraint
-from ramify.runtime.grammar.matcher import Grammar
-from ramify.runtime.grammar.schema.compiler import schema_rules
-from ramify.runtime.grammar.schema.instance import validate
-from ramify.runtime.grammar.schema.json_text import parse_json
-from ramify.runtime.grammar.schema.order import in_schema_order
-from ramify.runtime.grammar.schema.unenforceable import Unenforceable
+from ramify.grammar.matcher import Grammar
+from ramify.grammar.schema.compiler import schema_rules
+from ramify.grammar.schema.instance import validate
+from ramify.grammar.schema.order import in_schema_order
+from ramify.grammar.schema.unenforceable import Unenforceable
+from ramify.grammar.schema.values.json_text import parse_json
 from tests.grammar.collection.case import Case
 from tests.grammar.collection.everything import all_cases
 from tests.grammar.vocabularies import compiled, tiny, tokenise

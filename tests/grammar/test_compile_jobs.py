@@ -14,13 +14,13 @@ import pytest
 
 from ramify import constraint
 from ramify.constraint import Constraint
+from ramify.grammar.compile import forked_jobs
+from ramify.grammar.compile.forked_jobs import Answer, CompileJobs
+from ramify.grammar.compile.grammar_files import GrammarFiles
+from ramify.grammar.compile.job import answer, limit_memory
+from ramify.grammar.engine.load import load_grammar
 from ramify.loop import wait
 from ramify.messages import CompileGrammar, GrammarFailed, GrammarReady
-from ramify.runtime.grammar.compile import forked_jobs
-from ramify.runtime.grammar.compile.forked_jobs import Answer, CompileJobs
-from ramify.runtime.grammar.compile.grammar_files import GrammarFiles
-from ramify.runtime.grammar.compile.job import answer, limit_memory
-from ramify.runtime.grammar.engine.load import load_grammar
 from tests.grammar.vocabularies import accepts, tiny
 
 EXPONENTIAL = constraint.regex("(a|b)*a(a|b){26}")
@@ -188,7 +188,7 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
 
 
 def test_a_failure_that_nobody_foresaw_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ramify.runtime.grammar.compile import job
+    from ramify.grammar.compile import job
 
     for error in (MemoryError(), RecursionError(), ZeroDivisionError("oh")):
 

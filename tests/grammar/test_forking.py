@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from ramify import constraint
 from ramify.errors import InvalidConstraint
-from ramify.runtime.grammar.automaton import compiler
-from ramify.runtime.grammar.engine.forking import MOST_CONFIGURATIONS, ForkingMatcher
-from ramify.runtime.grammar.engine.forking_fresh import ForkingFreshMatcher
-from ramify.runtime.grammar.engine.pushdown import tokens_of
-from ramify.runtime.grammar.matcher import mask_words
-from ramify.runtime.grammar.rules.expression import (
+from ramify.grammar.automaton import compiler
+from ramify.grammar.engine.nondeterministic import MOST_CONFIGURATIONS, ForkingMatcher
+from ramify.grammar.engine.nondeterministic_unique import ForkingFreshMatcher
+from ramify.grammar.engine.pushdown import tokens_of
+from ramify.grammar.matcher import mask_words
+from ramify.grammar.rules.expression import (
     Alt,
     Call,
     Expression,
@@ -32,10 +32,10 @@ from ramify.runtime.grammar.rules.expression import (
     seq,
     text,
 )
-from ramify.runtime.grammar.rules.gbnf import grammar_rules
-from ramify.runtime.grammar.rules.left_recursion import without_left_recursion
-from ramify.runtime.grammar.rules.rule_set import ROOT, productive
-from ramify.runtime.grammar.vocabulary import Vocabulary
+from ramify.grammar.rules.gbnf import grammar_rules
+from ramify.grammar.rules.left_recursion import without_left_recursion
+from ramify.grammar.rules.rule_set import ROOT, productive
+from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.naive_grammar import NAMES, NaiveGrammar
 from tests.grammar.test_frames import MANY, built, built_or_given_up
 from tests.grammar.vocabularies import accepts, compiled, mask_of, tiny

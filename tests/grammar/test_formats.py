@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from ramify import constraint
-from ramify.runtime.grammar.rules.derivative import Derivatives, explore
-from ramify.runtime.grammar.rules.expression import ANY_CHAR, Expression, nullable, repeat
-from ramify.runtime.grammar.schema.formats import FORMATS, Texts, meaning
-from ramify.runtime.grammar.schema.instance import validate
-from ramify.runtime.grammar.schema.string_patterns import searched
+from ramify.grammar.rules.derivative import Derivatives, explore
+from ramify.grammar.rules.expression import ANY_CHAR, Expression, nullable, repeat
+from ramify.grammar.schema.instance import validate
+from ramify.grammar.schema.values.formats import FORMATS, Texts, meaning
+from ramify.grammar.schema.values.string_patterns import searched
 from tests.grammar.vocabularies import accepts, compiled
 
 OF_STRINGS = {name: texts for name in FORMATS if isinstance(texts := meaning(name, ""), Texts)}

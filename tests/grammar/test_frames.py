@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ramify.errors import InvalidConstraint
-from ramify.runtime.grammar.automaton.compiler import compile_rules
-from ramify.runtime.grammar.automaton.frames import Frames
-from ramify.runtime.grammar.automaton.positions import TooLarge
-from ramify.runtime.grammar.engine.pushdown import FrameGrammar
-from ramify.runtime.grammar.matcher import Matcher
-from ramify.runtime.grammar.rules.expression import Call, Expression, alt, repeat, seq, text
-from ramify.runtime.grammar.rules.rule_set import ROOT, productive
-from ramify.runtime.grammar.vocabulary import Vocabulary
+from ramify.grammar.automaton.compiler import compile_rules
+from ramify.grammar.automaton.positions import TooLarge
+from ramify.grammar.automaton.pushdown import Frames
+from ramify.grammar.engine.pushdown import FrameGrammar
+from ramify.grammar.matcher import Matcher
+from ramify.grammar.rules.expression import Call, Expression, alt, repeat, seq, text
+from ramify.grammar.rules.rule_set import ROOT, productive
+from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.naive_grammar import NaiveGrammar, grammars, vocabularies
 from tests.grammar.vocabularies import accepts, mask_of, tiny, tokenise
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.runtime.grammar.matcher import Matcher
-from ramify.runtime.grammar.rules.expression import Call, Chars, Expression, alt, chars, repeat, seq, text
-from ramify.runtime.grammar.rules.rule_set import ROOT
-from ramify.runtime.grammar.vocabulary import Vocabulary
+from ramify.grammar.matcher import Matcher
+from ramify.grammar.rules.expression import Call, Chars, Expression, alt, chars, repeat, seq, text
+from ramify.grammar.rules.rule_set import ROOT
+from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.naive_grammar import NaiveGrammar, grammars, vocabularies
 from tests.grammar.test_frames import MANY, built, built_or_given_up, configurations
 

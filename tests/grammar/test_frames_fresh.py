@@ -12,22 +12,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ramify.errors import InvalidConstraint
-from ramify.runtime.grammar.automaton.compiler import compile_grammar, compile_rules
-from ramify.runtime.grammar.automaton.positions import TooLarge
-from ramify.runtime.grammar.matcher import Matcher
-from ramify.runtime.grammar.rules.expression import (
-    Call,
-    Chars,
-    Expression,
-    Fresh,
-    alt,
-    optional,
-    repeat,
-    seq,
-    text,
-)
-from ramify.runtime.grammar.rules.rule_set import ROOT
-from ramify.runtime.grammar.vocabulary import Vocabulary
+from ramify.grammar.automaton.compiler import compile_grammar, compile_rules
+from ramify.grammar.automaton.positions import TooLarge
+from ramify.grammar.matcher import Matcher
+from ramify.grammar.rules.expression import Call, Chars, Expression, Fresh, alt, optional, repeat, seq, text
+from ramify.grammar.rules.rule_set import ROOT
+from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.test_frames import MANY, built
 from tests.grammar.test_frames_costs import budget_mask
 from tests.grammar.vocabularies import mask_of

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify import constraint
-from ramify.runtime.grammar.automaton.frames import ENDLESS
-from ramify.runtime.grammar.automaton.runs import kind_lengths
-from ramify.runtime.grammar.engine.pushdown import FrameGrammar, FrameMatcher
-from ramify.runtime.grammar.rules.expression import Call, Chars, Expression, repeat, seq, text
-from ramify.runtime.grammar.rules.rule_set import ROOT
-from ramify.runtime.grammar.vocabulary import Vocabulary
+from ramify.grammar.automaton.pushdown import ENDLESS
+from ramify.grammar.automaton.runs import kind_lengths
+from ramify.grammar.engine.pushdown import FrameGrammar, FrameMatcher
+from ramify.grammar.rules.expression import Call, Chars, Expression, repeat, seq, text
+from ramify.grammar.rules.rule_set import ROOT
+from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.test_frames import MANY, built_or_given_up
 from tests.grammar.test_frames_costs import budget_mask
 from tests.grammar.vocabularies import compiled, mask_of, tokenise

@@ -6,9 +6,9 @@ import pytest
 
 from ramify import constraint
 from ramify.errors import InvalidConstraint
-from ramify.runtime.grammar.rules.expression import ANY_CHAR, Call, Chars, Repeat, Text, alt, seq
-from ramify.runtime.grammar.rules.gbnf import grammar_rules
-from ramify.runtime.grammar.rules.rule_set import ROOT
+from ramify.grammar.rules.expression import ANY_CHAR, Call, Chars, Repeat, Text, alt, seq
+from ramify.grammar.rules.gbnf import grammar_rules
+from ramify.grammar.rules.rule_set import ROOT
 from tests.grammar.vocabularies import accepts, compiled
 from tests.grammar.xgrammar_oracle import of_rules, of_source
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.errors import EngineError, InvalidConstraint
-from ramify.runtime.grammar.engine.lark import LarkGrammar, LarkMatcher, compile_lark
-from ramify.runtime.grammar.engine.load import prepare_lark
+from ramify.grammar.engine.lark import LarkGrammar, LarkMatcher, compile_lark
+from ramify.grammar.engine.load import prepare_lark
 from tests.grammar.vocabularies import CONTROL, STOP, accepts, mask_of, takes, tiny, tokenise
 
 SUM = r"""

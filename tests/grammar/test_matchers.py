@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify import constraint
-from ramify.runtime.grammar.matcher import Grammar, Matcher, mask_words, single_token
+from ramify.grammar.matcher import Grammar, Matcher, mask_words, single_token
 from tests.grammar.vocabularies import (
     CONTROL,
     STOP,

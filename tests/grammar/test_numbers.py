@@ -8,15 +8,15 @@ from functools import lru_cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.runtime.grammar.rules.expression import NOTHING
-from ramify.runtime.grammar.schema import json_text
-from ramify.runtime.grammar.schema.decimal_language import (
+from ramify.grammar.rules.expression import NOTHING
+from ramify.grammar.schema.values import json_text
+from ramify.grammar.schema.values.decimal_language import (
     Step,
     all_spellings,
     decimals_automaton,
     with_fraction,
 )
-from ramify.runtime.grammar.schema.json_text import Bound
+from ramify.grammar.schema.values.json_text import Bound
 from tests.grammar.languages import Language, language_of
 
 DECIMALS = st.decimals(-150, 150, places=3) | st.sampled_from(

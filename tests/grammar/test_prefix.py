@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify import constraint
-from ramify.runtime.grammar.engine.prefix_matcher import PrefixMatcher
-from ramify.runtime.grammar.engine.pushdown import FrameGrammar
-from ramify.runtime.grammar.engine.thinking import FreeGrammar
-from ramify.runtime.grammar.matcher import Matcher
-from ramify.runtime.grammar.rules.expression import Expression
-from ramify.runtime.grammar.vocabulary import Vocabulary
+from ramify.grammar.engine.prefix_matcher import PrefixMatcher
+from ramify.grammar.engine.pushdown import FrameGrammar
+from ramify.grammar.engine.thinking import FreeGrammar
+from ramify.grammar.matcher import Matcher
+from ramify.grammar.rules.expression import Expression
+from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.naive_grammar import LETTERS, NaiveGrammar, grammars, vocabularies
 from tests.grammar.test_frames import MANY, built_or_given_up
 from tests.grammar.test_frames_costs import budget_mask

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ramify import constraint
 from ramify.errors import InvalidConstraint
-from ramify.runtime.grammar.rules import regex_syntax, utf8
-from ramify.runtime.grammar.vocabulary import Vocabulary
+from ramify.grammar.rules import regex_syntax, utf8
+from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.languages import Language
 from tests.grammar.vocabularies import accepts, compiled, tiny
 

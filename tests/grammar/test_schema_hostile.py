@@ -11,13 +11,13 @@ import pytest
 
 from ramify import constraint
 from ramify.errors import InvalidConstraint
-from ramify.runtime.grammar.automaton.compiler import called_rules
-from ramify.runtime.grammar.automaton.positions import Positions
-from ramify.runtime.grammar.automaton.states import States
-from ramify.runtime.grammar.rules.expression import size
-from ramify.runtime.grammar.rules.rule_set import ROOT
-from ramify.runtime.grammar.schema.compiler import MAX_RULES, Options, schema_rules
-from ramify.runtime.grammar.schema.json_text import parse_json
+from ramify.grammar.automaton.compiler import called_rules
+from ramify.grammar.automaton.positions import Positions
+from ramify.grammar.automaton.states import States
+from ramify.grammar.rules.expression import size
+from ramify.grammar.rules.rule_set import ROOT
+from ramify.grammar.schema.compiler import MAX_RULES, Options, schema_rules
+from ramify.grammar.schema.values.json_text import parse_json
 from tests.grammar.vocabularies import accepts, compiled
 
 MOST = 1_500_000

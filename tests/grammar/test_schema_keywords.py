@@ -12,7 +12,7 @@ import pytest
 from jsonschema.validators import validator_for
 
 from ramify import constraint
-from ramify.runtime.grammar.schema.instance import validate
+from ramify.grammar.schema.instance import validate
 from tests.grammar import keyword_cases
 from tests.grammar.keyword_cases import FORMATS
 from tests.grammar.logic_cases import LOGIC_CASES, REMEMBERING

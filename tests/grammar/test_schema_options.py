@@ -10,9 +10,9 @@ import pytest
 
 from ramify import constraint
 from ramify.errors import InvalidConstraint
-from ramify.runtime.grammar.schema.compiler import Options, compile_schema
-from ramify.runtime.grammar.schema.instance import validate
-from ramify.runtime.grammar.schema.json_text import parse_json
+from ramify.grammar.schema.compiler import Options, compile_schema
+from ramify.grammar.schema.instance import validate
+from ramify.grammar.schema.values.json_text import parse_json
 from tests.grammar.vocabularies import accepts, compiled
 
 PERSON = {

@@ -13,11 +13,11 @@ import jsonschema
 import pytest
 
 from ramify.errors import InvalidConstraint
-from ramify.runtime.grammar.schema.compiler import schema_rules
-from ramify.runtime.grammar.schema.instance import validate
-from ramify.runtime.grammar.schema.json_text import parse_json
-from ramify.runtime.grammar.schema.order import in_schema_order
-from ramify.runtime.grammar.schema.unenforceable import Unenforceable
+from ramify.grammar.schema.compiler import schema_rules
+from ramify.grammar.schema.instance import validate
+from ramify.grammar.schema.order import in_schema_order
+from ramify.grammar.schema.unenforceable import Unenforceable
+from ramify.grammar.schema.values.json_text import parse_json
 from tests.grammar.random_schemas import VALUES, Schemas
 from tests.grammar.recogniser import Recogniser
 

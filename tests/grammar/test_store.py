@@ -7,9 +7,9 @@ import pytest
 from ramify import constraint
 from ramify.constraint import Constraint
 from ramify.errors import EngineError, InvalidConstraint, Overloaded, RamifyError
+from ramify.grammar.compile.job import answer
 from ramify.messages import CompileGrammar, GrammarFailed, GrammarReady
-from ramify.runtime.grammar.compile.job import answer
-from ramify.runtime.grammar.store import FAILURE_KEPT_S, GrammarStore
+from ramify.runtime.scheduler.constraints.grammars import FAILURE_KEPT_S, GrammarStore
 from tests.grammar.vocabularies import tiny
 
 A, B, C = (constraint.choices([letter]) for letter in "abc")

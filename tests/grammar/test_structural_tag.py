@@ -8,7 +8,7 @@ import pytest
 
 from ramify import constraint
 from ramify.errors import InvalidConstraint
-from ramify.runtime.grammar.compile.structural_tag import structural_tag_rules
+from ramify.grammar.compile.structural_tag import structural_tag_rules
 from tests.grammar.vocabularies import accepts, compiled
 from tests.grammar.xgrammar_oracle import of_structural_tag
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify import constraint
+from ramify.grammar.engine.thinking import FreeGrammar, with_preambles
+from ramify.grammar.matcher import Matcher, mask_words
 from ramify.messages import Preamble
-from ramify.runtime.grammar.engine.thinking import FreeGrammar, with_preambles
-from ramify.runtime.grammar.matcher import Matcher, mask_words
 from tests.grammar.vocabularies import CONTROL, STOP, compiled, tiny, tiny_tokenizer, tokenise
 
 END = "</think>"

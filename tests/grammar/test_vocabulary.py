@@ -11,10 +11,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from ramify import constraint
 from ramify.errors import EngineError
-from ramify.runtime.grammar import vocabulary as vocabularies
-from ramify.runtime.grammar.vocabulary import Vocabulary, from_tokenizer, load_vocabulary
-from ramify.runtime.model.resolve import ModelFiles
-from ramify.runtime.model.tokenizer import load_tokenizer
+from ramify.grammar.vocabulary import Vocabulary, from_tokenizer
+from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.tokenizer import vocabulary as vocabularies
+from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
+from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
 from tests.grammar.keyword_cases import CASES
 from tests.grammar.vocabularies import (
     CONTROL,

@@ -9,11 +9,11 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ramify.constraint import Constraint
-from ramify.runtime.grammar.compile.policy import compile_constraint
-from ramify.runtime.grammar.engine.load import load_grammar
-from ramify.runtime.grammar.matcher import Grammar, Matcher, mask_words
-from ramify.runtime.grammar.schema.json_text import parse_json, spelled
-from ramify.runtime.grammar.vocabulary import Vocabulary, from_tokenizer
+from ramify.grammar.compile.policy import compile_constraint
+from ramify.grammar.engine.load import load_grammar
+from ramify.grammar.matcher import Grammar, Matcher, mask_words
+from ramify.grammar.schema.values.json_text import parse_json, spelled
+from ramify.grammar.vocabulary import Vocabulary, from_tokenizer
 
 CORPUS = [
     '{"name": "Ada Lovelace", "age": 36, "tags": ["a", "b"], "ok": true, "none": null, "score": 0.25}',

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import xgrammar
 
-from ramify.runtime.grammar.rules.expression import (
+from ramify.grammar.rules.expression import (
     EMPTY,
     NOTHING,
     Alt,
@@ -22,10 +22,10 @@ from ramify.runtime.grammar.rules.expression import (
     repeat,
     seq,
 )
-from ramify.runtime.grammar.rules.rule_set import reachable
-from ramify.runtime.grammar.schema.compiler import schema_rules
-from ramify.runtime.grammar.schema.json_text import parse_json
-from ramify.runtime.grammar.vocabulary import Vocabulary
+from ramify.grammar.rules.rule_set import reachable
+from ramify.grammar.schema.compiler import schema_rules
+from ramify.grammar.schema.values.json_text import parse_json
+from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.vocabularies import tiny, tokenise
 
 MAX_CHAIN = 256

@@ -17,11 +17,11 @@ from ramify.kernels.cpu import sampling as compiled
 from ramify.kernels.reference import logits as twin_logits
 from ramify.kernels.reference import sampling as twin
 from ramify.kernels.registry import SampleTokens
-from ramify.kernels.sampling import LogitEdits, RowEdits, SamplingOptions
+from ramify.kernels.sampling_inputs import LogitEdits, RowEdits, SamplingOptions
 from ramify.kernels.triton import logits as kernels
 from ramify.kernels.triton.sampling import sample_tokens
-from ramify.runtime.worker import sampler
-from ramify.sampling import SamplingParams
+from ramify.runtime.executor import sampler
+from ramify.sampling_params import SamplingParams
 
 
 @dataclasses.dataclass

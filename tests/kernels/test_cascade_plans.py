@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from ramify.kernels.reference import attention as flat
 from ramify.kernels.reference.cascade import Group, attention_state, cascade_attention, merge_states
-from ramify.kernels.triton.attention_config import H100, tiles
-from ramify.kernels.triton.attention_plan import Shape
-from ramify.kernels.triton.cascade_cost import Costs
-from ramify.kernels.triton.cascade_groups import find_groups
+from ramify.kernels.triton.plan.attention_config import H100, tiles
+from ramify.kernels.triton.plan.attention_plan import Shape
+from ramify.kernels.triton.plan.cascade_cost import Costs
+from ramify.kernels.triton.plan.cascade_groups import find_groups
 
 from .cascade_cases import Branch, make_tree
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ramify.kernels.cpu import attention as cpu
-from ramify.kernels.cpu import team
 from ramify.kernels.cpu.attention_plan import ITEM_ROWS, LEAST_ROWS
 from ramify.kernels.cpu.attention_tile import BLOCK
+from ramify.kernels.cpu.codegen import team
 from ramify.kernels.registry import ops
 
 from . import cascade_cases

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from ramify.kernels.cpu import dots
 from ramify.kernels.cpu import linear as compiled
+from ramify.kernels.cpu.codegen import dots
 from ramify.kernels.packed import PackedWeight, Rows, in_order, pack, quantised, unpack
 from ramify.kernels.registry import ops
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ramify.kernels.cpu import linear as compiled
-from ramify.kernels.cpu import linear_int8
+from ramify.kernels.cpu.packed_linear import int8
 from ramify.kernels.packed import PackedWeight, pack, quantised, unpack
 from ramify.kernels.registry import ops
 from tests.kernels.test_linear import ROWS, SHAPES, packed, weight_parts
@@ -15,7 +15,7 @@ CPU, TORCH = ops("cpu"), ops("torch")
 FORMS = ["int8/16", "int8/64", "int4/32", "int4/128", "int8/32 wide", "int4/32 wide"]
 LINEAR, BY_ROW = compiled.int8_linear, compiled.int8_row_linear
 
-needs_vnni = pytest.mark.skipif(not linear_int8.VNNI, reason="int8 is not taken on this processor")
+needs_vnni = pytest.mark.skipif(not int8.VNNI, reason="int8 is not taken on this processor")
 
 
 def rounded(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
@@ -128,7 +128,7 @@ def test_what_is_rounded():
         for form in ("int8", "int4"):
             assert compiled.way_for(rows, form, bf16) != compiled.BY_INT8
             way = compiled.way_for(rows, form, bf16, by_row=True, int8=True)
-            assert (way == compiled.BY_INT8) == linear_int8.VNNI
+            assert (way == compiled.BY_INT8) == int8.VNNI
         for form, dtype in (("bf16", bf16), ("f32", bf16), ("int8", f32), ("int4", f32)):
             way = compiled.way_for(rows, form, dtype, by_row=True)
             assert compiled.way_for(rows, form, dtype, by_row=True, int8=True) == way

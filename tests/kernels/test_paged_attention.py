@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ramify.kernels.cpu import attention as cpu
-from ramify.kernels.cpu import team
+from ramify.kernels.cpu.codegen import team
 from ramify.kernels.reference import attention as twin
 
 from .attention_cases import MIXED, Batch, alone, make_batch, oracle

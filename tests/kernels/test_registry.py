@@ -13,12 +13,12 @@ import llvmlite.binding
 import pytest
 from numba import int64
 
-from ramify.kernels.cpu import compiler
-from ramify.kernels.cpu.dots import DOTS
+from ramify.kernels.cpu.codegen import compiler
+from ramify.kernels.cpu.codegen.dots import DOTS
 from ramify.kernels.registry import ops
 
 CLOSURE = """
-from ramify.kernels.cpu.compiler import compiled
+from ramify.kernels.cpu.codegen.compiler import compiled
 from numba import int64
 
 def build(sources):
@@ -75,7 +75,7 @@ HOST = llvmlite.binding.get_host_cpu_features()
 def test_kernels_for_narrower_vectors(name, features, lanes):
     """The same tests with code for another processor: 10 s of compiling the first time."""
     environment = {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features}
-    result = run("from ramify.kernels.cpu.simd import LANES; print(LANES)", **environment)
+    result = run("from ramify.kernels.cpu.codegen.simd import LANES; print(LANES)", **environment)
     assert result.stdout.strip() == str(lanes), result.stderr
     here = Path(__file__).parent
     names = ("paged_attention", "cpu_cascade", "tiles", "rope_and_norm", "linear", "masked_linear")

@@ -7,37 +7,40 @@ import pytest
 import torch
 from numba import njit, types
 
-from ramify.kernels.cpu import dots, simd, tiles
+from ramify.kernels.cpu import attention_loops
+from ramify.kernels.cpu.codegen import dots, simd
 
 i64 = types.int64
 
 
 @njit(i64(*[i64] * 9))
 def multiply(a, a_row, b, b_row, c, c_row, rows, depth, columns):
-    tiles.multiply(a, a_row, b, b_row, c, c_row, rows, depth, columns)
+    attention_loops.multiply(a, a_row, b, b_row, c, c_row, rows, depth, columns)
     return 0
 
 
 @njit(i64(*[i64] * 9))
 def multiply_pairs(a, a_row, b, b_row, c, c_row, rows, depth, columns):
-    tiles.multiply_pairs(a, a_row, b, b_row, c, c_row, rows, depth, columns)
+    attention_loops.multiply_pairs(a, a_row, b, b_row, c, c_row, rows, depth, columns)
     return 0
 
 
 @njit(i64(*[i64] * 10))
 def multiply_in_place(a, a_row, pool, offsets, bf16, c, c_row, rows, depth, columns):
-    tiles.multiply_in_place(a, a_row, pool, offsets, offsets, bf16 != 0, c, c_row, rows, depth, columns)
+    attention_loops.multiply_in_place(
+        a, a_row, pool, offsets, offsets, bf16 != 0, c, c_row, rows, depth, columns
+    )
     return 0
 
 
 @njit(i64(*[i64] * 5))
 def transpose(kind, base, offsets, out, out_row):
     if kind == 0:
-        tiles.transpose_f32(base, offsets, offsets, out, out_row)
+        attention_loops.transpose_f32(base, offsets, offsets, out, out_row)
     elif kind == 1:
-        tiles.transpose_bf16(base, offsets, offsets, out, out_row)
+        attention_loops.transpose_bf16(base, offsets, offsets, out, out_row)
     else:
-        tiles.transpose_bf16_pairs(base, offsets, offsets, out, out_row)
+        attention_loops.transpose_bf16_pairs(base, offsets, offsets, out, out_row)
     return 0
 
 
@@ -69,11 +72,13 @@ def in_order(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return a.astype(np.float64) @ b.astype(np.float64)
 
 
-@pytest.mark.parametrize("columns", [1, simd.LANES + 1, 2 * simd.LANES, tiles.PANEL, 2 * tiles.PANEL - 1])
+@pytest.mark.parametrize(
+    "columns", [1, simd.LANES + 1, 2 * simd.LANES, attention_loops.PANEL, 2 * attention_loops.PANEL - 1]
+)
 @pytest.mark.parametrize("rows", [*range(1, 14), 25])
 def test_products_of_every_number_of_rows_and_vectors(rows, columns):
     random = np.random.default_rng(rows)
-    depth, room = 37, 2 * tiles.PANEL
+    depth, room = 37, 2 * attention_loops.PANEL
     a = random.standard_normal((30, depth), dtype=np.float32)
     b = random.standard_normal((depth, room), dtype=np.float32)
     c = np.full((32, room), np.nan, np.float32)
@@ -85,10 +90,10 @@ def test_products_of_every_number_of_rows_and_vectors(rows, columns):
 
 
 @pytest.mark.skipif(not dots.DOTS, reason="dots are not taken on this processor")
-@pytest.mark.parametrize("columns", [1, simd.LANES + 1, tiles.PANEL, 2 * tiles.PANEL - 1])
+@pytest.mark.parametrize("columns", [1, simd.LANES + 1, attention_loops.PANEL, 2 * attention_loops.PANEL - 1])
 @pytest.mark.parametrize("rows", [*range(1, 14), 25])
 def test_products_of_pairs(rows, columns):
-    depth, room = 19, 2 * tiles.PANEL
+    depth, room = 19, 2 * attention_loops.PANEL
     a = torch.randn(30, 2 * depth).bfloat16()
     b = torch.randn(depth, room, 2).bfloat16()
     c = torch.full((32, room), torch.nan)
@@ -101,7 +106,7 @@ def test_products_of_pairs(rows, columns):
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 8])
 def test_products_in_place_have_the_bits_of_products_of_a_copy(rows, bf16):
-    depth, columns = 37, 2 * tiles.PANEL
+    depth, columns = 37, 2 * attention_loops.PANEL
     a = torch.randn(12, depth)
     pool = torch.randn(50, columns).to(torch.bfloat16 if bf16 else torch.float32)
     picked = torch.randperm(50)[:depth]

@@ -12,8 +12,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
 from benchmarks.kernel_compiler import GENERATIONS, innermost_loops, usage
-from ramify.kernels.triton import attention_tile, merge
-from ramify.kernels.triton.attention_config import CHUNK, Tile, block_dim, tiles
+from ramify.kernels.triton.plan.attention_config import CHUNK, Tile, block_dim, tiles
+from ramify.kernels.triton.tiles import attention_tile, merge
 
 TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 H100 = GENERATIONS[90].device

@@ -9,7 +9,7 @@ from benchmarks.compile_kernels import cases, line, measure, row_cases
 from benchmarks.kernel_compiler import Compiled, compiling
 from ramify.kernels.errors import KernelUnavailable
 from ramify.kernels.registry import ops
-from ramify.kernels.sampling import LogitEdits, SamplingOptions
+from ramify.kernels.sampling_inputs import LogitEdits, SamplingOptions
 from ramify.kernels.triton import activation, kv_store, logits, matmul, norm, rope, sampling
 
 HALF = torch.bfloat16

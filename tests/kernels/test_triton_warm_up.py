@@ -8,13 +8,13 @@ import torch
 
 from benchmarks.kernel_compiler import Compiled, compiling
 from ramify.kernels.registry import ops
+from ramify.runtime.executor.batch import Extension, pack
+from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.executor.runner import Runner
+from ramify.runtime.executor.sampler import SamplingRow
 from ramify.runtime.model.config import config_from_hf
 from ramify.runtime.model.load import dummy_model
-from ramify.runtime.worker.batch import Extension, pack
-from ramify.runtime.worker.kv_pool import KvPool
-from ramify.runtime.worker.runner import Runner
-from ramify.runtime.worker.sampler import SamplingRow
-from ramify.sampling import SamplingParams
+from ramify.sampling_params import SamplingParams
 
 PAGE = 16
 BRANCHES = 70

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from ramify.lang.backends.scripted import ScriptedBackend
-from ramify.lang.gate import Gate
+from ramify.lang.program.gate import Gate
 from ramify.messages import Generate, TextChunk
 
 

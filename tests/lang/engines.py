@@ -10,9 +10,9 @@ from typing import Any, cast
 
 from ramify.lang.backends.base import Backend
 from ramify.messages import Generate, ModelInfo, Submit, TextChunk, Usage
-from ramify.runtime.model.tokenizer import load_tokenizer
-from ramify.runtime.tokenizer_process import PromptTokenizer
-from ramify.sampling import SamplingParams
+from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
+from ramify.runtime.processes.tokenizer import PromptTokenizer
+from ramify.sampling_params import SamplingParams
 from tests.runtime.tiny import write_model, write_tokenizer
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "num_pages": 4096, "threads": 1}

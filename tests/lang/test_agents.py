@@ -12,7 +12,7 @@ import pytest
 
 import ramify as rm
 from ramify.lang.backends.base import Backend
-from ramify.runtime.model.tokenizer import load_tokenizer
+from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from tests.lang.engines import Recording, tokeniser, work_of
 
 TURNS = 20

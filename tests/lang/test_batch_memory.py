@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import ramify as rm
-from ramify.lang.batch_out import Plan, run_in_tasks
-from ramify.lang.checkpoint import ResultsFile
+from ramify.lang.batch.checkpoint import ResultsFile
+from ramify.lang.batch.results import Plan, run_in_tasks
 from ramify.messages import Finish, TextChunk, Usage
 
 

@@ -16,8 +16,8 @@ import pytest
 
 import ramify as rm
 from ramify.errors import BackendError, InvalidRequest
-from ramify.lang.batch_out import BatchSummary
-from ramify.lang.checkpoint import ResultsFile
+from ramify.lang.batch.checkpoint import ResultsFile
+from ramify.lang.batch.results import BatchSummary
 from ramify.messages import Usage
 from tests.lang.backends import Breaking, Holding
 

@@ -6,7 +6,7 @@ import itertools
 import random
 
 import ramify as rm
-from ramify.lang.batch_window import LESSONS, Row, Window
+from ramify.lang.batch.window import LESSONS, Row, Window
 
 
 def shuffled(documents, questions):

@@ -9,7 +9,7 @@ import pytest
 
 import ramify as rm
 from ramify.messages import ChatFormat
-from ramify.runtime.model.chat_format import chat_format
+from ramify.runtime.model.tokenizer.chat_format import chat_format
 from ramify.tool_calls.formats import FORMATS
 from tests.lang.chat_templates import TEMPLATES
 from tests.model.test_chat_format import tokenizer

@@ -14,7 +14,7 @@ import ramify as rm
 from ramify.errors import RequestTimeout
 from ramify.graph import Graph
 from ramify.lang.backends.submitted import SubmittedProgram
-from ramify.lang.hosting import Job, run_row
+from ramify.lang.graph.hosting import Job, run_row
 from ramify.loop import wait
 from ramify.messages import Generate
 from tests.lang.backends import Holding

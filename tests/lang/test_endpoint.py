@@ -15,7 +15,7 @@ from ramify.lang.backends.base import Backend
 from ramify.loop import wait
 from ramify.messages import HELD_S, Generate, ProgramHint
 from ramify.program_route import router
-from ramify.sampling import SamplingParams
+from ramify.sampling_params import SamplingParams
 from tests.lang.remote import RawServer, ScriptedDesk, answer
 from tests.server.desk import LiveServer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ramify as rm
-from ramify.lang.transcript import Piece, append_output, append_text, prompt_of, text_of
+from ramify.lang.calls.transcript import Piece, append_output, append_text, prompt_of, text_of
 from tests.lang.backends import Holding
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 
 import ramify as rm
 from ramify.graph import Gen, Graph, Result, Text, scalar_text
-from ramify.lang.shape import shape_of
+from ramify.lang.typed.shape import shape_of
 from tests.lang.compiling import refusal
 from tests.lang.test_programs import outcome
 

@@ -6,7 +6,7 @@ import re
 from xml.etree import ElementTree
 
 import ramify as rm
-from ramify.lang.graph_svg import columns_of
+from ramify.lang.graph.svg import columns_of
 from tests.lang.compiling import line_of
 
 

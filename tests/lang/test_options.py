@@ -6,8 +6,8 @@ import pytest
 
 import ramify as rm
 from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField
-from ramify.lang.options import NAMES, SPELLINGS, read_options
-from ramify.sampling import SamplingParams
+from ramify.lang.calls.options import NAMES, SPELLINGS, read_options
+from ramify.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize(

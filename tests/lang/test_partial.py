@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from typing_extensions import TypedDict
 
 import ramify as rm
-from ramify.lang.partial import InvalidPart, Partial, PartialReader
-from ramify.lang.partial_types import checker_of
+from ramify.lang.typed.partial import InvalidPart, Partial, PartialReader
+from ramify.lang.typed.partial_types import checker_of
 from tests.lang.backends import Holding
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ramify as rm
-from ramify.lang.refused import REFUSED
+from ramify.lang.program.refused import REFUSED
 
 SGLANG = """
 Engine OpenAI RuntimeEndpoint assistant assistant_begin assistant_end flush_cache function gen gen_int

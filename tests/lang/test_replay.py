@@ -10,7 +10,7 @@ import ramify as rm
 from ramify.errors import InvalidRequest, Overloaded
 from ramify.lang.backends.replay import NotRecorded, RecordingBackend, ReplayBackend
 from ramify.messages import Generate
-from ramify.sampling import SamplingParams
+from ramify.sampling_params import SamplingParams
 from tests.lang.backends import Breaking, Holding
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import ramify as rm
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.lang.choices import Scored
+from ramify.lang.calls.choices import Scored
 from ramify.messages import Choices, TokenLogprobs
 
 LENGTH = rm.token_length_normalized

@@ -14,8 +14,8 @@ import pytest
 
 import ramify as rm
 from ramify.errors import InvalidRequest, RequestTimeout
-from ramify.lang.gate import Gate
-from ramify.lang.tools import read_docstring
+from ramify.lang.program.gate import Gate
+from ramify.lang.tools.tool import read_docstring
 from ramify.messages import Generate
 
 

@@ -8,10 +8,10 @@ from array import array
 import pytest
 
 import ramify as rm
-from ramify.lang.trace import Call
-from ramify.lang.trace_misses import Misses, _common
-from ramify.lang.trace_tokens import Span, Tokens, tokens_of
-from ramify.lang.transcript import Piece
+from ramify.lang.calls.transcript import Piece
+from ramify.lang.trace.calls import Call
+from ramify.lang.trace.misses import Misses, _common
+from ramify.lang.trace.tokens import Span, Tokens, tokens_of
 from ramify.messages import TextChunk, TokenLogprobs, Usage
 
 

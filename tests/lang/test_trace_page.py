@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 import ramify as rm
-from ramify.lang.trace_page import page, page_data
+from ramify.lang.trace.page import page, page_data
 from ramify.pages.page import script
 from tests.browser import BROWSER, needs_browser, rendered, words
 

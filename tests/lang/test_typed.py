@@ -13,7 +13,7 @@ import pydantic
 import pytest
 
 import ramify as rm
-from ramify.lang.schema import schema_of
+from ramify.lang.typed.schema import schema_of
 
 
 class Verdict(pydantic.BaseModel):

@@ -10,10 +10,10 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypedDict, assert_type
 
 import ramify as rm
-from ramify.lang.async_function import AsyncFunction
-from ramify.lang.function import Function
-from ramify.lang.partial import Partial
-from ramify.lang.tools import ToolCalls, ToolTurn
+from ramify.lang.program.async_function import AsyncFunction
+from ramify.lang.program.function import Function
+from ramify.lang.tools.tool import ToolCalls, ToolTurn
+from ramify.lang.typed.partial import Partial
 
 
 class Place(TypedDict):

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from ramify.runtime.model.chat_format import chat_format, compose
+from ramify.runtime.model.tokenizer.chat_format import chat_format, compose
 from tests.model.tool_templates import QWEN, TOOL_TEMPLATES
 
 CHATML = (

@@ -7,10 +7,10 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.model.chat_format import chat_format, compose
+from ramify.runtime.model.hub.resolve import ModelFiles, resolve
 from ramify.runtime.model.load import Model, load_model
-from ramify.runtime.model.resolve import ModelFiles, resolve
-from ramify.runtime.model.tokenizer import load_tokenizer
+from ramify.runtime.model.tokenizer.chat_format import chat_format, compose
+from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from tests.default_model import load_reference
 
 from .checkpoints import expected

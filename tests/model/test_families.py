@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from ramify.errors import UnsupportedField
 from ramify.kernels.registry import ops
+from ramify.runtime.executor.batch import Extension, pack
+from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.executor.runner import Runner
 from ramify.runtime.model.load import Model, load_model
-from ramify.runtime.worker.batch import Extension, pack
-from ramify.runtime.worker.kv_pool import KvPool
-from ramify.runtime.worker.runner import Runner
 
 from .checkpoints import CASES, GEMMA2, LONG_ROPE, Case, build, expected, prompt, save
 from .dense import logits

@@ -12,10 +12,10 @@ from gguf.quants import dequantize, quantize
 from transformers import PreTrainedModel
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.runtime.model import gguf_weights
-from ramify.runtime.model.gguf_header import read_header
+from ramify.runtime.model.gguf import weights
+from ramify.runtime.model.gguf.header import read_header
+from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import load_model, read_config
-from ramify.runtime.model.resolve import ModelFiles
 
 from .checkpoints import Case, build, expected, prompt
 from .dense import logits
@@ -163,15 +163,15 @@ def wide() -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
-@pytest.mark.parametrize("chunk", [512, gguf_weights.CHUNK])
+@pytest.mark.parametrize("chunk", [512, weights.CHUNK])
 def test_every_block_type(
     kind: str, chunk: int, wide: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the chunk, the values are those that `gguf` gives for the whole tensor."""
-    monkeypatch.setattr(gguf_weights, "CHUNK", chunk)
+    monkeypatch.setattr(weights, "CHUNK", chunk)
     type_ = GGMLQuantizationType[kind]
     write_gguf(wide, tmp_path / "tiny.gguf", "llama", matrices=type_)
-    found = dict(gguf_weights.tensors_in_file(read_header(tmp_path / "tiny.gguf"), torch.float32))
+    found = dict(weights.tensors_in_file(read_header(tmp_path / "tiny.gguf"), torch.float32))
     for name in ("model.layers.0.mlp.down_proj.weight", "model.embed_tokens.weight"):
         original = wide.get_parameter(name).detach().numpy()
         wanted = torch.from_numpy(dequantize(quantize(original, type_), type_))
@@ -181,8 +181,8 @@ def test_every_block_type(
 def test_weights_come_in_the_wanted_dtype(wide: PreTrainedModel, tmp_path: Path) -> None:
     write_gguf(wide, tmp_path / "tiny.gguf", "llama", matrices=GGMLQuantizationType.Q8_0)
     header = read_header(tmp_path / "tiny.gguf")
-    full = dict(gguf_weights.tensors_in_file(header, torch.float32))
-    for name, tensor in gguf_weights.tensors_in_file(header, torch.bfloat16):
+    full = dict(weights.tensors_in_file(header, torch.float32))
+    for name, tensor in weights.tensors_in_file(header, torch.bfloat16):
         torch.testing.assert_close(tensor, full[name].bfloat16(), atol=0, rtol=0)
 
 

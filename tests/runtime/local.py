@@ -15,15 +15,15 @@ from ramify.messages import ChoiceScore, ChoiceTokens, Failed, Finish, Reply, Su
 from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor.device import resolve_ops
+from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.executor.runner import Runner
+from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import load_model
-from ramify.runtime.model.resolve import ModelFiles
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.output import Logprob
 from ramify.runtime.scheduler.scheduler import Scheduler
-from ramify.runtime.worker.device import resolve_ops
-from ramify.runtime.worker.kv_pool import KvPool
-from ramify.runtime.worker.runner import Runner
-from ramify.sampling import SamplingParams
+from ramify.sampling_params import SamplingParams
 
 
 @dataclasses.dataclass

@@ -8,8 +8,8 @@ import pytest
 
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.engine import Engine
-from ramify.runtime.model.resolve import resolve
-from ramify.runtime.model.tokenizer import load_tokenizer
+from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from tests.default_model import load_reference
 from tests.runtime.local import LocalScheduler
 from tests.runtime.oracle import Greedy, assert_same, greedy

@@ -12,10 +12,10 @@ import torch
 
 from ramify.errors import UnsupportedField
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor.device import resolve_ops
+from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import load_model
 from ramify.runtime.model.quantization import Quantization
-from ramify.runtime.model.resolve import ModelFiles
-from ramify.runtime.worker.device import resolve_ops
 from tests.runtime.local import LocalScheduler, Result
 
 TOKENS = 12

@@ -11,13 +11,13 @@ import torch
 from ramify.errors import EngineError, UnsupportedField
 from ramify.kernels.registry import ops
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.worker import build
-from ramify.runtime.worker import device as devices
-from ramify.runtime.worker.build import build_runner
-from ramify.runtime.worker.decode_graphs import ladder
-from ramify.runtime.worker.device import resolve_device, resolve_dtype, resolve_ops
-from ramify.runtime.worker.kv_pool import page_bytes
-from ramify.runtime.worker.memory import (
+from ramify.runtime.executor import build
+from ramify.runtime.executor import device as devices
+from ramify.runtime.executor.build import build_runner
+from ramify.runtime.executor.decode_graphs import ladder
+from ramify.runtime.executor.device import resolve_device, resolve_dtype, resolve_ops
+from ramify.runtime.executor.kv_pool import page_bytes
+from ramify.runtime.executor.memory import (
     CPU_CONTEXTS,
     CPU_TOKENS,
     LEAST_PAGES,
@@ -25,7 +25,7 @@ from ramify.runtime.worker.memory import (
     pages_in,
     pages_left,
 )
-from ramify.runtime.worker.runner import Runner
+from ramify.runtime.executor.runner import Runner
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 GIB = 1 << 30

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ramify.kernels.registry import ops
-from ramify.runtime.worker.device_sampler import DeviceSampler
-from ramify.runtime.worker.sampler import HostSampler, SamplingRow
-from ramify.sampling import SamplingParams
+from ramify.runtime.executor.device_sampler import DeviceSampler
+from ramify.runtime.executor.sampler import HostSampler, SamplingRow
+from ramify.sampling_params import SamplingParams
 
 VOCAB = 700
 OPTIONS: list[dict[str, Any]] = [

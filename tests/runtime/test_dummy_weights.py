@@ -9,7 +9,7 @@ import pytest
 
 from ramify.errors import NotFound
 from ramify.runtime.engine import Engine
-from ramify.runtime.model.resolve import resolve
+from ramify.runtime.model.hub.resolve import resolve
 
 
 def test_an_engine_without_weights(tiny_folder: Path, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.runtime.detokenize import TextStream
-from ramify.runtime.grammar.vocabulary import Vocabulary
-from ramify.runtime.scheduler.healing import MAX_TOKENS, Healer, OpenEnd
+from ramify.grammar.vocabulary import Vocabulary
+from ramify.runtime.processes.detokenize import TextStream
+from ramify.runtime.scheduler.constraints.healing import MAX_TOKENS, Healer, OpenEnd
 from tests.runtime.local import LocalScheduler
 from tests.runtime.tiny import END_ID, VOCAB
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.messages import Finish, StepOutput, Submit, TextChunk
-from ramify.runtime.chunks import joined
-from ramify.runtime.detokenizer_process import Detokenizer
+from ramify.runtime.frontend.chunks import joined
+from ramify.runtime.processes.detokenizer import Detokenizer
 from ramify.runtime.scheduler.output import StepOutputs
 from ramify.runtime.scheduler.request import Request
-from ramify.sampling import SamplingParams
+from ramify.sampling_params import SamplingParams
 
 EOS = 256
 EVERY_S = 0.5

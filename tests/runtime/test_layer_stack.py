@@ -11,14 +11,14 @@ import torch
 from ramify.kernels.cpu import attention, linear
 from ramify.kernels.packed import quantised
 from ramify.kernels.registry import ops
+from ramify.runtime.executor.batch import Extension, pack
+from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.executor.runner import Runner
 from ramify.runtime.model.config import config_from_hf
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import RMSNorm
 from ramify.runtime.model.load import FAMILIES
 from ramify.runtime.model.quantization import Quantization, packing
-from ramify.runtime.worker.batch import Extension, pack
-from ramify.runtime.worker.kv_pool import KvPool
-from ramify.runtime.worker.runner import Runner
 
 PAGE = 8
 PAGES = 24

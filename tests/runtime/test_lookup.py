@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from ramify.runtime.scheduler.lookup import KEPT, LONGEST, SCOPES, Found, RecentOutputs, copied, find
+from ramify.runtime.scheduler.speculation.prompt_lookup import (
+    KEPT,
+    LONGEST,
+    SCOPES,
+    Found,
+    RecentOutputs,
+    copied,
+    find,
+)
 
 
 def naive(tokens: list[int], end: list[int]) -> Found | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ramify.runtime.executor.runner import Runner
 from ramify.runtime.model.config import config_from_hf
 from ramify.runtime.model.load import dummy_model
-from ramify.runtime.worker.runner import Runner
 from tests.kernels.test_triton_warm_up import SHAPE
 from tests.runtime.local import LocalScheduler
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from ramify import constraint
+from ramify.grammar.compile.job import answer
+from ramify.grammar.retokenize import Retokenizer, encode
 from ramify.kernels.cpu import linear_masked
 from ramify.kernels.registry import ops
-from ramify.runtime.grammar.compile.job import answer
-from ramify.runtime.grammar.retokenize import Retokenizer, encode
-from ramify.runtime.grammar.store import GrammarStore
+from ramify.runtime.executor.runner import Runner
 from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.load import dummy_model
-from ramify.runtime.scheduler.healing import Healer
-from ramify.runtime.worker.runner import Runner
+from ramify.runtime.scheduler.constraints.grammars import GrammarStore
+from ramify.runtime.scheduler.constraints.healing import Healer
 from tests.grammar.vocabularies import STOP, tiny, tiny_tokenizer
 from tests.runtime.local import LocalScheduler, Result
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ramify.runtime.scheduler.odds import MOST_ROWS, Odds, StepCost, Track
+from ramify.runtime.scheduler.speculation.acceptance import MOST_ROWS, Odds, StepCost, Track
 
 
 def test_odds_follow_what_happens_to_guesses_of_a_kind() -> None:

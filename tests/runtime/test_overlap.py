@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from ramify import constraint
+from ramify.grammar.compile.job import answer
+from ramify.grammar.retokenize import Retokenizer
+from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Abort
-from ramify.runtime.grammar.compile.job import answer
-from ramify.runtime.grammar.retokenize import Retokenizer
-from ramify.runtime.grammar.store import GrammarStore
-from ramify.runtime.grammar.vocabulary import Vocabulary
-from ramify.runtime.scheduler.healing import Healer
+from ramify.runtime.scheduler.constraints.grammars import GrammarStore
+from ramify.runtime.scheduler.constraints.healing import Healer
 from tests.runtime.local import LocalScheduler, Result
 from tests.runtime.tiny import END_ID, VOCAB
 

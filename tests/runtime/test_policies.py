@@ -13,9 +13,9 @@ from benchmarks.programs_load import Simulation
 from ramify.messages import EndProgram, ProgramHint, Submit
 from ramify.runtime.scheduler.admission import OVERTAKING, OVERTAKING_BATCHES, Candidate, together
 from ramify.runtime.scheduler.policy import LeastLeftFirst
-from ramify.runtime.scheduler.programs import FIRST_GUESS, LEAST_LEFT, Programs
+from ramify.runtime.scheduler.programs.programs import FIRST_GUESS, LEAST_LEFT, Programs
 from ramify.runtime.scheduler.request import Request
-from ramify.sampling import SamplingParams
+from ramify.sampling_params import SamplingParams
 from tests.runtime.local import LocalScheduler
 from tests.runtime.test_scheduler import prompt_of
 

@@ -9,11 +9,11 @@ import pytest
 
 from ramify.constraint import Constraint, regex
 from ramify.errors import InvalidRequest
+from ramify.grammar.compile.job import answer
 from ramify.messages import CompileGrammar, Preamble, Submit
-from ramify.runtime.grammar.compile.job import answer
-from ramify.runtime.grammar.store import GrammarStore
-from ramify.runtime.grammar.vocabulary import load_vocabulary
-from ramify.sampling import SamplingParams
+from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
+from ramify.runtime.scheduler.constraints.grammars import GrammarStore
+from ramify.sampling_params import SamplingParams
 from tests.runtime.local import LocalScheduler, Result
 from tests.runtime.tiny import END_ID, VOCAB
 

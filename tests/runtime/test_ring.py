@@ -29,10 +29,10 @@ from ramify.errors import (
 )
 from ramify.loop import wait
 from ramify.messages import ChatMessage, Generate, TextChunk
-from ramify.runtime.chunks import joined
 from ramify.runtime.engine import Engine
-from ramify.runtime.workers import ROLES
-from ramify.sampling import SamplingParams
+from ramify.runtime.frontend.chunks import joined
+from ramify.runtime.processes.workers import ROLES
+from ramify.sampling_params import SamplingParams
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +231,7 @@ def test_a_model_that_cannot_be_loaded_is_one_clear_error(tmp_path: Path, tiny_f
 
 SCRIPT = """
 import os, sys, threading
-from ramify.runtime.chunks import joined
+from ramify.runtime.frontend.chunks import joined
 from ramify.runtime.engine import Engine
 engine = Engine({model!r}, dtype="float32", num_pages=64, threads=1).start()
 print(engine._desk._ring._directory, flush=True)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from ramify.kernels.cpu.sampling import sample_tokens
-from ramify.runtime.worker import sampler
-from ramify.runtime.worker.sampler import SamplingRow, log_probabilities
-from ramify.sampling import SamplingParams
+from ramify.runtime.executor import sampler
+from ramify.runtime.executor.sampler import SamplingRow, log_probabilities
+from ramify.sampling_params import SamplingParams
 
 VOCAB = 1000
 

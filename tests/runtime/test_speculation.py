@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ramify.runtime.scheduler import drafter
+from ramify.runtime.scheduler.speculation import drafter
 from tests.runtime.local import LocalScheduler, Result
 from tests.runtime.test_overlap import Load, answer, told
 

@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.workers import ROLES, Workers
+from ramify.runtime.processes.workers import ROLES, Workers
 
 TORCH = """
 import sys
-from ramify.runtime.torch_import import PUT_OFF, import_torch
+from ramify.runtime.processes.torch_import import PUT_OFF, import_torch
 import_torch()
 import torch
 assert PUT_OFF not in sys.modules and "torch._refs" not in sys.modules
@@ -24,12 +24,12 @@ assert compiled(torch.ones(1)).tolist() == [2]
 
 SCHEDULER = """
 import sys
-from ramify.runtime.torch_import import import_torch
+from ramify.runtime.processes.torch_import import import_torch
 import_torch()
 import ramify.runtime.scheduler.process
 late = ("torch._refs", "transformers", "llguidance", "fastapi")
 grammar = ("engine.load", "compile.policy", "automaton.token_trie")
-late += tuple(f"ramify.runtime.grammar.{name}" for name in grammar)
+late += tuple(f"ramify.grammar.{name}" for name in grammar)
 assert not [name for name in late if name in sys.modules]
 """
 

@@ -10,9 +10,9 @@ import pytest
 
 from ramify.errors import InvalidRequest
 from ramify.messages import ChatMessage, Choices, ChoiceTokens, Generate, Preamble, ToolCall
-from ramify.runtime.model.tokenizer import load_tokenizer
-from ramify.runtime.tokenizer_process import PromptTokenizer
-from ramify.sampling import SamplingParams
+from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
+from ramify.runtime.processes.tokenizer import PromptTokenizer
+from ramify.sampling_params import SamplingParams
 from ramify.tool_calls.grammar import Tool, tools_json
 from tests.model.tool_templates import LLAMA3, MISTRAL, QWEN
 
@@ -170,7 +170,7 @@ def test_no_text_is_tokenised_twice(tiny_folder: Path) -> None:
 
 
 def test_the_ids_that_are_kept_are_bounded(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ramify.runtime.tokenizer_process.KNOWN_CHARACTERS", 100)
+    monkeypatch.setattr("ramify.runtime.processes.tokenizer.KNOWN_CHARACTERS", 100)
     prompts = PromptTokenizer(load_tokenizer(tiny_folder))
     texts = [f"{number}" * 40 for number in range(5)]
     for text in (*texts, texts[3], texts[0]):

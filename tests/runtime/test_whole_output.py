@@ -15,21 +15,21 @@ import torch
 from ramify import constraint
 from ramify.constraint import Constraint
 from ramify.errors import InvalidRequest, from_info
+from ramify.grammar.compile.job import answer
+from ramify.grammar.retokenize import Retokenizer, encode
+from ramify.grammar.rules.gbnf import grammar_rules
+from ramify.grammar.rules.left_recursion import without_left_recursion
+from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Failed, Finish, Submit
 from ramify.radix.cache import PrefixCache
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.grammar.compile.job import answer
-from ramify.runtime.grammar.retokenize import Retokenizer, encode
-from ramify.runtime.grammar.rules.gbnf import grammar_rules
-from ramify.runtime.grammar.rules.left_recursion import without_left_recursion
-from ramify.runtime.grammar.store import GrammarStore
-from ramify.runtime.grammar.vocabulary import Vocabulary
-from ramify.runtime.scheduler.healing import Healer
+from ramify.runtime.scheduler.constraints.grammars import GrammarStore
+from ramify.runtime.scheduler.constraints.healing import Healer
 from ramify.runtime.scheduler.limits import Limits
+from ramify.runtime.scheduler.next_tokens import RequestSampler, Sampled
 from ramify.runtime.scheduler.request import Request
-from ramify.runtime.scheduler.sampling import RequestSampler, Sampled
 from ramify.runtime.scheduler.scheduler import Scheduler
-from ramify.sampling import SamplingParams
+from ramify.sampling_params import SamplingParams
 from tests.grammar.naive_grammar import NaiveGrammar
 from tests.grammar.vocabularies import STOP, tiny, tiny_tokenizer
 

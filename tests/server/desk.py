@@ -30,8 +30,8 @@ from ramify.messages import (
     Usage,
 )
 from ramify.runtime.config import ServerConfig
+from ramify.runtime.frontend.validation import to_be_validated, validated
 from ramify.runtime.server.serve import bind, loop_factory, run_server
-from ramify.runtime.server.validation import to_be_validated, validated
 
 MODEL = "byte-model"
 EOS = 256

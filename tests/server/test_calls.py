@@ -12,7 +12,7 @@ import pytest
 from ramify.constraint import regex
 from ramify.errors import WorkerDied
 from ramify.messages import ChatMessage, Generate, Preamble, ProgramHint, TextChunk
-from ramify.sampling import SamplingParams
+from ramify.sampling_params import SamplingParams
 from tests.server.desk import VOCAB_SIZE, FakeDesk, LiveServer, events
 
 ASKED = Generate(

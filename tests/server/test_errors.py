@@ -13,8 +13,8 @@ import pytest
 
 from ramify.errors import Overloaded, PromptTooLong, WorkerDied
 from ramify.runtime.server.fields import MAX_BODY_BYTES
-from ramify.runtime.server.native import UNSUPPORTED, UNSUPPORTED_SAMPLING
-from ramify.runtime.server.openai import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION
+from ramify.runtime.server.openai.endpoints import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION
+from ramify.runtime.server.sglang.endpoints import UNSUPPORTED, UNSUPPORTED_SAMPLING
 from tests.server.desk import MODEL, FakeDesk, events
 
 CHAT: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from ramify.errors import WorkerDied
-from ramify.runtime.server import health
+from ramify.runtime.server.admin import health
 from tests.server.desk import MODEL, FakeDesk, LiveServer
 
 COMPLETION = {"model": MODEL, "prompt": "hello", "max_tokens": 3}

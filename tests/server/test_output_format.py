@@ -14,7 +14,7 @@ from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint
 from ramify.messages import Finish, TextChunk, Unenforced
 from ramify.runtime.server.fanout import Collected
-from ramify.runtime.server.replies import choice_extras
+from ramify.runtime.server.openai.replies import choice_extras
 from tests.server.desk import MODEL, FakeDesk, events
 
 CHAT: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}

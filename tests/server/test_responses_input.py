@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from ramify.messages import ChatMessage, ToolCall
-from ramify.runtime.server.responses import UNSUPPORTED_RESPONSE
+from ramify.runtime.server.openai.responses.endpoint import UNSUPPORTED_RESPONSE
 from tests.server.desk import MODEL, FakeDesk
 from tests.server.test_responses import ASK, EVERYTHING, REASONING, TIME, WEATHER
 from tests.server.test_tools import speak

@@ -17,7 +17,7 @@ from ramify.runtime.server.serve import PORT_IN_USE, bind, serve
 SCRIPT = """
 import asyncio, sys
 from ramify.runtime.config import ServerConfig
-from ramify.runtime.server import frontdesk
+from ramify.runtime.frontend import frontend
 from tests.server.desk import FakeDesk
 
 class Desk(FakeDesk):
@@ -30,7 +30,7 @@ class Desk(FakeDesk):
         await super().drain(seconds)
     async def aclose(self): print("closed", flush=True)
 
-frontdesk.FrontDesk = Desk
+frontend.FrontDesk = Desk
 from ramify.runtime.server.serve import serve
 sys.exit(serve(ServerConfig(port=0, drain_s=10)))
 """

@@ -11,8 +11,8 @@ from random import Random
 from typing import Any
 
 from ramify.errors import InvalidConstraint
-from ramify.runtime.grammar.rules import regex_syntax
-from ramify.runtime.grammar.rules.expression import ANY_CHAR, Alt, Chars, Expression, Repeat, Seq, Text
+from ramify.grammar.rules import regex_syntax
+from ramify.grammar.rules.expression import ANY_CHAR, Alt, Chars, Expression, Repeat, Seq, Text
 
 FORMATS = {
     "date": ["2024-02-29", "1999-12-31"],

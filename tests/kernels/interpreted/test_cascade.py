@@ -12,13 +12,13 @@ from ramify.kernels.reference import cascade as twin
 from ramify.kernels.reference.cascade import Group
 from ramify.kernels.triton import attention
 from ramify.kernels.triton.attention import plan_attention, plan_shape, run_plan
-from ramify.kernels.triton.attention_graph import StaticPlan, decode_forms
-from ramify.kernels.triton.attention_plan import Plan
 from ramify.kernels.triton.cascade import cascade_attention, plan_cascade, plan_from_page_tables
-from ramify.kernels.triton.cascade_cost import Costs
-from ramify.kernels.triton.cascade_groups import find_groups
 from ramify.kernels.triton.interpret import INTERPRETED
-from ramify.kernels.triton.merge import merge_states
+from ramify.kernels.triton.plan.attention_graph import StaticPlan, decode_forms
+from ramify.kernels.triton.plan.attention_plan import Plan
+from ramify.kernels.triton.plan.cascade_cost import Costs
+from ramify.kernels.triton.plan.cascade_groups import find_groups
+from ramify.kernels.triton.tiles.merge import merge_states
 from tests.kernels.attention_cases import Batch
 from tests.kernels.cascade_cases import Branch, assert_as_good, dense, make_tree
 

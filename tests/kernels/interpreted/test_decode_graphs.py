@@ -10,12 +10,12 @@ import torch
 
 from ramify.kernels.registry import ops
 from ramify.kernels.triton.interpret import INTERPRETED
+from ramify.runtime.executor.batch import Extension, pack
+from ramify.runtime.executor.decode_graphs import DecodeGraphs
+from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.executor.runner import Runner
+from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import load_model
-from ramify.runtime.model.resolve import ModelFiles
-from ramify.runtime.worker.batch import Extension, pack
-from ramify.runtime.worker.decode_graphs import DecodeGraphs
-from ramify.runtime.worker.kv_pool import KvPool
-from ramify.runtime.worker.runner import Runner
 from tests.runtime.local import LocalScheduler
 from tests.runtime.tiny import write_tiny
 

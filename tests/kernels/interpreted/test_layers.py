@@ -12,12 +12,12 @@ from triton.runtime.interpreter import GridExecutor
 
 from ramify.kernels.registry import Ops, ops
 from ramify.kernels.triton.interpret import INTERPRETED
+from ramify.runtime.executor.batch import Extension, pack
+from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.executor.runner import Runner
 from ramify.runtime.model.config import config_from_hf
 from ramify.runtime.model.layers import RMSNorm
 from ramify.runtime.model.load import FAMILIES
-from ramify.runtime.worker.batch import Extension, pack
-from ramify.runtime.worker.kv_pool import KvPool
-from ramify.runtime.worker.runner import Runner
 
 assert INTERPRETED
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.kernels.sampling import LogitEdits, RowEdits, SamplingOptions
+from ramify.kernels.sampling_inputs import LogitEdits, RowEdits, SamplingOptions
 from ramify.kernels.triton import logits as kernels
-from ramify.kernels.triton import sampling, sampling_scan
+from ramify.kernels.triton import sampling
 from ramify.kernels.triton.interpret import INTERPRETED
 from ramify.kernels.triton.sampling import sample_tokens
+from ramify.kernels.triton.tiles import sampling_scan
 from tests.kernels import sampling_cases as cases
 from tests.kernels.ops_cases import DTYPES, forms
 

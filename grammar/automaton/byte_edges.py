@@ -1,0 +1,216 @@
+"""From states over characters to states over the bytes of their UTF-8 (RFC 3629).
+
+The bytes of a character after the first one are read like a rule that is called, so that the states
+inside characters are there once, and not for every state that such a character leads to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from ramify.grammar.automaton.positions import END, NON_ASCII
+from ramify.grammar.automaton.states import CharEdge, States
+from ramify.grammar.rules.expression import Ranges, complement, intersection
+from ramify.grammar.rules.utf8 import Spans, disjoint, spans_of
+
+PLAIN: Ranges = complement(((0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x85, 0x85), (0x2028, 0x2029)))
+"""Plain characters: ordinary in JSON strings, and no line break to any regular expression's dot."""
+
+_PLAIN_ASCII = sum(1 << char for low, high in PLAIN for char in range(low, min(high, 0x7F) + 1))
+_PLAIN_HIGH = intersection(PLAIN, NON_ASCII)
+
+Rest = frozenset[tuple[Spans, int]]
+"""What may follow inside a character: the bytes still to come, and the state after them."""
+
+
+class Edges(NamedTuple):
+    """The edges of all states in order, as in `Frames`; dead states and edges are still among them.
+
+    `plain_source`, `plain_target`: (pairs,) int32, the states that a plain character leads from and to;
+    `plain` (states,) bool: any plain character leads somewhere. `fresh` (states,) bool: it follows a `Fresh`.
+    """
+
+    offsets: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    target: np.ndarray
+    push: np.ndarray
+    final: np.ndarray
+    plain: np.ndarray
+    plain_source: np.ndarray
+    plain_target: np.ndarray
+    fresh: np.ndarray
+
+
+def to_bytes(states: States, alphabet: Collection[int]) -> Edges:
+    """Over the bytes of `alphabet`."""
+    return _Bytes(states, alphabet).edges()
+
+
+class _Bytes:
+    def __init__(self, states: States, alphabet: Collection[int]) -> None:
+        self._states = states
+        self._alphabet = sum(1 << byte for byte in set(alphabet))
+        self._rows: list[list[tuple[int, int, int, int]]] = []
+        self._exit: int | None = None
+        self._inner: dict[Rest, int] = {}
+        self._called: dict[Ranges, list[tuple[int, int, int]]] = {}
+        self._pending: list[Rest] = []
+        self._plain: list[tuple[int, int]] = []
+        self._all_plain: list[bool] = []
+
+    def edges(self) -> Edges:
+        states = self._states
+        count = len(states.final)
+        self._number_of_next = count
+        for state in range(count):
+            row: list[tuple[int, int, int, int]] = []
+            edges = states.edges[state]
+            for edge in edges:
+                target = edge.target
+                if edge.ascii:
+                    row += [(low, high, target, -1) for low, high in runs_of(edge.ascii & self._alphabet)]
+            high_edges = [edge for edge in edges if edge.high]
+            if high_edges:
+                self._multibyte(high_edges, row)
+            for call in states.calls[state]:
+                push = -1 if self._returns_nothing(call.after) else call.after
+                row += [(low, high, ~call.start, push) for low, high in runs_of(call.first & self._alphabet)]
+            self._rows.append(row)
+            self._note_plain(state, edges)
+        for rest in self._pending:  # grows while it is read
+            self._rows.append(self._inside(rest))
+        return self._packed()
+
+    def _returns_nothing(self, state: int) -> bool:
+        """A call in the last place: its end is the end of the caller."""
+        states = self._states
+        goes_on = states.edges[state] or states.calls[state] or states.fresh[state]
+        return states.final[state] and not goes_on
+
+    def _multibyte(self, edges: list[CharEdge], row: list[tuple[int, int, int, int]]) -> None:
+        if len(edges) == 1:
+            _, ranges, target = edges[0]
+            row += [(low, high, inside, target) for low, high, inside in self._called_characters(ranges)]
+            return
+        following: dict[tuple[int, int], list[tuple[Spans, int]]] = {}
+        for edge in edges:
+            for spans in spans_of(edge.high):
+                following.setdefault(spans[0], []).append((spans[1:], edge.target))
+        for (low, high), rests in disjoint(following).items():
+            targets = {target for _, target in rests}
+            if len(targets) == 1:
+                called = frozenset((spans, END) for spans, _ in rests)
+                self._add(row, low, high, self._inner_state(called), targets.pop())
+            else:
+                self._add(row, low, high, self._inner_state(frozenset((s, ~t) for s, t in rests)), -1)
+
+    def _called_characters(self, ranges: Ranges) -> list[tuple[int, int, int]]:
+        """First bytes of the characters in `ranges`, and the state to call for the others."""
+        known = self._called.get(ranges)
+        if known is None:
+            known = self._called[ranges] = []
+            following: dict[tuple[int, int], list[tuple[Spans, int]]] = {}
+            for spans in spans_of(ranges):
+                following.setdefault(spans[0], []).append((spans[1:], END))
+            for (low, high), rest in disjoint(following).items():
+                inside = self._inner_state(frozenset(rest))
+                allowed = ((1 << (high + 1)) - (1 << low)) & self._alphabet
+                known += [(first, last, inside) for first, last in runs_of(allowed)]
+        return known
+
+    def _add(self, row: list[tuple[int, int, int, int]], low: int, high: int, target: int, push: int) -> None:
+        for first, last in runs_of(((1 << (high + 1)) - (1 << low)) & self._alphabet):
+            row.append((first, last, target, push))
+
+    def _inner_state(self, rest: Rest) -> int:
+        """The state inside a character of which `rest` is left; after it ~t stands for state t."""
+        number = self._inner.get(rest)
+        if number is None:
+            number = self._inner[rest] = self._number_of_next
+            self._number_of_next += 1
+            self._pending.append(rest)
+        return number
+
+    def _inside(self, rest: Rest) -> list[tuple[int, int, int, int]]:
+        row: list[tuple[int, int, int, int]] = []
+        following: dict[tuple[int, int], list[tuple[Spans, int]]] = {}
+        for spans, target in rest:
+            if not spans:
+                continue
+            following.setdefault(spans[0], []).append((spans[1:], target))
+        for (low, high), after in disjoint(following).items():
+            ended = {target for spans, target in after if not spans}
+            if ended:
+                (target,) = ended
+                self._add(row, low, high, ~target if target < 0 else self._inner_state(_ENDED), -1)
+            else:
+                self._add(row, low, high, self._inner_state(frozenset(after)), -1)
+        return row
+
+    def _note_plain(self, state: int, edges: list[CharEdge]) -> None:
+        ascii_mask = 0
+        for edge in edges:
+            ascii_mask |= edge.ascii
+        covered = ascii_mask & _PLAIN_ASCII == _PLAIN_ASCII and covers_plain(
+            tuple(sorted(span for edge in edges for span in edge.high))
+        )
+        self._all_plain.append(covered)
+        if covered:
+            self._plain += [(state, edge.target) for edge in edges if edge.high or edge.ascii & _PLAIN_ASCII]
+
+    def _packed(self) -> Edges:
+        rows = self._rows
+        offsets = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum([len(row) for row in rows], out=offsets[1:])
+        flat = np.array([edge for row in rows for edge in sorted(row)], np.int32).reshape(-1, 4)
+        final = np.zeros(len(rows), np.bool_)
+        final[: len(self._states.final)] = self._states.final
+        if _ENDED in self._inner:
+            final[self._inner[_ENDED]] = True
+        plain = np.zeros(len(rows), np.bool_)
+        plain[: len(self._all_plain)] = self._all_plain
+        fresh = np.zeros(len(rows), np.bool_)
+        fresh[: len(self._states.fresh)] = self._states.fresh
+        pairs = np.array(self._plain, np.int32).reshape(-1, 2)
+        return Edges(
+            offsets,
+            flat[:, 0].astype(np.uint8),
+            flat[:, 1].astype(np.uint8),
+            np.ascontiguousarray(flat[:, 2]),
+            np.ascontiguousarray(flat[:, 3]),
+            final,
+            plain,
+            np.ascontiguousarray(pairs[:, 0]),
+            np.ascontiguousarray(pairs[:, 1]),
+            fresh,
+        )
+
+
+_ENDED: Rest = frozenset([((), END)])
+
+
+@lru_cache(maxsize=65536)
+def runs_of(mask: int) -> tuple[tuple[int, int], ...]:
+    """The ranges of bits that are set."""
+    runs = []
+    low = 0
+    while mask:
+        skipped = (mask & -mask).bit_length() - 1
+        mask >>= skipped
+        low += skipped
+        length = (mask ^ (mask + 1)).bit_length() - 1
+        runs.append((low, low + length - 1))
+        mask >>= length
+        low += length
+    return tuple(runs)
+
+
+@lru_cache(maxsize=1024)
+def covers_plain(ranges: Ranges) -> bool:
+    """`ranges`, from U+0080 on, hold all plain characters that are not ASCII."""
+    return intersection(ranges, _PLAIN_HIGH) == _PLAIN_HIGH

@@ -1,0 +1,172 @@
+"""Leaves out the states of a pushdown automaton that are dead or not reached, and joins equal ones."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from ramify.grammar.automaton.byte_edges import Edges
+from ramify.grammar.automaton.costs import UNREACHABLE
+
+_INTS = numba.types.Array(numba.int32, 1, "C", readonly=True)
+_BYTES = numba.types.Array(numba.uint8, 1, "C", readonly=True)
+_BOOLS = numba.types.Array(numba.boolean, 1, "C", readonly=True)
+
+
+def pruned(edges: Edges, length: np.ndarray) -> Edges:
+    """`edges` without what is of no use.
+
+    `length`: distances to the end, from `costs.shortest`. State 0 must be alive.
+    """
+    alive = length < UNREACHABLE
+    into = np.where(edges.target < 0, ~edges.target, edges.target)
+    useful = alive[into] & (alive[edges.push] | (edges.push < 0))
+    useful &= np.repeat(alive, np.diff(edges.offsets))
+    order = np.argsort(length, kind="stable").astype(np.int32)
+    same = _joined(*edges[:6], edges.fresh, useful, order[alive[order]])
+    reached = _reached(edges.offsets, edges.target, edges.push, useful, same)
+    kept = np.flatnonzero(reached).astype(np.int32)
+    if kept[0] != same[0]:  # the start comes first
+        kept = np.concatenate([same[:1], kept[kept != same[0]]])
+    number = np.full(len(length), -1, np.int32)
+    number[kept] = np.arange(len(kept), dtype=np.int32)
+    number = number[same]
+    return _renumbered(edges, useful, kept, number, into)
+
+
+def _renumbered(
+    edges: Edges, useful: np.ndarray, kept: np.ndarray, number: np.ndarray, into: np.ndarray
+) -> Edges:
+    degrees = np.diff(edges.offsets)[kept]
+    chosen = np.repeat(edges.offsets[kept], degrees) + _counting(degrees)
+    of_state = np.repeat(np.arange(len(kept)), degrees)
+    of_state, chosen = of_state[useful[chosen]], chosen[useful[chosen]]
+    offsets = np.zeros(len(kept) + 1, np.int32)
+    np.cumsum(np.bincount(of_state, minlength=len(kept)), out=offsets[1:])
+    target = number[into[chosen]]
+    push = edges.push[chosen]
+    is_kept = np.zeros(len(number), np.bool_)
+    is_kept[kept] = True
+    pairs = is_kept[edges.plain_source]
+    sources, targets = edges.plain_source[pairs], edges.plain_target[pairs]
+    plain = edges.plain.copy()
+    plain[sources[number[targets] < 0]] = False
+    known = number[targets] >= 0
+    return Edges(
+        offsets,
+        edges.low[chosen],
+        edges.high[chosen],
+        np.where(edges.target[chosen] < 0, ~target, target).astype(np.int32),
+        np.where(push < 0, push, number[push]).astype(np.int32),
+        edges.final[kept],
+        plain[kept],
+        number[sources[known]],
+        number[targets[known]],
+        edges.fresh[kept],
+    )
+
+
+def _counting(degrees: np.ndarray) -> np.ndarray:
+    """0, 1, … for each of the degrees, one after the other."""
+    ends = np.cumsum(degrees)
+    counted: np.ndarray = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - degrees, degrees)
+    return counted
+
+
+@numba.njit(numba.boolean[::1](_INTS, _INTS, _INTS, _BOOLS, _INTS), cache=True, nogil=True)
+def _reached(
+    offsets: np.ndarray, target: np.ndarray, push: np.ndarray, useful: np.ndarray, same: np.ndarray
+) -> np.ndarray:
+    reached = np.zeros(same.size, np.bool_)
+    queue = np.empty(same.size, np.int32)
+    queue[0] = same[0]
+    reached[same[0]] = True
+    count = 1
+    while count > 0:
+        count -= 1
+        state = queue[count]
+        for edge in range(offsets[state], offsets[state + 1]):
+            if not useful[edge]:
+                continue
+            into = target[edge] if target[edge] >= 0 else ~target[edge]
+            for after in (same[into], same[push[edge]] if push[edge] >= 0 else same[into]):
+                if not reached[after]:
+                    reached[after] = True
+                    queue[count] = after
+                    count += 1
+    return reached
+
+
+@numba.njit(cache=True)
+def _mapped(encoded: int, same: np.ndarray, state: int) -> int:
+    """A target or a pushed state by its representative; a state's own number is the same for all."""
+    if encoded == state:
+        return -(1 << 31) + 1
+    return int(same[encoded]) if encoded >= 0 else ~int(same[~encoded])
+
+
+@numba.njit(cache=True)
+def _mapped_push(push: int, same: np.ndarray, state: int) -> int:
+    return -1 if push < 0 else _mapped(push, same, state)
+
+
+@numba.njit((_INTS, _BYTES, _BYTES, _INTS, _INTS, _BOOLS, _BOOLS, _BOOLS, _INTS), cache=True, nogil=True)
+def _joined(
+    offsets: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    target: np.ndarray,
+    push: np.ndarray,
+    final: np.ndarray,
+    fresh: np.ndarray,
+    useful: np.ndarray,
+    order: np.ndarray,
+) -> np.ndarray:
+    """For each state the first one that has the same edges. In the order of their distance from the end
+    most targets have been joined before, so that two rounds find nearly all that are equal."""
+    states = final.size
+    same = np.arange(states, dtype=np.int32)
+    room = 16
+    while room < 2 * states:
+        room *= 2
+    for _ in range(2):
+        table = np.full(room, -1, np.int32)
+        for state in order:
+            code = np.uint64(final[state]) + np.uint64(2) * np.uint64(fresh[state])
+            for edge in range(offsets[state], offsets[state + 1]):
+                if useful[edge]:
+                    for part in (
+                        np.int64(low[edge]) * 256 + high[edge],
+                        np.int64(_mapped(target[edge], same, state)),
+                        np.int64(_mapped_push(push[edge], same, state)),
+                    ):
+                        code = (code ^ np.uint64(part)) * np.uint64(0x9E3779B97F4A7C15)
+                        code ^= code >> np.uint64(29)
+            slot = np.int64(code % np.uint64(room))
+            while table[slot] >= 0:
+                other = table[slot]
+                equal = final[state] == final[other] and fresh[state] == fresh[other]
+                a, b = offsets[state], offsets[other]
+                while equal:
+                    while a < offsets[state + 1] and not useful[a]:
+                        a += 1
+                    while b < offsets[other + 1] and not useful[b]:
+                        b += 1
+                    if a == offsets[state + 1] or b == offsets[other + 1]:
+                        equal = a == offsets[state + 1] and b == offsets[other + 1]
+                        break
+                    equal = (
+                        low[a] == low[b]
+                        and high[a] == high[b]
+                        and _mapped(target[a], same, state) == _mapped(target[b], same, other)
+                        and _mapped_push(push[a], same, state) == _mapped_push(push[b], same, other)
+                    )
+                    a += 1
+                    b += 1
+                if equal:
+                    break
+                slot = (slot + 1) % room
+            if table[slot] < 0:
+                table[slot] = state
+            same[state] = table[slot]
+    return same

@@ -1,0 +1,156 @@
+"""Runs: how many characters of a kind may come from each state on, whichever they are.
+
+Inside a JSON string nearly all tokens are allowed, and walking them all would be slow. Where any n characters
+of a kind may come, all tokens of up to n such characters are allowed together, from a mask made once
+(`token_trie`).
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from ramify.grammar.automaton.byte_edges import PLAIN, Edges
+from ramify.grammar.automaton.pushdown import ENDLESS
+
+_INTS = numba.types.Array(numba.int32, 1, "C", readonly=True)
+_BYTES = numba.types.Array(numba.uint8, 1, "C", readonly=True)
+_BOOLS = numba.types.Array(numba.boolean, 1, "C", readonly=True)
+
+NOT_PLAIN = frozenset(
+    chr(point) for point in range(0x3000) if not any(low <= point <= high for low, high in PLAIN)
+)
+
+KINDS = ("plain", "alphanumeric", "lower case")
+"""The kinds of characters, each of them among those of the kind before: plain ones (`byte_edges.PLAIN`),
+ASCII letters and digits, and lower-case ASCII letters."""
+
+_ALPHANUMERIC = np.frombuffer(bytes(byte for byte in range(0x80) if chr(byte).isalnum()), np.uint8)
+_LOWER = np.frombuffer(bytes(range(0x61, 0x7B)), np.uint8)
+
+
+def kind_lengths(text: bytes) -> tuple[int, int, int]:
+    """For each kind how many characters `text` has, if it has no others; else, or beyond 254, 255."""
+    try:
+        characters = text.decode()
+    except UnicodeDecodeError:
+        return 255, 255, 255
+    if not NOT_PLAIN.isdisjoint(characters):
+        return 255, 255, 255
+    length = min(255, len(characters))
+    if not characters.isascii() or not characters.isalnum():
+        return length, 255, 255
+    return length, length, length if characters.isalpha() and characters.islower() else 255
+
+
+def runs(edges: Edges, cost: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`run`, `run_kind` and `run_cost` of `Frames`: of the first kind that may come at all."""
+    count = len(edges.final)
+    run = np.zeros(count, np.uint8)
+    kind = np.zeros(count, np.uint8)
+    run_cost = cost.copy()
+    for i in range(len(KINDS)):
+        if i == 0:
+            covered, source, target = edges.plain, edges.plain_source, edges.plain_target
+        else:
+            members = _ALPHANUMERIC if i == 1 else _LOWER
+            covered, source, target = _steps(
+                edges.offsets, edges.low, edges.high, edges.target, edges.push, members
+            )
+        if not covered.any():
+            continue
+        order = np.argsort(-cost, kind="stable").astype(np.int32)
+        length, most = _lengths(covered, source, target, cost, order)
+        chosen = (run == 0) & (length > 0)
+        run[chosen], kind[chosen], run_cost[chosen] = length[chosen], i, most[chosen]
+    return run, kind, run_cost
+
+
+@numba.njit((_INTS, _BYTES, _BYTES, _INTS, _INTS, _BYTES), cache=True, nogil=True)
+def _steps(
+    offsets: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    target: np.ndarray,
+    push: np.ndarray,
+    members: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Whether each state reads all of `members`, ASCII, without a call; and from where to where they lead."""
+    covered = np.zeros(offsets.size - 1, np.bool_)
+    source = np.empty(target.size, np.int32)
+    after = np.empty(target.size, np.int32)
+    found = 0
+    for state in range(offsets.size - 1):
+        read = 0
+        before = found
+        for edge in range(offsets[state], offsets[state + 1]):
+            if push[edge] >= 0 or target[edge] < 0:
+                continue
+            here = 0
+            for member in members:
+                if low[edge] <= member <= high[edge]:
+                    here += 1
+            if here > 0:
+                read += here
+                source[found] = state
+                after[found] = target[edge]
+                found += 1
+        covered[state] = read == members.size
+        if not covered[state]:
+            found = before
+    return covered, source[:found].copy(), after[:found].copy()
+
+
+@numba.njit((_BOOLS, _INTS, _INTS, _INTS, _INTS), cache=True, nogil=True)
+def _lengths(
+    covered: np.ndarray, source: np.ndarray, target: np.ndarray, cost: np.ndarray, order: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The run of each state, and the largest cost after any part of it or beyond; `order` has the states
+    by their cost, the largest first."""
+    states = covered.size
+    begin = np.zeros(states + 1, np.int64)
+    for i in range(target.size):
+        begin[target[i] + 1] += 1
+    for state in range(states):
+        begin[state + 1] += begin[state]
+    filled = begin[:-1].copy()
+    sources = np.empty(target.size, np.int32)
+    for i in range(target.size):
+        sources[filled[target[i]]] = source[i]
+        filled[target[i]] += 1
+    # How far the next state is where not all may come: breadth first, from there backwards.
+    run = np.full(states, ENDLESS, np.uint8)
+    queue = np.empty(states, np.int32)
+    count = 0
+    for state in range(states):
+        if not covered[state]:
+            run[state] = 0
+            queue[count] = state
+            count += 1
+    done = 0
+    while done < count:
+        state = queue[done]
+        done += 1
+        for i in range(begin[state], begin[state + 1]):
+            if run[sources[i]] == ENDLESS:
+                run[sources[i]] = min(run[state] + 1, ENDLESS - 1)
+                queue[count] = sources[i]
+                count += 1
+    most = cost.copy()
+    seen = np.zeros(states, np.bool_)
+    for state in order:
+        if seen[state]:
+            continue
+        seen[state] = True
+        queue[0] = state
+        count = 1
+        while count > 0:
+            count -= 1
+            here = queue[count]
+            for i in range(begin[here], begin[here + 1]):
+                if not seen[sources[i]] and covered[sources[i]]:
+                    seen[sources[i]] = True
+                    most[sources[i]] = cost[state]
+                    queue[count] = sources[i]
+                    count += 1
+    return run, most

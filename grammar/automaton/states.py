@@ -1,0 +1,350 @@
+"""The states of a pushdown automaton over characters: subset construction that may call rules.
+
+A state is a set of positions. Where the characters that a called rule begins with are begun by nothing
+else, there is a call: the rule is read from its own start state, and then the state of what follows.
+Elsewhere the rule is unfolded: read in its caller's place, one level of calls deep. A rule ends where a
+character comes that it cannot go on with; where it could go on with what follows it, it is unfolded as
+well. So there is never a choice: one state and one stack at a time. With `forks` recursive rules, and
+those with texts that must differ, are always called, and there may be a choice.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from ramify.grammar.automaton.positions import END, MARK, Position, Positions, TooLarge, first_byte
+from ramify.grammar.rules.expression import Ranges, normal_ranges
+
+MOST_UNFOLDED = 100
+"""Calls are unfolded so deep in one state; beyond it a rule begins with itself."""
+
+MOST_POSITIONS = 150_000
+POSITIONS_PER_STATE = 3
+"""Most positions of all states: where alternatives are read at the same time for long they grow and grow,
+though states have but a few in the mean."""
+
+
+class CharEdge(NamedTuple):
+    """Leads to `target` on a character of the mask `ascii` (128 bits) or of the ranges `high`."""
+
+    ascii: int
+    high: Ranges
+    target: int
+
+
+class CallEdge(NamedTuple):
+    """A call: on a byte of the mask `first` (256 bits) push `after` and read the byte from `start`."""
+
+    first: int
+    start: int
+    after: int
+    rule: str
+
+
+class States:
+    """All states that are reached from the rule `root`; state 0 is its start. `edges[s]`, `calls[s]` and
+    `final[s]` belong to state s; `fresh[s]`: it follows a `Fresh`.
+
+    Raises `TooLarge` beyond `most_states`.
+    """
+
+    def __init__(self, positions: Positions, root: str, most_states: int, forks: bool = False) -> None:
+        self._positions = positions
+        self._forks = forks
+        self._most_states = most_states
+        self._positions_left = MOST_POSITIONS + POSITIONS_PER_STATE * most_states
+        self._number: dict[frozenset[int], int] = {}
+        self._keys: list[frozenset[int]] = []
+        self._unfold: dict[int, set[str]] = {}
+        self._expanded: set[int] = set()
+        self.edges: list[list[CharEdge]] = []
+        self.calls: list[list[CallEdge]] = []
+        self.final: list[bool] = []
+        self.fresh: list[bool] = []
+        self._state(positions.start(root))
+        self._expand_from(0)
+        while conflicts := self._conflicts():
+            before = len(self._keys)
+            for state, rule in conflicts:
+                self._unfold.setdefault(state, set()).add(rule)
+            for state in {state for state, _ in conflicts}:
+                self._expand(state)
+            self._expand_from(before)
+
+    def _state(self, key: frozenset[int]) -> int:
+        number = self._number.get(key)
+        if number is None:
+            number = self._number[key] = len(self._keys)
+            if number >= self._most_states:
+                raise TooLarge
+            self._keys.append(key)
+            self.final.append(END in key)
+            self.fresh.append(MARK in key)
+            self.edges.append([])
+            self.calls.append([])
+        return number
+
+    def _expand_from(self, state: int) -> None:
+        while state < len(self._keys):
+            if state not in self._expanded:
+                self._expand(state)
+            state += 1
+
+    # --- edges ------------------------------------------------------------------------------------
+
+    def _expand(self, state: int) -> None:
+        self._expanded.add(state)
+        key = self._keys[state]
+        table = self._positions.table
+        if len(key) == 1:
+            (number,) = key
+            position = table[number]
+            if position.text:
+                self.edges[state] = [self._text_edge(number, position)]
+                return
+        parts, calls, linked = self._without_conflicts(state, key)
+        self.calls[state] = [
+            CallEdge(
+                self._positions.first(rule),
+                self._state(self._positions.start(rule)),
+                self._state(self._after_call(rule, afters)),
+                rule,
+            )
+            for rule, afters in calls.items()
+        ]
+        self.edges[state] = self._char_edges(parts, linked)
+
+    def _linked_state(self, key: frozenset[int]) -> int | None:
+        """The state of `key`, if it leads on by characters alone."""
+        state = self._state(key)
+        if state not in self._expanded:
+            self._expand(state)
+        return None if self.calls[state] else state
+
+    def _after_call(self, rule: str, afters: list[int]) -> frozenset[int]:
+        after = self._positions.union([self._positions.closure(after) for after in afters])
+        return after | {MARK} if rule in self._positions.fresh else after
+
+    def _text_edge(self, number: int, position: Position) -> CharEdge:
+        char = ord(position.text[position.at])
+        target = self._state(self._positions.after_char(number))
+        return CharEdge(1 << char, (), target) if char < 0x80 else CharEdge(0, ((char, char),), target)
+
+    def _without_conflicts(
+        self, state: int, key: frozenset[int]
+    ) -> tuple[list[int], dict[str, list[int]], dict[int, None]]:
+        """The positions of characters in `key`, and its calls, by rule the continuations after them, those
+        unfolded that are not told apart by their first bytes. And states whose edges are to be joined with
+        those: they are what is linked."""
+        table = self._positions.table
+        always = self._unfold.get(state, ())
+        parts: dict[int, None] = {}
+        calls: dict[str, list[int]] = {}
+        linked: dict[int, None] = {}
+        first = 0
+        pending = list(key)
+        for _ in range(MOST_UNFOLDED):
+            self._positions_left -= len(pending)
+            if self._positions_left < 0:
+                break
+            for number in pending:  # grows while it is read
+                position = table[number]
+                if position.linked is not None:
+                    beside = self._linked_state(position.linked)
+                    if beside is None:
+                        pending += position.linked
+                    elif beside not in linked:
+                        linked[beside] = None
+                        first |= self._first(beside)
+                elif position.rule:
+                    known = calls.setdefault(position.rule, [])
+                    if position.after not in known:
+                        known.append(position.after)
+                elif number not in parts and number > MARK:
+                    parts[number] = None
+                    first |= _first_of(position)
+            if not calls:
+                return list(parts), calls, linked
+            once, twice = first, 0
+            for rule in calls:
+                mask = self._positions.first(rule)
+                twice |= once & mask
+                once |= mask
+            doubtful = [
+                rule
+                for rule in calls
+                if not self._is_forked(rule) and (rule in always or twice & self._positions.first(rule))
+            ]
+            if not doubtful:
+                return list(parts), calls, linked
+            pending = [
+                number
+                for rule in doubtful
+                for after in calls.pop(rule)
+                for number in self._positions.unfolded(rule, after)
+            ]
+        raise TooLarge
+
+    def _is_forked(self, rule: str) -> bool:
+        """It is called, whatever else may be read there."""
+        return self._forks and self._positions.is_called_always(rule)
+
+    def _char_edges(self, parts: list[int], linked: Collection[int]) -> list[CharEdge]:
+        """What comes after each character of the positions `parts`, of none of them a call, and of the
+        states `linked`."""
+        positions = self._positions
+        ascii_parts: list[tuple[int, frozenset[int]]] = []
+        high_parts: list[tuple[Ranges, frozenset[int]]] = []
+        letters: dict[int, list[frozenset[int]]] = {}
+        for number in parts:
+            position = positions.table[number]
+            after = positions.after_char(number)
+            if position.chars is None:
+                letters.setdefault(ord(position.text[position.at]), []).append(after)
+                continue
+            if position.chars.ascii:
+                ascii_parts.append((position.chars.ascii, after))
+            if position.chars.high:
+                high_parts.append((position.chars.high, after))
+        high_parts += [
+            (((char, char),), positions.union(afters)) for char, afters in letters.items() if char >= 0x80
+        ]
+        ascii_classes = [(1 << char, afters) for char, afters in letters.items() if char < 0x80]
+        if linked:
+            ascii_parts += [(mask, positions.union(afters)) for mask, afters in ascii_classes]
+            edges = [[(edge, positions.linked(self._keys[edge.target])) for edge in self.edges[beside]]
+                     for beside in linked]  # fmt: skip
+            # The many edges of a linked state are disjoint already.
+            ascii_classes = [(edge.ascii, [after]) for edge, after in edges[0] if edge.ascii]
+            ascii_parts += [(edge.ascii, after) for row in edges[1:] for edge, after in row if edge.ascii]
+            high_parts += [(edge.high, after) for row in edges for edge, after in row if edge.high]
+        return self._joined_edges(_refined(ascii_classes, ascii_parts), _swept(high_parts))
+
+    def _joined_edges(
+        self,
+        ascii_classes: list[tuple[int, list[frozenset[int]]]],
+        high_classes: list[tuple[Ranges, list[frozenset[int]]]],
+    ) -> list[CharEdge]:
+        masks: dict[frozenset[int], int] = {}
+        for mask, sets in ascii_classes:
+            after = self._positions.union(sets)
+            masks[after] = masks.get(after, 0) | mask
+        highs: dict[frozenset[int], list[Ranges]] = {}
+        for ranges, sets in high_classes:
+            highs.setdefault(self._positions.union(sets), []).append(ranges)
+        return [
+            CharEdge(masks.get(after, 0), _joined(highs.get(after, ())), self._state(after))
+            for after in dict.fromkeys((*masks, *highs))
+        ]
+
+    # --- ends -------------------------------------------------------------------------------------
+
+    def _conflicts(self) -> list[tuple[int, str]]:
+        """(state, rule) of the calls where it is not clear whether the rule goes on or has ended."""
+        going_on = self._going_on()
+        if not going_on:
+            return []
+        return [
+            (state, call.rule)
+            for state, calls in enumerate(self.calls)
+            for call in calls
+            if not self._is_forked(call.rule) and going_on.get(call.start, 0) & self._first(call.after)
+        ]
+
+    def _going_on(self) -> dict[int, int]:
+        """For states from which the end of the rule is reached where it could go on as well: a mask of
+        the bytes it could go on with."""
+        found = {
+            state: self._first(state)
+            for state, ends in enumerate(self.final)
+            if ends and (self.edges[state] or self.calls[state])
+        }
+        if not found:
+            return {}
+        sources: list[list[int]] = [[] for _ in self._keys]
+        for state, (edges, calls) in enumerate(zip(self.edges, self.calls, strict=True)):
+            for edge in edges:
+                sources[edge.target].append(state)
+            for call in calls:
+                sources[call.after].append(state)
+                if self.final[call.after]:
+                    sources[call.start].append(state)
+        queue = list(found)
+        while queue:
+            state = queue.pop()
+            for source in sources[state]:
+                joined = found.get(source, 0) | found[state]
+                if joined != found.get(source, 0):
+                    found[source] = joined
+                    queue.append(source)
+        return found
+
+    def _first(self, state: int) -> int:
+        mask = 0
+        for edge in self.edges[state]:
+            mask |= edge.ascii
+            for low, high in edge.high:
+                mask |= _lead_bytes(low, high)
+        for call in self.calls[state]:
+            mask |= call.first
+        return mask
+
+
+def _joined(pieces: Sequence[Ranges]) -> Ranges:
+    if len(pieces) > 1:
+        return normal_ranges(span for ranges in pieces for span in ranges)
+    return pieces[0] if pieces else ()
+
+
+def _first_of(position: Position) -> int:
+    return position.chars.first if position.chars else 1 << first_byte(position.text[position.at])
+
+
+def _lead_bytes(low: int, high: int) -> int:
+    first, last = first_byte(chr(low)), first_byte(chr(high))
+    return (1 << (last + 1)) - (1 << first)
+
+
+def _refined(
+    disjoint: list[tuple[int, list[frozenset[int]]]], parts: list[tuple[int, frozenset[int]]]
+) -> list[tuple[int, list[frozenset[int]]]]:
+    """Disjoint masks and what follows each: those of `disjoint`, which are so, and of `parts`."""
+    classes = disjoint
+    for mask, after in parts:
+        split: list[tuple[int, list[frozenset[int]]]] = []
+        for known, sets in classes:
+            both = known & mask
+            if not both:
+                split.append((known, sets))
+                continue
+            split.append((both, [*sets, after]))
+            if known != both:
+                split.append((known & ~both, sets))
+            mask &= ~both
+        if mask:
+            split.append((mask, [after]))
+        classes = split
+    return classes
+
+
+def _swept(parts: list[tuple[Ranges, frozenset[int]]]) -> list[tuple[Ranges, list[frozenset[int]]]]:
+    """The same for ranges."""
+    if len(parts) < 2:
+        return [(ranges, [after]) for ranges, after in parts]
+    opening: dict[int, list[int]] = {}
+    closing: dict[int, list[int]] = {}
+    for i, (ranges, _) in enumerate(parts):
+        for low, high in ranges:
+            opening.setdefault(low, []).append(i)
+            closing.setdefault(high + 1, []).append(i)
+    found: list[tuple[Ranges, list[frozenset[int]]]] = []
+    live: dict[int, None] = {}
+    for begin, end in itertools.pairwise(sorted(opening.keys() | closing.keys())):
+        for i in closing.get(begin, ()):
+            del live[i]
+        live.update(dict.fromkeys(opening.get(begin, ())))
+        if live:
+            found.append((((begin, end - 1),), [parts[i][1] for i in live]))
+    return found

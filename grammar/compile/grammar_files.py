@@ -1,0 +1,84 @@
+"""Compiled grammars on disk: a constraint that was served before need not be compiled after a restart."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+import ramify.cache as cache
+import ramify.grammar as grammar
+from ramify.grammar.vocabulary import Vocabulary
+from ramify.messages import CompileGrammar, GrammarReady
+
+log = logging.getLogger("ramify")
+
+MAX_BYTES = 256 << 20
+MAX_FILE_BYTES = 16 << 20
+
+
+class GrammarFiles:
+    """One file a grammar, named by the constraint, the vocabulary and the compiler's own source code.
+
+    Files are written whole or not at all. Beyond `max_bytes` those that were used longest ago go. A file
+    that cannot be read, or a folder that cannot be written to, is as good as none.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, folder: Path | None = None, max_bytes: int = MAX_BYTES
+    ) -> None:
+        self._folder = cache.home() / "grammars" if folder is None else folder
+        self._max_bytes = max_bytes
+        self._fingerprint = hashlib.sha256(vocabulary.to_bytes() + _source_code()).digest()
+
+    def get(self, job: CompileGrammar) -> GrammarReady | None:
+        path = self._path(job)
+        try:
+            found = msgspec.msgpack.decode(path.read_bytes(), type=GrammarReady)
+            os.utime(path)
+        except (OSError, msgspec.DecodeError):
+            return None
+        return found if found.key == job.key else None
+
+    def put(self, job: CompileGrammar, ready: GrammarReady) -> None:
+        if len(ready.payload) > MAX_FILE_BYTES:
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._make_room(len(ready.payload))
+            descriptor, partial = tempfile.mkstemp(dir=self._folder, prefix=".partial-")
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(msgspec.msgpack.encode(ready))
+            os.replace(partial, self._path(job))
+        except OSError as error:
+            log.info("a compiled grammar is not kept on disk: %s", error)
+
+    def _path(self, job: CompileGrammar) -> Path:
+        return self._folder / hashlib.sha256(self._fingerprint + job.key.encode()).hexdigest()
+
+    def _make_room(self, nbytes: int) -> None:
+        entries = []
+        for entry in os.scandir(self._folder):
+            with contextlib.suppress(OSError):  # another process may have removed it
+                found = entry.stat()
+                entries.append((found.st_mtime, found.st_size, entry.path))
+        total = sum(size for _, size, _ in entries) + nbytes
+        for _, size, path in sorted(entries):
+            if total <= self._max_bytes:
+                break
+            with contextlib.suppress(OSError):
+                os.remove(path)
+            total -= size
+
+
+def _source_code() -> bytes:
+    """A digest of all that compiles: another version may compile the same constraint to something else."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(grammar.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.digest()

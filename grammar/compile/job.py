@@ -1,0 +1,43 @@
+"""One compile job: a constraint in, a serialised grammar or the reason for none out."""
+
+from __future__ import annotations
+
+import logging
+import resource
+
+from ramify.errors import InvalidConstraint, RamifyError
+from ramify.grammar.compile.policy import compile_constraint
+from ramify.grammar.vocabulary import Vocabulary
+from ramify.messages import CompileGrammar, GrammarFailed, GrammarReady
+
+log = logging.getLogger("ramify")
+
+
+def answer(job: CompileGrammar, vocabulary: Vocabulary) -> GrammarReady | GrammarFailed:
+    """Compile one constraint; whatever goes wrong becomes a `GrammarFailed`."""
+    error: RamifyError
+    try:
+        engine, payload = compile_constraint(job.constraint, vocabulary)
+        return GrammarReady(key=job.key, engine=engine, payload=payload)
+    except RamifyError as refused:
+        error = refused
+    except MemoryError:
+        error = InvalidConstraint(
+            "The constraint takes more memory to compile than is allowed.",
+            remedy="Simplify it: fewer or smaller repetitions, shorter enumerations.",
+        )
+    except RecursionError:
+        error = InvalidConstraint("The constraint is nested too deeply.")
+    except Exception as unforeseen:
+        log.exception("a constraint of kind %s cannot be compiled", job.constraint.kind)
+        error = InvalidConstraint(f"The {job.constraint.kind} cannot be compiled: {unforeseen}.")
+    if error.field is None:
+        error.field = job.constraint.kind
+    return GrammarFailed(key=job.key, error=error.to_info())
+
+
+def limit_memory(extra_bytes: int) -> None:
+    """Let this process map at most `extra_bytes` more memory than it has mapped now."""
+    with open("/proc/self/statm") as statm:
+        mapped = int(statm.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + extra_bytes, resource.RLIM_INFINITY))

@@ -1,0 +1,132 @@
+"""Which engine serves which constraint: the one that enforces it exactly, then the faster one.
+
+    regex, choices                  frames
+    json_schema, json_object        frames, from rules (`schema.compiler`, `gbnf`, `structural_tag`); where
+    ebnf, structural_tag            these have no deterministic automaton, one that forks
+    lark                            llguidance
+
+What comes out of `compile_constraint` is bytes for `engine.load.load_grammar` in another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ramify.constraint import Constraint, Kind
+from ramify.errors import InvalidConstraint
+from ramify.grammar.automaton.compiler import MAX_STATES, compile_grammar, compile_rules
+from ramify.grammar.automaton.positions import TooLarge
+from ramify.grammar.compile.structural_tag import structural_tag_rules
+from ramify.grammar.rules import regex_syntax
+from ramify.grammar.rules.expression import Expression, alt, size, text
+from ramify.grammar.rules.gbnf import grammar_rules
+from ramify.grammar.rules.left_recursion import without_left_recursion
+from ramify.grammar.rules.rule_set import ROOT
+from ramify.grammar.schema.compiler import Options, compile_schema
+from ramify.grammar.schema.values.json_text import parse_json
+from ramify.grammar.vocabulary import Vocabulary
+from ramify.messages import Unenforced
+
+MAX_SIZE = 50_000
+"""Most characters of a pattern with its repetitions written out."""
+
+MAX_CHOICE_STATES = 1_000_000
+"""Most states of a list of choices: one for each character in which they differ."""
+
+Compiled = tuple[str, bytes]
+"""The engine's name, and what it reads."""
+
+
+def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> Compiled:
+    """Compile; may take long, and much memory: the caller sets the limits.
+
+    Raises `InvalidConstraint`, for schemas with the JSON pointer of what is wrong or not enforceable.
+    """
+    constraint.check()
+    if constraint.kind in ("json_schema", "json_object"):
+        return _json(constraint, vocabulary)
+    return _COMPILERS[constraint.kind](constraint.source, vocabulary)
+
+
+def _regex(source: str, vocabulary: Vocabulary) -> Compiled:
+    expression = regex_syntax.full_match(source)
+    if size(expression) > MAX_SIZE:
+        raise InvalidConstraint(
+            f"The pattern has {size(expression)} characters with its repetitions written out; at most "
+            f"{MAX_SIZE} are accepted.",
+            remedy="Use smaller repetition counts.",
+        )
+    return _regular(expression, vocabulary)
+
+
+def _regular(expression: Expression, vocabulary: Vocabulary, most_states: int = MAX_STATES) -> Compiled:
+    try:
+        return "frames", compile_rules({ROOT: expression}, vocabulary, most_states).to_bytes()
+    except TooLarge:
+        raise InvalidConstraint(
+            "The constraint has too many states with its repetitions written out.",
+            remedy="Use fewer or smaller repetitions.",
+        ) from None
+
+
+def _choices(source: str, vocabulary: Vocabulary) -> Compiled:
+    options = parse_json(source)
+    if not isinstance(options, list) or not options or not all(isinstance(o, str) for o in options):
+        raise InvalidConstraint("The choices are not a non-empty JSON array of strings.", field="choices")
+    for i, option in enumerate(options):
+        try:
+            spelled = option.encode()
+        except UnicodeEncodeError:
+            raise _bad_choice(i, "is not valid Unicode") from None
+        if not vocabulary.spelled_bytes.issuperset(spelled):
+            raise _bad_choice(i, "has a character that this model's tokenizer cannot spell")
+    return _regular(alt(*map(text, options)), vocabulary, MAX_CHOICE_STATES)
+
+
+def _bad_choice(i: int, what: str) -> InvalidConstraint:
+    return InvalidConstraint(f"Choice {i} {what}.", field="choices", pointer=f"/{i}")
+
+
+def _json(constraint: Constraint, vocabulary: Vocabulary) -> Compiled:
+    schema = parse_json(constraint.source) if constraint.kind == "json_schema" else {"type": "object"}
+    options = Options(constraint.whitespace, constraint.any_order, constraint.strict)
+    compiled = compile_schema(schema, options)
+    left_out = tuple(Unenforced(schema=each.pointer, message=each.reason) for each in compiled.unenforced)
+    return _rules(compiled.rules, vocabulary, left_out)
+
+
+def _rules(
+    rules: Mapping[str, Expression], vocabulary: Vocabulary, unenforced: tuple[Unenforced, ...] = ()
+) -> Compiled:
+    try:
+        frames = compile_grammar(rules, vocabulary)
+        frames.unenforced = unenforced
+        return "frames", frames.to_bytes()
+    except TooLarge:
+        raise InvalidConstraint(
+            "The constraint has too many states with its repetitions written out.",
+            remedy="Use fewer or smaller repetitions, and fewer alternatives that begin alike.",
+        ) from None
+
+
+def _ebnf(source: str, vocabulary: Vocabulary) -> Compiled:
+    return _rules(without_left_recursion(grammar_rules(source)), vocabulary)
+
+
+def _structural_tag(source: str, vocabulary: Vocabulary) -> Compiled:
+    return _rules(structural_tag_rules(parse_json(source)), vocabulary)
+
+
+def _lark(source: str, vocabulary: Vocabulary) -> Compiled:
+    from ramify.grammar.engine.lark import compile_lark
+
+    return "llguidance", compile_lark(source, vocabulary)
+
+
+_COMPILERS: dict[Kind, Callable[[str, Vocabulary], Compiled]] = {
+    "regex": _regex,
+    "choices": _choices,
+    "ebnf": _ebnf,
+    "structural_tag": _structural_tag,
+    "lark": _lark,
+}

@@ -1,0 +1,362 @@
+"""Structural tags: free text in which tags hold constrained content, in XGrammar's JSON form, as rules.
+
+Free text that must not hold a trigger, or that ends at a tag's end, is an automaton over the characters
+of those strings (Aho and Corasick 1975), written as rules that each call the next. Formats that work on
+tokens instead of text are refused.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from ramify.errors import InvalidConstraint
+from ramify.grammar.rules import gbnf, regex_syntax
+from ramify.grammar.rules.expression import (
+    EMPTY,
+    NOTHING,
+    Alt,
+    Call,
+    Expression,
+    Repeat,
+    Seq,
+    alt,
+    chars,
+    complement,
+    optional,
+    repeat,
+    seq,
+    text,
+)
+from ramify.grammar.rules.rule_set import ROOT, Rules, productive
+from ramify.grammar.schema.check import escape
+from ramify.grammar.schema.compiler import schema_rules
+
+_FIELDS: dict[str, frozenset[str]] = {
+    "const_string": frozenset(["value"]),
+    "any_text": frozenset(["excludes"]),
+    "json_schema": frozenset(["json_schema"]),
+    "regex": frozenset(["pattern"]),
+    "grammar": frozenset(["grammar"]),
+    "sequence": frozenset(["elements"]),
+    "or": frozenset(["elements"]),
+    "optional": frozenset(["content"]),
+    "plus": frozenset(["content"]),
+    "star": frozenset(["content"]),
+    "repeat": frozenset(["content", "min", "max"]),
+    "tag": frozenset(["begin", "content", "end"]),
+    "triggered_tags": frozenset(["triggers", "tags", "at_least_one", "stop_after_first", "excludes"]),
+    "tags_with_separator": frozenset(["tags", "separator", "at_least_one", "stop_after_first"]),
+}
+
+T = TypeVar("T")
+
+Ends = tuple[str, ...]
+"""The strings that close the tag around a format; they end its free text. Empty at the top."""
+
+
+def structural_tag_rules(tag: Any) -> dict[str, Expression]:
+    """The grammar of the texts that `tag` describes: its rules by name.
+
+    Takes ``{"type": "structural_tag", "format": …}`` and the older ``{"structures": […], "triggers": […]}``.
+    Raises `InvalidConstraint` with the JSON pointer of what is wrong or not supported.
+    """
+    if not isinstance(tag, dict):
+        _refuse("", "A structural tag is a JSON object")
+    builder = _TagRules()
+    if "structures" in tag:
+        root = builder.format("/structures", _from_older(tag), ())
+    else:
+        _only(tag, "", {"type", "format"})
+        if tag.get("type", "structural_tag") != "structural_tag" or "format" not in tag:
+            _refuse("", 'A structural tag has the type "structural_tag" and a format')
+        root = builder.format("/format", tag["format"], ())
+    rules = productive({**builder.rules.bodies, ROOT: root})
+    if not rules:
+        _refuse("", "No text satisfies the structural tag")
+    return rules
+
+
+def _from_older(tag: dict[str, Any]) -> dict[str, Any]:
+    _only(tag, "", {"type", "structures", "triggers"})
+    tags = []
+    for i, structure in enumerate(_list(tag["structures"], "/structures")):
+        if not isinstance(structure, dict) or not {"begin", "schema", "end"} <= structure.keys():
+            _refuse(f"/structures/{i}", "A structure has begin, schema and end")
+        content = {"type": "json_schema", "json_schema": structure["schema"]}
+        tags.append({"begin": structure["begin"], "content": content, "end": structure["end"]})
+    return {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}
+
+
+class _TagRules:
+    """Each format becomes an expression over `rules`. Free text inside a tag takes the tag's end with it,
+    whose first occurrence ends it; `closed` says of which formats that is so."""
+
+    def __init__(self) -> None:
+        self.rules = Rules()
+        self._contents: dict[str, Expression] = {}
+
+    def format(self, pointer: str, form: Any, ends: Ends) -> Expression:
+        """The texts of `form`, followed by one of `ends` where there are any."""
+        if not isinstance(form, dict):
+            _refuse(pointer, "A format is a JSON object")
+        kind = form.get("type")
+        if kind not in _FIELDS:
+            _refuse(f"{pointer}/type", f"The format {kind!r} is not supported")
+        _only(form, pointer, {"type", *_FIELDS[kind]})
+        match kind:
+            case "any_text":
+                return self._any_text(pointer, form, ends)
+            case "triggered_tags":
+                return self._triggered(pointer, form, ends)
+            case "sequence":
+                return self._sequence(pointer, form, ends)
+            case "or":
+                options = _items(form, "elements", pointer)
+                return alt(*(self.format(at, option, ends) for at, option in options))
+        return seq(self._plain(pointer, kind, form), _one_of(ends))
+
+    def _plain(self, pointer: str, kind: str, form: dict[str, Any]) -> Expression:
+        match kind:
+            case "const_string":
+                return text(_string(form, "value", pointer))
+            case "json_schema":
+                return self._schema(f"{pointer}/json_schema", form.get("json_schema"))
+            case "regex":
+                pattern = _string(form, "pattern", pointer)
+                return _pointing(f"{pointer}/pattern", lambda: regex_syntax.full_match(pattern))
+            case "grammar":
+                grammar = _string(form, "grammar", pointer)
+                return self._merged(_pointing(f"{pointer}/grammar", lambda: gbnf.grammar_rules(grammar)))
+            case "tag":
+                return self._tag(pointer, form)
+            case "tags_with_separator":
+                return self._separated(pointer, form)
+        content = self._content(pointer, form, ())
+        match kind:
+            case "optional":
+                return optional(content)
+            case "plus":
+                return repeat(content, 1, None)
+            case "star":
+                return repeat(content, 0, None)
+        return repeat(content, *_counts(form, pointer))
+
+    def _content(self, pointer: str, form: dict[str, Any], ends: Ends) -> Expression:
+        if "content" not in form:
+            _refuse(pointer, "This format has a content")
+        return self.format(f"{pointer}/content", form["content"], ends)
+
+    def _sequence(self, pointer: str, form: dict[str, Any], ends: Ends) -> Expression:
+        elements = _items(form, "elements", pointer)
+        last = len(elements) - 1
+        parts = [self.format(at, item, ends if i == last else ()) for i, (at, item) in enumerate(elements)]
+        return seq(*parts) if parts else _one_of(ends)
+
+    # --- tags -------------------------------------------------------------------------------------
+
+    def _tag(self, pointer: str, form: dict[str, Any], after_trigger: int = 0) -> Expression:
+        """The tag, without the `after_trigger` first characters of its beginning."""
+        begin = _string(form, "begin", pointer)
+        end = form.get("end")
+        ends = tuple(end) if isinstance(end, list) else (end,)
+        if not ends or not all(isinstance(one, str) for one in ends):
+            _refuse(f"{pointer}/end", "A tag ends with a string, or with one of several")
+        content = self._content(pointer, form, tuple(dict.fromkeys(ends)))
+        return self.rules.define(seq(text(begin[after_trigger:]), content))
+
+    def _tags(self, pointer: str, form: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        tags = []
+        for at, item in _items(form, "tags", pointer):
+            if not isinstance(item, dict):
+                _refuse(at, "A tag is a JSON object")
+            _only(item, at, {"type", *_FIELDS["tag"]})
+            if item.get("type", "tag") != "tag":
+                _refuse(f"{at}/type", "Only tags stand here")
+            tags.append((at, item))
+        return tags
+
+    def _separated(self, pointer: str, form: dict[str, Any]) -> Expression:
+        tags = self._tags(pointer, form)
+        one = self.rules.define(alt(*(self._tag(at, tag) for at, tag in tags)))
+        more = seq(text(_string(form, "separator", pointer)), one)
+        some = one if _flag(form, "stop_after_first", pointer) else seq(one, repeat(more, 0, None))
+        return some if _flag(form, "at_least_one", pointer) else optional(some)
+
+    def _triggered(self, pointer: str, form: dict[str, Any], ends: Ends) -> Expression:
+        triggers = _strings(form, "triggers", pointer)
+        if not triggers:
+            _refuse(f"{pointer}/triggers", "There is at least one trigger")
+        tags = self._tags(pointer, form)
+        for at, tag in tags:
+            if not any(_string(tag, "begin", at).startswith(trigger) for trigger in triggers):
+                _refuse(f"{at}/begin", "The tag begins with none of the triggers")
+        free = self.rules.reserve()
+        after = _one_of(ends) if _flag(form, "stop_after_first", pointer) else free
+        found: dict[str, Expression] = {
+            trigger: seq(
+                alt(
+                    *(
+                        self._tag(at, tag, len(trigger))
+                        for at, tag in tags
+                        if tag["begin"].startswith(trigger)
+                    )
+                ),
+                after,
+            )
+            for trigger in triggers
+        }
+        found |= dict.fromkeys(_strings(form, "excludes", pointer), NOTHING)
+        found |= dict.fromkeys(filter(None, ends), EMPTY)
+        self.rules.set(free, self._free_text(pointer, found, may_stop=not any(ends)))
+        if _flag(form, "at_least_one", pointer):
+            return seq(alt(*(self._tag(at, tag) for at, tag in tags)), after)
+        return free
+
+    # --- free text --------------------------------------------------------------------------------
+
+    def _any_text(self, pointer: str, form: dict[str, Any], ends: Ends) -> Expression:
+        found: dict[str, Expression] = dict.fromkeys(_strings(form, "excludes", pointer), NOTHING)
+        found |= dict.fromkeys(filter(None, ends), EMPTY)
+        return self._free_text(pointer, found, may_stop=not any(ends))
+
+    def _free_text(self, pointer: str, found: Mapping[str, Expression], *, may_stop: bool) -> Expression:
+        """Text up to the first occurrence of a key of `found`, and what follows that key; with `may_stop`
+        also text without any."""
+        if "" in found:
+            _refuse(pointer, "A trigger, or a text to be excluded, is not empty")
+        nodes = _keyword_automaton(tuple(found))
+        calls = [self.rules.reserve() for _ in nodes]
+        for call, (following, elsewhere) in zip(calls, nodes, strict=True):
+            options: list[Expression] = [EMPTY] if may_stop else []
+            others = complement(tuple((ord(char), ord(char)) for char in sorted(following)))
+            options.append(seq(chars(others), calls[elsewhere]))
+            for char, (node, keys) in following.items():
+                after: Expression = calls[node]
+                if keys:
+                    # What is excluded must not come, whatever else ends here.
+                    outcomes = [found[key] for key in keys]
+                    after = NOTHING if NOTHING in outcomes else alt(*outcomes)
+                options.append(seq(text(char), after))
+            self.rules.set(call, alt(*options))
+        return calls[0]
+
+    # --- contents ---------------------------------------------------------------------------------
+
+    def _schema(self, pointer: str, schema: Any) -> Expression:
+        return self._merged(_pointing(pointer, lambda: schema_rules(schema)))
+
+    def _merged(self, rules: Mapping[str, Expression]) -> Expression:
+        """The root of another grammar, its rules taken over under new names."""
+        names = {name: self.rules.reserve() for name in rules}
+        for name, body in rules.items():
+            self.rules.set(names[name], _renamed(body, names))
+        return names[ROOT]
+
+
+def _renamed(expression: Expression, names: Mapping[str, Call]) -> Expression:
+    match expression:
+        case Call(rule):
+            return names[rule]
+        case Seq(parts):
+            return seq(*(_renamed(part, names) for part in parts))
+        case Alt(options):
+            return alt(*(_renamed(option, names) for option in options))
+        case Repeat(item, low, high):
+            return repeat(_renamed(item, names), low, high)
+    return expression
+
+
+Node = tuple[dict[str, tuple[int, tuple[str, ...]]], int]
+"""By character the next node and the keywords that end there; and the node for every other character."""
+
+
+def _keyword_automaton(keywords: Sequence[str]) -> list[Node]:
+    """The automaton that finds the first occurrence of any of `keywords`; node 0 is the start."""
+    goto: list[dict[str, int]] = [{}]
+    ending: list[tuple[str, ...]] = [()]
+    for keyword in keywords:
+        node = 0
+        for char in keyword:
+            if char not in goto[node]:
+                goto[node][char] = len(goto)
+                goto.append({})
+                ending.append(())
+            node = goto[node][char]
+        ending[node] = (*ending[node], keyword)
+    # Breadth first: a node's fallback is nearer to the start, and known before it.
+    complete: list[dict[str, int]] = [dict(goto[0])] + [{} for _ in goto[1:]]
+    queue = deque((child, 0) for child in goto[0].values())
+    while queue:
+        node, fallback = queue.popleft()
+        ending[node] += ending[fallback]
+        complete[node] = complete[fallback] | goto[node]
+        queue.extend((child, complete[fallback].get(char, 0)) for char, child in goto[node].items())
+    return [
+        ({char: (child, tuple(dict.fromkeys(ending[child]))) for char, child in following.items()}, 0)
+        for following in complete
+    ]
+
+
+# --- reading the JSON ---------------------------------------------------------------------------------
+
+
+def _one_of(ends: Ends) -> Expression:
+    return alt(*map(text, ends)) if ends else EMPTY
+
+
+def _counts(form: dict[str, Any], pointer: str) -> tuple[int, int | None]:
+    low, high = form.get("min", 0), form.get("max", -1)
+    for field, value in (("min", low), ("max", high)):
+        if not isinstance(value, int) or isinstance(value, bool):
+            _refuse(f"{pointer}/{field}", "This is a whole number")
+    if low < 0 or (high != -1 and high < low):
+        _refuse(f"{pointer}/min", "min is 0 or more, and max is at least min, or -1 for no limit")
+    return low, None if high == -1 else high
+
+
+def _pointing(pointer: str, make: Callable[[], T]) -> T:
+    """`make()`; an error points into the structural tag."""
+    try:
+        return make()
+    except InvalidConstraint as error:
+        raise InvalidConstraint(
+            error.message, pointer=pointer + (error.pointer or ""), remedy=error.remedy
+        ) from None
+
+
+def _only(value: dict[str, Any], pointer: str, known: set[str]) -> None:
+    for field in value:
+        if field not in known:
+            _refuse(f"{pointer}/{escape(field)}", f"The field {field!r} is not supported here")
+
+
+def _items(form: dict[str, Any], field: str, pointer: str) -> list[tuple[str, Any]]:
+    at = f"{pointer}/{field}"
+    return [(f"{at}/{i}", item) for i, item in enumerate(_list(form.get(field), at))]
+
+
+def _strings(form: dict[str, Any], field: str, pointer: str) -> list[str]:
+    values = form.get(field) or []
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        _refuse(f"{pointer}/{field}", "This is an array of strings")
+    return values
+
+
+def _string(form: dict[str, Any], field: str, pointer: str) -> str:
+    value = form.get(field)
+    return value if isinstance(value, str) else _refuse(f"{pointer}/{field}", "This is a string")
+
+
+def _flag(form: dict[str, Any], field: str, pointer: str) -> bool:
+    value = form.get(field, False)
+    return value if isinstance(value, bool) else _refuse(f"{pointer}/{field}", "This is true or false")
+
+
+def _list(value: Any, pointer: str) -> list[Any]:
+    return value if isinstance(value, list) else _refuse(pointer, "This is an array")
+
+
+def _refuse(pointer: str, message: str) -> NoReturn:
+    raise InvalidConstraint(f"{message}.", pointer=pointer)

@@ -1,0 +1,215 @@
+"""Grammars in Lark's notation through llguidance: an Earley parser over a lexer of derivatives.
+
+Token-level constructs and sampling attributes are refused: a constraint is about text.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import llguidance
+import numpy as np
+
+from ramify.errors import EngineError, InvalidConstraint
+from ramify.grammar.engine.prefix_matcher import PrefixMatcher, fewest_tokens
+from ramify.grammar.matcher import Matcher, check_rollback, mask_words
+from ramify.grammar.vocabulary import Vocabulary
+
+_LIMITS = llguidance.LLParserLimits(max_items_in_row=500, step_max_items=10_000, step_lexer_fuel=50_000)
+"""A quarter of the defaults and less: an ambiguous grammar must not hold up a step of everybody's."""
+
+_QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|#[^\n]*')
+_REFUSED = {
+    re.compile(r"<\[|<\|"): "tokens (<[…]>, <|…|>)",
+    re.compile(r"\w\[[^\]]*\b(?:temperature|max_tokens|stop_capture|capture)\b"): (
+        "sampling attributes (temperature, max_tokens, capture)"
+    ),
+}
+_PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)")
+
+
+class _Tokens:
+    """A vocabulary as llguidance wants to see it."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self.eos_token_id = vocabulary.stop_ids[0]
+        # 0xff marks what is no text; such tokens must differ.
+        self.tokens = [spelling or b"\xff<%d>" % token for token, spelling in enumerate(vocabulary.tokens)]
+        self.special_token_ids = [token for token, spelling in enumerate(vocabulary.tokens) if not spelling]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        data = text.encode() if isinstance(text, str) else text
+        return fewest_tokens(data, self._vocabulary)[0]
+
+
+_tokenizers: weakref.WeakKeyDictionary[Vocabulary, llguidance.LLTokenizer] = weakref.WeakKeyDictionary()
+
+
+def tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
+    """llguidance's own view of the vocabulary, made once."""
+    if vocabulary not in _tokenizers:
+        if not vocabulary.stop_ids:
+            raise InvalidConstraint("The model has no stop token, which a Lark grammar needs to end.")
+        tokens: Any = _Tokens(vocabulary)
+        _tokenizers[vocabulary] = llguidance.LLTokenizer(
+            tokens, n_vocab=vocabulary.size, eos_token=list(vocabulary.stop_ids)
+        )
+    return _tokenizers[vocabulary]
+
+
+def compile_lark(grammar: str, vocabulary: Vocabulary) -> bytes:
+    """What `LarkGrammar` reads: the grammar itself, once it has been found to be good.
+
+    Raises `InvalidConstraint` with llguidance's reason, and line and column.
+    """
+    bare = _QUOTED.sub('""', grammar)
+    for pattern, what in _REFUSED.items():
+        if (found := pattern.search(bare)) is not None:
+            line = bare.count("\n", 0, found.start()) + 1
+            raise InvalidConstraint(f"The grammar, line {line}: {what} are not supported.", field="lark")
+    payload = grammar.encode()
+    inner = _matcher(payload, vocabulary)
+    if inner.is_error():
+        raise InvalidConstraint(_reason(inner.get_error()), field="lark")
+    if warnings := inner.get_grammar_warnings():
+        raise InvalidConstraint(_reason(str(warnings[0])), field="lark")
+    row = np.zeros(mask_words(vocabulary.size), np.int32)
+    try:
+        LarkMatcher(inner, vocabulary, ()).fill_mask(row)
+    except EngineError as error:
+        if "NoExtension" not in inner.get_error():
+            raise InvalidConstraint(f"The grammar is too complex: {error.message}", field="lark") from None
+        row[:] = 0
+    if not row.any():
+        raise InvalidConstraint(
+            "No text that this model's tokenizer can spell satisfies the grammar.", field="lark"
+        )
+    return payload
+
+
+def _matcher(payload: bytes, vocabulary: Vocabulary) -> llguidance.LLMatcher:
+    source = llguidance.LLMatcher.grammar_from_lark(payload.decode())
+    return llguidance.LLMatcher(tokenizer(vocabulary), source, log_level=0, limits=_LIMITS)
+
+
+def _reason(message: str) -> str:
+    """The first line of llguidance's message, which may go on with the grammar, or all tokens."""
+    first = message.strip().splitlines()[0][:300].rstrip(" .") if message.strip() else "it is not valid"
+    found = _PLACE.match(first)
+    if found is None:
+        return f"The grammar: {first}."
+    return f"The grammar, line {found[1]}, column {found[2]}: {found[3]}."
+
+
+class LarkGrammar:
+    """A grammar, read from what `compile_lark` returned."""
+
+    unenforced = ()
+
+    def __init__(self, payload: bytes, vocabulary: Vocabulary) -> None:
+        self._inner = _matcher(payload, vocabulary)
+        if self._inner.is_error():
+            raise EngineError(f"The compiled grammar cannot be read: {_reason(self._inner.get_error())}")
+        self._vocabulary = vocabulary
+        self.nbytes = 64 * len(payload)  # llguidance does not say
+
+    def matcher(self, prefix: bytes = b"") -> Matcher:
+        inner = LarkMatcher(self._inner.deep_copy(), self._vocabulary, ())
+        return PrefixMatcher(inner, prefix, self._vocabulary) if prefix else inner
+
+
+class LarkMatcher:
+    """Where text is forced the mask offers the tokenizer's own token for it alone; `accept` takes others.
+
+    `steps` says how many of llguidance's tokens each accepted one was; a stop token is none.
+    """
+
+    completion_tokens = None
+    free = False
+
+    def __init__(self, inner: llguidance.LLMatcher, vocabulary: Vocabulary, steps: Sequence[int]) -> None:
+        self._inner = inner
+        self._vocabulary = vocabulary
+        self._steps = list(steps)
+        self._finished = False
+
+    def accept(self, token: int) -> bool:
+        if self._finished or not 0 <= token < self._vocabulary.size:
+            return False
+        if token in self._vocabulary.stop_ids:
+            self._finished = self.complete
+            if self._finished:
+                self._steps.append(0)
+            return self._finished
+        return bool(self._vocabulary.tokens[token]) and self._consume([token])
+
+    def accept_bytes(self, data: bytes) -> bool:
+        tokens = fewest_tokens(data, self._vocabulary)[0]
+        return bool(tokens) and not self._finished and self._consume(tokens)
+
+    def _consume(self, tokens: list[int]) -> bool:
+        if self._inner.is_stopped():
+            return False
+        taken = self._inner.try_consume_tokens(tokens)
+        self._check()
+        if taken < len(tokens):
+            self._inner.rollback(taken)
+            return False
+        self._steps.append(taken)
+        return True
+
+    def fill_mask(self, row: np.ndarray, budget: int | None = None) -> bool:
+        row[:] = 0
+        if self._finished:
+            return True
+        if not self._inner.is_stopped():
+            self._inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            self._check()
+        words = row.view(np.uint32)
+        complete = self.complete
+        for stop in self._vocabulary.stop_ids:
+            bit = np.uint32(1 << (stop & 31))
+            words[stop >> 5] = words[stop >> 5] | bit if complete else words[stop >> 5] & ~bit
+        return True
+
+    def _check(self) -> None:
+        """Raise what llguidance has come upon: a limit, most likely. It does not raise by itself."""
+        if self._inner.is_error():
+            raise EngineError(_reason(self._inner.get_error()))
+
+    def completion(self) -> list[int] | None:
+        return None
+
+    def forced_bytes(self) -> bytes:
+        if self._finished or self.complete:
+            return b""
+        return self._inner.compute_ff_bytes()
+
+    def rollback(self, count: int) -> None:
+        check_rollback(count, len(self._steps))
+        if count:
+            taken = sum(self._steps[-count:])
+            del self._steps[-count:]
+            self._finished = False
+            if taken:
+                self._inner.rollback(taken)
+
+    def fork(self) -> Matcher:
+        twin = LarkMatcher(self._inner.deep_copy(), self._vocabulary, self._steps)
+        twin._finished = self._finished
+        return twin
+
+    @property
+    def finished(self) -> bool:
+        return self._finished
+
+    @property
+    def complete(self) -> bool:
+        return bool(self._inner.is_accepting())

@@ -1,0 +1,146 @@
+"""A matcher whose first tokens must spell given bytes: for prompts that end inside a token.
+
+`PrefixMatcher` puts this before any matcher. The pushdown engine does it by itself, in its walk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from ramify.grammar.automaton.token_trie import token_trie
+from ramify.grammar.matcher import Matcher, check_rollback
+from ramify.grammar.vocabulary import Vocabulary, tokens_beginning_with
+
+
+def fewest_tokens(data: bytes, vocabulary: Vocabulary) -> list[list[int]]:
+    """For every place in `data`, its end included, the fewest tokens that spell it from there on.
+
+    None at all where no tokens do, which is not so where `data` was spelled with tokens itself.
+    """
+    ids = token_trie(vocabulary).ids
+    found: list[list[int]] = [[] for _ in range(len(data) + 1)]
+    for begin in reversed(range(len(data))):
+        options = [
+            [token, *found[end]]
+            for end in range(begin + 1, len(data) + 1)
+            if (token := ids.get(data[begin:end])) is not None and (found[end] or end == len(data))
+        ]
+        found[begin] = min(options, key=len, default=[])
+    return found
+
+
+class _Step(NamedTuple):
+    rest: bytes
+    inner_steps: int
+    """Tokens that the inner matcher has accepted."""
+
+
+class PrefixMatcher:
+    """`inner`, which is at its beginning and belongs to this matcher, after the bytes `prefix`."""
+
+    def __init__(self, inner: Matcher, prefix: bytes, vocabulary: Vocabulary) -> None:
+        self._inner = inner
+        self._vocabulary = vocabulary
+        self._steps = [_Step(prefix, 0)]
+
+    def accept(self, token: int) -> bool:
+        step = self._steps[-1]
+        if not step.rest:
+            taken = self._inner.accept(token)
+            if taken:
+                self._steps.append(_Step(b"", step.inner_steps + 1))
+            return taken
+        data = self._vocabulary.tokens[token] if 0 <= token < self._vocabulary.size else b""
+        return bool(data) and self.accept_bytes(data)
+
+    def accept_bytes(self, data: bytes) -> bool:
+        rest, inner_steps = self._steps[-1]
+        shared = min(len(rest), len(data))
+        if rest[:shared] != data[:shared]:
+            return False
+        if len(data) > shared:
+            if not self._inner.accept_bytes(data[shared:]):
+                return False
+            inner_steps += 1
+        self._steps.append(_Step(rest[shared:], inner_steps))
+        return True
+
+    def fill_mask(self, row: np.ndarray, budget: int | None = None) -> bool:
+        rest = self._steps[-1].rest
+        if not rest:
+            return self._inner.fill_mask(row, budget)
+        needed = self._inner.completion_tokens or 0
+        costs = [len(tokens) + needed for tokens in fewest_tokens(rest, self._vocabulary)]
+        row[:] = 0
+        ids = token_trie(self._vocabulary).ids_of
+        for end in range(1, len(rest) + 1):
+            if budget is None or costs[end] < budget:
+                _allow(row, ids.get(rest[:end], ()))
+        inside = np.empty_like(row)
+        if not self._inner.fill_mask(inside, budget):
+            inside[:] = -1
+        for beyond, token in tokens_beginning_with(rest, self._vocabulary):
+            # What is beyond the prefix is mostly a token itself, and then the mask knows.
+            alone = ids.get(beyond)
+            if _has(inside, alone[0]) if alone else self._takes(beyond, budget):
+                _allow(row, (token,))
+        return True
+
+    def _takes(self, data: bytes, budget: int | None) -> bool:
+        if not self._inner.accept_bytes(data):
+            return False
+        needed = self._inner.completion_tokens or 0
+        self._inner.rollback(1)
+        return budget is None or needed < budget
+
+    def forced_bytes(self) -> bytes:
+        return self._steps[-1].rest + self._inner.forced_bytes()
+
+    @property
+    def completion_tokens(self) -> int | None:
+        needed = self._inner.completion_tokens
+        rest = self._steps[-1].rest
+        return None if needed is None else needed + len(fewest_tokens(rest, self._vocabulary)[0])
+
+    def completion(self) -> list[int] | None:
+        tokens = self._inner.completion()
+        rest = self._steps[-1].rest
+        return None if tokens is None else fewest_tokens(rest, self._vocabulary)[0] + tokens
+
+    def rollback(self, count: int) -> None:
+        accepted = len(self._steps) - 1
+        check_rollback(count, accepted)
+        if count:
+            before = self._steps[-1].inner_steps
+            del self._steps[-count:]
+            self._inner.rollback(before - self._steps[-1].inner_steps)
+
+    def fork(self) -> PrefixMatcher:
+        twin = PrefixMatcher(self._inner.fork(), b"", self._vocabulary)
+        twin._steps = self._steps.copy()
+        return twin
+
+    @property
+    def finished(self) -> bool:
+        return self._inner.finished
+
+    @property
+    def complete(self) -> bool:
+        return not self._steps[-1].rest and self._inner.complete
+
+    @property
+    def free(self) -> bool:
+        return self._inner.free
+
+
+def _allow(row: np.ndarray, tokens: Iterable[int]) -> None:
+    bits = row.view(np.uint32)
+    for token in tokens:
+        bits[token >> 5] |= np.uint32(1 << (token & 31))
+
+
+def _has(row: np.ndarray, token: int) -> bool:
+    return bool(row.view(np.uint32)[token >> 5] >> np.uint32(token & 31) & 1)

@@ -1,0 +1,62 @@
+"""A pushdown automaton for reading byte by byte in Python: its edges as lists, its stack as a linked list."""
+
+from __future__ import annotations
+
+import bisect
+
+import numpy as np
+
+from ramify.grammar.automaton.pushdown import Frames
+
+
+class Entry:
+    """A state to return to, on top of others; immutable, shared by all that went on from it."""
+
+    __slots__ = ("__weakref__", "complete", "cost", "height", "parent", "state")
+
+    def __init__(self, state: int, parent: Entry | None, frames: FrameLists) -> None:
+        self.state = state
+        self.parent = parent
+        self.cost: int = frames.cost[state] + (parent.cost if parent else 0)
+        self.complete: bool = frames.final[state] and (parent is None or parent.complete)
+        self.height: int = parent.height + 1 if parent else 1
+
+
+class FrameLists:
+    """The automaton as lists, which Python reads faster than arrays."""
+
+    def __init__(self, frames: Frames) -> None:
+        self.final: list[bool] = frames.final.tolist()
+        self.cost: list[int] = frames.cost.tolist()
+        self.exit: list[bool] = (frames.final & (np.diff(frames.offsets) == 0)).tolist()
+        self._frames = frames
+        self._edges: dict[int, tuple[list[int], list[int], list[int], list[int]]] = {}
+
+    def edges(self, state: int) -> tuple[list[int], list[int], list[int], list[int]]:
+        """`low`, `high`, `target` and `push` of its edges."""
+        known = self._edges.get(state)
+        if known is None:
+            frames = self._frames
+            span = slice(frames.offsets[state], frames.offsets[state + 1])
+            known = self._edges[state] = (
+                frames.low[span].tolist(),
+                frames.high[span].tolist(),
+                frames.target[span].tolist(),
+                frames.push[span].tolist(),
+            )
+        return known
+
+    def edge(self, state: int, byte: int) -> tuple[int, int] | None:
+        """(target, push) of the edge for `byte`."""
+        low, high, target, push = self.edges(state)
+        i = bisect.bisect_right(low, byte) - 1
+        return (target[i], push[i]) if i >= 0 and byte <= high[i] else None
+
+
+def states_of(stack: Entry | None, count: int) -> list[int]:
+    """The uppermost states of the stack, `count` if there are so many."""
+    states: list[int] = []
+    while stack is not None and len(states) < count:
+        states.append(stack.state)
+        stack = stack.parent
+    return states

@@ -1,0 +1,216 @@
+"""Automata over characters from expressions, by partial derivatives (Antimirov 1996).
+
+The derivative of an expression by a character is what may follow that character. Conjunction,
+complement and counting come for free: a state is a tuple of what is left of each part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from ramify.grammar.rules.expression import (
+    EMPTY,
+    Alt,
+    Call,
+    Chars,
+    Expression,
+    Fresh,
+    Ranges,
+    Repeat,
+    Seq,
+    Text,
+    alt,
+    chars,
+    nullable,
+    repeat,
+    seq,
+    text,
+)
+from ramify.grammar.rules.rule_set import Rules, nullable_rules
+
+State = TypeVar("State", bound=Hashable)
+
+Left = frozenset[Expression]
+"""What is left of one expression: the text so far may be followed by any of these."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CharAutomaton:
+    """Deterministic and trimmed; state 0 is the start; without states it accepts nothing."""
+
+    edges: Sequence[Sequence[tuple[Ranges, int]]]
+    final: Sequence[bool]
+
+
+class Derivatives:
+    """Derivatives of expressions that call `rules`, perhaps recursively.
+
+    Where recursion is not in the last place there are infinitely many different ones.
+    """
+
+    def __init__(self, rules: Mapping[str, Expression]) -> None:
+        self._rules = rules
+        self._nullable_rules = nullable_rules(rules)
+        self._known: dict[Expression, tuple[tuple[Ranges, Expression], ...]] = {}
+
+    def nullable(self, expression: Expression) -> bool:
+        """The empty text matches."""
+        return nullable(expression, self._nullable_rules)
+
+    def of(self, expression: Expression) -> tuple[tuple[Ranges, Expression], ...]:
+        """(first characters, what may follow them), in pieces that may overlap."""
+        known = self._known.get(expression)
+        if known is None:
+            known = self._known[expression] = self._of(expression)
+        return known
+
+    def _of(self, expression: Expression) -> tuple[tuple[Ranges, Expression], ...]:
+        match expression:
+            case Chars(ranges):
+                return ((ranges, EMPTY),)
+            case Text(literal):
+                return ((((ord(literal[0]), ord(literal[0])),), text(literal[1:])),)
+            case Alt(options):
+                return tuple(piece for option in options for piece in self.of(option))
+            case Seq(()):
+                return ()
+            case Seq(parts):
+                rest = seq(*parts[1:])
+                pieces = tuple((ranges, seq(after, rest)) for ranges, after in self.of(parts[0]))
+                return pieces + (self.of(rest) if self.nullable(parts[0]) else ())
+            case Repeat(item, low, high):
+                rest = repeat(item, max(0, low - 1), None if high is None else high - 1)
+                return tuple((ranges, seq(after, rest)) for ranges, after in self.of(item))
+            case Call(rule):
+                return self.of(self._rules[rule])
+            case Fresh():
+                raise AssertionError("What may follow a Fresh depends on all that was read before.")
+
+    def joint_steps(self, lefts: Sequence[Left]) -> list[tuple[Ranges, tuple[Left, ...]]]:
+        """The steps that several expressions take together: disjoint character sets, and what is left
+        of each expression after them. Characters that none of them can begin with are missing."""
+        pieces = [
+            (low, high, part, after)
+            for part, left in enumerate(lefts)
+            for expression in left
+            for ranges, after in self.of(expression)
+            for low, high in ranges
+        ]
+        opening: dict[int, list[int]] = {}
+        closing: dict[int, list[int]] = {}
+        for i, (low, high, _, _) in enumerate(pieces):
+            opening.setdefault(low, []).append(i)
+            closing.setdefault(high + 1, []).append(i)
+        spans: dict[tuple[Left, ...], list[tuple[int, int]]] = {}
+        live: dict[int, None] = {}
+        for begin, end in itertools.pairwise(sorted(opening.keys() | closing.keys())):
+            for i in closing.get(begin, ()):
+                del live[i]
+            live.update(dict.fromkeys(opening.get(begin, ())))
+            if live:
+                after = tuple(
+                    frozenset(pieces[i][3] for i in live if pieces[i][2] == part)
+                    for part in range(len(lefts))
+                )
+                spans.setdefault(after, []).append((begin, end - 1))
+        return [(tuple(ranges), after) for after, ranges in spans.items()]
+
+
+def explore(
+    start: State,
+    steps: Callable[[State], Iterable[tuple[Ranges, State]]],
+    final: Callable[[State], bool],
+    most_states: int,
+) -> CharAutomaton | None:
+    """The automaton reached from `start`; None if it has more than `most_states` states."""
+    number = {start: 0}
+    order = [start]
+    edges: list[list[tuple[Ranges, int]]] = []
+    for state in order:
+        row = []
+        for ranges, after in steps(state):
+            if after not in number:
+                if len(order) == most_states:
+                    return None
+                number[after] = len(order)
+                order.append(after)
+            row.append((ranges, number[after]))
+        edges.append(row)
+    return CharAutomaton(*_trimmed(edges, [final(state) for state in order]))
+
+
+def _trimmed(
+    edges: list[list[tuple[Ranges, int]]], final: list[bool]
+) -> tuple[list[list[tuple[Ranges, int]]], list[bool]]:
+    """Without the states from which no final state can be reached."""
+    successors = [[after for _, after in row] for row in edges]
+    alive = _alive(successors, (state for state, ends in enumerate(final) if ends))
+    if 0 not in alive:
+        return [], []
+    number = {state: i for i, state in enumerate(sorted(alive))}
+    kept = [[(ranges, number[after]) for ranges, after in edges[state] if after in alive] for state in number]
+    return kept, [final[state] for state in number]
+
+
+def _alive(successors: Sequence[Iterable[int]], final: Iterable[int]) -> set[int]:
+    """The states from which a final one can be reached; `successors` has the next states of each state."""
+    sources: list[list[int]] = [[] for _ in successors]
+    for state, row in enumerate(successors):
+        for after in row:
+            sources[after].append(state)
+    alive = set(final)
+    queue = list(alive)
+    while queue:
+        for source in sources[queue.pop()]:
+            if source not in alive:
+                alive.add(source)
+                queue.append(source)
+    return alive
+
+
+def minimal(automaton: CharAutomaton) -> CharAutomaton:
+    """Merge states that cannot be told apart (Moore's partition refinement)."""
+    edges, final = automaton.edges, automaton.final
+    block = [int(ends) for ends in final]
+    blocks = len(set(block))
+    while True:
+        names: dict[Hashable, int] = {}
+        block = [
+            names.setdefault((block[state], _merged(row, block)), len(names))
+            for state, row in enumerate(edges)
+        ]
+        if len(names) == blocks:
+            break
+        blocks = len(names)
+    first = {name: state for state, name in reversed(list(enumerate(block)))}
+    merged = [
+        [(ranges, after) for after, ranges in _merged(edges[first[b]], block)] for b in range(len(first))
+    ]
+    return CharAutomaton(merged, [final[first[b]] for b in range(len(first))])
+
+
+def _merged(row: Sequence[tuple[Ranges, int]], block: list[int]) -> tuple[tuple[int, Ranges], ...]:
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for ranges, after in row:
+        spans.setdefault(block[after], []).extend(ranges)
+    joined = []
+    for after in sorted(spans):
+        merged = chars(spans[after])
+        assert isinstance(merged, Chars)
+        joined.append((after, merged.ranges))
+    return tuple(joined)
+
+
+def to_rules(automaton: CharAutomaton, rules: Rules, spell: Callable[[Expression], Expression]) -> Expression:
+    """An expression for `automaton` over rules, one a state; `spell` writes its characters."""
+    automaton = minimal(automaton)
+    calls = [rules.reserve() for _ in automaton.edges]
+    for state, row in enumerate(automaton.edges):
+        loop = alt(*(spell(Chars(ranges)) for ranges, after in row if after == state))
+        onward = [seq(spell(Chars(ranges)), calls[after]) for ranges, after in row if after != state]
+        ending = [EMPTY] if automaton.final[state] else []
+        rules.set(calls[state], seq(repeat(loop, 0, None), alt(*onward, *ending)))
+    return calls[0] if calls else alt()

@@ -1,0 +1,55 @@
+"""Ranges of characters as ranges of the bytes of their UTF-8 (RFC 3629)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import lru_cache
+
+from ramify.grammar.rules.expression import Ranges
+
+Spans = tuple[tuple[int, int], ...]
+"""For each byte of a character its inclusive range."""
+
+_LAST_OF_LENGTH = (0x7F, 0x7FF, 0xFFFF, 0x10FFFF)
+
+
+def disjoint(
+    following: dict[tuple[int, int], list[tuple[Spans, int]]],
+) -> dict[tuple[int, int], list[tuple[Spans, int]]]:
+    """The same by spans that do not overlap: byte by byte where they did."""
+    spans = sorted(following)
+    if all(before[1] < after[0] for before, after in itertools.pairwise(spans)):
+        return following
+    by_byte: dict[tuple[int, int], list[tuple[Spans, int]]] = {}
+    for (low, high), rest in following.items():
+        for byte in range(low, high + 1):
+            by_byte.setdefault((byte, byte), []).extend(rest)
+    return by_byte
+
+
+@lru_cache(maxsize=4096)
+def spans_of(ranges: Ranges) -> tuple[Spans, ...]:
+    return tuple(spans for low, high in ranges for spans in utf8_spans(low, high))
+
+
+def utf8_spans(low: int, high: int) -> Iterator[Spans]:
+    """The UTF-8 of the code points `low` to `high`, as products of byte ranges."""
+    for last in _LAST_OF_LENGTH:
+        if low <= last < high:
+            yield from utf8_spans(low, last)
+            low = last + 1
+    first, final = chr(low).encode(), chr(high).encode()
+    for i in range(1, len(first)):
+        # Split where all bytes from i on may not run through their whole range.
+        block = 1 << (6 * i)
+        if low // block != high // block:
+            if low % block:
+                yield from utf8_spans(low, low | (block - 1))
+                yield from utf8_spans((low | (block - 1)) + 1, high)
+                return
+            if high % block != block - 1:
+                yield from utf8_spans(low, (high & ~(block - 1)) - 1)
+                yield from utf8_spans(high & ~(block - 1), high)
+                return
+    yield tuple(zip(first, final, strict=True))

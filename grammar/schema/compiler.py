@@ -1,0 +1,208 @@
+"""JSON schemas as grammars whose sentences are exactly the schema's instances, in the documented spelling.
+
+What is enforced is enforced exactly, everything else is refused with its JSON pointer. Two rules of
+writing narrow the output, and none widens it:
+
+- Values are spelled as in `json_text`.
+- Properties come in the schema's order: those named, in the order of their naming, then others. Those
+  that are named in any case come before those that only some option names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ramify.constraint import Strict, Whitespace
+from ramify.errors import InvalidConstraint
+from ramify.grammar.rules.expression import NOTHING, Call, Expression, Text, alt, seq
+from ramify.grammar.rules.rule_set import ROOT, Rules, productive
+from ramify.grammar.schema.check import SchemaDocument
+from ramify.grammar.schema.deep_recursion import deep_recursion
+from ramify.grammar.schema.logic.assertions import Unlisted
+from ramify.grammar.schema.logic.formula import FALSE, TRUE, TYPES, Formula, Sub
+from ramify.grammar.schema.logic.keywords import Keywords
+from ramify.grammar.schema.logic.normal_form import Branch, Branches
+from ramify.grammar.schema.unenforceable import Unenforceable, refuse
+from ramify.grammar.schema.values import json_rules
+from ramify.grammar.schema.values.arrays import arrays
+from ramify.grammar.schema.values.objects import objects
+from ramify.grammar.schema.values.punctuation import punctuation, value_text
+from ramify.grammar.schema.values.scalars import numbers, strings
+from ramify.grammar.schema.values.unique_arrays import require_one_order
+
+MAX_RULES = 20_000
+"""Most rules of a grammar: a second to make."""
+
+
+MAX_LEFT_OUT = 50
+"""Most keywords that are left out where the caller asks for that; the grammar is made anew for each."""
+
+
+class Options(NamedTuple):
+    """How values are written, and what becomes of keywords that cannot be enforced (`ramify.constraint`)."""
+
+    whitespace: Whitespace = "natural"
+    any_order: bool = False
+    strict: Strict = True
+
+
+class Unenforced(NamedTuple):
+    """A keyword that the grammar does not enforce."""
+
+    pointer: str
+    reason: str
+
+
+class CompiledSchema(NamedTuple):
+    rules: dict[str, Expression]
+    unenforced: tuple[Unenforced, ...]
+
+
+def schema_rules(schema: Any, options: Options | None = None) -> dict[str, Expression]:
+    """The grammar of the instances of `schema`, as `json_text.parse_json` gave it: its rules by name.
+
+    Raises `InvalidConstraint` with a JSON pointer for what is no schema, what cannot be enforced
+    exactly (unless `options` say otherwise), and what no value satisfies.
+    """
+    return compile_schema(schema, options).rules
+
+
+def compile_schema(schema: Any, options: Options | None = None) -> CompiledSchema:
+    """`schema_rules`, with the keywords that they do not enforce: none where `options.strict` is True."""
+    options = options or Options()
+    left_out: dict[str, Unenforced] = {}
+    with deep_recursion():
+        document = SchemaDocument(schema)
+        while True:
+            try:
+                rules = SchemaGrammar(document, options, frozenset(left_out)).compiled()
+            except Unenforceable as error:
+                pointer = error.pointer
+                if options.strict is True or pointer is None:
+                    raise
+                if pointer in left_out or len(left_out) == MAX_LEFT_OUT:
+                    raise
+                left_out[pointer] = Unenforced(pointer, str(error))
+            else:
+                return CompiledSchema(rules, tuple(left_out.values()))
+
+
+class SchemaGrammar:
+    """The rules for one schema while they are made."""
+
+    def __init__(
+        self,
+        document: SchemaDocument,
+        options: Options | None = None,
+        ignored: frozenset[str] = frozenset(),
+    ) -> None:
+        options = options or Options()
+        allowing_more = Keywords(document, ignored)
+        refuting_less = Keywords(document, ignored, distinct=lambda a, b: False)
+        check = Branches(allowing_more, refuting_less)
+        keywords = Keywords(document, ignored, distinct=check.distinct)
+        self.branches = Branches(keywords, check=check)
+        self.root = keywords.sub("")
+        self.marks = punctuation(options.whitespace)
+        self._fixed_marks = punctuation("compact" if options.whitespace == "compact" else "natural")
+        self.any_order = options.any_order
+        self.rules = Rules()
+        self.rules.bodies.update(json_rules.json_rules(options.whitespace))
+        self.one_spelling = False
+        """Each value is to have one text only, so that equal values are equal texts."""
+        self._goals: dict[tuple[Formula, bool], Expression] = {}
+        self._open: dict[tuple[Formula, bool], Call | None] = {}
+        self._contradiction: tuple[str, str] | None = None
+
+    def compiled(self) -> dict[str, Expression]:
+        value = self.value(self.root)
+        self.rules.set(Call(ROOT), seq(self.marks.around, value, self.marks.around))
+        rules = productive(self.rules.bodies)
+        if not rules:
+            pointer, why = self._contradiction or ("", "it never ends, or nothing is left to choose")
+            raise InvalidConstraint(f"No JSON value satisfies the schema: {why}.", pointer=pointer)
+        return rules
+
+    def value(self, goal: Formula) -> Expression:
+        """The values that satisfy `goal`."""
+        if goal == FALSE:
+            return NOTHING
+        if goal == TRUE and not self.one_spelling:
+            return json_rules.VALUE
+        key = (goal, self.one_spelling)
+        if key in self._goals:
+            return self._goals[key]
+        if key in self._open:
+            call = self._open[key] = self._open[key] or self.rules.reserve()
+            return call
+        self._open[key] = None
+        branches = self.branches.of(goal)
+        if not branches:
+            self.found(NOTHING, "its keywords leave no value", goal)
+        if self.one_spelling:
+            require_one_order(branches)
+        expression = alt(*(self._branch(branch, goal) for branch in branches))
+        reserved = self._open.pop(key)
+        if reserved is not None:
+            self.rules.set(reserved, expression)
+            expression = reserved
+        else:
+            expression = self.rules.define(expression)
+        self._goals[key] = expression
+        return expression
+
+    def written_once(self, goal: Formula) -> Expression:
+        """`value`, but each value has one text: in fixed white space, and without unnamed properties."""
+        options = (self.one_spelling, self.marks, self.any_order)
+        self.one_spelling, self.marks, self.any_order = True, self._fixed_marks, False
+        try:
+            return self.value(goal)
+        finally:
+            self.one_spelling, self.marks, self.any_order = options
+
+    def found(self, expression: Expression, why: str, goal: Formula | None = None) -> Expression:
+        """A rule for `expression`; where that is nothing, `why` is remembered as the reason."""
+        if expression == NOTHING and self._contradiction is None:
+            innermost = next(reversed(self._open), (TRUE, False))[0]
+            self._contradiction = (_pointer_of(goal or innermost), why)
+        return self.rules.define(expression)
+
+    def _branch(self, branch: Branch, goal: Formula) -> Expression:
+        if len(self.rules.bodies) > MAX_RULES:
+            refuse(_pointer_of(goal), f"The schema takes more than {MAX_RULES} rules", "Make it smaller.")
+        if branch.values is not None:
+            return self.rules.define(alt(*(value_text(value.value, self.marks) for value in branch.values)))
+        if not branch.facts and branch.types == frozenset(TYPES) and not self.one_spelling:
+            return json_rules.VALUE
+        return alt(*(build(self, branch) for kinds, build in _BUILDERS if branch.types & kinds))
+
+
+def _pointer_of(goal: Formula) -> str:
+    return goal.pointer if isinstance(goal, Sub) else ""
+
+
+def _null(grammar: SchemaGrammar, branch: Branch) -> Expression:
+    excluded = [value.value for fact in branch.of(Unlisted) for value in fact.values]
+    return Text("null") if _missing(None, excluded) else NOTHING
+
+
+def _boolean(grammar: SchemaGrammar, branch: Branch) -> Expression:
+    excluded = [value.value for fact in branch.of(Unlisted) for value in fact.values]
+    return alt(
+        *(Text(text) for text, value in (("true", True), ("false", False)) if _missing(value, excluded))
+    )
+
+
+def _missing(value: bool | None, excluded: list[Any]) -> bool:
+    return not any(value is other for other in excluded)
+
+
+_BUILDERS: list[tuple[frozenset[str], Callable[[SchemaGrammar, Branch], Expression]]] = [
+    (frozenset(["object"]), objects),
+    (frozenset(["array"]), arrays),
+    (frozenset(["string"]), strings),
+    (frozenset(["integer", "fraction"]), numbers),
+    (frozenset(["boolean"]), _boolean),
+    (frozenset(["null"]), _null),
+]

@@ -1,0 +1,55 @@
+"""The rules for any JSON value, the same in every grammar that needs them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ramify.constraint import Whitespace
+from ramify.grammar.rules.expression import NOTHING, Call, Expression, Text, alt, optional, repeat, seq
+from ramify.grammar.schema.values import json_text
+from ramify.grammar.schema.values.json_text import QUOTE
+from ramify.grammar.schema.values.punctuation import Punctuation, punctuation
+
+VALUE = Call("json_value")
+OBJECT = Call("json_object")
+ARRAY = Call("json_array")
+STRING = Call("json_string")
+NUMBER = Call("json_number")
+INTEGER = Call("json_integer")
+MEMBER = Call("json_member")
+CHARACTERS = Call("json_characters")
+
+
+@lru_cache(maxsize=16)
+def json_rules(whitespace: Whitespace) -> dict[str, Expression]:
+    """Rules by name for values of any kind, written with this white space."""
+    marks = punctuation(whitespace)
+    member = seq(STRING, marks.colon, VALUE)
+    return {
+        VALUE.rule: alt(OBJECT, ARRAY, STRING, NUMBER, Text("true"), Text("false"), Text("null")),
+        OBJECT.rule: enclosed("{", any_number(MEMBER, marks), "}", marks),
+        ARRAY.rule: enclosed("[", any_number(VALUE, marks), "]", marks),
+        MEMBER.rule: member,
+        STRING.rule: seq(QUOTE, CHARACTERS, QUOTE),
+        CHARACTERS.rule: repeat(json_text.free_character(), 0, None),
+        NUMBER.rule: json_text.any_number(),
+        INTEGER.rule: json_text.any_integer(),
+    }
+
+
+def any_number(item: Expression, marks: Punctuation) -> Expression:
+    """One or more `item`, with commas between them; what is enclosed may also be missing."""
+    return seq(item, repeat(seq(marks.comma, item), 0, None))
+
+
+def enclosed(
+    opening: str, content: Expression, closing: str, marks: Punctuation, *, empty: bool = True
+) -> Expression:
+    """`content`, which is not empty, between brackets; with `empty` it may be missing."""
+    filled = NOTHING if content == NOTHING else seq(marks.opening, content, marks.closing)
+    if not empty:
+        return seq(Text(opening), filled, Text(closing))
+    if marks.empty == marks.opening == marks.closing and filled != NOTHING:
+        # The same white space whether or not something follows: one way to read it.
+        return seq(Text(opening), marks.opening, optional(seq(content, marks.closing)), Text(closing))
+    return seq(Text(opening), alt(filled, marks.empty), Text(closing))

@@ -1,0 +1,385 @@
+"""How JSON values are written: the spellings that grammars allow of each.
+
+`punctuation` has what stands between values.
+Characters in strings stand for themselves; those that JSON must escape have their shortest escape. Only
+in strings that nothing restricts may other valid escapes be used. Halves of surrogate pairs are never
+written. See RFC 8259.
+"""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from ramify.errors import InvalidConstraint
+from ramify.grammar.rules.expression import (
+    EMPTY,
+    NOTHING,
+    Alt,
+    Call,
+    Chars,
+    Expression,
+    Fresh,
+    Ranges,
+    Repeat,
+    Seq,
+    Text,
+    alt,
+    chars,
+    complement,
+    intersection,
+    optional,
+    repeat,
+    seq,
+    text,
+)
+
+COMMA = ", "
+COLON = ": "
+
+
+def parse_json(source: str) -> Any:
+    """The value that `source` is the JSON text of. Raises `InvalidConstraint`.
+
+    Numbers with a fraction or an exponent come as `Decimal`: bounds are enforced to the last digit.
+    """
+    try:
+        return json.loads(source, parse_float=Decimal, parse_constant=_no_constant)
+    except RecursionError:
+        raise InvalidConstraint("The JSON is nested too deeply.") from None
+    except ValueError as error:
+        raise InvalidConstraint(f"This is not JSON: {error}.") from None
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def spelled(value: Any) -> str:
+    """The text of a JSON value."""
+    match value:
+        case dict():
+            members = (f"{spelled(name)}{COLON}{spelled(item)}" for name, item in value.items())
+            return "{" + COMMA.join(members) + "}"
+        case list():
+            return "[" + COMMA.join(map(spelled, value)) + "]"
+        case Decimal():
+            return number_spelled(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def number_spelled(value: Decimal) -> str:
+    """Plain notation where it is short, else with an exponent."""
+    if value == value.to_integral_value() and abs(value.adjusted()) < 20:
+        return str(int(value))
+    if abs(value.adjusted()) < 20:
+        return format(value.normalize(), "f")
+    return str(value.normalize()).replace("E", "e")
+
+
+# --- strings ------------------------------------------------------------------------------------
+
+_ESCAPED: Ranges = ((0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
+_PLAIN: Ranges = complement(_ESCAPED)
+
+QUOTE = Text('"')
+
+
+def escaped(expression: Expression) -> Expression:
+    """`expression` over the characters of a string, turned into one over the JSON text between its quotes.
+
+    Calls of rules are left alone: their rules are escaped already.
+    """
+    match expression:
+        case Chars(ranges):
+            return _escaped_chars(ranges)
+        case Text(literal):
+            return text(json.dumps(literal, ensure_ascii=False)[1:-1])
+        case Seq(parts):
+            return seq(*map(escaped, parts))
+        case Alt(options):
+            return alt(*map(escaped, options))
+        case Repeat(item, low, high):
+            return repeat(escaped(item), low, high)
+        case Call() | Fresh():
+            return expression
+
+
+@lru_cache(maxsize=2048)
+def _escaped_chars(ranges: Ranges) -> Expression:
+    short: list[str] = []
+    codes: dict[str, list[str]] = {}
+    for low, high in intersection(ranges, _ESCAPED):
+        for point in range(low, high + 1):
+            escape = json.dumps(chr(point))[1:-1]
+            if len(escape) == 2:
+                short.append(escape[1])
+            else:
+                codes.setdefault(escape[:-1], []).append(escape[-1])
+    options = [chars(intersection(ranges, _PLAIN)), seq(Text("\\"), _char_of("".join(short)))]
+    options += [seq(Text(start), _char_of("".join(ends))) for start, ends in codes.items()]
+    return alt(*options)
+
+
+_HEX = chars(((0x30, 0x39), (0x41, 0x46), (0x61, 0x66)))
+
+
+def _hex_of(digits: str) -> Expression:
+    return chars((ord(char), ord(char)) for digit in digits for char in {digit.lower(), digit.upper()})
+
+
+def free_character() -> Expression:
+    """One character of a string in any spelling that JSON allows."""
+    surrogate = _hex_of("d")
+    scalar = alt(
+        seq(_hex_of("0123456789abcef"), _HEX, _HEX, _HEX), seq(surrogate, _hex_of("01234567"), _HEX, _HEX)
+    )
+    high = seq(surrogate, _hex_of("89ab"), _HEX, _HEX)
+    low = seq(surrogate, _hex_of("cdef"), _HEX, _HEX)
+    code = seq(Text("u"), alt(scalar, seq(high, Text("\\u"), low)))
+    short = chars((ord(char), ord(char)) for char in '"\\/bfnrt')
+    return alt(chars(_PLAIN), seq(Text("\\"), alt(short, code)))
+
+
+# --- numbers ------------------------------------------------------------------------------------
+
+_DIGIT = chars(((0x30, 0x39),))
+_NONZERO = chars(((0x31, 0x39),))
+_MINUS = Text("-")
+
+
+def any_integer() -> Expression:
+    return alt(Text("0"), seq(optional(_MINUS), _NONZERO, repeat(_DIGIT, 0, None)))
+
+
+def any_number() -> Expression:
+    exponent = seq(_char_of("eE"), optional(_char_of("+-")), repeat(_DIGIT, 1, None))
+    whole = alt(Text("0"), seq(_NONZERO, repeat(_DIGIT, 0, None)))
+    return seq(optional(_MINUS), whole, _any_fraction(None), optional(exponent))
+
+
+def decimal_once() -> Expression:
+    """Numbers in plain notation without zeros at the end of the fraction: one text each."""
+    fraction = seq(Text("."), repeat(_DIGIT, 0, None), _NONZERO)
+    whole = seq(_NONZERO, repeat(_DIGIT, 0, None))
+    return alt(
+        Text("0"),
+        seq(optional(_MINUS), alt(seq(whole, optional(fraction)), seq(Text("0"), fraction))),
+    )
+
+
+def integers(low: int | None, high: int | None) -> Expression:
+    """The integers from `low` to `high`, both included; None: no bound."""
+    if low is not None and high is not None and low > high:
+        return NOTHING
+    negative: Expression = NOTHING
+    if low is None or low < 0:
+        largest = None if low is None else -low
+        negative = seq(_MINUS, _naturals(max(1, -high) if high is not None else 1, largest))
+    natural: Expression = NOTHING
+    if high is None or high >= 0:
+        natural = _naturals(max(0, low or 0), high)
+    return alt(negative, natural)
+
+
+def _naturals(low: int, high: int | None) -> Expression:
+    """The integers from `low` >= 0 to `high`."""
+    if high is not None and low > high:
+        return NOTHING
+    lowest = str(low)
+    if high is None:
+        longer = seq(_NONZERO, repeat(_DIGIT, len(lowest), None))
+        return alt(_same_length(lowest, "9" * len(lowest)), longer)
+    highest = str(high)
+    if len(lowest) == len(highest):
+        return _same_length(lowest, highest)
+    between: Expression = NOTHING
+    if len(highest) - len(lowest) > 1:
+        between = seq(_NONZERO, repeat(_DIGIT, len(lowest), len(highest) - 2))
+    return alt(
+        _same_length(lowest, "9" * len(lowest)),
+        between,
+        _same_length("1" + "0" * (len(highest) - 1), highest),
+    )
+
+
+def _same_length(low: str, high: str) -> Expression:
+    """The digit strings from `low` to `high`, all of one length."""
+    if not low:
+        return EMPTY
+    rest = len(low) - 1
+    if low[0] == high[0]:
+        return seq(Text(low[0]), _same_length(low[1:], high[1:]))
+    if low[1:] == "0" * rest and high[1:] == "9" * rest:
+        return seq(_digits(low[0], high[0]), repeat(_DIGIT, rest, rest))
+    options = [
+        seq(Text(low[0]), _same_length(low[1:], "9" * rest)),
+        seq(_digits(_shifted(low[0], 1), _shifted(high[0], -1)), repeat(_DIGIT, rest, rest)),
+        seq(Text(high[0]), _same_length("0" * rest, high[1:])),
+    ]
+    return alt(*options)
+
+
+class Bound:
+    """A limit on a number; `inclusive` if the number may equal it."""
+
+    def __init__(self, value: Decimal, inclusive: bool) -> None:
+        self.value = value
+        self.inclusive = inclusive
+
+    def negated(self) -> Bound:
+        return Bound(-self.value, self.inclusive)
+
+
+def decimals(low: Bound | None, high: Bound | None, places: int | None = None) -> Expression:
+    """The numbers within the bounds in plain notation, with at most `places` digits after the point."""
+    zero = Bound(Decimal(0), False)
+    options: list[Expression] = []
+    if low is None or low.value < 0:
+        nearest = high.negated() if high is not None and high.value < 0 else zero
+        options.append(seq(_MINUS, _positive(nearest, None if low is None else low.negated(), places)))
+    if high is None or high.value >= 0:
+        lowest = low if low is not None and low.value >= 0 else Bound(Decimal(0), True)
+        options.append(_positive(lowest, high, places))
+    return alt(*options)
+
+
+def _positive(low: Bound, high: Bound | None, places: int | None) -> Expression:
+    """The numbers from `low` >= 0 to `high`, without a sign."""
+    first, low_tail = _whole_and_tail(low.value)
+    above = _Tail(low_tail, low.inclusive)
+    if high is None:
+        return alt(
+            seq(text(str(first)), _fraction(_at_least(above, places))),
+            seq(_naturals(first + 1, None), _any_fraction(places)),
+        )
+    last, high_tail = _whole_and_tail(high.value)
+    below = _Tail(high_tail, high.inclusive)
+    if high.value < low.value or (high.value == low.value and not (low.inclusive and high.inclusive)):
+        return NOTHING
+    if first == last:
+        return seq(text(str(first)), _fraction(_between(above, below, places)))
+    return alt(
+        seq(text(str(first)), _fraction(_at_least(above, places))),
+        seq(_naturals(first + 1, last - 1), _any_fraction(places)),
+        seq(text(str(last)), _fraction(_at_most(below, places))),
+    )
+
+
+class _Tail:
+    """Digits after the point, without zeros at the end, as a bound on such digits."""
+
+    def __init__(self, digits: str, inclusive: bool) -> None:
+        self.digits = digits
+        self.inclusive = inclusive
+
+    @property
+    def head(self) -> str:
+        return self.digits[:1] or "0"
+
+    @property
+    def rest(self) -> _Tail:
+        return _Tail(self.digits[1:], self.inclusive)
+
+
+def _whole_and_tail(value: Decimal) -> tuple[int, str]:
+    whole, _, tail = format(value, "f").partition(".")
+    return int(whole), tail.rstrip("0")
+
+
+# The digit strings t, perhaps empty, with 0.t in a range. `places` is how many digits may still come.
+
+
+def _at_least(low: _Tail, places: int | None) -> Expression:
+    if not low.digits and low.inclusive:
+        return repeat(_DIGIT, 0, places)
+    if places == 0:
+        return NOTHING
+    fewer = _one_less(places)
+    return alt(
+        seq(_digits(_shifted(low.head, 1), "9"), repeat(_DIGIT, 0, fewer)),
+        # Past the digits of an exclusive bound any number of zeros may come before the digit that exceeds it.
+        seq(Text(low.head), _at_least(low.rest, fewer)) if low.digits else _zeros_then_more(fewer),
+    )
+
+
+def _zeros_then_more(places: int | None) -> Expression:
+    if places is None:
+        return seq(repeat(Text("0"), 1, None), _NONZERO, repeat(_DIGIT, 0, None))
+    return alt(
+        *(
+            seq(text("0" * zeros), _NONZERO, repeat(_DIGIT, 0, places - zeros))
+            for zeros in range(1, places + 1)
+        )
+    )
+
+
+def _at_most(high: _Tail, places: int | None) -> Expression:
+    if not high.digits:
+        return repeat(Text("0"), 0, places) if high.inclusive else NOTHING
+    if places == 0:
+        return EMPTY
+    fewer = _one_less(places)
+    return alt(
+        EMPTY,
+        seq(_digits("0", _shifted(high.head, -1)), repeat(_DIGIT, 0, fewer)),
+        seq(Text(high.head), _at_most(high.rest, fewer)),
+    )
+
+
+def _between(low: _Tail, high: _Tail, places: int | None) -> Expression:
+    if not high.digits:  # both are zero
+        return repeat(Text("0"), 0, places) if low.inclusive and high.inclusive else NOTHING
+    if not low.digits and low.inclusive:
+        return _at_most(high, places)
+    if places == 0:
+        return NOTHING
+    fewer = _one_less(places)
+    if low.head == high.head:
+        return seq(Text(low.head), _between(low.rest, high.rest, fewer))
+    return alt(
+        seq(Text(low.head), _at_least(low.rest, fewer)),
+        seq(_digits(_shifted(low.head, 1), _shifted(high.head, -1)), repeat(_DIGIT, 0, fewer)),
+        seq(Text(high.head), _at_most(high.rest, fewer)),
+    )
+
+
+def _fraction(tail: Expression) -> Expression:
+    """A point and `tail`; nothing where the tail may be empty."""
+    some, empty = _not_empty(tail)
+    return alt(seq(Text("."), some), EMPTY if empty else NOTHING)
+
+
+def _not_empty(tail: Expression) -> tuple[Expression, bool]:
+    """`tail` without the empty text, and whether it had it. For expressions as they are made above."""
+    match tail:
+        case Alt(options):
+            pieces = [_not_empty(option) for option in options]
+            return alt(*(some for some, _ in pieces)), any(empty for _, empty in pieces)
+        case Repeat(item, 0, high):
+            return repeat(item, 1, high), True
+        case Seq(()):
+            return NOTHING, True
+    return tail, False
+
+
+def _any_fraction(places: int | None) -> Expression:
+    return EMPTY if places == 0 else optional(seq(Text("."), repeat(_DIGIT, 1, places)))
+
+
+def _one_less(places: int | None) -> int | None:
+    return None if places is None else places - 1
+
+
+def _digits(low: str, high: str) -> Expression:
+    return chars(((ord(low), ord(high)),)) if low <= high else NOTHING
+
+
+def _shifted(digit: str, by: int) -> str:
+    return chr(ord(digit) + by)
+
+
+def _char_of(members: str) -> Expression:
+    return chars((ord(char), ord(char)) for char in members)

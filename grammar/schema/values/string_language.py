@@ -1,0 +1,283 @@
+"""Sets of strings given by several conditions at once, written as grammar rules.
+
+Where one pattern alone is given its expression is used as it is: repetitions stay repetitions, which
+the engine handles better than the automaton they unroll to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import NamedTuple
+
+from ramify.grammar.rules.derivative import CharAutomaton, Derivatives, Left, explore, minimal, to_rules
+from ramify.grammar.rules.expression import (
+    ANY_CHAR,
+    EMPTY,
+    NOTHING,
+    Alt,
+    Chars,
+    Expression,
+    Ranges,
+    Repeat,
+    Seq,
+    Text,
+    alt,
+    chars,
+    complement,
+    normal_ranges,
+    nullable,
+    repeat,
+    seq,
+    text,
+)
+from ramify.grammar.rules.rule_set import Rules
+from ramify.grammar.schema.unenforceable import refuse
+from ramify.grammar.schema.values import json_rules
+from ramify.grammar.schema.values.json_text import escaped
+
+MAX_STATES = 6000
+"""Most states of the automaton of one string; each becomes a rule of the grammar."""
+
+MAX_MINIMISED = 300
+MOST_OF_SHORT = 250
+ENOUGH = 60
+"""Characters to which a maximum may be lowered where more take too many states."""
+
+
+class _Condition(NamedTuple):
+    pointer: str
+    expression: Expression
+    wanted: bool
+    short: Expression | None = None
+    """Of fewer states; what it matches with at most `MOST_OF_SHORT` characters, `expression` does too."""
+
+
+class StringLanguage:
+    """The strings that satisfy all conditions added."""
+
+    def __init__(self) -> None:
+        self._conditions: dict[tuple[Expression, bool], _Condition] = {}
+        self._excluded: dict[str, None] = {}
+
+    @property
+    def unrestricted(self) -> bool:
+        return not self._conditions and not self._excluded
+
+    def add(
+        self, pointer: str, expression: Expression, *, wanted: bool, short: Expression | None = None
+    ) -> None:
+        """`short`, for what is wanted: a part of `expression` that does where strings must be counted."""
+        self._conditions.setdefault((expression, wanted), _Condition(pointer, expression, wanted, short))
+
+    def exclude(self, strings: Iterable[str]) -> None:
+        self._excluded |= dict.fromkeys(strings)
+
+    def expression(
+        self, low: int, high: int | None, rules: Rules, *, one_spelling: bool = False
+    ) -> Expression:
+        """The strings of `low` to `high` characters as JSON text between quotes.
+
+        With `one_spelling` no character has two, also where nothing restricts it.
+        Raises `InvalidConstraint` when that needs more than `MAX_STATES` states.
+        """
+        conditions = list(self._conditions.values())
+        if not conditions:
+            if not self._excluded:
+                return rules.define(escaped(repeat(ANY_CHAR, low, high)))
+            if (low, high) == (0, None):
+                anything = repeat(ANY_CHAR, 0, None) if one_spelling else json_rules.CHARACTERS
+                return rules.define(escaped(others_than(self._excluded, anything)))
+        if len(conditions) == 1 and conditions[0].wanted and not self._excluded:
+            counted = _counted(conditions[0].expression, low, high)
+            if counted is not None:
+                return rules.define(escaped(counted))
+        pointer = conditions[0].pointer if conditions else ""
+        if self._excluded:
+            conditions.append(_Condition(pointer, prefix_tree(self._excluded), False))
+        automaton = _automaton(conditions, low, high)
+        if automaton is None:
+            refuse(
+                pointer,
+                f"The conditions on this string take more than {MAX_STATES} states together",
+                "Write one pattern that says it all, or allow fewer characters.",
+            )
+        return as_rules(automaton, rules, escaped, counted=(low, high) != (0, None))
+
+
+def as_rules(
+    automaton: CharAutomaton, rules: Rules, spell: Callable[[Expression], Expression], *, counted: bool
+) -> Expression:
+    """The language of `automaton` over rules, one a state."""
+    if counted or len(automaton.edges) > MAX_MINIMISED:
+        # A chain of n states takes n rounds to minimise, and counted strings are chains.
+        return to_rules_as_it_is(automaton, rules, spell)
+    return to_rules(automaton, rules, spell)
+
+
+def to_rules_as_it_is(
+    automaton: CharAutomaton, rules: Rules, spell: Callable[[Expression], Expression]
+) -> Expression:
+    calls = [rules.reserve() for _ in automaton.edges]
+    spelled: dict[Ranges, Expression] = {}
+    for state, row in enumerate(automaton.edges):
+        options = []
+        for ranges, after in row:
+            if ranges not in spelled:
+                spelled[ranges] = rules.define(spell(Chars(ranges)))
+            options.append(seq(spelled[ranges], calls[after]))
+        rules.set(calls[state], alt(*options, *([EMPTY] if automaton.final[state] else [])))
+    return calls[0] if calls else NOTHING
+
+
+Tree = dict[str, "Tree"]
+
+
+def _tree(strings: Iterable[str]) -> tuple[Tree, set[int]]:
+    """The strings by their characters, and the identities of the nodes at which one of them ends."""
+    root: Tree = {}
+    ends = set()
+    for string in strings:
+        node = root
+        for char in string:
+            node = node.setdefault(char, {})
+        ends.add(id(node))
+    return root, ends
+
+
+def prefix_tree(strings: Iterable[str]) -> Expression:
+    """One of `strings`."""
+    root, ends = _tree(strings)
+
+    def written(node: Tree) -> Expression:
+        below = [seq(text(char), written(child)) for char, child in node.items()]
+        return alt(*([EMPTY] if id(node) in ends else []), *below)
+
+    return written(root)
+
+
+def others_than(strings: Iterable[str], anything: Expression) -> Expression:
+    """All strings but these, as the tree of the strings in which every other character leads out of it, to
+    `anything`."""
+    root, ends = _tree(strings)
+
+    def written(node: Tree) -> Expression:
+        below = [seq(text(char), written(child)) for char, child in node.items()]
+        leaving = seq(_outside(frozenset(node)), anything)
+        return alt(*([] if id(node) in ends else [EMPTY]), *below, leaving)
+
+    return written(root)
+
+
+@lru_cache(maxsize=2048)
+def _outside(letters: frozenset[str]) -> Expression:
+    return chars(complement(normal_ranges((ord(char), ord(char)) for char in letters)))
+
+
+def combinations(expressions: list[Expression], most_states: int) -> set[frozenset[int]] | None:
+    """The sets of `expressions` of which some string satisfies all and none besides, by their numbers;
+    None where finding them takes more than `most_states` states."""
+    derivatives = Derivatives({})
+    everything = repeat(ANY_CHAR, 0, None)
+    start = tuple(frozenset([part]) for part in [everything, *expressions])
+    seen = {start}
+    queue = [start]
+    found = set()
+    for lefts in queue:
+        found.add(frozenset(i for i, left in enumerate(lefts[1:]) if any(map(nullable, left))))
+        for _, after in derivatives.joint_steps(lefts):
+            if after not in seen:
+                if len(seen) == most_states:
+                    return None
+                seen.add(after)
+                queue.append(after)
+    return found
+
+
+def _counted(expression: Expression, low: int, high: int | None) -> Expression | None:
+    """`expression` restricted to `low` … `high` characters, where that is seen at once."""
+    shortest, longest = _lengths(expression)
+    if low <= shortest and (high is None or (longest is not None and longest <= high)):
+        return expression
+    if isinstance(expression, Repeat) and isinstance(expression.item, Chars):
+        least = max(low, expression.low)
+        most = [bound for bound in (high, expression.high) if bound is not None]
+        return (
+            repeat(expression.item, least, min(most, default=None))
+            if least <= min(most, default=least)
+            else NOTHING
+        )
+    return None
+
+
+def _lengths(expression: Expression) -> tuple[int, int | None]:
+    """The least and the most characters; None: no limit."""
+    match expression:
+        case Text(literal):
+            return len(literal), len(literal)
+        case Seq(parts):
+            pairs = [_lengths(part) for part in parts]
+            longest = [most for _, most in pairs if most is not None]
+            return sum(least for least, _ in pairs), sum(longest) if len(longest) == len(pairs) else None
+        case Alt(options):
+            pairs = [_lengths(option) for option in options]
+            longest = [most for _, most in pairs if most is not None]
+            least = min((least for least, _ in pairs), default=0)
+            return least, max(longest, default=0) if len(longest) == len(pairs) else None
+        case Repeat(item, low, high):
+            least, most = _lengths(item)
+            return least * low, None if most is None or high is None else most * high
+    return 1, 1
+
+
+def _automaton(conditions: list[_Condition], low: int, high: int | None) -> CharAutomaton | None:
+    """Of the strings of `low` to `high` characters; to fewer, where more take too many states to count."""
+    free = _uncounted([condition.expression for condition in conditions], conditions)
+    if (low, high) == (0, None) or free is None:
+        return free
+    counted = _counted_states(free, low, high)
+    if counted is None and low <= MOST_OF_SHORT and any(condition.short for condition in conditions):
+        shorter = [condition.short or condition.expression for condition in conditions]
+        free = _uncounted(shorter, conditions) or free
+        high = MOST_OF_SHORT if high is None else min(high, MOST_OF_SHORT)
+        counted = _counted_states(free, low, high)
+    fitting = max(low, MAX_STATES // len(free.edges) - 1) if free.edges else 0
+    if counted is None and high is not None and ENOUGH <= fitting < high:
+        counted = _counted_states(free, low, fitting)
+    return counted
+
+
+def _uncounted(expressions: list[Expression], conditions: list[_Condition]) -> CharAutomaton | None:
+    # A part that matches everything gives every character a step, also where only unwanted parts move.
+    parts = [repeat(ANY_CHAR, 0, None), *expressions]
+    wanted = [True, *(condition.wanted for condition in conditions)]
+    derivatives = Derivatives({})
+
+    def steps(lefts: tuple[Left, ...]) -> list[tuple[Ranges, tuple[Left, ...]]]:
+        return [
+            (ranges, after)
+            for ranges, after in derivatives.joint_steps(lefts)
+            if all(left or not needed for left, needed in zip(after, wanted, strict=True))
+        ]
+
+    def final(lefts: tuple[Left, ...]) -> bool:
+        return all(any(map(nullable, left)) == needed for left, needed in zip(lefts, wanted, strict=True))
+
+    found = explore(tuple(frozenset([part]) for part in parts), steps, final, MAX_STATES)
+    return minimal(found) if found is not None and len(found.edges) <= MAX_MINIMISED else found
+
+
+def _counted_states(free: CharAutomaton, low: int, high: int | None) -> CharAutomaton | None:
+    """`free` with the number of characters read as part of its states."""
+    cap = low if high is None else high
+
+    def steps(state: tuple[int, int]) -> list[tuple[Ranges, tuple[int, int]]]:
+        place, count = state
+        if high is not None and count == high:
+            return []
+        return [(ranges, (after, min(count + 1, cap))) for ranges, after in free.edges[place]]
+
+    def final(state: tuple[int, int]) -> bool:
+        return free.final[state[0]] and state[1] >= low
+
+    return explore((0, 0), steps, final, MAX_STATES) if free.edges else free

@@ -1,0 +1,142 @@
+"""Patterns of schemas as expressions, and whether they match a string."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from ramify.errors import InvalidConstraint
+from ramify.grammar.rules import regex_syntax
+from ramify.grammar.rules.derivative import Derivatives, Left
+from ramify.grammar.rules.expression import nullable
+from ramify.grammar.schema.unenforceable import Unenforceable
+
+MAX_SECONDS = 0.5
+"""Most time to match one string against a pattern that has lookarounds or backreferences."""
+
+
+class Searched:
+    """A pattern, with the states of its automaton that strings have led to so far."""
+
+    def __init__(self, pattern: str) -> None:
+        self.expression = regex_syntax.search(pattern)
+        self._derivatives = Derivatives({})
+        self._after: dict[tuple[Left, str], Left] = {}
+
+    def matches(self, string: str) -> bool:
+        left: Left = frozenset([self.expression])
+        for char in string:
+            if not left:
+                return False
+            after = self._after.get((left, char))
+            if after is None:
+                after = self._after[left, char] = self._step(left, ord(char))
+            left = after
+        return any(map(nullable, left))
+
+    def _step(self, left: Left, point: int) -> Left:
+        return frozenset(
+            after
+            for expression in left
+            for ranges, after in self._derivatives.of(expression)
+            if any(low <= point <= high for low, high in ranges)
+        )
+
+
+@lru_cache(maxsize=512)
+def _searched(pattern: str) -> Searched:
+    return Searched(pattern)
+
+
+def searched(pointer: str, pattern: str) -> Searched:
+    """The strings in which `pattern` matches somewhere. Raises `InvalidConstraint` at `pointer`."""
+    try:
+        return _searched(pattern)
+    except InvalidConstraint as error:
+        # What is valid and merely not supported comes with a remedy.
+        kind = Unenforceable if error.remedy else InvalidConstraint
+        raise kind(error.message, pointer=pointer, remedy=error.remedy) from None
+
+
+def without_lookaheads(pattern: str) -> list[tuple[str, bool]]:
+    """Patterns that a string must match (True) or must not: together they are `pattern`, with the
+    lookaheads right after its ^ as patterns of their own. Where there are none, `pattern` alone."""
+    found: list[tuple[str, bool]] = []
+    rest = pattern.removeprefix("^")
+    while rest.startswith(("(?=", "(?!")):
+        end = _group_end(rest)
+        if end is None:
+            return [(pattern, True)]
+        found.append((f"^(?:{rest[3:end]})", rest[2] == "="))
+        rest = rest[end + 1 :]
+    if (
+        not found
+        or not pattern.startswith("^")
+        or rest[:1] in ("*", "+", "?", "{")
+        or _has_top_level_or(rest)
+    ):
+        return [(pattern, True)]
+    return [(f"^{rest}", True), *found]
+
+
+def _group_end(pattern: str) -> int | None:
+    """Where the group ends that begins at the start of `pattern`."""
+    for i, char, depth in _depths(pattern):
+        if char == ")" and depth == 0:
+            return i
+    return None
+
+
+def _has_top_level_or(pattern: str) -> bool:
+    return any(char == "|" and depth == 0 for _, char, depth in _depths(pattern))
+
+
+def _depths(pattern: str) -> Iterator[tuple[int, str, int]]:
+    """(place, character, how many groups it is in) for characters that have a meaning."""
+    depth = 0
+    in_set = escaped = False
+    for i, char in enumerate(pattern):
+        if escaped or in_set:
+            in_set = in_set and (escaped or char != "]")
+            escaped = not escaped and char == "\\"
+            continue
+        escaped = char == "\\"
+        in_set = char == "["
+        depth += (char == "(") - (char == ")")
+        yield i, char, depth
+
+
+def matches_searched(pointer: str, pattern: str, string: str) -> bool:
+    return searched(pointer, pattern).matches(string)
+
+
+def matches_pattern(pointer: str, pattern: str, text: str) -> bool:
+    """`pattern` matches somewhere in `text`. Raises `InvalidConstraint` where that takes too long to say."""
+    try:
+        return all(
+            matches_searched(pointer, part, text) == wanted for part, wanted in without_lookaheads(pattern)
+        )
+    except Unenforceable:
+        return _backtracked(pointer, pattern, text)
+
+
+def _backtracked(pointer: str, pattern: str, text: str) -> bool:
+    """For patterns that no automaton reads. They may take for ever, so there is a limit."""
+    import regex
+
+    try:
+        return regex.search(pattern, text, regex.ASCII, timeout=MAX_SECONDS) is not None
+    except regex.error as error:
+        raise InvalidConstraint(f"The pattern is not valid: {error}.", pointer=pointer) from None
+    except TimeoutError:
+        raise InvalidConstraint("The pattern takes too long to match.", pointer=pointer) from None
+
+
+def is_regex(text: str) -> bool:
+    import regex
+
+    try:
+        regex.compile(text)
+    except regex.error:
+        return False
+    return True

@@ -1,0 +1,217 @@
+"""Arrays whose items are all different, or not.
+
+Where the items have few values, there is a rule for each set of values used so far. Otherwise their texts are
+compared (`expression.Fresh`), so each value must have one text.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ramify.grammar.rules.expression import EMPTY, NOTHING, Call, Expression, Fresh, alt, repeat, seq
+from ramify.grammar.schema.json_values import Value, type_of, value_of
+from ramify.grammar.schema.logic.assertions import Contains, Items, Members, Unique
+from ramify.grammar.schema.logic.formula import Formula, both
+from ramify.grammar.schema.logic.normal_form import Branch, bounds
+from ramify.grammar.schema.unenforceable import ManyTexts, refuse
+from ramify.grammar.schema.values.json_rules import enclosed
+from ramify.grammar.schema.values.punctuation import value_text
+
+if TYPE_CHECKING:
+    from ramify.grammar.schema.compiler import SchemaGrammar
+
+MAX_VALUES = 9
+"""Most values of which every set of those used is told apart."""
+MAX_PLACES = 40
+
+
+class _State(NamedTuple):
+    used: frozenset[Value]
+    place: int
+    repeated: bool
+    counted: tuple[int, ...]
+
+
+def unique_arrays(grammar: SchemaGrammar, branch: Branch, low: int, high: int | None) -> Expression:
+    """The arrays of `branch`, which has a `Unique` fact, of `low` to `high` items."""
+    pointer = branch.of(Unique)[0].pointer
+    wanted = {fact.wanted for fact in branch.of(Unique)}
+    if len(wanted) > 1:
+        return grammar.found(NOTHING, "items cannot be unique and not")
+    arrays = _Few(grammar, branch, low, high, unique=wanted == {True})
+    if arrays.values is not None:
+        return arrays.expression()
+    if wanted == {False}:
+        refuse(
+            pointer, "That some items are equal is not enforced where they have many values", "Leave it out."
+        )
+    try:
+        return _compared(grammar, branch, low, high)
+    except ManyTexts as reason:
+        refuse(
+            pointer,
+            f"uniqueItems is not enforced for {reason}",
+            "Describe the items more closely, or leave uniqueItems out.",
+        )
+
+
+def _compared(grammar: SchemaGrammar, branch: Branch, low: int, high: int | None) -> Expression:
+    """Arrays of which no item has the text of another. All items are in one rule: that is where texts are
+    remembered."""
+    if grammar.one_spelling:
+        raise ManyTexts("arrays within arrays of unique items")
+    if any(fact.low or fact.high is not None for fact in branch.of(Contains)):
+        raise ManyTexts("arrays with contains")
+    items: list[Items] = branch.of(Items)
+    if any(fact.prefix for fact in items):
+        raise ManyTexts("arrays whose first items have schemas of their own")
+    goal = both(*(fact.rest for fact in items))
+    item = grammar.written_once(goal)
+    if item == NOTHING:
+        return enclosed("[", NOTHING, "]", grammar.marks) if low == 0 else NOTHING
+    most = _number_of_values(grammar, goal)
+    if most is not None:
+        high = most if high is None else min(high, most)
+    if high is not None and high < low:
+        return grammar.found(NOTHING, "there are not enough different items")
+    if high == 0:
+        return enclosed("[", NOTHING, "]", grammar.marks)
+    following = seq(grammar.marks.comma, Fresh(item))
+    filled = seq(Fresh(item), repeat(following, max(0, low - 1), None if high is None else high - 1))
+    call = grammar.rules.reserve()
+    grammar.rules.set(call, enclosed("[", filled, "]", grammar.marks, empty=low == 0))
+    return call
+
+
+def _number_of_values(grammar: SchemaGrammar, goal: Formula) -> int | None:
+    """How many values there are, where they are listed."""
+    values: set[Value] = set()
+    for branch in grammar.branches.of(goal):
+        if branch.values is None:
+            return None
+        values |= set(branch.values)
+    return len(values)
+
+
+def require_one_order(branches: list[Branch]) -> None:
+    """Raises `ManyTexts` where an object may satisfy two branches that order its properties differently."""
+    orders: list[list[str]] = []
+    for branch in branches:
+        if branch.values is not None:
+            orders += [list(value.value) for value in branch.values if isinstance(value.value, dict)]
+        elif "object" in branch.types:
+            named = {name: None for fact in branch.of(Members) for name, _ in fact.named}
+            orders.append(list(named | branch.required))
+    for i, order in enumerate(orders):
+        for other in orders[:i]:
+            shared = set(order) & set(other)
+            if [n for n in order if n in shared] != [n for n in other if n in shared]:
+                raise ManyTexts("objects whose options name properties in different orders")
+
+
+class _Few:
+    """One rule for each set of values used so far."""
+
+    def __init__(
+        self, grammar: SchemaGrammar, branch: Branch, low: int, high: int | None, *, unique: bool
+    ) -> None:
+        self._grammar = grammar
+        self._unique = unique
+        self._low = low
+        self._high = high
+        self._items: list[Items] = branch.of(Items)
+        self._contained: list[Contains] = branch.of(Contains)
+        self._known = max(
+            [len(fact.prefix) for fact in self._items]
+            + [fact.begin for fact in self._contained]
+            + [low, 0 if high is None else high]
+        )
+        if unique:
+            self._known = min(self._known, MAX_VALUES + 1)
+        self._at: dict[int, tuple[Value, ...]] = {}
+        self.values = self._values() if self._known <= MAX_PLACES else None
+        self._calls: dict[_State, Call] = {}
+
+    def _values(self) -> frozenset[Value] | None:
+        """All values that items may have; None where they are many."""
+        known = max((len(fact.prefix) for fact in self._items), default=0)
+        values: set[Value] = set()
+        for place in range(self._known + 1):
+            if self._high is not None and place >= self._high:
+                break
+            goal = both(*(fact.at(place) for fact in self._items))
+            found = self._at.get(place - 1) if place > known else _few_values(self._grammar, goal)
+            if found is None:
+                return None
+            self._at[place] = found
+            values |= set(found)
+        return frozenset(values) if len(values) <= MAX_VALUES else None
+
+    def expression(self) -> Expression:
+        start = _State(frozenset(), 0, False, (0,) * len(self._contained))
+        queue = [start]
+        self._calls[start] = self._grammar.rules.reserve()
+        for state in queue:
+            options = self._options(state, queue)
+            comma = self._grammar.marks.comma if state.place else EMPTY
+            ending = [EMPTY] if self._may_end(state) and state != start else []
+            self._grammar.rules.set(self._calls[state], alt(*(seq(comma, o) for o in options), *ending))
+        filled = self._calls[start]
+        return enclosed("[", filled, "]", self._grammar.marks, empty=self._may_end(start))
+
+    def _options(self, state: _State, queue: list[_State]) -> list[Expression]:
+        if self._high is not None and state.place >= self._high:
+            return []
+        options = []
+        for value in self._at[min(state.place, self._known)]:
+            repeated = value in state.used
+            if repeated and self._unique:
+                continue
+            counted = tuple(
+                min(
+                    n + self._counts(fact, value, state.place),
+                    fact.low if fact.high is None else fact.high + 1,
+                )
+                for n, fact in zip(state.counted, self._contained, strict=True)
+            )
+            place = min(state.place + 1, max(self._known, 1))
+            after = _State(state.used | {value}, place, state.repeated or repeated, counted)
+            if after not in self._calls:
+                self._calls[after] = self._grammar.rules.reserve()
+                queue.append(after)
+            options.append(seq(value_text(value.value, self._grammar.marks), self._calls[after]))
+        return options
+
+    def _counts(self, fact: Contains, value: Value, place: int) -> bool:
+        return place >= fact.begin and self._grammar.branches.test(fact.item, value.value)
+
+    def _may_end(self, state: _State) -> bool:
+        if state.place < self._low or (not self._unique and not state.repeated):
+            return False
+        return all(
+            n >= fact.low and (fact.high is None or n <= fact.high)
+            for n, fact in zip(state.counted, self._contained, strict=True)
+        )
+
+
+def _few_values(grammar: SchemaGrammar, goal: Formula) -> tuple[Value, ...] | None:
+    """The values of `goal` in the order written; None where they are more than `MAX_VALUES`."""
+    found: dict[Value, None] = {}
+    for branch in grammar.branches.of(goal):
+        if branch.values is not None:
+            found |= dict.fromkeys(branch.values)
+            continue
+        if not branch.types <= {"null", "boolean", "integer"}:
+            return None
+        candidates: list[bool | int | None] = [None, True, False]
+        if "integer" in branch.types:
+            low, high = bounds(branch)
+            if low is None or high is None or high.value - low.value > MAX_VALUES:
+                return None
+            candidates += range(int(low.value) - 1, int(high.value) + 2)
+        for candidate in candidates:
+            kind = type_of(candidate)
+            facts = (fact for fact in branch.facts if kind in fact.kinds)
+            if kind in branch.types and all(fact.holds(candidate, grammar.branches.test) for fact in facts):
+                found[value_of(candidate)] = None
+    return tuple(found) if len(found) <= MAX_VALUES else None

@@ -1,0 +1,125 @@
+"""What the grammar engines need of a tokenizer: the bytes of every token, and the stop tokens."""
+
+from __future__ import annotations
+
+import bisect
+import json
+import re
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from ramify.errors import EngineError
+
+
+class Vocabulary(msgspec.Struct, frozen=True, eq=False, dict=True, weakref=True):
+    """Token bytes by id.
+
+    `tokens[t]` is empty where a mask must never allow t: control tokens, and the padding between the
+    tokenizer's vocabulary and the width of the model's logits. Stop tokens have no bytes either; they
+    are allowed where a text is complete.
+    """
+
+    tokens: tuple[bytes, ...]
+    """One entry per logit."""
+    stop_ids: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Width of the logits, hence of the masks."""
+        return len(self.tokens)
+
+    @cached_property
+    def spelled_bytes(self) -> frozenset[int]:
+        """The bytes that occur in some token: no text with another byte can be written."""
+        return frozenset().union(*self.tokens)
+
+    @cached_property
+    def spelled(self) -> list[tuple[bytes, int]]:
+        """What the tokens spell, and the tokens, sorted."""
+        return sorted((text, token) for token, text in enumerate(self.tokens) if text)
+
+    def to_bytes(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Vocabulary:
+        return msgspec.msgpack.decode(data, type=Vocabulary)
+
+
+def tokens_beginning_with(
+    data: bytes, vocabulary: Vocabulary, *, whole: bool = False
+) -> Iterator[tuple[bytes, int]]:
+    """What comes after `data` in the tokens that begin with it and are longer, and these tokens; with
+    `whole` the tokens that are `data` come first."""
+    order = vocabulary.spelled
+    for i in range(bisect.bisect_left(order, (data, -1 if whole else vocabulary.size)), len(order)):
+        text, token = order[i]
+        if not text.startswith(data):
+            return
+        yield text[len(data) :], token
+
+
+def from_tokenizer(tokenizer: Any, *, vocab_size: int, stop_ids: Iterable[int]) -> Vocabulary:
+    """The vocabulary of a fast transformers tokenizer; one of the `tokenizers` library serves as well.
+
+    Raises `EngineError` for tokenizers that spell bytes in another way than byte-level BPE
+    (GPT-2 and its heirs) or byte fallback (SentencePiece).
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    description = json.loads(backend.to_str())
+    added = {entry["id"]: entry for entry in description["added_tokens"]}
+    spell = _speller(description)
+    tokens = [b""] * vocab_size
+    for text, token in backend.get_vocab(with_added_tokens=True).items():
+        if token >= vocab_size:
+            continue
+        if token not in added:
+            tokens[token] = spell(text)
+        elif not added[token]["special"]:
+            tokens[token] = added[token]["content"].encode()
+    stops = tuple(sorted({token for token in stop_ids if 0 <= token < vocab_size}))
+    for token in stops:
+        tokens[token] = b""
+    return Vocabulary(tuple(tokens), stops)
+
+
+def _speller(description: dict[str, Any]) -> Any:
+    decoder = description["decoder"] or {}
+    steps = decoder.get("decoders", [decoder])
+    kinds = {step.get("type") for step in steps}
+    if "ByteLevel" in kinds:
+        return _byte_level
+    if "ByteFallback" in kinds:
+        return _byte_fallback
+    raise EngineError(
+        f"Constraints need a tokenizer whose tokens are bytes; this one has {sorted(map(str, kinds))}.",
+        remedy="Use a model with a byte-level or byte-fallback BPE tokenizer.",
+    )
+
+
+def _byte_alphabet() -> dict[str, int]:
+    # Byte-level BPE writes printable bytes as themselves and shifts the others to 256 and up
+    # (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", its bytes_to_unicode).
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _byte_level(text: str) -> bytes:
+    try:
+        return bytes(_BYTE_OF[char] for char in text)
+    except KeyError:  # a merged-in token that is not in the alphabet stands for its own text
+        return text.encode()
+
+
+def _byte_fallback(text: str) -> bytes:
+    if piece := _BYTE_PIECE.fullmatch(text):
+        return bytes([int(piece[1], 16)])
+    return text.replace("▁", " ").encode()

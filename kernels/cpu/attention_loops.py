@@ -1,0 +1,258 @@
+"""The two inner loops of attention as LLVM code: a register-blocked product and a transposing copy.
+
+Both keep a grid of vectors in registers, which numba's Python cannot express. The blocking follows
+Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (ACM TOMS 34(3), 2008).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from ramify.kernels.cpu.codegen.compiler import intrinsic, part
+from ramify.kernels.cpu.codegen.dots import DOTS, dot
+from ramify.kernels.cpu.codegen.simd import (
+    BYTES,
+    LANES,
+    fused,
+    load_vector,
+    load_widened,
+    pointer,
+    prefetch_line,
+    splat,
+    splat_constant,
+    store_vector,
+)
+
+TILE_ROWS = 6
+"""Rows of the product that share one pass over the right-hand matrix."""
+PANEL_VECTORS = 2 if LANES == 8 else 4
+"""Vectors of one such pass: 6 x 4 accumulators of the 32 registers of AVX-512 and NEON, 6 x 2 of AVX's 16."""
+PANEL = PANEL_VECTORS * LANES
+"""float32 columns of a pass."""
+
+_i64, _f32 = ir.IntType(64), ir.FloatType()
+
+
+def _function(name: str, arguments: int, fill: Callable[..., None]) -> Any:
+    """A numba function of int64 arguments whose body `fill(builder, *arguments)` emits.
+
+    It is emitted once a module and never inlined: each of these bodies is hundreds of instructions.
+    """
+
+    def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        module = builder.module
+        function = module.globals.get(name)
+        if function is None:
+            function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_i64] * arguments), name)
+            function.linkage = "internal"
+            function.attributes.add("noinline")
+            body = ir.IRBuilder(function.append_basic_block())
+            fill(body, *function.args)
+            body.ret_void()
+        builder.call(function, args)
+        return _i64(0)
+
+    if arguments == 5:
+
+        @intrinsic
+        def call5(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
+            return types.int64(a, b, c, d, e), emit
+
+        return call5
+
+    @intrinsic
+    def call8(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
+        return types.int64(a, b, c, d, e, f, g, h), emit
+
+    return call8
+
+
+Load = Callable[[ir.IRBuilder, ir.Value], ir.Value]
+_PAIRS = "pairs"
+
+
+def _product(rows: int, vectors: int, in_place: tuple[str, int, Load] | None = None, kind: str = "") -> Any:
+    """(a, a_row, b, b_row, c, c_row, depth, ahead): C = A B for so many rows of A and vectors of a row of B.
+
+    With `kind` _PAIRS a number of A and of B is a pair of bfloat16.
+    With `in_place` (name, bytes a vector, how to load one) row i of B lies at b + the int64 at
+    b_row + 8 i, so that b_row is the address of a table of offsets; `ahead` is another, of rows to prefetch.
+    """
+    name, vector_bytes, load = in_place or (kind or "dense", BYTES, load_vector)
+
+    def fill(builder: ir.IRBuilder, *args: ir.Value) -> None:
+        a, a_row, b, b_row, c, c_row, depth, ahead = args
+        zero = splat(builder, _f32(0.0))
+        cell: Any = cgutils.alloca_once_value
+        grid = [[cell(builder, zero) for _ in range(vectors)] for _ in range(rows)]
+        starts = [builder.add(a, builder.mul(a_row, _i64(row))) for row in range(rows)]
+        with cgutils.for_range(builder, depth) as loop:
+            if in_place is None:
+                at = builder.add(b, builder.mul(b_row, loop.index))
+            else:
+                entry = builder.add(b_row, builder.shl(loop.index, _i64(3)))
+                at = builder.add(b, builder.load(pointer(builder, entry, _i64)))
+                entry = builder.add(ahead, builder.shl(loop.index, _i64(3)))
+                later = builder.add(b, builder.load(pointer(builder, entry, _i64)))
+                for byte in range(0, vector_bytes * vectors, 64):
+                    prefetch_line(builder, builder.add(later, _i64(byte)))
+            right = [load(builder, builder.add(at, _i64(vector_bytes * v))) for v in range(vectors)]
+            offset = builder.shl(loop.index, _i64(2))
+            for row in range(rows):
+                left = builder.load(pointer(builder, builder.add(starts[row], offset), _f32))
+                left = splat(builder, left)
+                for v in range(vectors):
+                    sum_ = grid[row][v]
+                    combine = dot if kind == _PAIRS else _fused_last
+                    builder.store(combine(builder, builder.load(sum_), left, right[v]), sum_)
+        for row in range(rows):
+            at = builder.add(c, builder.mul(c_row, _i64(row)))
+            for v in range(vectors):
+                store_vector(builder, builder.add(at, _i64(BYTES * v)), builder.load(grid[row][v]))
+
+    return _function(f"ramify_product_{name}_{rows}x{vectors}", 8, fill)
+
+
+def _fused_last(builder: ir.IRBuilder, sum_: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
+    return fused(builder, a, b, sum_)
+
+
+def _panel(vectors: int, in_place: tuple[str, int, Load] | None = None, kind: str = "") -> Any:
+    """All rows of one panel of columns, in tiles of six and one smaller tile."""
+    tile1, tile2, tile3, tile4, tile6 = (
+        _product(rows, vectors, in_place, kind) for rows in (1, 2, 3, 4, TILE_ROWS)
+    )
+
+    @part
+    def panel(a, a_row, b, b_row, c, c_row, rows, depth, ahead):  # type: ignore[no-untyped-def]
+        while rows > 4:
+            tile6(a, a_row, b, b_row, c, c_row, depth, ahead)
+            rows -= TILE_ROWS
+            a += TILE_ROWS * a_row
+            c += TILE_ROWS * c_row
+        if rows == 1:
+            tile1(a, a_row, b, b_row, c, c_row, depth, ahead)
+        elif rows == 2:
+            tile2(a, a_row, b, b_row, c, c_row, depth, ahead)
+        elif rows == 3:
+            tile3(a, a_row, b, b_row, c, c_row, depth, ahead)
+        elif rows == 4:
+            tile4(a, a_row, b, b_row, c, c_row, depth, ahead)
+
+    return panel
+
+
+_wide_f32 = _panel(PANEL_VECTORS, ("f32", BYTES, load_vector))
+_wide_bf16 = _panel(PANEL_VECTORS, ("bf16", BYTES // 2, load_widened))
+
+
+def _multiplier(single: Any, double: Any, wide: Any) -> Any:
+    @part
+    def multiply(a, a_row, b, b_row, c, c_row, rows, depth, columns):  # type: ignore[no-untyped-def]
+        while columns > 0:
+            if columns > 2 * LANES:
+                wide(a, a_row, b, b_row, c, c_row, rows, depth, 0)
+                step = PANEL
+            elif columns > LANES:
+                double(a, a_row, b, b_row, c, c_row, rows, depth, 0)
+                step = 2 * LANES
+            else:
+                single(a, a_row, b, b_row, c, c_row, rows, depth, 0)
+                step = LANES
+            b += 4 * step
+            c += 4 * step
+            columns -= step
+
+    return multiply
+
+
+multiply = _multiplier(*(_panel(vectors) for vectors in (1, 2, PANEL_VECTORS)))
+"""(a, a_row, b, b_row, c, c_row, rows, depth, columns): C = A B in float32, each number of C summed over
+`depth` in ascending order.
+
+a, b, c are addresses and a_row, b_row, c_row bytes from row to row. Columns are rounded up to at most a whole
+PANEL, and five last rows to six: all three matrices must have that room."""
+multiply_pairs = multiply
+"""The same of numbers that are pairs of bfloat16, both of whose products are added; where there are DOTS."""
+if DOTS:
+    multiply_pairs = _multiplier(*(_panel(vectors, kind=_PAIRS) for vectors in (1, 2, PANEL_VECTORS)))
+
+
+@part
+def multiply_in_place(a, a_row, pool, offsets, ahead, bf16, c, c_row, rows, depth, columns):  # type: ignore[no-untyped-def]
+    """The same product, to the bit, with B's rows read where they lie: row i at pool + int64 offsets[i].
+
+    Meanwhile asks memory for as many rows at `ahead`, another such table: one row every step, because a
+    burst of requests fills the processor's queue and stalls it (10 GB/s a core instead of 20). Widens a
+    row once for every six rows of A. `columns` must be a multiple of PANEL.
+    """
+    for column in range(0, columns, PANEL):
+        if bf16:
+            _wide_bf16(a, a_row, pool + 2 * column, offsets, c + 4 * column, c_row, rows, depth, ahead)
+        else:
+            _wide_f32(a, a_row, pool + 4 * column, offsets, c + 4 * column, c_row, rows, depth, ahead)
+
+
+def _transposed(builder: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:
+    """The transpose of a LANES x LANES matrix: swap off-diagonal blocks of 1, 2, 4, ... lanes."""
+    rows = list(rows)
+    kind = ir.VectorType(ir.IntType(32), LANES)
+    step = 1
+    while step < LANES:
+        upper = [LANES + lane - step if lane & step else lane for lane in range(LANES)]
+        lower = [LANES + lane if lane & step else lane + step for lane in range(LANES)]
+        for first in range(LANES):
+            if not first & step:
+                a, b = rows[first], rows[first | step]
+                rows[first] = builder.shuffle_vector(a, b, ir.Constant(kind, upper))
+                rows[first | step] = builder.shuffle_vector(a, b, ir.Constant(kind, lower))
+        step *= 2
+    return rows
+
+
+def _load_pair(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    """2 LANES bfloat16 as LANES integers, each holding two neighbours."""
+    return builder.load(pointer(builder, address, ir.VectorType(ir.IntType(32), LANES)), align=2)
+
+
+def _split_pair(builder: ir.IRBuilder, pair: ir.Value) -> list[ir.Value]:
+    """The lower and the upper bfloat16 of each integer, widened."""
+    kind = ir.VectorType(_f32, LANES)
+    low = builder.bitcast(builder.shl(pair, splat_constant(16)), kind)
+    high = builder.bitcast(builder.and_(pair, splat_constant(0xFFFF0000)), kind)
+    return [low, high]
+
+
+def _transpose(name: str, load: Callable[..., ir.Value], split: Callable[..., list[ir.Value]]) -> Any:
+    """A function that reads LANES rows and writes their columns as rows of float32."""
+
+    def fill(builder: ir.IRBuilder, *args: ir.Value) -> None:
+        base, offsets, ahead, out, out_row = args
+        rows = []
+        for row in range(LANES):
+            offset = builder.load(pointer(builder, builder.add(offsets, _i64(8 * row)), _i64))
+            rows.append(load(builder, builder.add(base, offset)))
+            later = builder.load(pointer(builder, builder.add(ahead, _i64(8 * row)), _i64))
+            prefetch_line(builder, builder.add(base, later))
+        columns = [half for column in _transposed(builder, rows) for half in split(builder, column)]
+        for index, column in enumerate(columns):
+            store_vector(builder, builder.add(out, builder.mul(out_row, _i64(index))), column)
+
+    return _function(f"ramify_transpose_{name}", 5, fill)
+
+
+transpose_f32 = _transpose("f32", load_vector, lambda builder, column: [column])
+"""(base, offsets, ahead, out, out_row): LANES columns of LANES rows; row i starts at base + int64 offsets[i].
+
+`ahead` is another such table: of rows to prefetch."""
+transpose_bf16 = _transpose("bf16", load_widened, lambda builder, column: [column])
+"""The same for bfloat16 rows, widened."""
+transpose_bf16_pairs = _transpose("bf16_pairs", _load_pair, _split_pair)
+"""2 LANES columns of bfloat16 rows at once: neighbours travel as one integer, at half the shuffles."""
+transpose_pairs = _transpose("pairs", _load_pair, lambda builder, column: [column])
+"""2 LANES columns of bfloat16 rows as LANES rows of pairs."""

@@ -1,0 +1,122 @@
+"""Compiles the CPU kernels with numba: once per machine, then from numba's cache on disk.
+
+Every kernel has one explicit signature and takes shapes, strides and dtypes at run time, so importing it
+compiles (or loads) all of it and no call ever waits for a compiler.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+import numba
+import numba.extending
+from numba.core.errors import NumbaError
+
+from ramify.kernels.errors import KernelUnavailable
+
+Decorator = Callable[[Callable[..., Any]], Any]
+
+_REMEDY = "The torch attention backend needs no compiler."
+
+logger = logging.getLogger(__name__)
+
+
+def lanes() -> int:
+    """float32 lanes of one vector register: 16 with AVX-512, 8 with AVX, else 4 (SSE, NEON).
+
+    Those of the processor, or of NUMBA_CPU_FEATURES ("+avx,+fma,...") where that is set.
+    """
+    found = features()
+    if "+avx512f" in found:
+        return 16
+    return 8 if "+avx" in found else 4
+
+
+def features() -> frozenset[str]:
+    """What kernels are compiled for, as LLVM writes it: "+avx2" where it is there, "-avx2" where not."""
+    chosen = numba.config.CPU_FEATURES  # type: ignore[attr-defined]
+    return frozenset((chosen or llvm.get_host_cpu_features().flatten()).split(","))
+
+
+def processor() -> str:
+    """LLVM's name of what kernels are compiled for: this processor, or NUMBA_CPU_NAME."""
+    return numba.config.CPU_NAME or llvm.get_host_cpu_name()  # type: ignore[attr-defined]
+
+
+def sources() -> str:
+    """A digest of the kernels' source files.
+
+    numba's cache watches only the file of the function that it stores. Kernels are built by functions
+    that take this digest and use it as a free variable, which numba includes in the key of the cache;
+    so a change in any file compiles them anew.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def compiled(signature: Any) -> Decorator:
+    """Compile for `signature`, releasing the GIL during calls; division follows C, not Python."""
+    return _with_cache(lambda cache: numba.njit(signature, cache=cache, nogil=True, error_model="numpy"))
+
+
+def callback(signature: Any) -> Decorator:
+    """Compile to a C function pointer: `.address`."""
+    return _with_cache(lambda cache: numba.cfunc(signature, cache=cache, error_model="numpy"))
+
+
+def part(function: Callable[..., Any]) -> Any:
+    """For a function that only kernels call: without the wrappers for Python and C, it compiles faster."""
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
+    return numba.njit(**options)(function)  # type: ignore[call-overload]
+
+
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """For a function that emits LLVM code. Inside kernels it takes what its inner types say."""
+    return numba.extending.intrinsic(function)
+
+
+carray: Any = numba.carray  # type: ignore[attr-defined]
+"""The array at an address; inside kernels only."""
+
+
+def _check_machine() -> None:
+    """Raise `KernelUnavailable` where the kernels would not compile or would be wrong."""
+    if platform.machine().lower() not in ("x86_64", "amd64", "arm64", "aarch64"):
+        raise KernelUnavailable(
+            f"the compiled kernels need a 64-bit x86 or Arm processor, not {platform.machine()}. {_REMEDY}"
+        )
+    if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+        raise KernelUnavailable(
+            f"NUMBA_DISABLE_JIT is set, so the kernels cannot be compiled; unset it. {_REMEDY}"
+        )
+
+
+def _with_cache(decorator: Callable[[bool], Decorator]) -> Decorator:
+    def decorate(function: Callable[..., Any]) -> Any:
+        _check_machine()
+        try:
+            return decorator(True)(function)
+        except NumbaError as error:
+            raise KernelUnavailable(
+                f"numba {numba.__version__} cannot compile {function.__name__}: {error}\n{_REMEDY}"
+            ) from error
+        except RuntimeError as error:
+            # numba looks in NUMBA_CACHE_DIR, beside the source, then in the user's cache folder.
+            if "no locator available" not in str(error):
+                raise
+            logger.warning(
+                "No writable folder for compiled kernels: %s is compiled at every start. "
+                "Set NUMBA_CACHE_DIR to a writable folder.",
+                function.__name__,
+            )
+            return decorator(False)(function)
+
+    return decorate

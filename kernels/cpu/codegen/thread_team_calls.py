@@ -1,0 +1,40 @@
+"""Calls from inside kernels to C functions at an address: one thread, or as many as the pool gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from ramify.kernels.cpu.codegen.compiler import intrinsic
+
+
+@intrinsic
+def call_at(typing: Any, body: Any, data: Any) -> Any:
+    """Call the C function at `body`: body(data)."""
+
+    def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        void = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [void])
+        body, data = args
+        builder.call(builder.inttoptr(body, kind.as_pointer()), [builder.inttoptr(data, void)])
+        return ir.IntType(64)(0)
+
+    return types.int64(body, data), emit
+
+
+@intrinsic
+def fork_at(typing: Any, entry: Any, body: Any, data: Any, threads: Any) -> Any:
+    """Call the C function at `entry` as GOMP_parallel is called: entry(body, data, threads, 0)."""
+
+    def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        void, integer = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [void, void, integer, integer])
+        entry, body, data, threads = args
+        function = builder.inttoptr(entry, kind.as_pointer())
+        pointers = [builder.inttoptr(body, void), builder.inttoptr(data, void)]
+        builder.call(function, [*pointers, builder.trunc(threads, integer), integer(0)])
+        return ir.IntType(64)(0)
+
+    return types.int64(entry, body, data, threads), emit

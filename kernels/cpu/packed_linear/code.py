@@ -1,0 +1,120 @@
+"""What the inner loops of products with packed weights share: their arguments, and LLVM code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from ramify.kernels.cpu.codegen.compiler import features, intrinsic
+from ramify.kernels.cpu.codegen.simd import pointer
+
+WIDTH = 16
+"""Outputs of a panel."""
+
+# Places in the block of arguments.
+Q, S = 0, 4  # the weights and the scales of up to four panels
+AHEAD = 8  # for each of them, bytes from a weight to what is to be prefetched meanwhile
+X, X_ROW = 12, 13  # the first row, prepared; bytes from row to row
+SUMS, SUMS_ROW = 14, 15  # the sum of x over each group, float32
+C, C_ROW = 16, 17  # float32 results: (rows, panels * 16)
+GROUPS, STEPS = 18, 19  # groups of inputs, and eights of inputs in a group
+WIDE = 20  # scales are float32, not float16
+B, B_OTHER = 21, 22  # two panels of bfloat16 weights, for tiles
+BLOCK_BYTES = 8 * 24
+
+_HAS = features()
+_F16C = "+f16c" in _HAS or "+sse2" not in _HAS
+
+_i16, _i32, _i64, _f32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_floats, _ints, _halves = (ir.VectorType(kind, WIDTH) for kind in (_f32, _i32, _i16))
+
+
+def block_function(name: str, fill: Callable[[ir.IRBuilder, ir.Value], None]) -> Any:
+    """A numba function of one int64 whose body `fill` emits, once a module and never inlined."""
+
+    def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        module = builder.module
+        function = module.globals.get(name)
+        if function is None:
+            function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_i64]), name)
+            function.linkage = "internal"
+            function.attributes.add("noinline")
+            body = ir.IRBuilder(function.append_basic_block())
+            fill(body, function.args[0])
+            body.ret_void()
+        builder.call(function, args)
+        return _i64(0)
+
+    @intrinsic
+    def call(typing: Any, block: Any) -> Any:
+        return types.int64(block), emit
+
+    return call
+
+
+def argument_at(builder: ir.IRBuilder, block: ir.Value, place: int) -> ir.Value:
+    """What is at a place in the block of arguments."""
+    return builder.load(pointer(builder, builder.add(block, _i64(8 * place)), _i64))
+
+
+def row_address(builder: ir.IRBuilder, block: ir.Value, first: int, stride: int, index: int) -> ir.Value:
+    """The address of a row, from the places that hold those of the first row and the bytes between rows."""
+    offset = builder.mul(argument_at(builder, block, stride), _i64(index))
+    return builder.add(argument_at(builder, block, first), offset)
+
+
+def constant(kind: ir.VectorType, value: float) -> ir.Constant:
+    return ir.Constant(kind, [value] * kind.count)
+
+
+def splatted(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """All WIDTH lanes hold `value`."""
+    kind = ir.VectorType(value.type, WIDTH)
+    first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, _i32(0))
+    return builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), constant(_ints, 0))
+
+
+def loaded(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
+    return builder.load(pointer(builder, address, kind), align=1)
+
+
+def called(builder: ir.IRBuilder, name: str, result: ir.Type, *args: ir.Value) -> ir.Value:
+    """The result of the LLVM intrinsic `name`."""
+    kind = ir.FunctionType(result, [arg.type for arg in args])
+    return builder.call(builder.module.declare_intrinsic(name, (), kind), args)
+
+
+def multiply_add(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    """a * b + c of WIDTH lanes."""
+    return called(builder, "llvm.fmuladd.v16f32", _floats, a, b, c)
+
+
+def _widened(builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
+    """float16 as float32, exactly."""
+    if _F16C:
+        return builder.fpext(builder.bitcast(halves, ir.VectorType(ir.HalfType(), WIDTH)), _floats)
+    # Without the instruction: the bits moved into place, and 2**112 for the difference of the exponents.
+    bits = builder.zext(halves, _ints)
+    magnitude = builder.shl(builder.and_(bits, constant(_ints, 0x7FFF)), constant(_ints, 13))
+    value = builder.fmul(builder.bitcast(magnitude, _floats), constant(_floats, 2.0**112))
+    sign = builder.shl(builder.and_(bits, constant(_ints, 0x8000)), constant(_ints, 16))
+    return builder.bitcast(builder.or_(builder.bitcast(value, _ints), sign), _floats)
+
+
+def scale_vectors(builder: ir.IRBuilder, at: ir.Value, wide: ir.Value, count: int) -> list[ir.Value]:
+    """`count` vectors of scales from an address, float16 or float32."""
+    cell: Any = cgutils.alloca_once
+    cells = [cell(builder, _floats) for _ in range(count)]
+    with builder.if_else(builder.icmp_unsigned("!=", wide, _i64(0))) as (then, otherwise):
+        with then:
+            for i, target in enumerate(cells):
+                builder.store(loaded(builder, builder.add(at, _i64(4 * WIDTH * i)), _floats), target)
+        with otherwise:
+            for i, target in enumerate(cells):
+                halves = loaded(builder, builder.add(at, _i64(2 * WIDTH * i)), _halves)
+                builder.store(_widened(builder, halves), target)
+    return [builder.load(target) for target in cells]

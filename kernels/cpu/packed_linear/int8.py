@@ -1,0 +1,206 @@
+"""Products of x in int8 with int8 and int4 weights (VNNI): the rounding of x, and the inner loop.
+
+Each group of inputs of a row, as the weights have them, becomes int8 numbers and a float32 step: its largest
+magnitude is 127 steps (ggml's Q8_1). An instruction multiplies 64 bytes by 64 and adds the products in fours
+to int32, which is exact. The sum of a group is scaled and added in float32, groups in ascending order,
+whatever the number of rows and panels that a kernel handles at once.
+
+The instruction takes weights without a sign: int4 has none, and int8 is moved up by 128. For each group of a
+row there are two numbers at SUMS: the step, and the sum of what x was rounded to (int4: float32, for the
+offsets) or -128 times that in steps (int8: int32, what a sum begins with).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from ramify.kernels.cpu.codegen.compiler import features
+from ramify.kernels.cpu.codegen.simd import LANES, pointer, prefetch_line
+from ramify.kernels.cpu.packed_linear import code as code
+from ramify.kernels.cpu.packed_linear.code import (
+    WIDTH,
+    block_function,
+    called,
+    constant,
+    loaded,
+    multiply_add,
+    scale_vectors,
+    splatted,
+)
+
+VNNI = LANES == WIDTH and {"+avx512vnni", "+avx512bw"} <= features()
+"""Whether the processor multiplies vectors of bytes (AVX512_VNNI)."""
+PANELS_AT_ONCE = {1: 4, 2: 4, 4: 2, 8: 2}
+"""Panels of a kernel by its rows, so that the sums of a group stay in registers."""
+
+_i8, _i16, _i32, _i64, _f32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_floats, _ints = ir.VectorType(_f32, WIDTH), ir.VectorType(_i32, WIDTH)
+_words, _bytes, _all_bytes = (
+    ir.VectorType(_i16, WIDTH),
+    ir.VectorType(_i8, WIDTH),
+    ir.VectorType(_i8, 4 * WIDTH),
+)
+_STEP_BYTES = {"int8": 8 * WIDTH, "int4": 4 * WIDTH}
+"""Bytes of a panel's weights for eight inputs."""
+_ORDER = {"int8": (0, 1, 2, 3, 4, 5, 6, 7), "int4": (0, 4, 1, 5, 2, 6, 3, 7)}
+"""Inputs in the order of the bytes of `_two_fours`, in which x is written as well."""
+_MAGIC = 1.5 * 2**23
+"""float32 numbers from here on are whole: adding it rounds, and leaves the number in the lower bits."""
+_MAGIC_BITS = 0x4B400000
+
+
+def _two_fours(builder: ir.IRBuilder, form: str, at: ir.Value) -> list[ir.Value]:
+    """The weights of a panel for eight inputs as two vectors of unsigned bytes, four inputs an output."""
+    if form == "int4":
+        packed = loaded(builder, at, _ints)
+        halves = [packed, builder.lshr(packed, constant(_ints, 4))]
+        return [builder.and_(half, constant(_ints, 0x0F0F0F0F)) for half in halves]
+    mask = [lane // 4 + WIDTH * (lane % 4) for lane in range(4 * WIDTH)]
+    vectors = []
+    for half in range(2):
+        inputs = loaded(builder, builder.add(at, _i64(4 * WIDTH * half)), _all_bytes)
+        turned = builder.shuffle_vector(inputs, inputs, ir.Constant(ir.VectorType(_i32, 4 * WIDTH), mask))
+        vectors.append(builder.xor(builder.bitcast(turned, _ints), constant(_ints, 0x80808080)))
+    return vectors
+
+
+def _product(form: str, rows: int, panels: int) -> Any:
+    """C = x Wᵀ for so many rows and panels."""
+    step_bytes = _STEP_BYTES[form]
+    scale_count = {"int8": 1, "int4": 2}[form]
+    grid = [(row, panel) for row in range(rows) for panel in range(panels)]
+
+    def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
+        argument = functools.partial(code.argument_at, builder, block)
+        place = functools.partial(code.row_address, builder, block)
+        weights = [argument(code.Q + panel) for panel in range(panels)]
+        scales = [argument(code.S + panel) for panel in range(panels)]
+        ahead = [argument(code.AHEAD + panel) for panel in range(panels)]
+        inputs = [place(code.X, code.X_ROW, row) for row in range(rows)]
+        sums_of_x = [place(code.SUMS, code.SUMS_ROW, row) for row in range(rows)]
+        outputs = [place(code.C, code.C_ROW, row) for row in range(rows)]
+        steps, wide = argument(code.STEPS), argument(code.WIDE)
+        scale_bytes = builder.mul(_i64(2 * WIDTH * scale_count), builder.add(wide, _i64(1)))
+        cell: Any = cgutils.alloca_once_value
+        sums = {spot: cell(builder, constant(_ints, 0)) for spot in grid}
+        totals = {spot: cell(builder, constant(_floats, 0.0)) for spot in grid}
+        with cgutils.for_range(builder, argument(code.GROUPS)) as groups:
+            group_offset = builder.shl(groups.index, _i64(3))
+            steps_at = [builder.add(at, group_offset) for at in sums_of_x]
+            sums_at = [builder.add(at, _i64(4)) for at in steps_at]
+            for row, panel in grid:
+                begin: ir.Value = constant(_ints, 0)
+                if form == "int8":
+                    begin = splatted(builder, loaded(builder, sums_at[row], _i32))
+                builder.store(begin, sums[row, panel])
+            before = builder.mul(groups.index, steps)
+            with cgutils.for_range(builder, steps) as loop:
+                step = builder.add(before, loop.index)
+                offset = builder.mul(step, _i64(step_bytes))
+                x_offset = builder.shl(step, _i64(3))
+                vectors = []
+                for panel in range(panels):
+                    at = builder.add(weights[panel], offset)
+                    for byte in range(0, step_bytes, 64):
+                        later = builder.add(at, ahead[panel])
+                        prefetch_line(builder, builder.add(later, _i64(byte)))
+                    vectors.append(_two_fours(builder, form, at))
+                for half in range(2):
+                    for row in range(rows):
+                        where = builder.add(builder.add(inputs[row], x_offset), _i64(4 * half))
+                        four = splatted(builder, loaded(builder, where, _i32))
+                        for panel in range(panels):
+                            sum_ = builder.load(sums[row, panel])
+                            name = "llvm.x86.avx512.vpdpbusd.512"
+                            sum_ = called(builder, name, _ints, sum_, vectors[panel][half], four)
+                            builder.store(sum_, sums[row, panel])
+            scale_offset = builder.mul(groups.index, scale_bytes)
+            factors = [
+                scale_vectors(builder, builder.add(at, scale_offset), wide, scale_count) for at in scales
+            ]
+            for row, panel in grid:
+                total = builder.load(totals[row, panel])
+                if form == "int4":
+                    sum_of_x = splatted(builder, loaded(builder, sums_at[row], _f32))
+                    total = multiply_add(builder, factors[panel][1], sum_of_x, total)
+                factor = builder.fmul(
+                    factors[panel][0], splatted(builder, loaded(builder, steps_at[row], _f32))
+                )
+                sum_ = builder.sitofp(builder.load(sums[row, panel]), _floats)
+                builder.store(multiply_add(builder, factor, sum_, total), totals[row, panel])
+        for row, panel in grid:
+            to = builder.add(outputs[row], _i64(4 * WIDTH * panel))
+            builder.store(builder.load(totals[row, panel]), pointer(builder, to, _floats), align=4)
+
+    return block_function(f"ramify_linear_{form}_int8_{rows}x{panels}", fill)
+
+
+def products(form: str) -> dict[int, Any]:
+    """The kernels of a weight format by their number of rows."""
+    return {rows: _product(form, rows, panels) for rows, panels in PANELS_AT_ONCE.items()}
+
+
+def _rounder(form: str) -> Any:
+    """The row of bfloat16 at X as bytes at C, and its steps and sums at SUMS.
+
+    Where a group holds a NaN its step is one; where it holds an infinity its step is infinite.
+    """
+    order = ir.Constant(_ints, [8 * (lane // 8) + _ORDER[form][lane % 8] for lane in range(WIDTH)])
+
+    def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
+        argument = functools.partial(code.argument_at, builder, block)
+
+        def reduced(name: str, vector: ir.Value) -> ir.Value:
+            return called(builder, f"llvm.vector.reduce.{name}", vector.type.element, vector)
+
+        x, to, sums = argument(code.X), argument(code.C), argument(code.SUMS)
+        vectors = builder.lshr(argument(code.STEPS), _i64(1))
+        cell: Any = cgutils.alloca_once_value
+        largest, total = cell(builder, constant(_words, 0)), cell(builder, constant(_ints, 0))
+        with cgutils.for_range(builder, argument(code.GROUPS)) as groups:
+            before = builder.mul(groups.index, vectors)
+            builder.store(constant(_words, 0), largest)
+            with cgutils.for_range(builder, vectors) as loop:
+                at = builder.add(x, builder.shl(builder.add(before, loop.index), _i64(5)))
+                # Without their sign the bits of floating-point numbers are ordered as they are, NaN last.
+                bits = builder.and_(loaded(builder, at, _words), constant(_words, 0x7FFF))
+                known = builder.load(largest)
+                larger = builder.icmp_unsigned(">", bits, known)
+                builder.store(builder.select(larger, bits, known), largest)
+            most = builder.zext(reduced("umax.v16i16", builder.load(largest)), _i32)
+            most = builder.bitcast(builder.shl(most, _i32(16)), _f32)
+            step = builder.fdiv(most, _f32(127.0))
+            # Below that the quotient would overflow, and the products would vanish in any sum.
+            tiny = builder.fcmp_ordered("<", most, _f32(2.0**-100))
+            steps = builder.select(tiny, _f32(0.0), builder.fdiv(_f32(127.0), most))
+            builder.store(constant(_ints, 0), total)
+            with cgutils.for_range(builder, vectors) as loop:
+                place = builder.add(before, loop.index)
+                bits = builder.zext(
+                    loaded(builder, builder.add(x, builder.shl(place, _i64(5))), _words), _ints
+                )
+                wide = builder.bitcast(builder.shl(bits, constant(_ints, 16)), _floats)
+                moved = multiply_add(builder, wide, splatted(builder, steps), constant(_floats, _MAGIC))
+                numbers = builder.sub(builder.bitcast(moved, _ints), constant(_ints, _MAGIC_BITS))
+                builder.store(builder.add(builder.load(total), numbers), total)
+                numbers = builder.trunc(builder.shuffle_vector(numbers, numbers, order), _bytes)
+                at = builder.add(to, builder.shl(place, _i64(4)))
+                builder.store(numbers, pointer(builder, at, _bytes), align=1)
+            sum_ = reduced("add.v16i32", builder.load(total))
+            if form == "int4":
+                sum_ = builder.fmul(step, builder.sitofp(sum_, _f32))
+            else:
+                sum_ = builder.mul(sum_, _i32(-128))
+            at = builder.add(sums, builder.shl(groups.index, _i64(3)))
+            builder.store(step, pointer(builder, at, _f32))
+            builder.store(sum_, pointer(builder, builder.add(at, _i64(4)), sum_.type))
+
+    return block_function(f"ramify_linear_round_{form}", fill)
+
+
+round_int8, round_int4 = _rounder("int8"), _rounder("int4")
+"""For weights of either format. Not called where there is no VNNI."""

@@ -1,0 +1,298 @@
+"""One work item of a product with packed weights: four panels, a block of rows, and what follows the product.
+
+All functions are numba's; addresses are int64 in bytes; `frame` and `layout` are records of `FRAME` and
+`packed.LAYOUT`. See `linear.py` for the ways to multiply and `linear_tiles.py` for the inner loops.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ramify.kernels.cpu.codegen.compiler import part
+from ramify.kernels.cpu.codegen.dots import DOTS
+from ramify.kernels.cpu.codegen.simd import (
+    BYTES,
+    LANES,
+    LOG2_E,
+    add,
+    bf16_at,
+    div,
+    exp2,
+    f32_at,
+    i32_at,
+    i64_at,
+    load,
+    load_bf16,
+    minimum,
+    mul,
+    set_bf16,
+    set_f32,
+    set_i64,
+    splat_f32,
+    store,
+    store_bf16,
+)
+from ramify.kernels.cpu.packed_linear import code as code
+from ramify.kernels.cpu.packed_linear import int8
+from ramify.kernels.cpu.packed_linear import tiles as tiles
+from ramify.kernels.cpu.packed_linear.code import WIDTH
+from ramify.kernels.cpu.packed_linear.int8 import VNNI
+from ramify.kernels.packed import PANEL_MULTIPLE
+
+ITEM_PANELS = PANEL_MULTIPLE
+BY_F32, BY_DOTS, BY_TILES, BY_INT8 = 0, 1, 2, 3
+"""The ways to multiply."""
+
+FRAME = np.dtype([(name, np.int64) for name in (
+    "layout", "way", "x", "x_row", "tail", "tail_from", "sums", "sums_row", "rows",
+    "out", "out_row", "out_bf16", "add", "panels", "block_rows", "row_blocks", "items",
+    "counters", "scratch", "scratch_bytes", "norm_at", "chosen", "rows_at",
+    "preparing", "prepared", "prepared_row", "from_x", "from_row", "from_bf16", "first", "room",
+)] + [("eps", np.float64)])  # fmt: skip
+"""The arguments of one call, for the threads that work on it."""
+
+MOST_ROWS = max(tiles.ROWS)
+C_ROW = 4 * WIDTH * ITEM_PANELS
+C_BYTES = 32 * C_ROW
+CONFIG_BYTES = 64
+
+
+@part
+def panel_at(frame, place):  # type: ignore[no-untyped-def]
+    """The panel at a place in the order of the work: of all panels, or of those that were chosen."""
+    return i32_at(frame.chosen + 4 * place) if frame.chosen else place
+
+
+@part
+def row_at(frame, place):  # type: ignore[no-untyped-def]
+    """The row of x and of the result at a place in the order of the work."""
+    return i64_at(frame.rows_at + 8 * place) if frame.rows_at else place
+
+
+def _chooser(kernels: dict[int, Any], panels_at_once: dict[int, int]) -> Any:
+    """A function that runs the kernel for `rows` rows over the panels of an item."""
+    one, two, four = kernels[1], kernels[2], kernels[4]
+    eight = kernels.get(8, four)
+    at_once = tuple(panels_at_once[min(1 << i, MOST_ROWS)] for i in range(4))
+
+    @part
+    def choose(frame, layout, block, first, rows):  # type: ignore[no-untyped-def]
+        if rows == 1:
+            panels = at_once[0]
+        elif rows == 2:
+            panels = at_once[1]
+        elif rows == 4:
+            panels = at_once[2]
+        else:
+            panels = at_once[3]
+        for start in range(first, first + ITEM_PANELS, panels):
+            for i in range(panels):
+                panel = panel_at(frame, start + i)
+                later = panel_at(frame, min(start + panels + i, frame.panels - 1))
+                set_i64(block + 8 * (code.Q + i), layout.panels_at + panel * layout.panel_bytes)
+                set_i64(block + 8 * (code.S + i), layout.scales_at + panel * layout.scale_bytes)
+                set_i64(block + 8 * (code.AHEAD + i), (later - panel) * layout.panel_bytes)
+            if rows == 1:
+                one(block)
+            elif rows == 2:
+                two(block)
+            elif rows == 4:
+                four(block)
+            else:
+                eight(block)
+            set_i64(block + 8 * code.C, i64_at(block + 8 * code.C) + 4 * WIDTH * panels)
+
+    return choose
+
+
+def _plain_chooser(form: str, dots: bool) -> Any:
+    return _chooser(tiles.products(form, dots), {rows: tiles.panels_at_once(rows) for rows in tiles.ROWS})
+
+
+_bf16_f32, _int8_f32, _int4_f32, _f32_f32 = (
+    _plain_chooser(form, False) for form in ("bf16", "int8", "int4", "f32")
+)
+_bf16_dots, _int8_dots, _int4_dots = _bf16_f32, _int8_f32, _int4_f32  # not called
+if DOTS:
+    _bf16_dots, _int8_dots, _int4_dots = (_plain_chooser(form, True) for form in ("bf16", "int8", "int4"))
+_int8_int8, _int4_int8 = _int8_f32, _int4_f32  # not called
+if VNNI:
+    _int8_int8, _int4_int8 = (_chooser(int8.products(form), int8.PANELS_AT_ONCE) for form in ("int8", "int4"))
+
+
+@part
+def kernel_rows(rows):  # type: ignore[no-untyped-def]
+    """The rows of the smallest kernel that takes `rows`, or of the largest."""
+    kernel = 1
+    while kernel < rows and kernel < MOST_ROWS:
+        kernel *= 2
+    return kernel
+
+
+@part
+def _finish(frame, layout, c, first, panels, row, rows):  # type: ignore[no-untyped-def]
+    """Bias, gate and write `rows` rows of `panels` panels from c on, at places from `row` and `first` on."""
+    step = 2 if layout.gated else 1
+    size = 2 if frame.out_bf16 else 4
+    for r in range(rows):
+        for p in range(0, panels, step):
+            panel = panel_at(frame, first + p)
+            column = panel // step * WIDTH
+            count = min(WIDTH, layout.results - column)
+            if count <= 0:
+                continue
+            at = c + r * C_ROW + 4 * WIDTH * p
+            bias = layout.bias_at + 4 * WIDTH * panel
+            to = frame.out + row_at(frame, row + r) * frame.out_row + column * size
+            for i in range(0, 4 * WIDTH, BYTES):
+                y = load(at + i)
+                if layout.bias_at:
+                    y = add(y, load(bias + i))
+                if layout.gated:
+                    through = load(at + 4 * WIDTH + i)
+                    if layout.bias_at:
+                        through = add(through, load(bias + 4 * WIDTH + i))
+                    # silu(y) = y / (1 + exp(-y)); from 2**127 on the quotient is 0 either way.
+                    power = minimum(mul(y, splat_f32(-LOG2_E)), splat_f32(127.0))
+                    y = mul(div(y, add(splat_f32(1.0), exp2(power))), through)
+                store(at + i, y)
+            if count == WIDTH and frame.out_bf16:
+                for i in range(0, WIDTH, LANES):
+                    y = load(at + 4 * i)
+                    if frame.add:
+                        y = add(y, load_bf16(to + 2 * i))
+                    store_bf16(to + 2 * i, y)
+            elif count == WIDTH:
+                for i in range(0, WIDTH, LANES):
+                    y = load(at + 4 * i)
+                    if frame.add:
+                        y = add(y, load(to + 4 * i))
+                    store(to + 4 * i, y)
+            else:
+                for i in range(count):
+                    number = f32_at(at + 4 * i)
+                    if frame.out_bf16:
+                        if frame.add:
+                            number += bf16_at(to + 2 * i)
+                        set_bf16(to + 2 * i, number)
+                    else:
+                        if frame.add:
+                            number += f32_at(to + 4 * i)
+                        set_f32(to + 4 * i, number)
+
+
+@part
+def multiply(frame, layout, item, scratch):  # type: ignore[no-untyped-def]
+    """One item by the float32, dot or int8 kernels, up to eight rows at a time."""
+    block, c = scratch, scratch + code.BLOCK_BYTES
+    first = item // frame.row_blocks * ITEM_PANELS
+    dots = frame.way == BY_DOTS
+    row = item % frame.row_blocks * frame.block_rows
+    stop = min(row + frame.block_rows, frame.rows)
+    while row < stop:
+        rows = kernel_rows(stop - row)
+        set_i64(block + 8 * code.X, frame.x + row * frame.x_row)
+        set_i64(block + 8 * code.SUMS, frame.sums + row * frame.sums_row)
+        set_i64(block + 8 * code.C, c)
+        if layout.form == 0:
+            if dots:
+                _bf16_dots(frame, layout, block, first, rows)
+            else:
+                _bf16_f32(frame, layout, block, first, rows)
+        elif frame.way == BY_INT8:
+            if layout.form == 1:
+                _int8_int8(frame, layout, block, first, rows)
+            else:
+                _int4_int8(frame, layout, block, first, rows)
+        elif layout.form == 1:
+            if dots:
+                _int8_dots(frame, layout, block, first, rows)
+            else:
+                _int8_f32(frame, layout, block, first, rows)
+        elif layout.form == 3:
+            _f32_f32(frame, layout, block, first, rows)
+        elif dots:
+            _int4_dots(frame, layout, block, first, rows)
+        else:
+            _int4_f32(frame, layout, block, first, rows)
+        _finish(frame, layout, c, first, ITEM_PANELS, row, min(rows, stop - row))
+        row += rows
+
+
+def _tile_item() -> Any:
+    if not tiles.TILES:
+
+        @part
+        def refuse(frame, layout, item, scratch):  # type: ignore[no-untyped-def]
+            return 0
+
+        return refuse
+    decode_int8, decode_int4 = tiles.decoder("int8"), tiles.decoder("int4")
+    sixteen, thirty_two = tiles.tile_products[16], tiles.tile_products[32]
+
+    @part
+    def multiply(frame, layout, item, scratch):  # type: ignore[no-untyped-def]
+        """One item by tiles: two panels at a time, each pair against all rows."""
+        block, c = scratch, scratch + code.BLOCK_BYTES
+        decoded = c + C_BYTES + CONFIG_BYTES
+        decoded_bytes = 2 * WIDTH * layout.padded
+        ahead = 0 if frame.chosen else 2 * layout.panel_bytes
+        for panel in range(item * ITEM_PANELS, (item + 1) * ITEM_PANELS, 2):
+            for other in range(2):
+                chosen = panel_at(frame, panel + other)
+                at = layout.panels_at + chosen * layout.panel_bytes
+                if layout.form:
+                    set_i64(block + 8 * code.Q, at)
+                    set_i64(block + 8 * code.S, layout.scales_at + chosen * layout.scale_bytes)
+                    set_i64(block + 8 * code.STEPS, layout.group // 8)
+                    set_i64(block + 8 * code.AHEAD, ahead)
+                    at = decoded + other * decoded_bytes
+                    set_i64(block + 8 * code.B, at)
+                    if layout.form == 1:
+                        decode_int8(block)
+                    else:
+                        decode_int4(block)
+                set_i64(block + 8 * (code.B + other), at)
+            if layout.form:
+                set_i64(block + 8 * code.B, decoded)
+            set_i64(block + 8 * code.STEPS, layout.padded // 32)
+            set_i64(block + 8 * code.C, c)
+            set_i64(block + 8 * code.AHEAD, 0 if layout.form else ahead)
+            row = 0
+            while row < frame.rows:
+                at, x_row = frame.x + row * frame.x_row, frame.x_row
+                if row >= frame.tail_from:
+                    at, x_row = frame.tail + (row - frame.tail_from) * 2 * layout.padded, 2 * layout.padded
+                set_i64(block + 8 * code.X, at)
+                set_i64(block + 8 * code.X_ROW, x_row)
+                rows = 32
+                if frame.rows - row > 16:
+                    thirty_two(block)
+                else:
+                    sixteen(block)
+                    rows = 16
+                _finish(frame, layout, c, panel, 2, row, min(rows, frame.rows - row))
+                row += rows
+        return 0
+
+    return multiply
+
+
+multiply_by_tiles = _tile_item()
+
+
+def _tile_switch(function: Any) -> Any:
+    """`function` where there are tiles, else nothing."""
+    if tiles.TILES:
+        return function
+
+    @part
+    def nothing(block):  # type: ignore[no-untyped-def]
+        return 0
+
+    return nothing
+
+
+configure, release = _tile_switch(tiles.configure_tiles), _tile_switch(tiles.release_tiles)

@@ -1,0 +1,268 @@
+"""Sharing out attention to programs, on the host, once a step: tasks become work items and merges.
+
+A task is a run of query tokens and the range of positions they are to see; a sequence of a flat batch is one
+task, cascade makes several. A task is cut along its rows into tiles and, where that fills the device better,
+along its positions into parts. A token whose keys and values are in one part gets its output from there; of
+others the parts leave softmax states, which are merged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ramify.kernels.triton.plan.attention_config import CHUNK, GRAIN, Device, Tile
+
+Ints = NDArray[np.int64]
+
+EVERY_POSITION = 1 << 30
+"""The position of queries that see all of their task's range."""
+PROGRAMS_A_PROCESSOR = 2
+"""Programs that run at once; more fit of the small tiles, one of the largest."""
+STATE_BYTES = 256 << 20
+"""Parts are made only so far as their states fit this."""
+_SMALLEST = 256
+"""Positions of the shortest part: its start and its states cost a quarter of its time."""
+_MERGE = 256
+"""Positions that a launch more costs: some 5 us."""
+
+
+class Tasks(NamedTuple):
+    """Columns of equal length.
+
+    first, tokens : query tokens [first, first + tokens) of the batch or, where `listed`, of the listed ones
+    position : of the first query; `EVERY_POSITION` where all see the whole range
+    table : row of the page table to read
+    begin, end : positions, `begin` a multiple of GRAIN, of CHUNK in a deterministic plan
+    listed : bool
+    """
+
+    first: Ints
+    tokens: Ints
+    position: Ints
+    table: Ints
+    begin: Ints
+    end: Ints
+    listed: NDArray[np.bool_]
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One launch: `items` (n, ITEM_FIELDS) int32, the longest first."""
+
+    tile: Tile
+    listed: bool
+    items: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Merge:
+    """What `merge.merge_states` takes, all int32."""
+
+    tokens: torch.Tensor
+    starts: torch.Tensor
+    index: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How one batch is computed; good for every layer of one step and for no other lengths.
+
+    window : positions each query sees, 0 for all
+    deterministic : bits do not depend on the batch
+    tokens : (N,) int32, the tokens of listed items
+    state_rows : rows of states between the launches and the merge
+    merge : None where no token has two parts
+    """
+
+    heads: int
+    kv_heads: int
+    page_size: int
+    window: int
+    deterministic: bool
+    launches: tuple[Launch, ...]
+    tokens: torch.Tensor
+    state_rows: int
+    merge: Merge | None
+
+
+class Shape(NamedTuple):
+    """What of the model and device a plan depends on; `element_size` in bytes, `tiles` of ascending rows."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    element_size: int
+    page_size: int
+    window: int
+    deterministic: bool
+    tiles: tuple[Tile, ...]
+    device: Device
+
+
+class _Tiles(NamedTuple):
+    """Tasks cut along their rows: columns of equal length, in the order of tasks."""
+
+    task: Ints
+    row: Ints
+    rows: Ints
+    size: Ints
+    begin: Ints
+    end: Ints
+
+
+def make_plan(tasks: Tasks, listed_tokens: Ints, shape: Shape, device: torch.device) -> Plan:
+    """The plan of `tasks`; its tensors are on `device`, copied there in one piece."""
+    group = shape.heads // shape.kv_heads
+    cut = _cut_rows(tasks, group, shape)
+    unit = _part_lengths(tasks, cut, group, shape)
+    tokens, owner, place = _tokens(tasks, listed_tokens)
+    slots, state_rows = _state_rows(tasks, unit, tokens, owner, group, shape)
+    pieces: list[NDArray[np.int32]] = []
+    launches: list[tuple[Tile, bool, int]] = []
+    for tile in shape.tiles:
+        for listed in (False, True):
+            chosen = (cut.size == tile.rows) & (tasks.listed[cut.task] == listed)
+            if chosen.any():
+                items = _items(_Tiles(*(column[chosen] for column in cut)), tasks, unit, slots, group, shape)
+                launches.append((tile, listed, len(items)))
+                pieces.append(items.ravel())
+    merges = _merges(tasks, unit, slots, tokens, owner, place, group, shape)
+    pieces += [column.astype(np.int32) for column in (listed_tokens, *merges)]
+    moved = iter(_moved(pieces, device))
+    ready = tuple(Launch(tile, listed, next(moved).view(count, -1)) for tile, listed, count in launches)
+    listed_on_device, *merge = moved
+    return Plan(
+        shape.heads, shape.kv_heads, shape.page_size, shape.window, shape.deterministic, ready,
+        listed_on_device, state_rows, Merge(*merge) if len(merge[0]) else None,
+    )  # fmt: skip
+
+
+def _moved(pieces: list[NDArray[np.int32]], device: torch.device) -> list[torch.Tensor]:
+    """The arrays on `device`: one transfer, each at a multiple of 16 bytes."""
+    room = [-(-len(piece) // 4) * 4 for piece in pieces]
+    whole = torch.zeros(sum(room), dtype=torch.int32, pin_memory=device.type == "cuda")
+    flat = whole.numpy()
+    places = np.cumsum([0, *room])
+    for piece, place in zip(pieces, places, strict=False):
+        flat[place : place + len(piece)] = piece
+    there = whole.to(device, non_blocking=True)
+    return [there[place : place + len(piece)] for piece, place in zip(pieces, places, strict=False)]
+
+
+def _ranges(counts: Ints) -> tuple[Ints, Ints]:
+    """For counts (2, 3): (0, 0, 1, 1, 1) and (0, 1, 0, 1, 2)."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def _cut_rows(tasks: Tasks, group: int, shape: Shape) -> _Tiles:
+    """Each task in tiles of the smallest size that holds all its rows, or of the largest."""
+    total = tasks.tokens * group
+    sizes = np.array([tile.rows for tile in shape.tiles])
+    size = sizes[np.minimum(np.searchsorted(sizes, total), len(sizes) - 1)]
+    columns = np.array([tile.columns for tile in shape.tiles])[np.searchsorted(sizes, size)]
+    task, index = _ranges(-(-total // size))
+    row = index * size[task]
+    rows = np.minimum(size[task], total[task] - row)
+    last = tasks.position[task] + (row + rows - 1) // group
+    begin, end = tasks.begin[task], np.minimum(tasks.end[task], last + 1)
+    if shape.window:
+        lowest = tasks.position[task] + row // group - shape.window + 1
+        begin = np.maximum(begin, lowest // columns[task] * columns[task])
+    keep = begin < end
+    return _Tiles(*(column[keep] for column in (task, row, rows, size[task], begin, end)))
+
+
+def _part_lengths(tasks: Tasks, cut: _Tiles, group: int, shape: Shape) -> Ints:
+    """For each task the positions of a part: all, or the power of two that is done soonest, evened out.
+
+    By the bound of list scheduling, its second term halved as it is seldom met: all work shared out evenly,
+    and the longest item. States cost about as much as 4 positions for each of their rows.
+    """
+    span = np.maximum(tasks.end - tasks.begin, 1)
+    length = cut.end - cut.begin
+    longest = int(length.max(initial=1))
+    slots = shape.device.processors * PROGRAMS_A_PROCESSOR
+    room = STATE_BYTES // (4 * (shape.head_dim + 2) * shape.kv_heads)
+    best = part = max(longest, int(span.max(initial=1)))
+    best_cost = length.sum() * shape.kv_heads / slots + longest / 2
+    part = _SMALLEST
+    while part < longest:
+        left = CHUNK if shape.deterministic else part
+        split = span > part
+        states = (-(-length // left) * cut.size * 4)[split[cut.task]].sum()
+        cost = (length.sum() + states) * shape.kv_heads / slots + part / 2 + _MERGE
+        fits = (tasks.tokens * group * -(-span // left))[split].sum() <= room
+        if fits and cost < best_cost:
+            best, best_cost = part, cost
+        part *= 2
+    grain = CHUNK if shape.deterministic else GRAIN
+    even: Ints = -(-span // -(-span // best))
+    return np.asarray(-(-even // grain) * grain)
+
+
+def _tokens(tasks: Tasks, listed_tokens: Ints) -> tuple[Ints, Ints, Ints]:
+    """For each token of each task: its row in the batch, its task, its place in the task."""
+    owner, place = _ranges(tasks.tokens)
+    tokens = tasks.first[owner] + place
+    listed = tasks.listed[owner]
+    tokens[listed] = listed_tokens[tokens[listed]]
+    return tokens, owner, place
+
+
+def _state_rows(
+    tasks: Tasks, unit: Ints, tokens: Ints, owner: Ints, group: int, shape: Shape
+) -> tuple[Ints, int]:
+    """The first row of each task's states, -1 where its items write the output; and the rows in all."""
+    span = tasks.end - tasks.begin
+    parts = -(-span // unit)
+    several = np.bincount(tokens)[tokens] > 1 if len(tokens) else np.zeros(0, bool)
+    leaves = (parts > 1) | (np.bincount(owner[several], minlength=len(span)) > 0)
+    left = -(-span // CHUNK) if shape.deterministic else parts
+    rows = np.where(leaves, tasks.tokens * group * left, 0)
+    return np.where(leaves, np.cumsum(rows) - rows, -1), int(rows.sum())
+
+
+def _items(cut: _Tiles, tasks: Tasks, unit: Ints, slots: Ints, group: int, shape: Shape) -> NDArray[np.int32]:
+    """(n, ITEM_FIELDS): every part of every tile, the longest first, so that none ends long after all."""
+    step, base = unit[cut.task], tasks.begin[cut.task]
+    low = (cut.begin - base) // step
+    tile, index = _ranges(-(-(cut.end - base) // step) - low)
+    part = low[tile] + index
+    task, step, base = cut.task[tile], step[tile], base[tile]
+    begin = np.maximum(cut.begin[tile], base + part * step)
+    end = np.minimum(cut.end[tile], base + (part + 1) * step)
+    stride = tasks.tokens[task] * group
+    number = (begin - base) // CHUNK if shape.deterministic else part
+    slot = np.where(slots[task] < 0, -1, slots[task] + number * stride)
+    items = np.stack(
+        [tasks.first[task], cut.row[tile], cut.rows[tile], tasks.position[task], tasks.table[task],
+         begin, end, slot, stride],
+        axis=1,
+    )  # fmt: skip
+    return items[np.argsort(begin - end, kind="stable")].astype(np.int32)
+
+
+def _merges(
+    tasks: Tasks, unit: Ints, slots: Ints, tokens: Ints, owner: Ints, place: Ints, group: int, shape: Shape
+) -> tuple[Ints, Ints, Ints]:
+    """Tokens with states, where each one's begin in the index, and their rows, by ascending positions."""
+    leaves = slots[owner] >= 0
+    tokens, owner, place = tokens[leaves], owner[leaves], place[leaves]
+    position = tasks.position[owner] + place
+    base = tasks.begin[owner]
+    step = np.full(len(owner), CHUNK) if shape.deterministic else unit[owner]
+    low = np.maximum(position - shape.window + 1 - base, 0) // step if shape.window else np.zeros_like(base)
+    high = -(-(np.minimum(tasks.end[owner], position + 1) - base) // step)
+    which, index = _ranges(np.maximum(high - low, 0))
+    part = low[which] + index
+    stride = tasks.tokens[owner] * group
+    row = (slots[owner] + place * group)[which] + part * stride[which]
+    order = np.lexsort((base[which] + part * step[which], tokens[which]))
+    merged, starts = np.unique(tokens[which][order], return_index=True)
+    return merged, np.append(starts, len(order)), row[order]

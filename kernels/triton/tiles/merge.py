@@ -1,0 +1,78 @@
+"""Merging the softmax states that several work items left for the same queries into their output."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ramify.kernels.triton.interpret import jit
+from ramify.kernels.triton.tiles.attention_tile import fold
+
+AT_ONCE = (1, 2, 4, 8)
+"""States loaded before the first is folded: one trip to memory for eight, 32 registers at head_dim 128."""
+
+
+@jit(do_not_specialize_on_alignment=["part_ptr", "top_ptr", "total_ptr", "token_ptr", "index_ptr"])
+def _merge(  # type: ignore[no-untyped-def]
+    part_ptr, top_ptr, total_ptr, out_ptr, token_ptr, start_ptr, index_ptr, out_stride,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Program ``i * heads + h``: head h of the i-th merged token folds its states in ascending order."""
+    head = tl.program_id(0) % (KV_HEADS * GROUP)
+    entry = tl.program_id(0) // (KV_HEADS * GROUP)
+    first, last = tl.load(start_ptr + entry), tl.load(start_ptr + entry + 1)
+    if first == last:
+        return
+    dim = tl.arange(0, BLOCK_D)
+    top = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    acc = tl.zeros([BLOCK_D], tl.float32)
+    one = tl.arange(0, 1)
+    for low in range(first, last, AT_ONCE):
+        for step in tl.static_range(AT_ONCE):
+            there = low + step + one < last
+            row = tl.load(index_ptr + low + step + one, mask=there, other=0) + head % GROUP
+            at = row.to(tl.int64) * KV_HEADS + head // GROUP
+            part_top = tl.load(top_ptr + at, mask=there, other=float("-inf"))
+            part_total = tl.load(total_ptr + at, mask=there, other=0.0)
+            part = tl.load(part_ptr + at * HEAD_DIM + dim, mask=there & (dim < HEAD_DIM), other=0.0)
+            top, total, acc = fold(top, total, acc, part_top, part_total, part, False)
+    token = tl.load(token_ptr + entry).to(tl.int64)
+    out_to = out_ptr + token * out_stride + head * HEAD_DIM + dim
+    tl.store(out_to, (acc / total).to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
+
+
+def merge_states(
+    states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    out: torch.Tensor,
+    tokens: torch.Tensor,
+    starts: torch.Tensor,
+    index: torch.Tensor,
+) -> None:
+    """Write the merged states of N tokens to `out`; other rows of it are left alone.
+
+    Parameters
+    ----------
+    states : (acc, top, total)
+        acc (P, kv_heads, head_dim): values weighted by ``2 ** (score - top)``; top (P, kv_heads): the maximum
+        of the scores, in base 2; total (P, kv_heads): the sum of the weights. All float32, contiguous.
+    out : (T, heads, head_dim), contiguous tokens
+    tokens : (N,) int32
+        Rows of `out`, all different.
+    starts : (N + 1,) int32
+        ``index[starts[i] : starts[i + 1]]`` belongs to ``tokens[i]``. Where it is empty nothing is written.
+    index : (K,) int32
+        Rows of the states: group member g of a token's heads is at ``index[k] + g``.
+    """
+    acc, top, total = states
+    _, kv_heads, head_dim = acc.shape
+    heads = out.shape[1]
+    mean = -(-len(index) // len(tokens))
+    at_once = next((size for size in AT_ONCE if size >= mean), AT_ONCE[-1])
+    _merge[(heads * len(tokens),)](
+        acc, top, total, out, tokens, starts, index, out.stride(0),
+        KV_HEADS=kv_heads, GROUP=heads // kv_heads, HEAD_DIM=head_dim,
+        BLOCK_D=triton.next_power_of_2(head_dim), AT_ONCE=at_once, num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip

@@ -1,0 +1,170 @@
+"""The file of a recorded run: what each request was answered with, and how two requests differ.
+
+JSON lines: the first tells the backend, each other one is a request with its answer, written when the answer
+has ended. `rid` and `hint` are not part of a request here, as they differ from run to run, nor is `every_s`:
+who follows the text asks for nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from ramify.errors import ErrorInfo, InvalidRequest
+from ramify.lang.trace.calls import Call
+from ramify.messages import ChatMessage, Generate, ModelInfo, TextChunk
+
+VERSION = 1
+CONTEXT = 30
+"""Characters shown on each side of the place where two prompts part."""
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line."""
+
+    ramify_recording: int
+    info: ModelInfo
+    takes_messages: bool
+
+
+class Exchange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A request and its answer."""
+
+    number: int
+    """In the order in which the requests came."""
+    path: str
+    """The step that asked, in its program: as `call_path` names it."""
+    request: Generate
+    chunks: tuple[TextChunk, ...] = ()
+    error: ErrorInfo | None = None
+    """What was raised after the chunks."""
+    ended: bool = True
+    """False where the caller went away before the end."""
+
+
+def bare(request: Generate) -> Generate:
+    """`request` without what differs from run to run."""
+    return msgspec.structs.replace(request, rid="", hint=None, every_s=0.0)
+
+
+def key_of(request: Generate) -> bytes:
+    """Equal for requests that ask for the same."""
+    return msgspec.json.encode(bare(request))
+
+
+def call_path(call: Call | None) -> str:
+    """The names of the calls from the outermost to this one, such as ``fork 0/gen verdict``."""
+    names: list[str] = []
+    while call is not None:
+        names.append(call.name if call.kind in ("program", "fork") else f"{call.kind} {call.name}")
+        call = call.parent
+    return "/".join(reversed(names))
+
+
+def read(path: str | os.PathLike[str]) -> tuple[Header, list[Exchange]]:
+    """The recording at `path`, in the order of the requests; raises `InvalidRequest` where it is none."""
+    try:
+        lines = Path(path).read_bytes().splitlines()
+    except OSError as error:
+        raise InvalidRequest(f"The recording cannot be read: {error}.", field="path") from None
+    exchanges: list[Exchange] = []
+    header: Header | None = None
+    try:
+        header = msgspec.json.decode(lines[0] if lines else b"", type=Header)
+        for line in lines[1:]:
+            exchanges.append(msgspec.json.decode(line, type=Exchange))
+    except msgspec.DecodeError as error:  # ValidationError is one
+        bad = 1 if header is None else len(exchanges) + 2
+        raise InvalidRequest(f"{path}, line {bad}, is not of a recording: {error}.", field="path") from None
+    if header.ramify_recording != VERSION:
+        raise InvalidRequest(
+            f"{path} has version {header.ramify_recording}; this is version {VERSION}.", field="path"
+        )
+    return header, sorted(exchanges, key=lambda exchange: exchange.number)
+
+
+# --- differences --------------------------------------------------------------------------------
+
+
+def difference(request: Generate, recorded: Generate) -> str:
+    """In words, how `request` differs from one that was recorded."""
+    parts = []
+    if request.prompt != recorded.prompt or request.chat != recorded.chat:
+        parts.append(_prompt_difference(request, recorded))
+    for name in Generate.__struct_fields__:
+        now, then = getattr(request, name), getattr(recorded, name)
+        if name in ("rid", "hint", "every_s", "prompt", "chat") or now == then:
+            continue
+        if name == "sampling":
+            fields = [field for field in now.__struct_fields__ if getattr(now, field) != getattr(then, field)]
+            parts += [f"{field} is {getattr(now, field)!r}, was {getattr(then, field)!r}" for field in fields]
+        else:
+            parts.append(f"{name} is {_short(now)}, was {_short(then)}")
+    return "; ".join(parts)
+
+
+def likeness(request: Generate, recorded: Generate) -> tuple[float, int]:
+    """How near two requests are: the share of the prompt before they part, then equal other fields."""
+    ours, theirs = list(_units(request)), list(_units(recorded))
+    shared = common(ours, theirs)
+    same = sum(getattr(request, name) == getattr(recorded, name) for name in Generate.__struct_fields__)
+    return shared / max(len(ours), len(theirs), 1), same
+
+
+def common(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many items two sequences begin with alike."""
+    length = min(len(one), len(other))
+    return next((index for index in range(length) if one[index] != other[index]), length)
+
+
+def _units(request: Generate) -> Iterator[str | int]:
+    """A prompt as characters and token ids; a turn of a chat begins with its role."""
+    if request.chat is not None:
+        for turn in request.chat:
+            yield from _turn(turn)
+    for segment in request.prompt:
+        yield from segment
+
+
+def _turn(turn: ChatMessage) -> str:
+    return f"<{turn.role}> {turn.content}" + "".join(str(call) for call in turn.tool_calls)
+
+
+def _prompt_difference(request: Generate, recorded: Generate) -> str:
+    ours, theirs = list(_units(request)), list(_units(recorded))
+    place = common(ours, theirs)
+    if ours == theirs:
+        return "the prompt is cut into other segments"
+    end = place + CONTEXT
+    before, now, then = (
+        _show(units) for units in (ours[max(0, place - CONTEXT) : place], ours[place:end], theirs[place:end])
+    )
+    return (
+        f"the prompt parts from it at position {place}, after {before}: it goes on with {now}, "
+        f"recorded was {then}"
+    )
+
+
+def _show(units: Sequence[str | int]) -> str:
+    """Characters as quoted text, token ids in brackets."""
+    if not units:
+        return "nothing"
+    shown: list[str] = []
+    text = ""
+    for unit in units:
+        if isinstance(unit, str):
+            text += unit
+            continue
+        if text:
+            shown.append(repr(text))
+            text = ""
+        shown.append(f"[{unit}]")
+    return "".join(shown + ([repr(text)] if text else []))
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:119]}…"

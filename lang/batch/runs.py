@@ -1,0 +1,221 @@
+"""Many runs at once: bounded in number, results in the order of the rows."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import queue
+import threading
+from collections import deque
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Sized,
+)
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+
+from ramify.errors import InvalidRequest
+from ramify.lang.program.gate import SIGNAL_S
+
+if TYPE_CHECKING:
+    from ramify.lang.program.run import Run
+
+T = TypeVar("T")
+
+DEFAULT_CONCURRENCY = 64
+AHEAD = 4
+"""A window of so many times the concurrency is in work or waits for an earlier row to be taken."""
+
+
+BACKLOG = 2
+"""So many rows for each thread are begun or about to be, so that no thread waits while a line is written."""
+
+
+class Register(Protocol):
+    """Notes a run as long as it lasts, so that it can be cancelled."""
+
+    def __call__(self, run: Run) -> contextlib.AbstractContextManager[None]: ...
+
+
+def limit(num_threads: int | Literal["auto"], concurrency: int | None) -> int:
+    """How many rows run at once; `concurrency` and SGLang's `num_threads` mean the same."""
+    if concurrency is not None and num_threads != "auto":
+        raise InvalidRequest("num_threads and concurrency mean the same; give one.", field="concurrency")
+    found = num_threads if concurrency is None else concurrency
+    if found == "auto":
+        return DEFAULT_CONCURRENCY
+    if found < 1:
+        raise InvalidRequest(f"concurrency is {found}; it must be at least 1.", field="concurrency")
+    return found
+
+
+class _Threads:
+    """`concurrency` threads, and the runs that they are at, to be cancelled when the batch is given up."""
+
+    def __init__(self, concurrency: int) -> None:
+        self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="ramify-batch")
+        self._running: set[Run] = set()
+        self._given_up = False
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def register(self, run: Run) -> Iterator[None]:
+        with self._lock:
+            self._running.add(run)
+            given_up = self._given_up
+        if given_up:
+            run.request_cancel()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running.discard(run)
+
+    def submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
+        return self._pool.submit(work, *arguments)
+
+    def __enter__(self) -> _Threads:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._given_up = True
+            for run in self._running:
+                run.request_cancel()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def run_in_threads(
+    one: Callable[[Register, Any], T], rows: Iterable[Any], concurrency: int, progress_bar: bool
+) -> Iterator[T]:
+    """Yield ``one(register, row)`` for each row, in order; `concurrency` threads do the work.
+
+    When the iteration is given up (Ctrl-C included), the registered runs are cancelled.
+    """
+    pending: deque[Future[T]] = deque()
+    source = iter(rows)
+    with _Threads(concurrency) as threads, progress(rows, progress_bar) as advance:
+
+        def work(row: Any) -> T:
+            try:
+                return one(threads.register, row)
+            finally:
+                advance()
+
+        while True:
+            for row in itertools.islice(source, concurrency * AHEAD - len(pending)):
+                pending.append(threads.submit(work, row))
+            if not pending:
+                break
+            yield pending.popleft().result()
+
+
+def finished_in_threads(
+    one: Callable[[Register, Any], T], rows: Iterator[Any], concurrency: int
+) -> Generator[T, None, None]:
+    """`run_in_threads`, with the results as they come; a row is read when a thread is about to be free."""
+    results: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
+    pending = 0
+    with _Threads(concurrency) as threads:
+        while True:
+            for row in itertools.islice(rows, concurrency * BACKLOG - pending):
+                threads.submit(one, threads.register, row).add_done_callback(results.put)
+                pending += 1
+            if not pending:
+                break
+            yield _get(results).result()
+            pending -= 1
+
+
+def _get(results: queue.SimpleQueue[T]) -> T:
+    """The next result; Ctrl-C gets through."""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return results.get(timeout=SIGNAL_S)
+
+
+async def run_in_tasks(
+    one: Callable[[Any], Awaitable[T]], rows: Iterable[Any], concurrency: int, progress_bar: bool
+) -> AsyncIterator[T]:
+    """Yield ``await one(row)`` for each row, in order, `concurrency` at a time.
+
+    When the iteration is given up, the tasks that are left are cancelled.
+    """
+    places = asyncio.Semaphore(concurrency)
+    pending: deque[asyncio.Task[T]] = deque()
+    source = iter(rows)
+
+    async def bounded(row: Any, advance: Callable[[], None]) -> T:
+        async with places:
+            try:
+                return await one(row)
+            finally:
+                advance()
+
+    try:
+        with progress(rows, progress_bar) as advance:
+            while True:
+                while len(pending) < concurrency * AHEAD:
+                    try:
+                        row = next(source)
+                    except StopIteration:
+                        break
+                    pending.append(asyncio.create_task(bounded(row, advance)))
+                if not pending:
+                    break
+                # Not `await pending[0]`: a cancelled caller would then cancel that one before the others.
+                await asyncio.wait([pending[0]])
+                yield pending.popleft().result()
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+
+async def finished_in_tasks(
+    one: Callable[[Any], Coroutine[Any, Any, T]], rows: Iterator[Any], concurrency: int
+) -> AsyncGenerator[T, None]:
+    """`run_in_tasks`, with the results as they come; a row is read when there is a place for it."""
+    pending: set[asyncio.Task[T]] = set()
+    done: asyncio.Queue[asyncio.Task[T]] = asyncio.Queue()
+    try:
+        while True:
+            for row in itertools.islice(rows, concurrency - len(pending)):
+                task = asyncio.create_task(one(row))
+                task.add_done_callback(done.put_nowait)
+                pending.add(task)
+            if not pending:
+                break
+            task = await done.get()
+            pending.remove(task)
+            yield task.result()
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def progress(rows: Iterable[Any], shown: bool) -> Iterator[Callable[..., None]]:
+    """A function that counts one row as done, and takes figures to show, on a progress bar if `shown`."""
+    if not shown:
+        yield lambda **figures: None
+        return
+    import tqdm
+
+    with tqdm.tqdm(total=len(rows) if isinstance(rows, Sized) else None, unit="row") as bar:
+
+        def advance(**figures: Any) -> None:
+            if figures:
+                bar.set_postfix(figures, refresh=False)
+            bar.update()
+
+        yield advance

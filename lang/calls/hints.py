@@ -1,0 +1,34 @@
+"""What the runtime is told of a program with each request: who asks, and when its pages are needed again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ramify.messages import NextUse, ProgramHint
+
+if TYPE_CHECKING:
+    from ramify.lang.program.branch import Branch
+    from ramify.lang.trace.calls import Call
+
+LEASE_S = 60.0
+"""How long the pages of a branch that may go on are kept from eviction, unless its program ends before."""
+
+
+def hint_of(branch: Branch, call: Call, next_use: NextUse | None) -> ProgramHint:
+    """The hint of a request. `next_use` is what its step knows; None: nothing."""
+    run = branch.run
+    if branch.is_last_step:
+        next_use = "never"
+    elif next_use is None:
+        next_use = "soon" if branch.has_steps else "unknown"
+    return ProgramHint(
+        program=run.program,
+        name=run.root.call.name,
+        lease_s=0.0 if next_use == "never" and not branch.forks else LEASE_S,
+        path=call.path,
+        next_use=next_use,
+        branch=branch.key,
+        forks=branch.forks,
+        ended=run.take_ended(),
+        calls_left=run.queued_calls if run.body_done.is_open else None,
+    )

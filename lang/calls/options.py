@@ -1,0 +1,85 @@
+"""Sampling options as users spell them, mapped onto the one definition in `ramify.sampling_params`.
+
+Names are the fields of `SamplingParams`. SGLang's other spellings are the table below; what is in
+neither is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.sampling_params import SamplingParams
+
+DEFAULT_MAX_TOKENS = 128
+"""Tokens that a `gen` may take when neither it nor the run says otherwise, as in SGLang."""
+
+SPELLINGS = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+}
+
+LOGPROB_OPTIONS = ("return_logprob", "top_logprobs_num", "logprob_start_len", "return_text_in_logprobs")
+
+_LOGPROBS = frozenset(LOGPROB_OPTIONS)
+
+NAMES = frozenset(SamplingParams.__struct_fields__) | SPELLINGS.keys() | frozenset(LOGPROB_OPTIONS)
+"""Every option that is understood."""
+
+
+def read_options(given: Mapping[str, Any], *, of: str) -> dict[str, Any]:
+    """`given` as fields of `SamplingParams`, None left out, checked for type and range.
+
+    Raises `UnsupportedField` for a name that is not understood (`of` says where it was given), and
+    `InvalidRequest` for a value that is wrong.
+    """
+    options: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in NAMES:
+            raise UnsupportedField(f"{of} has no option {name!r}.", field=name)
+        if value is not None and name not in LOGPROB_OPTIONS:
+            options[SPELLINGS.get(name, name)] = value
+    options.update(_logprob_fields(given))
+    if isinstance(options.get("stop"), str):
+        options["stop"] = (options["stop"],)
+    if options.get("top_k") == -1:
+        options["top_k"] = 0
+    resolve_options(options)
+    return options
+
+
+def resolve_options(*layers: Mapping[str, Any]) -> SamplingParams:
+    """The options of one call: later layers win. Raises `InvalidRequest` naming what is wrong."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged.update(layer)
+    try:
+        return msgspec.convert(merged, SamplingParams, str_keys=True).check()
+    except msgspec.ValidationError as error:
+        field = str(error).rpartition("$.")[2].rstrip("`").partition("[")[0] if "$." in str(error) else None
+        raise InvalidRequest(f"A sampling option is of the wrong type: {error}.", field=field) from None
+
+
+def _logprob_fields(given: Mapping[str, Any]) -> dict[str, int]:
+    """SGLang's four log-probability options as our two."""
+    if _LOGPROBS.isdisjoint(given):
+        return {}
+    wanted, top, start, text = (given.get(name) for name in LOGPROB_OPTIONS)
+    if text is False:
+        raise UnsupportedField(
+            "return_text_in_logprobs=False: log-probabilities always carry their text.",
+            field="return_text_in_logprobs",
+        )
+    if not wanted:
+        for name in ("top_logprobs_num", "logprob_start_len"):
+            if given.get(name) not in (None, 0, -1):
+                raise InvalidRequest(f"{name} needs return_logprob=True.", field=name)
+        return {}
+    fields = {"logprobs": top or 0}
+    if start is not None and start != -1:
+        fields["prompt_logprobs_start"] = start
+    return fields

@@ -1,0 +1,169 @@
+"""One request of a program to its backend, from the prompt of a branch to the put-together output."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import msgspec
+
+from ramify.constraint import Constraint
+from ramify.errors import BackendError, Cancelled, UnsupportedNode
+from ramify.lang.calls.chat import Dialogue
+from ramify.lang.calls.hints import hint_of
+from ramify.lang.calls.meta import add_logprobs, meta_info
+from ramify.lang.calls.transcript import ends_on_token, prompt_of
+from ramify.lang.program.variables import Variable
+from ramify.lang.trace.calls import CURRENT, Call
+from ramify.lang.trace.tokens import tokens_of
+from ramify.messages import (
+    HELD_S,
+    Choices,
+    ChoiceScore,
+    Finish,
+    Generate,
+    NextUse,
+    TextChunk,
+    TokenLogprobs,
+    Usage,
+)
+from ramify.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from ramify.lang.program.branch import Branch
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Output:
+    """All chunks of one generation, put together."""
+
+    rid: str
+    text: str
+    ids: tuple[int, ...]
+    kept_ids: int
+    tail: str
+    usage: Usage
+    finish: Finish
+    logprobs: TokenLogprobs | None
+    prompt_logprobs: TokenLogprobs | None
+    choices: tuple[ChoiceScore, ...]
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """SGLang's ``meta_info``."""
+        return meta_info(self.rid, self.usage, self.finish, self.logprobs, self.prompt_logprobs)
+
+
+async def send(
+    branch: Branch,
+    call: Call,
+    sampling: SamplingParams,
+    constraint: Constraint | None = None,
+    follow: Variable | None = None,
+    dialogue: Dialogue | None = None,
+    next_use: NextUse | None = None,
+    choices: Choices | None = None,
+) -> Output:
+    """Generate after `call.prompt_end`; `call` is filled in, and `follow` is told of each chunk.
+
+    With `choices` these are scored there instead.
+
+    `dialogue` are the turns up to there, where they are not those of the branch; `next_use` is when the
+    branch goes on from here, where the step knows that.
+
+    Raises what the backend raises, `Cancelled` where it aborts, and `BackendError` where it stops short.
+    """
+    run = branch.run
+    if ends_on_token(call.prompt_end):
+        sampling = msgspec.structs.replace(sampling, token_healing=False)
+    call.followed = follow is not None and run.stream
+    request = Generate(
+        rid=run.next_rid(),
+        sampling=sampling,
+        constraint=constraint,
+        choices=choices,
+        hint=hint_of(branch, call, next_use),
+        scope=run.scope,
+        every_s=0.0 if call.followed else HELD_S,
+        **_prompt(branch, call, dialogue or branch.dialogue),
+    )
+    received: list[TextChunk] = []
+    token = CURRENT.set(call)
+    try:
+        chunks = cast("AsyncGenerator[TextChunk, None]", run.backend.generate(request))
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                received.append(chunk)
+                call.own_usage = chunk.usage or call.own_usage
+                if call.first_text_s is None and chunk.text:
+                    call.first_text_s = run.clock()
+                if follow is not None and call.followed:
+                    follow.chunks.append(chunk)
+                    branch.feed.append(chunk.text)
+                    run.notify()
+    finally:
+        CURRENT.reset(token)
+        call.text = "".join([chunk.text for chunk in received])
+        call.tokens = tokens_of(received)
+        call.end_s = run.clock()
+        call.first_text_s = _first_text_s(call)
+    last = received[-1] if received else None
+    if last is None or last.finish is None:
+        raise BackendError("The backend ended a generation without a final chunk.")
+    call.finish = last.finish
+    if last.finish.reason == "abort":
+        raise Cancelled("The backend aborted the generation.")
+    call.scores = reduce(add_logprobs, [chunk.prompt_logprobs for chunk in received])
+    return Output(
+        rid=request.rid,
+        text=call.text,
+        ids=call.tokens.ids,
+        kept_ids=last.kept_ids,
+        tail=last.tail,
+        usage=call.own_usage,
+        finish=last.finish,
+        logprobs=reduce(add_logprobs, [chunk.logprobs for chunk in received]),
+        prompt_logprobs=call.scores,
+        choices=last.choices,
+    )
+
+
+def _first_text_s(call: Call) -> float | None:
+    """When the text began: a backend may have held it back from a call that nobody follows."""
+    usage = call.own_usage
+    if call.followed or call.first_text_s is None or call.end_s is None or not usage.first_token_s:
+        return call.first_text_s
+    return min(call.first_text_s, max(call.end_s - usage.writing_s, call.start_s))
+
+
+def _prompt(branch: Branch, call: Call, dialogue: Dialogue) -> dict[str, Any]:
+    """The prompt as segments, or as messages for a backend that takes nothing else."""
+    if not branch.run.takes_messages:
+        prompt = prompt_of(call.prompt_end, branch.prompt)
+        if prompt.end is branch.tail:
+            branch.prompt = prompt
+        return {"prompt": prompt.segments}
+    if dialogue.role != "assistant" or call.prompt_end is not dialogue.start:
+        raise UnsupportedNode(
+            f"{branch.run.info.name} takes whole messages only.",
+            remedy="Put exactly one gen, and nothing before it, in each assistant turn.",
+        )
+    return {"chat": dialogue.messages}
+
+
+async def all_of(work: Iterable[Awaitable[T]]) -> list[T]:
+    """The results of all, concurrently; when one fails, the others are cancelled and waited for."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

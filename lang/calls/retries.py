@@ -1,0 +1,103 @@
+"""Attempts at a valid output: one that will not do is shown to the model with what is wrong with it.
+
+In an open assistant turn the failed output ends that turn, a user turn says what is wrong, and a new
+assistant turn begins with the text that the old one began with. Elsewhere the correction is plain text.
+Unless the failed attempts are to be kept, all this is a view of the branch that is given up as soon as an
+output is valid: the branch then holds what it held before, followed by the valid output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ramify.lang.calls.chat import Dialogue, begin_turn, end_turn
+from ramify.lang.calls.request import Output, send
+from ramify.lang.calls.transcript import Piece, append_output, append_text, pieces
+from ramify.lang.program.nodes import Gen
+from ramify.lang.trace.calls import Call
+from ramify.messages import ModelInfo
+from ramify.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from ramify.lang.program.branch import Branch
+
+CORRECTION = "That is not valid. {problem}\nGive the whole answer again, corrected."
+"""The user turn after an output that will not do."""
+PLAIN_CORRECTION = "\nThat is not valid. {problem}\nThe same again, corrected:\n"
+"""What follows such an output where there are no turns."""
+MAX_PROBLEM = 600
+"""Characters of an error that the model is shown."""
+
+
+@dataclass(frozen=True)
+class Attempted:
+    """A valid output, its value, and what the branch holds after it."""
+
+    output: Output
+    value: Any
+    tail: Piece | None
+    dialogue: Dialogue
+
+
+async def attempt(branch: Branch, step: Call, sampling: SamplingParams, node: Gen) -> Attempted:
+    """Generate up to ``1 + node.retries`` times; raises what is wrong with the last output."""
+    tail, dialogue = branch.tail, branch.dialogue
+    opening = pieces(tail, dialogue.start) if dialogue.role == "assistant" else []
+    for left in range(node.retries, -1, -1):
+        call = step.child("attempt", step.name, tail, branch.run.clock())
+        output = await send(branch, call, sampling, node.constraint, dialogue=dialogue)
+        step.text, step.finish, step.prompt_end = output.text, output.finish, tail
+        try:
+            value = read_value(node, output.text)
+        except (ValueError, AssertionError) as error:
+            call.error = str(error)
+            if not left:
+                raise
+            tail = _after(tail, output)
+            tail, dialogue = _correct(tail, dialogue, opening, describe(error), branch.run.info)
+            continue
+        if not node.keep_failed:
+            tail, dialogue = branch.tail, branch.dialogue
+        return Attempted(output, value, _after(tail, output), dialogue)
+    raise AssertionError("unreachable")
+
+
+def read_value(node: Gen, text: str) -> Any:
+    """The value of an output; raises what its schema's parser or `node.validate` raises."""
+    value = text if node.parse is None else node.parse(text)
+    if node.validate is not None:
+        node.validate(value)
+    return value
+
+
+def describe(error: Exception) -> str:
+    """What is wrong, for the model to read: pydantic's errors by path, without links."""
+    listed = getattr(error, "errors", None)
+    if callable(listed):
+        lines = [
+            f"{'.'.join(map(str, one['loc'])) or 'It'}: {one['msg']}" for one in listed(include_url=False)
+        ]
+        text = "; ".join(lines)
+    else:
+        text = str(error) or type(error).__name__
+    text = text if len(text) <= MAX_PROBLEM else text[: MAX_PROBLEM - 1] + "…"
+    return text if text.endswith((".", "!", "…")) else text + "."
+
+
+def _after(tail: Piece | None, output: Output) -> Piece | None:
+    return append_output(tail, output.text, output.ids, output.kept_ids, output.tail)
+
+
+def _correct(
+    tail: Piece | None, dialogue: Dialogue, opening: list[Piece], problem: str, info: ModelInfo
+) -> tuple[Piece | None, Dialogue]:
+    if dialogue.role != "assistant":
+        return append_text(tail, PLAIN_CORRECTION.format(problem=problem)), dialogue
+    dialogue, tail = end_turn(dialogue, tail, "assistant", info)
+    dialogue, tail = begin_turn(dialogue, tail, "user", info)
+    dialogue, tail = end_turn(dialogue, append_text(tail, CORRECTION.format(problem=problem)), "user", info)
+    dialogue, tail = begin_turn(dialogue, tail, "assistant", info)
+    for piece in opening:
+        tail = Piece(tail, piece.segment, piece.text, piece.boundary)
+    return tail, dialogue

@@ -1,0 +1,61 @@
+"""The request of a `select`: one that scores all choices behind the prompt, from which one of them is chosen.
+
+A choice is scored by the log-probabilities of its tokens behind the prompt. Where the prompt ends in
+text, the first token of a choice may reach back into it ("Answer: " + "Yes" may hold the token " Yes").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ramify.errors import BackendError
+from ramify.lang.calls.choices import ChoicesSamplingMethod, Scored
+from ramify.lang.calls.meta import token_logprobs
+from ramify.lang.calls.request import send
+from ramify.lang.trace.calls import Call
+from ramify.messages import Choices
+from ramify.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from ramify.lang.program.branch import Branch
+
+SCORING = SamplingParams(max_tokens=0, temperature=0.0)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The choice made. `ids` are its tokens where they are exactly those behind the prompt, else empty."""
+
+    text: str
+    ids: tuple[int, ...]
+    meta: dict[str, Any]
+
+
+async def choose(branch: Branch, step: Call, choices: Sequence[str], method: ChoicesSamplingMethod) -> Choice:
+    """Score `choices` after `step.prompt_end` and decide by `method`."""
+    asked = Choices(texts=tuple(choices), unconditional=method.requires_unconditional_logprobs)
+    found = (await send(branch, step, SCORING, choices=asked)).choices
+    if len(found) != len(choices) or (
+        asked.unconditional and any(one.unconditional is None for one in found)
+    ):
+        raise BackendError("The backend returned no log-probabilities of the choices, which select needs.")
+    step.finish = None  # nothing was generated
+    step.choices = tuple(zip(choices, found, strict=True))
+    scored = [Scored(text, score.tokens, score.unconditional) for text, score in step.choices]
+    decision = method(scored)
+    chosen = found[decision.index]
+    return Choice(
+        text=choices[decision.index],
+        ids=chosen.tokens.ids if chosen.behind else (),
+        meta={
+            "choices": list(choices),
+            "normalized_prompt_logprobs": [one.mean for one in scored],
+            "input_token_logprobs": [token_logprobs(one.tokens) for one in scored],
+            "unconditional_token_logprobs": [
+                token_logprobs(one.unconditional) for one in scored if one.unconditional is not None
+            ],
+            **decision.meta_info,
+        },
+    )

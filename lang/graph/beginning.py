@@ -1,0 +1,140 @@
+"""The first steps of a program as a graph at the server, while its body goes through the same steps here.
+
+A body that asks for a result has no whole graph. What it does before that is known, and is submitted at
+once. The body is then called as ever. A request of a step that it shares with the graph is not sent: it is
+answered with what came of it at the server. From the first other step on, requests are sent one by one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import fields, replace
+from typing import Any, cast
+
+from ramify.errors import InvalidRequest, ProgramError
+from ramify.lang.backends.base import Backend, RunsPrograms, Submission
+from ramify.lang.graph.body import stays_here
+from ramify.lang.graph.tracing import Beginning
+from ramify.lang.program.branch import Branch
+from ramify.lang.program.nodes import Filled, Step, Text
+from ramify.lang.program.run import Run
+from ramify.lang.program.state import ProgramState
+from ramify.lang.program.variables import Variable
+from ramify.lang.trace.calls import CURRENT, Call
+from ramify.messages import Generate, ModelInfo, TextChunk
+
+OF_THIS_PROCESS = ("line", "parse", "kind", "validate")
+"""Fields of a step that change nothing of its request."""
+
+
+def begun(s: ProgramState, beginning: Beginning) -> ProgramState:
+    """`s`, whose run has submitted `beginning` if its backend is a server that takes it."""
+    run = s._branch.run
+    graph = beginning.graph
+    if graph is None or not isinstance(run.backend, RunsPrograms) or stays_here(beginning.steps):
+        return s
+    try:
+        graph.check()
+    except InvalidRequest:  # too large: the body alone can do it
+        return s
+    submission = Submission(graph, {}, run.options, run.scope, run.stream)
+    run.backend = _Begun(run, beginning, run.backend, submission)
+    return s
+
+
+class _Begun:
+    """The backend of such a run."""
+
+    def __init__(self, run: Run, beginning: Beginning, backend: RunsPrograms, submission: Submission) -> None:
+        self._run = run
+        self._backend = cast(Backend, backend)
+        self._server = backend.submit_program(submission, self._is_other)
+        self._ahead = deque(beginning.submitted)
+        """The steps of the graph that the body has not reached yet."""
+        self._parted = False
+        self._same: list[Variable] = []
+        """Of the body's steps, those that the graph has as well."""
+        self._of: dict[Variable, Variable] = {}
+        """Their variables by those of the trace."""
+        self._lock = threading.Lock()
+        self._goes_on = False
+        """Some request was sent by itself."""
+        if (tell := getattr(backend, "await_tools", None)) is not None:
+            self.await_tools = tell
+        run.watch = self._watch
+
+    async def info(self) -> ModelInfo:
+        return await self._backend.info()
+
+    async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        answered = self._is_answered(CURRENT.get())
+        self._goes_on |= not answered
+        backend = self._server if answered else self._backend
+        async with aclosing(cast("AsyncGenerator[TextChunk, None]", backend.generate(request))) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def end_program(self, program: str) -> None:
+        await self._server.end_program(program)
+        if self._goes_on:
+            await self._backend.end_program(program)
+
+    async def aclose(self) -> None:
+        """The backend is closed by whoever opened it."""
+
+    def _is_answered(self, call: Call | None) -> bool:
+        """The request belongs to a step that the graph has as well."""
+        while call is not None and call.parent is not None and call.parent.kind not in ("program", "fork"):
+            call = call.parent
+        return any(variable.call is call for variable in self._same)
+
+    def _is_other(self) -> bool:
+        """The program did not go as the graph does, or has failed."""
+        return self._parted or bool(self._ahead) or _has_failed(self._run.root)
+
+    def _watch(self, branch: Branch, step: Step, variable: Variable | None) -> None:
+        with self._lock:
+            if self._parted or not self._ahead:
+                return
+            key, noted, known = self._ahead.popleft()
+            self._parted = key != branch.key or not self._is_same(noted, step)
+            if not self._parted and variable is not None and known is not None:
+                self._of[known] = variable
+                self._same.append(variable)
+
+    def _is_same(self, noted: Step, step: Step) -> bool:
+        """The body's step is that of the graph."""
+        if isinstance(noted, Filled):
+            return isinstance(step, Text) and step.value == self._text(noted)
+        return type(noted) is type(step) and all(
+            _comparable(getattr(noted, field.name)) == _comparable(getattr(step, field.name))
+            for field in fields(step)
+            if field.name not in OF_THIS_PROCESS
+        )
+
+    def _text(self, noted: Filled) -> str | None:
+        """What a text of the graph came to; None while that is not known."""
+        parts = [
+            part if isinstance(part, str) else replace(part, variable=self._of[part.variable])
+            for part in noted.parts
+        ]
+        if not all(isinstance(part, str) or part.variable.gate.is_open for part in parts):
+            return None
+        try:
+            return "".join([part if isinstance(part, str) else part.read() for part in parts])
+        except ProgramError:
+            return None
+
+
+def _comparable(value: Any) -> Any:
+    """The branches of a fork as their keys, which are the same in every run."""
+    if isinstance(value, tuple):
+        return [one.key if isinstance(one, Branch) else one for one in value]
+    return value
+
+
+def _has_failed(branch: Branch) -> bool:
+    return branch.error is not None or any(map(_has_failed, branch.children))

@@ -1,0 +1,142 @@
+"""A traced program as a body to run: its graph, at the server's end where the backend is a server."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ramify.graph import Argument, Result, changed
+from ramify.lang.backends.base import RunsPrograms, Submission
+from ramify.lang.calls.choices import METHODS
+from ramify.lang.graph.play import Played, Row, play
+from ramify.lang.graph.tracing import Traced, TracedState, trace
+from ramify.lang.graph.unknown import UnknownText, UnknownValue
+from ramify.lang.program.nodes import Gen, Outcoming, Select
+from ramify.lang.program.state import ProgramState
+from ramify.lang.program.variables import Gathered, Variable
+
+
+def compile_body(
+    body: Callable[..., Any], signature: inspect.Signature, given: Mapping[str, Any]
+) -> tuple[Traced, inspect.Signature]:
+    """`body` traced with the arguments in `given`, and the signature of what is left to be given.
+
+    Raises TypeError for arguments that the body does not take, and `CompileError`.
+    """
+    bound = signature.bind_partial(**given)
+    bound.apply_defaults()
+    left = [parameter for parameter in signature.parameters.values() if parameter.name not in bound.arguments]
+    traced = trace(body, bound, [parameter.name for parameter in left])
+    return traced, inspect.Signature(left)
+
+
+def body_of(traced: Traced, left: inspect.Signature, like: Callable[..., Any]) -> Callable[..., Any]:
+    """A program's body that runs the graph and returns what `like`, which it was traced from, returns."""
+
+    @functools.wraps(like)
+    def body(s: ProgramState, *args: Any, **kwargs: Any) -> Any:
+        row = left.bind(*args, **kwargs).arguments
+        played = _start(traced, s, row)
+        for variable in _read(traced, played):
+            s._block_on(variable.gate)
+            variable.read()
+        return _Result(traced, played, row).value(traced.returned)
+
+    return _signed(body, left)
+
+
+def async_body_of(traced: Traced, left: inspect.Signature, like: Callable[..., Any]) -> Callable[..., Any]:
+    """`body_of` for the caller's event loop."""
+
+    @functools.wraps(like)
+    async def body(s: ProgramState, *args: Any, **kwargs: Any) -> Any:
+        row = left.bind(*args, **kwargs).arguments
+        played = _start(traced, s, row)
+        for variable in _read(traced, played):
+            await variable.gate.wait()
+            variable.read()
+        return _Result(traced, played, row).value(traced.returned)
+
+    return _signed(body, left)
+
+
+def _signed(body: Callable[..., Any], left: inspect.Signature) -> Callable[..., Any]:
+    state = inspect.Parameter("s", inspect.Parameter.POSITIONAL_ONLY)
+    body.__signature__ = inspect.Signature([state, *left.parameters.values()])  # type: ignore[attr-defined]
+    return body
+
+
+def _start(traced: Traced, s: ProgramState, row: Row) -> Played:
+    """Submit all of the graph: here, and to the backend where that runs graphs itself."""
+    traced.graph.check_row(row, "arguments")
+    root = s._branch
+    run = root.run
+    played: Played | None = None
+    if isinstance(run.backend, RunsPrograms) and not stays_here(traced.steps):
+        run.backend = run.backend.submit_program(
+            Submission(traced.graph, dict(row), run.options, run.scope, run.stream),
+            lambda: played is None or played.failed,
+        )
+    played = play(traced.graph, root, row, steps=traced.steps, lines=traced.lines, values=traced.values)
+    return played
+
+
+def stays_here(steps: Mapping[int, Gen | Select]) -> bool:
+    """A step calls a function of this process, on which the next request depends."""
+    return any(
+        step.retries > 0 if isinstance(step, Gen) else step.method not in METHODS.values()
+        for step in steps.values()
+    )
+
+
+def _read(traced: Traced, played: Played) -> Iterator[Variable]:
+    """The variables that the body reads, in its order: reading one that failed ends the program."""
+    for variable in traced.reads:
+        for part in _parts(variable):
+            source = traced.sources.get(part)
+            if isinstance(source, Result):
+                yield played.outcomes[source.node]
+
+
+def _parts(variable: Variable) -> Iterator[Variable]:
+    if not isinstance(variable, Gathered):
+        yield variable
+        return
+    for part in variable.parts:
+        yield from _parts(part)
+
+
+class _Result:
+    """What the body returned in the trace, with what a run has found."""
+
+    def __init__(self, traced: Traced, played: Played, row: Row) -> None:
+        self._traced, self._played, self._row = traced, played, row
+
+    def value(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is UnknownText:
+            return "".join([part if isinstance(part, str) else self._text(part) for part in value.parts])
+        if kind is UnknownValue:
+            return self._outcome(value._source).value()
+        if kind is TracedState:
+            return ProgramState(self._played.branches[value._branch.number])
+        if kind is dict:
+            return {key: self.value(item) for key, item in value.items()}
+        if kind in (list, tuple):
+            return kind([self.value(item) for item in value])
+        return value
+
+    def _text(self, part: Outcoming) -> str:
+        source = self._traced.sources[part.variable]
+        if isinstance(source, Argument):
+            return changed(self._row[source.name], part.then)
+        return self._outcome(part).read()
+
+    def _outcome(self, part: Outcoming) -> Outcoming:
+        """`part` of this run."""
+        source = self._traced.sources[part.variable]
+        assert isinstance(source, Result)
+        return replace(part, variable=self._played.outcomes[source.node])

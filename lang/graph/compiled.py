@@ -1,0 +1,45 @@
+"""Programs that have been compiled: functions that run as graphs, and show them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, Self
+
+from ramify.lang.graph.tracing import Traced
+from ramify.lang.graph.view import GraphView
+from ramify.lang.program.async_function import AsyncFunction
+from ramify.lang.program.function import Function
+from ramify.lang.program.program import Program
+from ramify.lang.program.state import ProgramState
+
+P = ParamSpec("P")
+
+
+class _Compiled(Program[P]):
+    """What `Compiled` and `AsyncCompiled` have in common. Its parameters are what was not given."""
+
+    def __init__(
+        self, traced: Traced, left: inspect.Signature, body: Callable[..., Any], bound: Mapping[str, Any]
+    ) -> None:
+        super().__init__(self._graph_body(traced, left, body), bound)
+        self._traced = traced
+
+    def graph(self) -> GraphView:
+        """The graph, to look at and to send."""
+        return GraphView(self._traced.graph, self._traced.lines)
+
+    def compile(self, **given: Any) -> Self:
+        """Itself, with arguments or options of `run` given."""
+        return self._with(given)
+
+    def _calling(self, bound: inspect.BoundArguments, compiled: bool) -> Callable[[ProgramState], Any]:
+        return super()._calling(bound, False)
+
+
+class Compiled(_Compiled[P], Function[P]):
+    """A program that runs as a graph; made by `Function.compile`."""
+
+
+class AsyncCompiled(_Compiled[P], AsyncFunction[P]):
+    """`Compiled` for the caller's event loop; made by `AsyncFunction.compile`."""

@@ -1,0 +1,148 @@
+"""Runs graphs for somebody else, as a server does, and tells what comes of their nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import msgspec
+
+from ramify.errors import EngineError, RamifyError, from_info
+from ramify.graph import Gen, Graph, ScopeEnd, Select
+from ramify.lang.backends.base import Backend
+from ramify.lang.graph.play import Row, place_of, play
+from ramify.lang.program.run import Run
+from ramify.lang.program.variables import Variable
+from ramify.lang.trace.calls import CURRENT
+from ramify.messages import Generate, ModelInfo, TextChunk
+
+logger = logging.getLogger(__name__)
+
+Events = Literal["nodes", "requests", "chunks"]
+"""What is told while a graph runs: results of nodes; or what each request was answered with, when it has
+ended or as it comes."""
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A graph and how to run it, any number of times."""
+
+    graph: Graph
+    backend: Backend
+    info: ModelInfo
+    options: Mapping[str, Any]
+    """Sampling options for every gen that does not set its own, as fields of `SamplingParams`."""
+    scope: str
+    events: Events
+
+
+async def run_row(job: Job, row: Row, tell: Tell) -> dict[str, Any]:
+    """Run the graph once in this event loop; returns what came of it. Cancelling it ends its requests.
+
+    `tell` is given each event as it comes.
+    """
+    nodes = job.events == "nodes"
+    backend = job.backend if nodes else _Telling(job, tell)
+    loop = asyncio.get_running_loop()
+    stream = job.events == "chunks"
+    run = Run(job.graph.name, backend, job.info, job.options, scope=job.scope, stream=stream, loop=loop)
+    played = play(job.graph, run.root, row)
+    results: dict[int, dict[str, Any]] = {}
+    if nodes:
+        for place, variable in played.outcomes.items():
+
+            def done(place: int = place, variable: Variable = variable) -> None:
+                results[place] = _node(job.graph, place, variable)
+                tell(results[place])
+
+            variable.gate.on_open(done)
+    try:
+        # A task of its own: it begins after those that `play` has asked for.
+        await asyncio.create_task(run.finish())
+    finally:
+        await asyncio.shield(run.cancel())
+    told: dict[str, Any] = {}
+    if nodes:
+        told |= _summary(run, [results[place] for place in sorted(results)])
+    if run.root.error is not None:
+        told["failed"] = problem_of(run.root.error).to_info()
+    return told
+
+
+def _node(graph: Graph, place: int, variable: Variable) -> dict[str, Any]:
+    """What came of one node."""
+    node = graph.nodes[place]
+    assert isinstance(node, Gen | Select | ScopeEnd)
+    told: dict[str, Any] = {"node": place, "branch": node.branch, "name": node.name}
+    if variable.error is not None:
+        return {**told, "failed": problem_of(variable.error).to_info()}
+    told["value"] = variable.value
+    if variable.call is not None:
+        told["usage"] = variable.call.usage
+        if variable.call.finish is not None:
+            told["finish_reason"] = variable.call.finish.reason
+    return told
+
+
+def _summary(run: Run, results: list[dict[str, Any]]) -> dict[str, Any]:
+    root = run.root
+    return {
+        "text": root.text,
+        "variables": {
+            name: variable.value for name, variable in root.variables.items() if variable.error is None
+        },
+        "nodes": results,
+        "usage": root.call.usage,
+    }
+
+
+def problem_of(error: RamifyError) -> RamifyError:
+    """A failed step as the error that caused it, with the words that say which step it was."""
+    cause: BaseException | None = error
+    while cause is not None and not (isinstance(cause, RamifyError) and cause.code != error.code):
+        cause = cause.__cause__
+    if not isinstance(cause, RamifyError):
+        return EngineError(error.message) if error.__cause__ is not None else error
+    return from_info(msgspec.structs.replace(cause.to_info(), message=error.message))
+
+
+class _Telling:
+    """The backend of a job, with every answer told: ``{"request": place, "chunks": […]}``."""
+
+    def __init__(self, job: Job, tell: Tell) -> None:
+        self._backend, self._tell = job.backend, tell
+        self._each = job.events == "chunks"
+
+    async def info(self) -> ModelInfo:
+        return await self._backend.info()
+
+    async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        place = place_of(CURRENT.get())
+        chunks: list[TextChunk] = []
+        answer = cast("AsyncGenerator[TextChunk, None]", self._backend.generate(request))
+        try:
+            async with aclosing(answer):
+                async for chunk in answer:
+                    chunks.append(chunk)
+                    if self._each or chunk.finish is not None:
+                        self._tell({"request": place, "chunks": chunks})
+                        chunks = []
+                    yield chunk
+        except Exception as error:
+            if not isinstance(error, RamifyError):
+                logger.exception("A request of a program failed.")
+            told = error if isinstance(error, RamifyError) else EngineError("An internal error ended it.")
+            self._tell({"request": place, "chunks": chunks, "failed": told.to_info()})
+            raise
+
+    async def end_program(self, program: str) -> None:
+        await self._backend.end_program(program)
+
+    async def aclose(self) -> None:
+        """The backend is closed by whoever opened it."""

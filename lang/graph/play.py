@@ -1,0 +1,148 @@
+"""Runs a graph: its nodes become the steps of branches, all of them submitted before the first one begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+import ramify.graph as graph
+from ramify.errors import InvalidRequest
+from ramify.lang.calls.choices import METHODS
+from ramify.lang.program import nodes
+from ramify.lang.program.branch import Branch
+from ramify.lang.program.variables import Variable
+from ramify.lang.trace.calls import Call
+from ramify.sampling_params import SamplingParams
+
+Row = Mapping[str, str]
+"""The arguments of one run."""
+
+
+@dataclass
+class Played:
+    """A graph that runs."""
+
+    branches: dict[int, Branch]
+    outcomes: dict[int, Variable] = field(default_factory=dict)
+    """Of the nodes that have one, by their place in the graph."""
+
+    @property
+    def failed(self) -> bool:
+        """A step of some branch has failed."""
+        return any(branch.error is not None for branch in self.branches.values())
+
+
+def play(
+    made: graph.Graph,
+    root: Branch,
+    row: Row,
+    *,
+    steps: Mapping[int, nodes.Gen | nodes.Select] | None = None,
+    lines: Mapping[int, str] | None = None,
+    values: Iterable[tuple[int, int, str, Any]] = (),
+) -> Played:
+    """Submit the nodes of `made` to `root`, which is idle. Returns at once.
+
+    `steps` take the place of nodes where their Python types and functions are at hand, `lines` say where
+    nodes were written, and `values` are variables to set: before which node, of which branch, name, value.
+    """
+    if root.run.options.get("n", 1) != 1:
+        raise InvalidRequest("A graph has one output where its gen says nothing of n.", field="n")
+    player = _Player(Played({0: root}), row, steps or {}, lines or {})
+    waiting = list(values)
+    with root.held():
+        for place, node in enumerate(made.nodes):
+            while waiting and waiting[0][0] <= place:
+                player.set(waiting.pop(0))
+            player.one(place, node)
+        for value in waiting:
+            player.set(value)
+        root.run.end_body()
+    return player.played
+
+
+def place_of(call: Call | None) -> str:
+    """Which call of its program it is, as places below each other: the same in every run of a graph."""
+    places: list[str] = []
+    while call is not None and call.parent is not None:
+        places.append(str(call.parent.children.index(call)))
+        call = call.parent
+    return ".".join(reversed(places))
+
+
+class _Player:
+    def __init__(
+        self,
+        played: Played,
+        row: Row,
+        steps: Mapping[int, nodes.Gen | nodes.Select],
+        lines: Mapping[int, str],
+    ) -> None:
+        self.played, self._row, self._steps, self._lines = played, row, steps, lines
+
+    def one(self, place: int, node: graph.AnyNode) -> None:
+        branches = self.played.branches
+        branch = branches[node.branch]
+        match node:
+            case graph.Fork():
+                branches.update(zip(node.children, branch.fork(len(node.children)), strict=True))
+            case graph.Join(mode="gather"):
+                branch.gather(branches[child] for child in node.children)
+            case graph.Join():
+                branch.splice(branches[child] for child in node.children)
+            case _:
+                variable = branch.submit(self._steps.get(place) or self._step(place, node))
+                if variable is not None:
+                    self.played.outcomes[place] = variable
+
+    def set(self, value: tuple[int, int, str, Any]) -> None:
+        _, branch, name, given = value
+        self.played.branches[branch].set_variable(name, given)
+
+    def _step(self, place: int, node: graph.AnyNode) -> nodes.Step:
+        line = self._lines.get(place)
+        match node:
+            case graph.Text():
+                return self._text(node)
+            case graph.RoleBegin():
+                return nodes.RoleBegin(node.role, line)
+            case graph.RoleEnd():
+                return nodes.RoleEnd(node.role)
+            case graph.ScopeBegin():
+                return nodes.ScopeBegin(node.name)
+            case graph.ScopeEnd():
+                return nodes.ScopeEnd(node.name)
+            case graph.Gen():
+                given = msgspec.convert(node.options, SamplingParams, str_keys=True)
+                return nodes.Gen(
+                    name=node.name,
+                    options={name: getattr(given, name) for name in node.options},
+                    constraint=node.constraint,
+                    stop=node.stop,
+                    timeout=node.timeout,
+                    line=line,
+                )
+            case graph.Select():
+                return nodes.Select(node.name, node.choices, METHODS[node.method], node.timeout, line)
+            case _:
+                raise AssertionError(f"{type(node).__name__} is no step")
+
+    def _outcoming(self, part: graph.Result) -> nodes.Outcoming:
+        return nodes.Outcoming(self.played.outcomes[part.node], part.index, part.then, part.type, part.path)
+
+    def _text(self, node: graph.Text) -> nodes.Step:
+        parts: list[str | nodes.Outcoming] = []
+        for part in node.parts:
+            match part:
+                case graph.Argument():
+                    parts.append(graph.changed(self._row[part.name], part.then))
+                case graph.Result():
+                    parts.append(self._outcoming(part))
+                case _:
+                    parts.append(part)
+        if any(isinstance(part, nodes.Outcoming) for part in parts):
+            return nodes.Filled(tuple(parts))
+        return nodes.Text("".join(map(str, parts)))

@@ -1,0 +1,189 @@
+"""From a program to its graph: the body is called once, on a state that notes its steps and runs none."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import CodeType, CoroutineType, TracebackType
+from typing import Any, NoReturn
+
+import ramify.graph as graph
+from ramify.errors import CompileError, InvalidRequest
+from ramify.lang.graph.recorder import BY_STEPS, NoteOf, Notes, RecordedBranch, Submitted
+from ramify.lang.graph.rewrite import rewritten
+from ramify.lang.graph.unknown import NotKnown, Unknown, UnknownText, UnknownValue
+from ramify.lang.program.nodes import Gen, Select
+from ramify.lang.program.state import ProgramState
+from ramify.lang.program.variables import Variable
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A program as a graph, and what of it only this process has."""
+
+    graph: graph.Graph
+    lines: dict[int, str]
+    """Where in the source a node was written, by the node's place in the graph."""
+    steps: dict[int, Gen | Select]
+    """Its gens and selects as they were written, with their Python types and functions."""
+    values: list[tuple[int, int, str, Any]]
+    """Variables that the program set itself: before which node, of which branch, name, value."""
+    reads: list[Variable]
+    """What the program read, in its order."""
+    sources: dict[Variable, NoteOf]
+    """What the variables of the trace stand for."""
+    returned: Any
+    """What the body returned, in terms of these variables."""
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A program up to the first question that only a run can answer."""
+
+    graph: graph.Graph | None
+    """Its calls before that; None where there are none."""
+    steps: dict[int, Gen | Select]
+    """As those of `Traced`."""
+    submitted: list[Submitted]
+    """Its steps as the body appended them."""
+    error: CompileError
+    """Why it has no whole graph."""
+
+
+def trace(body: Callable[..., Any], arguments: inspect.BoundArguments, unknown: Sequence[str]) -> Traced:
+    """The graph of `body`, called once with `arguments` and those in `unknown`, which every run will give.
+
+    Raises `CompileError`, with the line, where its control flow asks for what only a run can tell.
+    """
+    traced = trace_as_far(body, arguments, unknown)
+    if isinstance(traced, Beginning):
+        raise traced.error
+    return traced
+
+
+def trace_as_far(
+    body: Callable[..., Any], arguments: inspect.BoundArguments, unknown: Sequence[str] = ()
+) -> Traced | Beginning:
+    """`trace`, or what comes before the line where it would raise."""
+    notes = Notes(body.__name__)
+    arguments.arguments.update((name, notes.argument(name)) for name in unknown)
+    try:
+        returned = _call(rewritten(body, notes.caught), TracedState(notes.root), arguments, notes)
+        _check_returned(returned, notes)
+        made = graph.Graph(name=body.__name__, arguments=tuple(unknown), nodes=tuple(notes.nodes))
+        made.check()
+    except (NotKnown, Exception) as error:
+        return _beginning(notes, body.__code__, error)
+    finally:
+        notes.end_body()
+    if notes.refused is not None:
+        return _beginning(notes, body.__code__, notes.refused)
+    return Traced(made, notes.lines, notes.steps, notes.values, notes.reads, notes.sources, returned)
+
+
+def _beginning(notes: Notes, code: CodeType, error: BaseException) -> Beginning:
+    refused = _compile_error(notes.refused or error, code)
+    refused.__cause__ = error
+    known = [place for place in notes.steps if place < notes.known]
+    made: graph.Graph | None = None
+    # What the body did beside its steps before an exception of its own is not known.
+    if known and notes.refused is not None:
+        made = graph.Graph(name=code.co_name, nodes=tuple(notes.nodes[: max(known) + 1]))
+    return Beginning(made, notes.steps, notes.submitted, refused)
+
+
+def _call(
+    body: Callable[..., Any], state: TracedState, arguments: inspect.BoundArguments, notes: Notes
+) -> Any:
+    """What the body returns. A coroutine is run as long as it waits for its own steps alone."""
+    result = body(state, *arguments.args, **arguments.kwargs)
+    if type(result) is not CoroutineType:
+        return result
+    try:
+        result.send(None)
+    except StopIteration as end:
+        return end.value
+    finally:
+        result.close()
+    return notes.not_here("The program waits for something other than its own steps.")
+
+
+PLAIN = (str, int, float, bool, bytes, type(None))
+"""Types in which nothing can be hidden that is not known."""
+
+
+def _check_returned(value: Any, notes: Notes) -> None:
+    """Refuse to return what may hold results where nobody would find them."""
+    kind = type(value)
+    if issubclass(kind, Unknown | TracedState) or kind in PLAIN:
+        return
+    if kind not in (list, tuple, dict):
+        notes.not_here(
+            f"The program returns a {kind.__name__}. What is not known yet can be returned in lists, "
+            "tuples and dicts."
+        )
+    for item in [*value, *value.values()] if kind is dict else value:
+        _check_returned(item, notes)
+
+
+class TracedState(ProgramState):
+    """The state of a traced body. Results can be read, and are unknown; all else that waits is refused."""
+
+    _branch: RecordedBranch
+
+    def __getitem__(self, name: str) -> Any:
+        variable = self._branch.variable(name)
+        self._branch.notes.reads.append(variable)
+        return variable.value
+
+    get_var = __getitem__
+
+    def get(self, name: str, kind: Any = None) -> Any:
+        value = self[name]
+        known = type(value) is UnknownText and kind is str
+        if kind is None or known or (type(value) is UnknownValue and value._kind is kind):
+            return value
+        return self._branch.notes.not_here(f"{name!r} is read as another type than its own.")
+
+    async def aget(self, name: str, kind: Any = None) -> Any:
+        return self.get(name, kind)
+
+
+def _refused(name: str) -> Callable[..., NoReturn]:
+    def refuse(self: TracedState, *args: Any, **kwargs: Any) -> NoReturn:
+        self._branch.notes.not_here(f"What {name} tells is not known before the program runs.")
+
+    return refuse
+
+
+METHODS = (
+    *("text", "messages", "error", "get_meta_info", "prompt_of", "cancel", "call_tools"),
+    *("text_iter", "text_async_iter", "stream_objects", "partial"),
+)
+for _name in METHODS:
+    setattr(TracedState, _name, _refused(f"{_name}()"))
+for _name in ("usage", "trace"):
+    setattr(TracedState, _name, property(_refused(_name)))
+
+
+def _compile_error(error: BaseException, code: CodeType) -> CompileError:
+    """`error` as one that says at which line of the program it came up."""
+    if isinstance(error, CompileError):
+        return error
+    line = _line_of(error.__traceback__, code) or f"{code.co_filename}:{code.co_firstlineno}"
+    if isinstance(error, NotKnown | InvalidRequest):
+        message, remedy = error.message, error.remedy
+    else:
+        message, remedy = f"The program raised {type(error).__name__} while it was traced: {error}", BY_STEPS
+    return CompileError(f"{line}: {message}", line=line, remedy=remedy)
+
+
+def _line_of(traceback: TracebackType | None, code: CodeType) -> str | None:
+    """The innermost line that lies in the file of the program."""
+    found = None
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == code.co_filename:
+            found = f"{code.co_filename}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return found

@@ -1,0 +1,228 @@
+"""What a program holds while it is traced, in place of what only a run can tell.
+
+Text can be put together and appended, and so can fields of typed results. Whatever else Python asks is
+refused, as a program that goes by the answer has a control flow that no graph has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, cast, get_args
+
+from ramify.graph import Change
+from ramify.lang.program.nodes import Filled, Node, Outcoming, Step
+from ramify.lang.typed.shape import Shape, shape_of
+
+
+class NotKnown(BaseException):
+    """Refuses a question about something unknown. No `Exception`, so that programs do not catch it."""
+
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(message)
+        self.message, self.remedy = message, remedy
+
+
+@dataclass(frozen=True)
+class About:
+    """What a refusal says of an unknown value."""
+
+    what: str
+    """Its name for people."""
+    remedy: str
+    """What a program that needs it can do."""
+    tell: Callable[[NotKnown], None]
+    """Is told of every refusal."""
+
+
+class Unknown:
+    """A value that is not there yet."""
+
+    def __init__(self, about: About) -> None:
+        self._about = about
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """What `isinstance` looks at, when the type itself did not answer it."""
+        refuse(self, "its type")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        refuse(self, f"its {name}")
+
+
+def refuse(unknown: Unknown, question: str) -> NoReturn:
+    """Raise `NotKnown`: the program asks for `question`."""
+    about = unknown._about
+    error = NotKnown(
+        f"{about.what} is not known before the program runs, and this line asks for {question}.",
+        about.remedy,
+    )
+    about.tell(error)
+    raise error
+
+
+QUESTIONS = {
+    "whether it is true": ("bool",),
+    "a number": ("int", "float", "complex", "index", "round", "abs", "neg", "pos", "ceil", "floor", "trunc"),
+    "its length": ("len",),
+    "its items": ("iter", "next", "reversed", "getitem", "setitem", "delitem"),
+    "what is in it": ("contains",),
+    "a comparison": ("eq", "ne", "lt", "le", "gt", "ge"),
+    "its hash, to look something up": ("hash",),
+    "a finished string": ("str", "repr", "format", "bytes", "fspath"),
+    "arithmetic": (
+        *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "and", "or", "xor"),
+        *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rdivmod", "rpow", "rand", "ror", "rxor"),
+    ),
+    "a call of it": ("call", "await", "enter", "aenter", "aiter"),
+}
+"""What is asked for → the special methods that ask for it."""
+
+
+def _refusing(question: str) -> Callable[..., NoReturn]:
+    return lambda self, *args, **kwargs: refuse(self, question)
+
+
+for _question, _names in QUESTIONS.items():
+    for _name in _names:
+        setattr(Unknown, f"__{_name}__", _refusing(_question))
+
+
+class UnknownText(Unknown, Node):
+    """Text, some parts of which are not there yet. It can be put behind and before other text."""
+
+    def __init__(self, about: About, parts: Sequence[str | Outcoming]) -> None:
+        self.__dict__.update(_about=about, parts=tuple(parts))
+
+    parts: tuple[str | Outcoming, ...]
+
+    def steps(self) -> Iterator[Step]:
+        yield Filled(self.parts)
+
+    def __add__(self, other: object) -> Node:
+        return self._with(self, other) if _is_text(other) else Node.__add__(self, other)
+
+    def __radd__(self, other: object) -> Node:
+        return self._with(other, self) if _is_text(other) else Node.__radd__(self, other)
+
+    def __getattr__(self, name: str) -> Any:
+        """The methods that a graph can note, of a text that is a single result or argument."""
+        part = self.parts[0] if len(self.parts) == 1 else None
+        if name not in get_args(Change) or part is None or isinstance(part, str):
+            refuse(self, f"its {name}")
+
+        def change(*arguments: Any) -> UnknownText:
+            if arguments:
+                refuse(self, f"its {name} with arguments")
+            later = replace(part, then=(*part.then, cast(Change, name)))
+            return UnknownText(self._about, (later,))
+
+        return change
+
+    def _with(self, *texts: Any) -> UnknownText:
+        parts: list[str | Outcoming] = []
+        for text in texts:
+            parts += (text,) if type(text) is str else text.parts
+        return UnknownText(self._about, parts)
+
+
+class UnknownValue(Unknown):
+    """A result that is no text, or a part of one.
+
+    It can be returned. Its fields can be read where every value of its type has them, and a text, a number
+    or a truth value among them can be put into text.
+    """
+
+    # A field of the result may have any name: what is kept here begins with an underscore.
+    def __init__(self, about: About, source: Outcoming, kind: Any = None, shape: Shape | None = None) -> None:
+        super().__init__(about)
+        self._source, self._kind, self._shape = source, kind, shape
+
+    def __getattr__(self, name: str) -> Any:
+        shape = self._of_type()
+        return self._part(name, None if shape is None else shape.attribute(name), f"its {name}")
+
+    def __getitem__(self, key: Any) -> Any:
+        shape = self._of_type()
+        return self._part(key, None if shape is None else shape.item(key), "its items")
+
+    def as_text(self) -> UnknownText | None:
+        """What `str` makes of it; None where only the value itself can tell."""
+        shape = self._of_type()
+        scalar = None if shape is None else shape.scalar
+        if scalar is None:
+            return None
+        return UnknownText(self._about, (replace(self._source, type=scalar),))
+
+    def _of_type(self) -> Shape | None:
+        if self._shape is None and self._source.index is None:
+            self._shape = shape_of(self._kind)
+        return self._shape
+
+    def _part(self, key: str | int, shape: Shape | None, question: str) -> Any:
+        if shape is None:
+            refuse(self, question)
+        source = replace(self._source, path=(*self._source.path, key))
+        part = UnknownValue(self._about, source, shape=shape)
+        return part.as_text() if shape.scalar == "str" else part
+
+
+def _is_text(value: object) -> bool:
+    return issubclass(type(value), str | UnknownText)
+
+
+# --- what `ramify.lang.graph.rewrite` puts in the place of Python's own --------------------------------
+
+
+CONVERSIONS: dict[str, Callable[[Any], str]] = {"s": str, "r": repr, "a": ascii}
+
+
+def piece(value: Any, conversion: str, spec: Any) -> Any:
+    """One piece of an f-string: a string, or text that is not there yet."""
+    if conversion in ("", "s") and type(spec) is str and not spec:
+        value = _text_of(value)
+        if type(value) is UnknownText:
+            return value
+    if conversion:
+        value = CONVERSIONS[conversion](value)
+    return format(value, spec)
+
+
+def _text_of(value: Any) -> Any:
+    """A value of a result as its text, where that is certain; else as it is."""
+    text = value.as_text() if type(value) is UnknownValue else None
+    return value if text is None else text
+
+
+def joined(*pieces: Any) -> Any:
+    """The pieces of an f-string as one text."""
+    return _put_together("", pieces)
+
+
+def join(separator: Any, items: Any) -> Any:
+    """``separator.join(items)``."""
+    if type(separator) is not str or issubclass(type(items), Unknown | str):
+        return separator.join(items)
+    return _put_together(separator, list(items))
+
+
+def _put_together(separator: str, items: Iterable[Any]) -> Any:
+    items = list(items)
+    unknown = next((item for item in items if type(item) is UnknownText), None)
+    if unknown is None or not all(_is_text(item) for item in items):
+        return separator.join(items)
+    parts: list[Any] = []
+    for item in items:
+        parts += (separator, item) if parts and separator else (item,)
+    return unknown._with(*parts)
+
+
+def call_of_one(function: Any, value: Any) -> Any:
+    """``function(value)``, where the function may be `str` or `type`."""
+    if function is str:
+        value = _text_of(value)
+        if type(value) is UnknownText:
+            return value
+    if function is type and issubclass(type(value), Unknown):
+        refuse(value, "its type")
+    return function(value)

@@ -1,0 +1,145 @@
+"""A graph to look at: as text, as a Mermaid flowchart, and as a drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
+
+from ramify.graph import (
+    AnyNode,
+    Argument,
+    Fork,
+    Gen,
+    Graph,
+    Join,
+    Result,
+    RoleBegin,
+    RoleEnd,
+    ScopeBegin,
+    ScopeEnd,
+    Select,
+    Text,
+)
+
+MAX_TEXT = 40
+"""Characters of a constant text that are shown."""
+
+MERMAID = str.maketrans({'"': "#quot;", "#": "#35;", "&": "#amp;", "<": "#lt;", ">": "#gt;"})
+"""What has a meaning of its own inside of a label of Mermaid."""
+
+
+class Edge(NamedTuple):
+    """`before` comes first: in its branch, at a fork or join, or as its result is in the other's text."""
+
+    before: int
+    after: int
+    kind: Literal["next", "data"]
+
+
+class GraphView:
+    """A graph. Print it for its nodes, a line each, indented by branch."""
+
+    def __init__(self, graph: Graph, lines: Mapping[int, str] | None = None) -> None:
+        self.graph = graph
+        """What `POST /v1/programs` takes."""
+        self._lines = lines or {}
+
+    def __str__(self) -> str:
+        depths = {0: 0}
+        rows = []
+        for place, node in enumerate(self.graph.nodes):
+            if isinstance(node, Fork):
+                depths.update(dict.fromkeys(node.children, depths[node.branch] + 1))
+            indent = "  " * depths[node.branch]
+            rows.append(
+                (f"{place:>4}  {indent}{self._branch(node)}{self.label(place)}", self._lines.get(place))
+            )
+        width = max(len(row) for row, _ in rows)
+        listed = [row if line is None else f"{row:<{width}}  {line}" for row, line in rows]
+        return "\n".join([f"{self.graph.name}({', '.join(self.graph.arguments)})", *listed])
+
+    def _branch(self, node: AnyNode) -> str:
+        return f"[{node.branch}] " if node.branch else ""
+
+    def mermaid(self) -> str:
+        """A flowchart for Mermaid (https://mermaid.js.org)."""
+        lines = ["flowchart TD"]
+        for place, node in enumerate(self.graph.nodes):
+            text = self.label(place).translate(MERMAID)
+            left, right = ("([", "])") if isinstance(node, Gen | Select) else "[]"
+            lines.append(f'  n{place}{left}"{text}"{right}')
+        for edge in self.edges():
+            arrow = "-->" if edge.kind == "next" else "-.->"
+            lines.append(f"  n{edge.before} {arrow} n{edge.after}")
+        return "\n".join(lines) + "\n"
+
+    def svg(self) -> str:
+        """A drawing that needs nothing else: one column a branch, time downwards, data as dashed lines."""
+        from ramify.lang.graph.svg import drawing
+
+        return drawing(self)
+
+    def edges(self) -> Iterator[Edge]:
+        """What comes before what, in the order of the later nodes."""
+        last: dict[int, int] = {}
+        for place, node in enumerate(self.graph.nodes):
+            if node.branch in last:
+                yield Edge(last[node.branch], place, "next")
+            if isinstance(node, Join):
+                for child in node.children:
+                    if last[child] != last.get(node.branch):
+                        yield Edge(last[child], place, "next")
+            if isinstance(node, Text):
+                for source in dict.fromkeys(part.node for part in node.parts if isinstance(part, Result)):
+                    yield Edge(source, place, "data")
+            last[node.branch] = place
+            if isinstance(node, Fork):
+                last.update(dict.fromkeys(node.children, place))
+
+    def label(self, place: int) -> str:
+        """A node in a few words."""
+        node = self.graph.nodes[place]
+        match node:
+            case Text():
+                return " + ".join(map(self._part, node.parts))
+            case RoleBegin():
+                return f"{node.role}:"
+            case RoleEnd():
+                return f"end of {node.role}"
+            case ScopeBegin():
+                return f"scope {node.name}:"
+            case ScopeEnd():
+                return f"end of scope {node.name}"
+            case Gen():
+                kind = [] if node.constraint is None else [node.constraint.kind]
+                options = [f"{name}={value!r}" for name, value in node.options.items()]
+                return f"gen {node.name or ''}".rstrip() + _in_brackets([*kind, *options])
+            case Select():
+                return f"select {node.name or ''}".rstrip() + _in_brackets(map(repr, node.choices))
+            case Fork():
+                return f"fork into {_listed(node.children)}"
+            case Join():
+                return f"{node.mode} {_listed(node.children)}"
+
+    def _part(self, part: str | Argument | Result) -> str:
+        if isinstance(part, str):
+            return repr(part if len(part) <= MAX_TEXT else part[: MAX_TEXT - 1] + "…")
+        return self._source(part) + "".join(f".{change}()" for change in part.then)
+
+    def _source(self, part: Argument | Result) -> str:
+        if isinstance(part, Argument):
+            return part.name
+        source = self.graph.nodes[part.node]
+        name = getattr(source, "name", None) or f"node {part.node}"
+        which = "" if part.index is None else f" {part.index}"
+        path = "".join(f".{key}" if isinstance(key, str) else f"[{key}]" for key in part.path)
+        return f"‹{self._branch(source)}{name}{which}›{path}"
+
+
+def _listed(branches: tuple[int, ...]) -> str:
+    return ", ".join(f"[{branch}]" for branch in branches)
+
+
+def _in_brackets(words: Iterator[str] | list[str]) -> str:
+    text = ", ".join(words)
+    return f" ({text if len(text) <= 2 * MAX_TEXT else text[: 2 * MAX_TEXT - 1] + '…'})" if text else ""

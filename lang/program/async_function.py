@@ -1,0 +1,164 @@
+"""Programs whose body is a coroutine function: run in the caller's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
+
+from ramify.lang.backends.base import Backend
+from ramify.lang.batch import results, runs
+from ramify.lang.batch.results import BatchSummary
+from ramify.lang.graph.body import async_body_of
+from ramify.lang.program.program import Batch, Program, Started
+from ramify.lang.program.run import known_info, model_info
+from ramify.lang.program.state import ProgramState
+from ramify.loop import submit
+from ramify.messages import ModelInfo
+
+if TYPE_CHECKING:
+    from ramify.lang.graph.compiled import AsyncCompiled
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class AsyncFunction(Program[P]):
+    """A program whose body is a coroutine function, run in the caller's event loop; made by `function`."""
+
+    _graph_body = staticmethod(async_body_of)
+
+    def compile(self, **given: Any) -> AsyncCompiled[...]:
+        """`Function.compile`. The body may await its own steps alone."""
+        from ramify.lang.graph.compiled import AsyncCompiled
+
+        traced, left, bound = self._compile(given)
+        return AsyncCompiled(traced, left, self.body, bound)
+
+    def bind(self, **bound: Any) -> AsyncFunction[...]:
+        """The same program with some arguments, or options of `run`, given."""
+        return self._with(bound)
+
+    def with_options(self, **options: Any) -> AsyncFunction[P]:
+        """The same program with a backend or sampling options; keeps its parameters' types."""
+        return self._with(options)
+
+    @overload
+    async def __call__(self, state: ProgramState, /, *args: P.args, **kwargs: P.kwargs) -> Any: ...
+    @overload
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ProgramState: ...
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]  # it takes all of both
+        """`Function.__call__` in this event loop."""
+        if args and isinstance(args[0], ProgramState):
+            return await self._on_state(*args, **kwargs)
+        return await self.run(*args, **kwargs)
+
+    @overload
+    async def run(self, *args: P.args, **kwargs: P.kwargs) -> ProgramState: ...
+    @overload
+    async def run(self, *args: Any, backend: Backend | None, **kwargs: Any) -> ProgramState: ...
+    @overload
+    async def run(self, *args: Any, stream: bool, **kwargs: Any) -> ProgramState: ...
+    @overload
+    async def run(self, *args: Any, temperature: float, **kwargs: Any) -> ProgramState: ...
+    @overload
+    async def run(self, *args: Any, max_new_tokens: int, **kwargs: Any) -> ProgramState: ...
+    @overload
+    async def run(self, *args: Any, max_tokens: int, **kwargs: Any) -> ProgramState: ...
+    async def run(self, *args: Any, **kwargs: Any) -> ProgramState:
+        """`Function.run` in this event loop. Cancelling it aborts what is in flight.
+
+        With ``stream=True`` the body runs in a task of its own and the state is returned at once.
+        """
+        settings, own = self._sort(kwargs, "run")
+        bound = self._signature.bind(*args, **own)
+        started = self._start(settings, await _info(settings.backend), lambda: bound, asynchronous=True)
+        if settings.stream:
+            started.state._body = asyncio.create_task(_stream(started))
+        else:
+            await _execute(started)
+        return started.state
+
+    @overload
+    async def run_batch(
+        self, rows: Iterable[Any], *, out: str | os.PathLike[str], **options: Any
+    ) -> BatchSummary: ...
+    @overload
+    async def run_batch(self, rows: Iterable[Any], **options: Any) -> list[ProgramState]: ...
+    async def run_batch(
+        self,
+        rows: Iterable[Any],
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        concurrency: int | None = None,
+        progress_bar: bool = False,
+        progress: bool = False,
+        out: str | os.PathLike[str] | None = None,
+        key: str | None = None,
+        look_ahead: int | None = None,
+        retry_failed: bool = False,
+        **options: Any,
+    ) -> list[ProgramState] | BatchSummary:
+        """`Function.run_batch` in this event loop."""
+        writing = {"key": key, "look_ahead": look_ahead, "retry_failed": retry_failed}
+        asked = self._batch(options, num_threads, concurrency, progress or progress_bar, out, **writing)
+        if asked.plan is None:
+            return [state async for state in self._states(asked, rows)]
+        work = functools.partial(self._run_row, asked, await _info(asked.settings.backend))
+        return await results.run_in_tasks(work, rows, asked.plan)
+
+    async def iter_batch(
+        self,
+        rows: Iterable[Any],
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        concurrency: int | None = None,
+        progress_bar: bool = False,
+        **options: Any,
+    ) -> AsyncIterator[ProgramState]:
+        """The states of `run_batch` as they are ready, in order; reads no more rows than are needed."""
+        asked = self._batch(options, num_threads, concurrency, progress_bar)
+        async for state in self._states(asked, rows):
+            yield state
+
+    async def _states(self, of: Batch, rows: Iterable[Any]) -> AsyncIterator[ProgramState]:
+        work = functools.partial(self._run_row, of, await _info(of.settings.backend))
+        async for state in runs.run_in_tasks(work, rows, of.limit, of.progress):
+            yield state
+
+    async def _run_row(self, of: Batch, info: ModelInfo, row: Any) -> ProgramState:
+        started = self._start_row(of, info, row, asynchronous=True)
+        await _stream(started)
+        return started.state
+
+
+async def _execute(started: Started) -> None:
+    """Await the body and all steps; an exception ends the run and is raised."""
+    run = started.run
+    try:
+        started.state.ret_value = await started.body()
+        run.end_body()
+        await _on_background(run.finish())
+    except BaseException as error:
+        run.end_body(error)
+        await asyncio.shield(_on_background(run.cancel()))
+        raise
+
+
+async def _stream(started: Started) -> None:
+    """`_execute`; exceptions are kept in the run, whose states raise them to every reader."""
+    with contextlib.suppress(Exception):
+        await _execute(started)
+
+
+async def _info(backend: Backend) -> ModelInfo:
+    known = known_info(backend)
+    return await _on_background(model_info(backend)) if known is None else known
+
+
+async def _on_background(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Await `coroutine`, which runs on the background loop; cancelling the caller cancels it."""
+    return await asyncio.wrap_future(submit(coroutine))

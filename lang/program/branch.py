@@ -1,0 +1,317 @@
+"""One branch of a program: what it holds, and the ordered queue of its steps.
+
+A branch takes steps from any thread. Steps that need no waiting are run at once when nothing is ahead
+of them; otherwise one task on the background loop runs the queue in order, and ends when it is empty.
+Whoever runs steps (that task, or the caller while there is none) owns what the branch holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ramify.errors import ProgramError
+from ramify.lang.calls.chat import Dialogue, turn
+from ramify.lang.calls.transcript import EMPTY, Piece, text_of
+from ramify.lang.program.gate import Gate
+from ramify.lang.program.interpreter import Interpreter
+from ramify.lang.program.nodes import Fork, Node, RoleBegin, RoleEnd, Splice, Step
+from ramify.lang.program.variables import Gathered, Variable, unknown
+from ramify.lang.trace.calls import Call
+
+if TYPE_CHECKING:
+    from ramify.lang.program.run import Run
+
+
+class Branch:
+    """The state of a program, or of one side of a fork."""
+
+    def __init__(
+        self, run: Run, call: Call, parent: Branch | None = None, forks: tuple[str, ...] = ()
+    ) -> None:
+        self.run = run
+        self.call = call
+        self.key = run.branch_key()
+        self.forks = forks
+        """The forks that it comes from, outermost first."""
+        self.tail: Piece | None = None
+        self.fork_point: Piece | None = None
+        """`tail` at the fork; what comes after it is this branch's own."""
+        self.prompt = EMPTY
+        """The prompt that was sent last, which the next one goes on from."""
+        self.dialogue = Dialogue()
+        self.scopes: dict[str, Piece | None] = {}
+        self.variables: dict[str, Variable] = {} if parent is None else dict(parent.variables)
+        self._inherited = dict(self.variables)
+        self.children: list[Branch] = []
+        self.feed: list[str] = []
+        """All text in order of arrival; kept only while somebody may stream it."""
+        self.error: ProgramError | None = None
+        self.joined = False
+        self._over = False
+        self._interpreter = Interpreter(self)
+        self._queue: deque[tuple[Step, Variable | None]] = deque()
+        self._lock = threading.RLock()
+        self._busy = parent is not None
+        """A task runs the queue or is about to; a forked branch waits for its parent to reach the fork."""
+        self._idle: Gate | None = None
+
+    # --- taking steps ---
+
+    def submit(self, node: Node) -> Variable | None:
+        """Run the steps of `node` after all earlier ones. Returns at once, with the last step's outcome."""
+        variable = None
+        for step in node.steps():
+            variable = self._submit(step)
+        return variable
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Steps that are appended in the block begin together, at its end. The branch must be idle."""
+        self._busy = True
+        try:
+            yield
+        finally:
+            self.run.loop.call_soon_threadsafe(self._start)
+
+    def _declare(self, step: Step) -> Variable | None:
+        """The variable that `step` sets; raises `ProgramError` where nothing can be appended."""
+        if self.joined or self.run.body_done.is_open:
+            why = "it was joined" if self.joined else "its program has ended"
+            raise ProgramError(f"Nothing can be appended to this state: {why}.")
+        variable = Variable(step.variable) if step.sets else None
+        if step.variable is not None and variable is not None:
+            self.variables[step.variable] = variable
+        return variable
+
+    def _submit(self, step: Step) -> Variable | None:
+        with self._lock:
+            variable = self._declare(step)
+            if self.run.watch is not None:
+                self.run.watch(self, step, variable)
+            if self.error is not None:
+                self._skip(step, variable, self.error)
+            elif self._busy:
+                self._enqueue(step, variable)
+            elif step.waits:
+                self._enqueue(step, variable)
+                self._busy = True
+                self.run.loop.call_soon_threadsafe(self._start)
+            else:
+                try:
+                    step.run(self._interpreter, variable)
+                except Exception as error:
+                    self._fail(_as_program_error(error, step), variable)
+        if self.run.stream:
+            self.run.notify()
+        return variable
+
+    def fork(self, size: int) -> list[Branch]:
+        """`size` branches that begin with what this one holds after its steps so far."""
+        with self._lock:
+            forks = (*self.forks, self.run.fork_key(size))
+            children = [Branch(self.run, Call("fork", f"fork {index}"), self, forks) for index in range(size)]
+            self.children.extend(children)
+            self._submit(Fork(tuple(children)))
+        return children
+
+    def begin(self, parent: Branch) -> None:
+        """Called by the parent at the fork: take over what it holds, and go."""
+        with self._lock:
+            self.tail = self.fork_point = parent.tail
+            self.prompt, self.dialogue = parent.prompt, parent.dialogue
+            self.call.start_s = self.run.clock()
+            if self.run.stream:
+                self.feed = list(parent.feed)
+            if self._queue:
+                self.run.loop.call_soon_threadsafe(self._start)
+            else:
+                self._rest()
+
+    def gather(self, children: Iterable[Branch]) -> None:
+        """Close the children; each variable that they set becomes the list of its values here."""
+        children = list(children)
+        for child in children:
+            child.close()
+        parts: dict[str, list[Variable]] = {}
+        for child in children:
+            for name, variable in child.variables.items():
+                if child._inherited.get(name) is not variable:
+                    parts.setdefault(name, []).append(variable)
+        for name, variables in parts.items():
+            self.variables[name] = Gathered(name, variables)
+        if self.run.stream:
+            self.run.notify()
+
+    def splice(self, children: Iterable[Branch]) -> None:
+        """Close the children; append what each of them added."""
+        children = tuple(children)
+        for child in children:
+            child.close()
+        self.submit(Splice(children))
+
+    def close(self) -> None:
+        """Nothing more can be appended."""
+        with self._lock:
+            self.joined = True
+            self._end_if_over()
+
+    def _enqueue(self, step: Step, variable: Variable | None) -> None:
+        self._queue.append((step, variable))
+        self.run.count_queued(step.asks)
+
+    def _dequeue(self) -> tuple[Step, Variable | None]:
+        step, variable = self._queue.popleft()
+        self.run.count_queued(-step.asks)
+        return step, variable
+
+    # --- running them ---
+
+    def _start(self) -> None:
+        task = self.run.loop.create_task(self._drain())
+        self.run.tasks.add(task)
+        task.add_done_callback(self.run.tasks.discard)
+
+    async def _drain(self) -> None:
+        step: Step | None = None
+        variable: Variable | None = None
+        try:
+            while (entry := self._next()) is not None:
+                step, variable = entry
+                waiting = step.run(self._interpreter, variable)
+                if waiting is not None:
+                    await waiting
+        except asyncio.CancelledError:
+            self._fail(self.run.cancel_error, variable)
+        except Exception as error:
+            self._fail(_as_program_error(error, step), variable)
+
+    def _next(self) -> tuple[Step, Variable | None] | None:
+        with self._lock:
+            if self._queue:
+                return self._dequeue()
+            self._rest()
+            return None
+
+    def _rest(self) -> None:
+        self._busy = False
+        self._end_if_over()
+        self.call.end_s = self.run.clock()
+        if self._idle is not None:
+            self._idle.open()
+            self._idle = None
+        if self.run.stream:
+            self.run.notify()
+
+    def _end_if_over(self) -> None:
+        if self.joined and not self._busy and not self._over:
+            self._over = True
+            self.run.end_branch(self)
+
+    @property
+    def has_steps(self) -> bool:
+        """Further steps follow the one that runs now."""
+        return bool(self._queue)
+
+    @property
+    def is_last_step(self) -> bool:
+        """No further step can follow the one that runs now."""
+        return not self._queue and (self.joined or self.run.body_done.is_open)
+
+    # --- failing ---
+
+    def fail(self, error: Exception) -> None:
+        """Fail this branch and all below it, unless they have ended."""
+        with self._lock:
+            if self.error is None:
+                self._fail(_as_program_error(error, None), None)
+        for child in self.children:
+            child.fail(error)
+
+    def _fail(self, error: ProgramError, variable: Variable | None) -> None:
+        with self._lock:
+            if self.error is None:
+                self.error = error
+                self.call.error = str(error)
+            if variable is not None:
+                variable.fail(error)
+            while self._queue:
+                self._skip(*self._dequeue(), self.error)
+            self._rest()
+
+    def _skip(self, step: Step, variable: Variable | None, error: ProgramError) -> None:
+        skipped = ProgramError(
+            f"{_name(step)} was not run, because an earlier step failed: {error.message}",
+            variable=step.variable,
+            line=error.line,
+            prompt=error.prompt,
+            partial=error.partial,
+            finish_reason=error.finish_reason,
+        )
+        skipped.__cause__ = error
+        if variable is not None:
+            variable.fail(skipped)
+        step.abandon(error)
+
+    # --- reading ---
+
+    def idle(self) -> Gate:
+        """Opens when all steps so far are done."""
+        with self._lock:
+            if self._idle is None:
+                gate = Gate()
+                if not self._busy:
+                    gate.open()
+                    return gate
+                self._idle = gate
+            return self._idle
+
+    @property
+    def text(self) -> str:
+        """All that it holds."""
+        return text_of(self.tail)
+
+    @property
+    def ended(self) -> bool:
+        """Nothing runs, and nothing more will be appended."""
+        return not self._busy and (self.joined or self.run.body_done.is_open)
+
+    def variable(self, name: str) -> Variable:
+        """The variable of this name; raises `UnknownVariable`, or what the program's body raised."""
+        found = self.variables.get(name)
+        if found is not None:
+            return found
+        if self.run.error is not None:
+            raise self.run.error.with_traceback(None)
+        raise unknown(name, list(self.variables))
+
+    def set_variable(self, name: str, value: Any) -> None:
+        variable = Variable(name)
+        variable.resolve(value, text=value if isinstance(value, str) else None)
+        self.variables[name] = variable
+
+
+def _name(step: Step) -> str:
+    if step.variable is not None:
+        return repr(step.variable)
+    if isinstance(step, RoleBegin | RoleEnd):
+        return turn(step.role).capitalize()
+    return f"A {type(step).__name__.lower()} step"
+
+
+def _as_program_error(error: Exception, step: Step | None) -> ProgramError:
+    if isinstance(error, ProgramError):
+        return error
+    line = getattr(step, "line", None)
+    where = f" at {line}" if line else ""
+    failed = ProgramError(
+        f"{_name(step) if step is not None else 'A step'} failed{where}: {error}",
+        variable=step.variable if step is not None else None,
+        line=line,
+    )
+    failed.__cause__ = error
+    return failed

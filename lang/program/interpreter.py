@@ -1,0 +1,293 @@
+"""What each node does to a branch. Double dispatch: a node calls the method of its own kind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from ramify.constraint import choices
+from ramify.errors import InvalidRequest, ProgramError, RamifyError, RequestTimeout, UnsupportedNode
+from ramify.lang.calls.chat import begin_turn, end_turn
+from ramify.lang.calls.choices import token_length_normalized
+from ramify.lang.calls.options import DEFAULT_MAX_TOKENS, resolve_options
+from ramify.lang.calls.request import Output, all_of, send
+from ramify.lang.calls.retries import attempt, read_value
+from ramify.lang.calls.select import choose
+from ramify.lang.calls.transcript import Piece, append_output, append_text, pieces, text_of
+from ramify.lang.program.nodes import (
+    CallTools,
+    DescribeTools,
+    Filled,
+    Fork,
+    Gen,
+    RoleBegin,
+    RoleEnd,
+    ScopeBegin,
+    ScopeEnd,
+    Select,
+    Splice,
+    Text,
+)
+from ramify.lang.program.variables import Variable
+from ramify.lang.tools.steps import (
+    ToolFailed,
+    append_results,
+    describe,
+    form_of,
+    in_turns,
+    open_calls,
+    run_calls,
+)
+from ramify.lang.tools.tool import ToolCalls
+from ramify.lang.trace.calls import Call
+from ramify.messages import TextChunk
+from ramify.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from ramify.lang.program.branch import Branch
+
+OPTION_DEFAULTS = {"max_tokens": DEFAULT_MAX_TOKENS}
+
+
+class Interpreter:
+    """Runs the steps of one branch. Only the owner of the branch's content calls it."""
+
+    def __init__(self, branch: Branch) -> None:
+        self._branch = branch
+        self._run = branch.run
+
+    # --- steps that are done on return ---
+
+    def text(self, node: Text) -> None:
+        if self._run.takes_messages and self._branch.dialogue.role is None and node.value.strip():
+            raise UnsupportedNode(
+                f"{self._run.info.name} takes whole messages only, and this text is in none: {node.value!r}.",
+                remedy="Put it into system(...), user(...) or assistant(...).",
+            )
+        self._append(append_text(self._branch.tail, node.value))
+
+    def role_begin(self, node: RoleBegin) -> None:
+        branch = self._branch
+        branch.dialogue, tail = begin_turn(
+            branch.dialogue, branch.tail, node.role, self._run.info, tools=node.tools
+        )
+        self._append(tail)
+
+    def role_end(self, node: RoleEnd) -> None:
+        branch = self._branch
+        branch.dialogue, tail = end_turn(branch.dialogue, branch.tail, node.role, self._run.info)
+        self._append(tail)
+
+    def scope_begin(self, node: ScopeBegin) -> None:
+        self._branch.scopes[node.name] = self._branch.tail
+
+    def scope_end(self, node: ScopeEnd, variable: Variable) -> None:
+        text = text_of(self._branch.tail, self._branch.scopes.pop(node.name))
+        variable.resolve(text, text=text)
+
+    def fork(self, node: Fork) -> None:
+        self._branch.call.children.extend(child.call for child in node.children)
+        for child in node.children:
+            child.call.parent = self._branch.call
+            child.begin(self._branch)
+
+    def describe_tools(self, node: DescribeTools) -> None:
+        branch = self._branch
+        branch.dialogue, tail = describe(branch, form_of(self._run), node.tools)
+        self._append(tail)
+
+    # --- steps that wait ---
+
+    async def filled(self, node: Filled) -> None:
+        texts: list[str] = []
+        for part in node.parts:
+            if isinstance(part, str):
+                texts.append(part)
+                continue
+            await part.variable.gate.wait()
+            texts.append(part.read())
+        self.text(Text("".join(texts)))
+
+    async def splice(self, node: Splice) -> None:
+        if self._run.takes_messages and self._branch.dialogue.role is None:
+            raise UnsupportedNode(
+                f"{self._run.info.name} takes whole messages only: branches cannot be joined."
+            )
+        for child in node.children:
+            await child.idle().wait()
+            if child.error is not None:
+                raise child.error
+        tail = self._branch.tail
+        for child in node.children:
+            for piece in pieces(child.tail, child.fork_point):
+                tail = Piece(tail, piece.segment, piece.text, piece.boundary)
+        self._append(tail)
+
+    async def gen(self, node: Gen, variable: Variable) -> None:
+        variable.kind = node.kind
+        with self._step("gen", node, variable) as call:
+            sampling = resolve_options(OPTION_DEFAULTS, self._run.options, node.options)
+            if node.stop:
+                sampling = msgspec.structs.replace(sampling, stop=(*sampling.stop, *node.stop))
+            async with _within(node.timeout):
+                if node.retries:
+                    await self._attempts(call, sampling, node, variable)
+                    return
+                outputs = await self._outputs(call, sampling, node, variable)
+            values = [read_value(node, output.text) for output in outputs]
+        first = outputs[0]
+        self._branch.tail = append_output(
+            self._branch.tail, first.text, first.ids, first.kept_ids, first.tail
+        )
+        if sampling.n == 1:
+            variable.resolve(values[0], text=first.text, meta=lambda: first.meta)
+        else:
+            variable.resolve(values, meta=lambda: [output.meta for output in outputs])
+
+    async def _attempts(self, call: Call, sampling: SamplingParams, node: Gen, variable: Variable) -> None:
+        """One generation that may be repeated; only the valid output is streamed."""
+        if sampling.n != 1:
+            raise InvalidRequest("A gen with retries has n=1.", field="n")
+        valid = await attempt(self._branch, call, sampling, node)
+        output = valid.output
+        variable.chunks.append(
+            TextChunk(rid=output.rid, text=output.text, ids=output.ids, usage=output.usage)
+        )
+        self._branch.dialogue = valid.dialogue
+        self._append(valid.tail)
+        variable.resolve(valid.value, text=output.text, meta=lambda: output.meta)
+
+    async def _outputs(
+        self, call: Call, sampling: SamplingParams, node: Gen, variable: Variable
+    ) -> list[Output]:
+        """n independent generations; the first is the one that is streamed and appended."""
+        if sampling.n == 1:
+            return [await send(self._branch, call, sampling, node.constraint, variable)]
+        seeds = [None if sampling.seed is None else sampling.seed + index for index in range(sampling.n)]
+        outputs = await all_of(
+            send(
+                self._branch,
+                call.child("sample", call.name, call.prompt_end, self._run.clock()),
+                msgspec.structs.replace(sampling, n=1, seed=seed),
+                node.constraint,
+                variable if index == 0 else None,
+                next_use=None if index == 0 else "never",
+            )
+            for index, seed in enumerate(seeds)
+        )
+        call.text, call.finish = outputs[0].text, outputs[0].finish
+        return outputs
+
+    async def select(self, node: Select, variable: Variable) -> None:
+        if self._run.takes_messages:
+            await self._constrained_select(node, variable)
+            return
+        with self._step("select", node, variable) as call:
+            async with _within(node.timeout):
+                chosen = await choose(self._branch, call, node.choices, node.method)
+            call.text = chosen.text
+        self._append(append_output(self._branch.tail, chosen.text, chosen.ids, len(chosen.ids), ""))
+        variable.resolve(chosen.text, text=chosen.text, meta=lambda: chosen.meta)
+
+    async def _constrained_select(self, node: Select, variable: Variable) -> None:
+        """A select where nothing can be scored: the model writes its choice, and can write nothing else."""
+        with self._step("select", node, variable) as call:
+            if node.method is not token_length_normalized:
+                raise UnsupportedNode(
+                    f"{self._run.info.name} takes whole messages only, so it cannot score choices "
+                    f"by {node.method}."
+                )
+            async with _within(node.timeout):
+                output = await send(
+                    self._branch, call, SamplingParams(temperature=0.0), choices(node.choices)
+                )
+        self._append(append_text(self._branch.tail, output.text))
+        variable.resolve(output.text, text=output.text, meta=lambda: output.meta)
+
+    async def call_tools(self, node: CallTools, variable: Variable) -> None:
+        branch, form = self._branch, form_of(self._run)
+        turns = in_turns(branch)
+        opening = form.opening(node.required)
+        self._append(open_calls(branch, opening, turns))
+        with self._step("gen", node, variable) as call:
+            sampling = resolve_options(OPTION_DEFAULTS, self._run.options, node.options)
+            constraint = form.constraint(node.tools, node.required, node.max_calls)
+            async with _within(node.timeout):
+                output = await send(branch, call, sampling, constraint, variable, next_use="tool")
+            words, asked = form.read(opening + output.text)
+        branch.tail = append_output(branch.tail, output.text, output.ids, output.kept_ids, output.tail)
+        try:
+            calls = await run_calls(branch, node, asked)
+        except ToolFailed as error:
+            raise _located(error, node, call) from error.__cause__
+        self._append(append_results(branch, form, calls, turns))
+        variable.resolve(ToolCalls(calls, words), text=opening + output.text, meta=lambda: output.meta)
+
+    # --- small change ---
+
+    def _append(self, tail: Piece | None) -> None:
+        branch = self._branch
+        if self._run.stream and tail is not branch.tail:
+            branch.feed.append(text_of(tail, branch.tail))
+        branch.tail = tail
+
+    @contextlib.contextmanager
+    def _step(
+        self, kind: Literal["gen", "select"], node: Gen | Select | CallTools, variable: Variable
+    ) -> Iterator[Call]:
+        """The call of a step. An error becomes a `ProgramError` that says where, and after what."""
+        branch = self._branch
+        call = branch.call.child(kind, node.name or "", branch.tail, self._run.clock(), line=node.line)
+        variable.call = call
+        try:
+            yield call
+        except asyncio.CancelledError:
+            call.error = "cancelled"
+            raise
+        except Exception as error:
+            call.error = str(error)
+            raise _located(error, node, call) from (
+                error.__cause__ if isinstance(error, ProgramError) else error
+            )
+        finally:
+            call.end_s = self._run.clock()
+
+
+def _within(seconds: float | None) -> contextlib.AbstractAsyncContextManager[None]:
+    """Raise `RequestTimeout` when the block takes longer; what it waits for is cancelled."""
+    return contextlib.nullcontext() if seconds is None else _limited(seconds)
+
+
+@contextlib.asynccontextmanager
+async def _limited(seconds: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise RequestTimeout(
+            f"It took longer than {seconds:g} s.",
+            field="timeout",
+            remedy="Raise timeout or lower max_tokens.",
+        ) from None
+
+
+def _located(error: Exception, node: Gen | Select | CallTools, call: Call) -> ProgramError:
+    """`error` with the step's name, line, prompt and partial output."""
+    step = f"{call.kind} {node.name!r}" if node.name else f"A {call.kind}"
+    where = f" at {node.line}" if node.line else ""
+    kind = type(error) if isinstance(error, ProgramError) else ProgramError
+    message = error.message if isinstance(error, RamifyError) else str(error) or type(error).__name__
+    return kind(
+        f"{step}{where} failed: {message}",
+        variable=node.name,
+        line=node.line,
+        prompt=call.prompt,
+        partial=call.text,
+        finish_reason=call.finish.reason if call.finish else None,
+        pointer=getattr(error, "pointer", None),
+        remedy=getattr(error, "remedy", None),
+    )

@@ -1,0 +1,293 @@
+"""One run of a program: its backend, its options, its branches, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from typing import Any
+
+from ramify.errors import Cancelled, InvalidRequest, ProgramError, UnsupportedField
+from ramify.lang.backends.base import Backend
+from ramify.lang.program.branch import Branch
+from ramify.lang.program.gate import SIGNAL_S, Gate
+from ramify.lang.program.nodes import Step
+from ramify.lang.program.variables import Variable
+from ramify.lang.trace.calls import Call
+from ramify.loop import background_loop, submit
+from ramify.messages import ModelInfo
+
+logger = logging.getLogger(__name__)
+
+_default_backend: Backend | None = None
+_infos: weakref.WeakKeyDictionary[Backend, ModelInfo] = weakref.WeakKeyDictionary()
+
+
+def set_default_backend(backend: Backend | None) -> None:
+    """The backend of every run that is given none."""
+    global _default_backend
+    _default_backend = None if backend is None else _checked(backend)
+
+
+def find_backend(backend: Backend | None) -> Backend:
+    """`backend`, or the default one; raises `InvalidRequest` when there is neither."""
+    found = _default_backend if backend is None else _checked(backend)
+    if found is None:
+        raise InvalidRequest(
+            "No backend to run on.",
+            field="backend",
+            remedy="Pass backend=..., or call set_default_backend once.",
+        )
+    return found
+
+
+def _checked(backend: Backend) -> Backend:
+    if isinstance(backend, type):
+        raise InvalidRequest(
+            f"{backend.__name__} is a class, not a backend.", field="backend", remedy="Make one of it."
+        )
+    if not isinstance(backend, Backend):
+        raise InvalidRequest(
+            f"{backend!r} is not a backend: it lacks info, generate, end_program or aclose.", field="backend"
+        )
+    return backend
+
+
+def known_info(backend: Backend) -> ModelInfo | None:
+    """What `model_info` has learnt before."""
+    return _infos.get(backend)
+
+
+async def model_info(backend: Backend) -> ModelInfo:
+    """What the backend serves, asked for once. Runs on the background loop."""
+    info = _infos.get(backend)
+    if info is None:
+        info = _infos[backend] = await backend.info()
+    return info
+
+
+def call_backend(backend: Backend | None, method: str) -> Any:
+    """Call a method that only some backends have, and wait for its result."""
+    found = find_backend(backend)
+    function = getattr(found, method, None)
+    if function is None:
+        raise UnsupportedField(f"{type(found).__name__} has no {method}.", field=method)
+    result = function()
+    if asyncio.iscoroutine(result):
+        return submit(result).result()
+    return result
+
+
+class Run:
+    """What all branches of one program run share."""
+
+    def __init__(
+        self,
+        name: str,
+        backend: Backend,
+        info: ModelInfo,
+        options: Mapping[str, Any],
+        *,
+        scope: str = "",
+        stream: bool = False,
+        asynchronous: bool = False,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self.program = uuid.uuid4().hex
+        self.backend = backend
+        self.info = info
+        self.options = options
+        self.scope = scope
+        self.stream = stream
+        """Somebody may iterate over the text while the program runs."""
+        self.asynchronous = asynchronous
+        """The body is a coroutine, so that no read may block."""
+        self.caller_loop = asyncio.get_running_loop() if asynchronous else None
+        """The event loop that the body, and so its async tools, run in."""
+        self.takes_messages = bool(getattr(backend, "takes_messages", False))
+        """The backend has no prompts, only finished chat messages."""
+        self.loop = loop or background_loop()
+        """Where its steps run, and its backend."""
+        self.tasks: set[asyncio.Task[None]] = set()
+        """The branches that have steps to run; touched on `loop` only."""
+        self.error: ProgramError | None = None
+        """The exception that the body raised, as the cause."""
+        self.body_done = Gate()
+        """Nothing more will be appended."""
+        self.finished = Gate()
+        """All steps are done."""
+        self.started = time.perf_counter()
+        self._told_end = False
+        self._ended: list[str] = []
+        self._open_forks: dict[str, int] = {}
+        """By fork: its branches that may still be extended."""
+        self._numbers = itertools.count()
+        self.queued_calls = 0
+        """Steps that wait in some branch and will ask the model."""
+        self._keys = itertools.count()
+        self._listeners: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+        self.watch: Callable[[Branch, Step, Variable | None], None] | None = None
+        """Is told of each step when it is appended."""
+        self.root = self.branch(Call(kind="program", name=name))
+
+    def branch(self, call: Call) -> Branch:
+        """The program's own branch."""
+        return Branch(self, call)
+
+    def clock(self) -> float:
+        """Seconds since the run began."""
+        return time.perf_counter() - self.started
+
+    def next_rid(self) -> str:
+        return f"{self.program}-{next(self._numbers)}"
+
+    def branch_key(self) -> str:
+        """A name for a branch."""
+        return f"b{next(self._keys)}"
+
+    def fork_key(self, size: int) -> str:
+        """A name for a fork into so many branches."""
+        key = f"f{next(self._keys)}"
+        self._open_forks[key] = size
+        return key
+
+    def end_branch(self, branch: Branch) -> None:
+        """Nobody will extend it any more; the next request says so, and of its fork when it was the last."""
+        with self._lock:
+            self._ended.append(branch.key)
+            for fork in branch.forks[-1:]:
+                self._open_forks[fork] -= 1
+                if not self._open_forks[fork]:
+                    del self._open_forks[fork]
+                    self._ended.append(fork)
+
+    def take_ended(self) -> tuple[str, ...]:
+        """The branches and forks that have ended since this was last asked."""
+        with self._lock:
+            ended, self._ended = tuple(self._ended), []
+        return ended
+
+    def count_queued(self, calls: int) -> None:
+        """So many steps that ask the model have come to wait, or (below 0) wait no more."""
+        if calls:
+            with self._lock:
+                self.queued_calls += calls
+
+    # --- the end ---
+
+    def end_body(self, error: BaseException | None = None) -> None:
+        """The body has returned, or has raised `error`."""
+        if error is not None and self.error is None:
+            self.error = body_error(error)
+        self.body_done.open()
+        self.notify()
+
+    async def finish(self) -> None:
+        """Wait for all steps, then end the program on the backend. Runs on `loop`."""
+        while self.tasks:
+            await asyncio.wait(self.tasks)
+        if not self._told_end:
+            self._told_end = True
+            try:
+                await self.backend.end_program(self.program)
+            except Exception as error:  # its leases run out by themselves
+                logger.warning("Program %s could not be ended on its backend: %s", self.program, error)
+        if not self.finished.is_open:
+            self.root.call.end_s = self.clock()
+            self.finished.open()
+            self.notify()
+
+    async def cancel(self) -> None:
+        """Abort what is in flight; unset variables fail with `cancel_error`. Does nothing after the end.
+
+        Runs on `loop`.
+        """
+        if self.finished.is_open:
+            return
+        for task in self.tasks:
+            task.cancel()
+        self.root.fail(self.cancel_error)
+        await self.finish()
+
+    @property
+    def cancel_error(self) -> ProgramError:
+        """Why steps were cancelled: the body's exception, or `Cancelled` as the cause."""
+        if self.error is not None:
+            return self.error
+        error = ProgramError("The run was cancelled.")
+        error.__cause__ = Cancelled("The run was cancelled.")
+        return error
+
+    def request_cancel(self) -> None:
+        """`cancel` without waiting for it; from any thread."""
+        asyncio.run_coroutine_threadsafe(self.cancel(), self.loop)
+
+    def check_may_block(self) -> None:
+        """Raise RuntimeError where blocking would stop the event loop that the body runs in."""
+        if self.asynchronous and not self.finished.is_open:
+            raise RuntimeError(
+                "This would block the event loop of an async program; there, "
+                'write await s.aget("name"), await s.wait(), or s.text_async_iter().'
+            )
+
+    # --- progress, for those who iterate over text ---
+
+    @contextlib.contextmanager
+    def listening(self, wake: Callable[[], None]) -> Iterator[None]:
+        """Have `wake` called after every change; it must be quick and safe in any thread."""
+        with self._lock:
+            self._listeners = [*self._listeners, wake]
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._listeners = [other for other in self._listeners if other is not wake]
+
+    def notify(self) -> None:
+        for wake in self._listeners:
+            wake()
+
+    def changes(self) -> Iterator[None]:
+        """Now, and after every change; blocks in between. Ctrl-C cancels the run."""
+        self.check_may_block()
+        event = threading.Event()
+        with self.listening(event.set):
+            while True:
+                event.clear()
+                yield
+                try:
+                    while not event.wait(SIGNAL_S):
+                        pass
+                except BaseException:
+                    self.request_cancel()
+                    raise
+
+    async def async_changes(self) -> AsyncGenerator[None, None]:
+        """`changes` for any event loop."""
+        loop, event = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the listener's loop has closed
+                loop.call_soon_threadsafe(event.set)
+
+        with self.listening(wake):
+            while True:
+                event.clear()
+                yield
+                await event.wait()
+
+
+def body_error(error: BaseException) -> ProgramError:
+    """A `ProgramError` for an exception of the program's own body, which is its cause."""
+    if isinstance(error, ProgramError):
+        return error
+    raised = ProgramError(f"The program raised {type(error).__name__}: {error}")
+    raised.__cause__ = error
+    return raised

@@ -1,0 +1,342 @@
+"""The `s` of a program: what its body appends to and reads from, and what `run` returns."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, Literal, TypeVar, overload
+
+from ramify.errors import InvalidRequest, ProgramError
+from ramify.lang.calls.options import read_options
+from ramify.lang.program import streaming
+from ramify.lang.program.branch import Branch
+from ramify.lang.program.fork import ForkGroup
+from ramify.lang.program.gate import Gate
+from ramify.lang.program.nodes import (
+    CallTools,
+    Node,
+    RoleBegin,
+    RoleEnd,
+    Row,
+    ScopeBegin,
+    ScopeEnd,
+    as_node,
+)
+from ramify.lang.program.refused import refused
+from ramify.lang.program.source import caller_line
+from ramify.lang.program.variables import Variable
+from ramify.lang.tools.tool import ToolCalls, ToolTurn, as_tools
+from ramify.lang.trace.calls import Call
+from ramify.lang.typed.partial import Partial
+from ramify.lang.typed.partial_stream import ObjectStream, snapshot
+from ramify.lang.typed.schema import convert, schema_of
+from ramify.messages import Usage
+
+T = TypeVar("T")
+
+
+class ProgramState:
+    """A running or finished program, or one branch of a fork.
+
+    Appending returns at once. Reading a variable waits for its step alone; `text`, `messages`, `error`
+    and `sync` wait for all steps so far. In an ``async def`` program, where nothing may block the event
+    loop, ``await s.aget("x")`` and ``await s.wait()`` do the waiting.
+    """
+
+    def __init__(self, branch: Branch, *, outside: bool = False) -> None:
+        self._branch = branch
+        self._outside = outside
+        """Not the body's own handle: a variable may still be declared by the body."""
+        self._body: asyncio.Task[None] | None = None
+        self.ret_value: Any = None
+        """What the body returned."""
+
+    # --- appending ---
+
+    def __iadd__(self, item: str | Node) -> ProgramState:
+        self._branch.submit(as_node(item))
+        return self
+
+    def system(self, content: str | Node | None = None) -> contextlib.AbstractContextManager[None]:
+        return self._turn("system", content)
+
+    def user(self, content: str | Node | None = None) -> contextlib.AbstractContextManager[None]:
+        return self._turn("user", content)
+
+    def assistant(self, content: str | Node | None = None) -> contextlib.AbstractContextManager[None]:
+        return self._turn("assistant", content)
+
+    def _turn(self, role: str, content: str | Node | None) -> contextlib.AbstractContextManager[None]:
+        """Append a whole turn, or, without content, return a ``with`` block that is the turn."""
+        line = caller_line()
+        if content is None:
+            return self._block(RoleBegin(role, line), RoleEnd(role))
+        self._branch.submit(Row((RoleBegin(role, line), *as_node(content).steps(), RoleEnd(role))))
+        return contextlib.nullcontext()
+
+    def var_scope(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """A ``with`` block whose text becomes the variable `name`."""
+        return self._block(ScopeBegin(name), ScopeEnd(name))
+
+    @contextlib.contextmanager
+    def _block(self, begin: Node, end: Node) -> Iterator[None]:
+        self._branch.submit(begin)
+        yield
+        self._branch.submit(end)
+
+    def call_tools(
+        self,
+        tools: Sequence[object],
+        name: str | None = None,
+        max_tokens: int | None = None,
+        *,
+        max_calls: int = 4,
+        required: bool = True,
+        errors: Literal["show", "raise"] = "show",
+        timeout: float | None = None,
+        **options: Any,
+    ) -> ToolTurn:
+        """Have the model call `tools`, run the calls, and append their results. Returns at once.
+
+        The calls are held to the names and to the schemas of the functions. They run all at once: coroutine
+        functions in the program's event loop, others in a thread each. In a chat the calls are an assistant
+        turn and the results, in the order of the calls, a turn after it.
+
+        Args:
+            tools: Functions, or what `tool` makes of them; how the model is told of them, see ``tools=`` of
+                `system` and `user`.
+            name: The variable that holds the `ToolCalls`.
+            max_calls: Most calls in this turn.
+            required: False leaves it to the model to answer in words; there are then no calls.
+            errors: ``show``: an exception of a function is its result, which the model sees. ``raise``: it
+                fails the step.
+            timeout: Seconds for the model's turn; that of a function is its own (`tool`).
+            options: As of `gen`.
+        """
+        if errors not in ("show", "raise"):
+            raise InvalidRequest(f"errors is {errors!r}; it must be 'show' or 'raise'.", field="errors")
+        if max_calls < 1:
+            raise InvalidRequest(f"max_calls is {max_calls}; it must be at least 1.", field="max_calls")
+        node = CallTools(
+            name=name,
+            tools=as_tools(tools),
+            max_calls=max_calls,
+            required=required,
+            raises=errors == "raise",
+            options=read_options({"max_tokens": max_tokens, **options}, of="call_tools"),
+            timeout=timeout,
+            line=caller_line(),
+        )
+        variable = self._branch.submit(node)
+        assert variable is not None
+
+        def read() -> ToolCalls:
+            self._block_on(variable.gate)
+            calls: ToolCalls = variable.read()
+            return calls
+
+        return ToolTurn(variable.gate, read)
+
+    def set_var(self, name: str, value: Any) -> None:
+        """Set a variable; ``s[name] = value`` does the same."""
+        self._branch.set_variable(name, value)
+
+    __setitem__ = set_var
+
+    # --- branches ---
+
+    def fork(self, size: int = 1, position_ids_offset: None = None) -> ForkGroup:
+        """`size` branches that share everything so far and run concurrently."""
+        if position_ids_offset is not None:
+            refused("fork(position_ids_offset=...)", "Fork without it.")()
+        if size < 1:
+            raise ValueError(f"fork size is {size}; it must be at least 1.")
+        return ForkGroup([type(self)(branch) for branch in self._branch.fork(int(size))], self._branch)
+
+    @contextlib.contextmanager
+    def copy(self) -> Iterator[ProgramState]:
+        """A ``with`` block over one branch, joined at its end."""
+        group = self.fork(1)
+        yield group[0]
+        group.join()
+
+    # --- reading ---
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of a variable; raises `ProgramError` if its step failed or if none sets it."""
+        return self._read(name).read()
+
+    get_var = __getitem__
+
+    @overload
+    def get(self, name: str) -> Any: ...
+    @overload
+    def get(self, name: str, kind: type[T]) -> T: ...
+    @overload
+    def get(self, name: str, kind: Any) -> Any: ...
+    def get(self, name: str, kind: Any = None) -> Any:
+        """The value of a variable as a `kind`, parsed from its text if it is not one yet."""
+        return _as(self._read(name), kind)
+
+    @overload
+    async def aget(self, name: str) -> Any: ...
+    @overload
+    async def aget(self, name: str, kind: type[T]) -> T: ...
+    @overload
+    async def aget(self, name: str, kind: Any) -> Any: ...
+    async def aget(self, name: str, kind: Any = None) -> Any:
+        """`get` for async programs."""
+        if self._outside:
+            async with contextlib.aclosing(self._branch.run.async_changes()) as changes:
+                async for _ in changes:
+                    if self._declared(name):
+                        break
+        variable = self._branch.variable(name)
+        await variable.gate.wait()
+        return _as(variable, kind)
+
+    def get_meta_info(self, name: str) -> Any:
+        """Tokens, finish reason and log-probabilities of the variable's step, as SGLang's ``meta_info``."""
+        variable = self._read(name)
+        variable.read()
+        return variable.meta
+
+    def prompt_of(self, name: str) -> str:
+        """The exact text that was sent for a variable, also where its step failed; with retries, the last
+        that was. Raises `ProgramError` for a variable that nothing was sent for."""
+        variable = self._read(name)
+        if variable.call is None:
+            variable.read()
+            raise ProgramError(f"{name!r} was not generated, so it has no prompt.", variable=name)
+        return variable.call.prompt
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._branch.variables
+
+    def text(self) -> str:
+        """Everything so far, prompts included; raises `ProgramError` if a step failed."""
+        self.sync()
+        self._raise()
+        return self._branch.text
+
+    def messages(self) -> list[dict[str, str]]:
+        """The finished chat turns, as ``{"role": …, "content": …}``."""
+        self.sync()
+        self._raise()
+        return [{"role": turn.role, "content": turn.content} for turn in self._branch.dialogue.messages]
+
+    def sync(self) -> None:
+        """Block until all steps so far are done; for a state that `run` returned, until the program is."""
+        self._block_on(self._all_done())
+
+    async def wait(self) -> None:
+        """`sync` for async programs."""
+        await self._all_done().wait()
+
+    def error(self) -> ProgramError | None:
+        """The first error of this branch or of the program's body; None if all went well."""
+        self.sync()
+        return self._branch.error or self._branch.run.error
+
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+        """Text as it is generated, of one variable or of everything; raises at the end if a step failed.
+
+        Without ``run(stream=True)`` all of it comes at once, when it is complete.
+        """
+        return streaming.text_iter(self, self._branch, var_name)
+
+    def text_async_iter(
+        self, var_name: str | None = None, return_meta_data: bool = False
+    ) -> AsyncIterator[Any]:
+        """`text_iter` for any event loop; with `return_meta_data`, pairs of text and ``meta_info``."""
+        return streaming.text_async_iter(self, self._branch, var_name, return_meta_data)
+
+    @overload
+    def stream_objects(self, name: str) -> ObjectStream[Any]: ...
+    @overload
+    def stream_objects(self, name: str, kind: type[T]) -> ObjectStream[T]: ...
+    @overload
+    def stream_objects(self, name: str, kind: Any) -> ObjectStream[Any]: ...
+    def stream_objects(self, name: str, kind: Any = None) -> ObjectStream[Any]:
+        """The variable's value while it is generated, for ``for`` and ``async for``: a `Partial` whenever it
+        has grown, then the whole value as the last one.
+
+        Every closed value in a partial one is validated against its own type or subschema; one that does
+        not fit raises `ProgramError`, as does a step that fails. The whole is validated once more by its
+        `gen`. `kind` is a type or JSON schema, by default that of the `gen`. What is not JSON (``int``,
+        a `Literal` of texts) comes at its end; so does everything without ``run(stream=True)``, and the
+        output of a `gen` with retries.
+        """
+        return ObjectStream(self, self._branch, name, kind)
+
+    @overload
+    def partial(self, name: str) -> Partial[Any]: ...
+    @overload
+    def partial(self, name: str, kind: type[T]) -> Partial[T]: ...
+    @overload
+    def partial(self, name: str, kind: Any) -> Partial[Any]: ...
+    def partial(self, name: str, kind: Any = None) -> Partial[Any]:
+        """How far the variable's value has come by now, as `stream_objects` would say; does not wait."""
+        return snapshot(self._branch, name, kind)
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens and times, summed over all requests of this state and its branches."""
+        return self._branch.call.usage
+
+    @property
+    def trace(self) -> Call:
+        """The tree of calls; print it."""
+        return self._branch.call
+
+    def cancel(self) -> None:
+        """Abort the whole program; steps that have not ended fail with `Cancelled` as the cause."""
+        self._branch.run.request_cancel()
+
+    def __repr__(self) -> str:
+        branch = self._branch
+        status = "failed" if branch.error or branch.run.error else "ended" if branch.ended else "running"
+        return f"<ProgramState {branch.run.root.call.name} {status} {sorted(branch.variables)}>"
+
+    # --- waiting ---
+
+    def _read(self, name: str) -> Variable:
+        if self._outside and not self._declared(name):
+            for _ in self._branch.run.changes():
+                if self._declared(name):
+                    break
+        variable = self._branch.variable(name)
+        self._block_on(variable.gate)
+        return variable
+
+    def _declared(self, name: str) -> bool:
+        """The variable is there, or will never be."""
+        return name in self._branch.variables or self._branch.run.body_done.is_open
+
+    def _all_done(self) -> Gate:
+        return self._branch.run.finished if self._outside else self._branch.idle()
+
+    def _block_on(self, gate: Gate) -> None:
+        if gate.is_open:
+            return
+        self._branch.run.check_may_block()
+        try:
+            gate.block()
+        except BaseException:  # Ctrl-C
+            self._branch.run.request_cancel()
+            raise
+
+    def _raise(self) -> None:
+        error = self._branch.error or self._branch.run.error
+        if error is not None:
+            raise error.with_traceback(None)
+
+
+def _as(variable: Variable, kind: Any) -> Any:
+    value = variable.read()
+    if kind is None or (isinstance(kind, type) and type(value) is kind):
+        return value
+    if variable.text is None:
+        return convert(value, kind)
+    return schema_of(kind).parse(variable.text)

@@ -1,0 +1,92 @@
+"""The outcome of one step, which readers wait for and which raises where it failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from ramify.errors import ProgramError
+from ramify.lang.program.gate import Gate
+from ramify.messages import TextChunk
+
+if TYPE_CHECKING:
+    from ramify.lang.trace.calls import Call
+
+
+class UnknownVariable(ProgramError, KeyError):
+    """No step of the program sets this variable."""
+
+    code = "unknown_variable"
+
+
+class Variable:
+    """Set once, by `resolve` or `fail`. Read `value` only after the gate is open."""
+
+    __slots__ = ("_meta", "call", "chunks", "error", "gate", "kind", "name", "text", "value")
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+        self.gate = Gate()
+        self.value: Any = None
+        self.text: str | None = None
+        """The generated text, of which `value` is the parsed form; None for a value that was never text."""
+        self._meta: Any = None
+        self.error: ProgramError | None = None
+        self.chunks: list[TextChunk] = []
+        """What has arrived so far."""
+        self.kind: Any = None
+        """The schema of its `gen`, as the user gave it."""
+        self.call: Call | None = None
+        """The step that sets it, once that has begun."""
+
+    def resolve(self, value: Any, *, text: str | None = None, meta: Callable[[], Any] | None = None) -> None:
+        self.value, self.text, self._meta = value, text, meta
+        self.gate.open()
+
+    @property
+    def meta(self) -> Any:
+        """The answer to `get_meta_info`; made when it is first asked for, as most never are."""
+        if callable(self._meta):
+            self._meta = self._meta()
+        return self._meta
+
+    def fail(self, error: ProgramError) -> None:
+        if not self.gate.is_open:
+            self.error = error
+            self.gate.open()
+
+    def read(self) -> Any:
+        """The value; raises `ProgramError` if the step failed. The gate must be open."""
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+        return self.value
+
+
+class Gathered(Variable):
+    """The list of one variable's values over the branches of a fork."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, name: str, parts: Iterable[Variable]) -> None:
+        super().__init__(name)
+        self.parts = list(parts)
+        for part in self.parts:
+            part.gate.on_open(self._one_more)
+
+    def _one_more(self) -> None:
+        if all(part.gate.is_open for part in self.parts) and not self.gate.is_open:
+            failed = next((part.error for part in self.parts if part.error is not None), None)
+            if failed is not None:
+                self.fail(failed)
+            else:
+                values = [part.value for part in self.parts]
+                self.resolve(values, meta=lambda: [part.meta for part in self.parts])
+
+
+def unknown(name: str, known: Iterable[str]) -> UnknownVariable:
+    names = ", ".join(sorted(map(repr, known)))
+    return UnknownVariable(
+        f"The program sets no variable {name!r}.",
+        variable=name,
+        remedy=f"It sets {names}." if names else "It sets none so far.",
+    )

@@ -1,0 +1,153 @@
+"""A turn of tool calls: the model writes them, the functions run together, their results are appended.
+
+In a chat the calls are an assistant turn. Where the model's own template tells of tools in a way that can be
+appended (`ChatFormat.tools`), calls and results are in its form, a tool turn for each result; elsewhere they
+are in the generic form of `ramify.tool_calls`, with all results in one user turn. In a program without turns
+that form is plain text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from ramify.errors import InvalidRequest
+from ramify.lang.calls import retries
+from ramify.lang.calls.chat import Dialogue, begin_turn, end_turn
+from ramify.lang.calls.request import all_of
+from ramify.lang.calls.transcript import Piece, append_text
+from ramify.lang.program.nodes import CallTools
+from ramify.lang.tools.forms import Asked, CallForm, Tagged, Tools, Whole, native_instructions
+from ramify.lang.tools.tool import ToolCall, shown
+from ramify.lang.trace.calls import Call
+from ramify.messages import ToolPieces
+from ramify.tool_calls.formats import FORMATS
+
+if TYPE_CHECKING:
+    from ramify.lang.program.branch import Branch
+    from ramify.lang.program.run import Run
+
+RESULTS = "user"
+"""The role of the turn that brings results where the template has none for them."""
+SHOWN_ERROR = "Error: {kind}: {message}"
+"""What the model is shown of a tool that failed."""
+
+
+def form_of(run: Run) -> CallForm:
+    """How tools are written for the model that `run` runs on."""
+    if run.takes_messages:
+        return Whole()
+    chat = run.info.chat_format
+    native = chat is not None and chat.tools is not None
+    return Tagged(FORMATS[chat.tool_format]) if chat is not None and native else Tagged()
+
+
+def pieces_of(branch: Branch, form: CallForm) -> ToolPieces | None:
+    """How the model's own template writes what is told of tools; None where all of it is plain text."""
+    chat = branch.run.info.chat_format
+    native = isinstance(form, Tagged) and form.form.native
+    return chat.tools if native and chat is not None else None
+
+
+def describe(branch: Branch, form: CallForm, tools: Tools) -> tuple[Dialogue, Piece | None]:
+    """What the branch holds when the model has been told of `tools`, in the turn that is open."""
+    dialogue, tail = branch.dialogue, branch.tail
+    pieces = pieces_of(branch, form)
+    if pieces is None:
+        told = form.instructions(tools)
+        if tail is not dialogue.start:
+            told = "\n\n" + told  # what the caller says comes first
+        return dialogue, append_text(tail, told if dialogue.role else told + "\n")
+    if dialogue.role != "system" or dialogue.messages:
+        raise InvalidRequest(
+            f"The chat template of {branch.run.info.name} tells of tools in the first system turn.",
+            remedy="Write system(..., tools=...) at the beginning.",
+        )
+    told = native_instructions(pieces, tools)
+    if pieces.place == "user":
+        return replace(dialogue, pending=told), tail
+    return dialogue, append_text(tail, told)
+
+
+def in_turns(branch: Branch) -> bool:
+    """The branch is a chat; raises `InvalidRequest` inside a turn, which calls would have to be part of."""
+    dialogue = branch.dialogue
+    if dialogue.role is not None:
+        raise InvalidRequest(
+            f"call_tools writes turns of its own, and a {dialogue.role} turn is open.",
+            remedy=f"End it with {dialogue.role}_end().",
+        )
+    chats = branch.run.info.chat_format is not None
+    return chats and (bool(dialogue.messages) or branch.tail is None)
+
+
+def open_calls(branch: Branch, opening: str, turns: bool) -> Piece | None:
+    """What the branch holds when the model begins to write; opens the assistant turn."""
+    tail = branch.tail
+    if turns:
+        branch.dialogue, tail = begin_turn(branch.dialogue, tail, "assistant", branch.run.info)
+    return append_text(tail, opening)
+
+
+def append_results(branch: Branch, form: CallForm, calls: list[ToolCall], turns: bool) -> Piece | None:
+    """What the branch holds after the results; the assistant turn ends here."""
+    tail, info = branch.tail, branch.run.info
+    pieces = pieces_of(branch, form)
+    told = "\n".join(form.result(call.shown) for call in calls)
+    if not turns:
+        return append_text(tail, f"\n{told}\n" if calls else "\n")
+    dialogue, tail = end_turn(branch.dialogue, tail, "assistant", info)
+    if pieces is not None:
+        for call in calls:
+            text = json.dumps(call.shown, ensure_ascii=False)[1:-1] if pieces.quoted else call.shown
+            dialogue, tail = begin_turn(dialogue, tail, "tool", info)
+            dialogue, tail = end_turn(dialogue, append_text(tail, text), "tool", info, content=call.shown)
+    elif calls:
+        dialogue, tail = begin_turn(dialogue, tail, RESULTS, info)
+        dialogue, tail = end_turn(dialogue, append_text(tail, told), RESULTS, info)
+    branch.dialogue = dialogue
+    return tail
+
+
+async def run_calls(branch: Branch, node: CallTools, asked: Asked) -> list[ToolCall]:
+    """All calls at once, in their order; raises the first error where the node says so."""
+    tell = getattr(branch.run.backend, "await_tools", None)
+    if tell is not None and asked:
+        await tell(branch.run.program, branch.key, tuple(dict.fromkeys(name for name, _ in asked)))
+    return await all_of(_run_call(branch, node, name, arguments) for name, arguments in asked)
+
+
+async def _run_call(branch: Branch, node: CallTools, name: str, arguments: str) -> ToolCall:
+    run = branch.run
+    tool = next((one for one in node.tools if one.name == name), None)
+    call = branch.call.child("tool", name, None, run.clock(), line=node.line)
+    given: dict[str, object] = {}
+    try:
+        if tool is None:
+            raise ValueError(f"There is no function {name}.")
+        given = tool.read(arguments)
+        result = await tool.run(given, run.caller_loop)
+        text = shown(result)
+        call.text = text
+        return ToolCall(name, given, result, None, text)
+    except asyncio.CancelledError:
+        call.error = "cancelled"
+        raise
+    except Exception as error:
+        call.error = str(error) or type(error).__name__
+        if node.raises:
+            raise ToolFailed(name, call) from error
+        text = SHOWN_ERROR.format(kind=type(error).__name__, message=retries.describe(error))
+        return ToolCall(name, given, None, error, text)
+    finally:
+        call.end_s = run.clock()
+
+
+class ToolFailed(Exception):
+    """A tool raised; the exception is the cause."""
+
+    def __init__(self, name: str, call: Call) -> None:
+        super().__init__(f"The tool {name} raised {call.error}")

@@ -1,0 +1,311 @@
+"""Functions that a model may call: their schemas from signatures and docstrings, and what a call came to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import json
+import re
+import threading
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, NotRequired, ParamSpec, Required, TypeVar, cast, overload
+
+from ramify.errors import InvalidRequest, RequestTimeout
+from ramify.lang.program.gate import Gate
+from ramify.lang.program.source import caller_names
+from ramify.lang.typed.typed_dict import modern
+from ramify.tool_calls.grammar import Tool as DescribedTool
+
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+"""What OpenAI's API, and with it most chat templates, takes as the name of a function."""
+
+
+class Tool(Generic[P, R]):
+    """A function, plain or ``async``, with what a model needs to know to call it; made by `tool`.
+
+    Calling it calls the function.
+    """
+
+    def __init__(
+        self,
+        function: Callable[P, R],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        timeout: float | None = None,
+        names: Mapping[str, Any] | None = None,
+    ) -> None:
+        functools.update_wrapper(self, function)
+        summary, arguments = read_docstring(inspect.getdoc(function) or "")
+        self.function = function
+        self.name = name or function.__name__
+        self.description = summary if description is None else description
+        self.timeout = timeout
+        if not NAME.fullmatch(self.name):
+            raise InvalidRequest(
+                f"{self.name!r} cannot be the name of a tool: letters, digits, _ and - only.", field="name"
+            )
+        if timeout is not None and not timeout > 0:
+            raise InvalidRequest(f"timeout is {timeout}; it must be above 0.", field="timeout")
+        self._adapter = _adapter_of(self.name, function, arguments, names or {})
+        self.parameters: dict[str, Any] = _schema_of(self._adapter)
+        """The JSON schema of the arguments: an object, with the parameters in their order."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<tool {self.name}>"
+
+    @property
+    def described(self) -> DescribedTool:
+        """In the form that chat templates and grammars take."""
+        parameters = json.dumps(self.parameters, ensure_ascii=False, separators=(",", ":"))
+        return DescribedTool(name=self.name, description=self.description, parameters=parameters)
+
+    def read(self, arguments: str) -> dict[str, Any]:
+        """JSON text as keyword arguments of their declared types; raises ValueError."""
+        return dict(self._adapter.validate_json(arguments))
+
+    async def run(self, arguments: Mapping[str, Any], caller: asyncio.AbstractEventLoop | None) -> Any:
+        """The function's result: a coroutine runs on `caller`, or else here, a plain function in a thread.
+
+        Raises what it raises, and `RequestTimeout` where it takes longer than `timeout`. A thread cannot
+        be ended: what it does after that is lost.
+        """
+        call: Callable[[], Any] = functools.partial(cast("Any", self.function), **arguments)
+        work: Coroutine[Any, Any, Any]
+        if not inspect.iscoroutinefunction(self.function):
+            work = _in_thread(call)
+        elif caller is None or caller is asyncio.get_running_loop():
+            work = call()
+        else:
+            work = _elsewhere(call(), caller)
+        try:
+            async with asyncio.timeout(self.timeout) as limit:
+                return await work
+        except TimeoutError:
+            if not limit.expired():
+                raise  # the function's own
+            raise RequestTimeout(f"{self.name} took longer than {self.timeout:g} s.") from None
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call that the model made, and what came of it."""
+
+    name: str
+    arguments: dict[str, Any]
+    """Of their declared types; as the JSON said them where they were not valid."""
+    result: Any
+    """What the function returned; None where it failed."""
+    error: Exception | None
+    shown: str
+    """The result, or the error, as the model was shown it."""
+
+
+class ToolCalls(list[ToolCall]):
+    """The calls of one turn in their order; empty where the model answered in words, its `text`."""
+
+    def __init__(self, calls: list[ToolCall], text: str = "") -> None:
+        super().__init__(calls)
+        self.text = text
+        """What the model wrote beside its calls."""
+
+
+class ToolTurn(Sequence[ToolCall]):
+    """What `call_tools` returns: the calls, once they are there. Reading them waits, as ``await`` does."""
+
+    def __init__(self, done: Gate, read: Callable[[], ToolCalls]) -> None:
+        self._done, self._read = done, read
+
+    def __await__(self) -> Generator[Any, None, ToolCalls]:
+        yield from self._done.wait().__await__()
+        return self._read()
+
+    @overload
+    def __getitem__(self, key: int) -> ToolCall: ...
+    @overload
+    def __getitem__(self, key: slice) -> list[ToolCall]: ...
+    def __getitem__(self, key: int | slice) -> ToolCall | list[ToolCall]:
+        return self._read()[key]
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    @property
+    def text(self) -> str:
+        """What the model wrote beside its calls."""
+        return self._read().text
+
+
+def make_tool(function: Callable[P, R], **options: Any) -> Tool[P, R]:
+    """`function` as a tool; names in its annotations may be local ones of whoever makes it one."""
+    if not callable(function):
+        raise InvalidRequest(f"{function!r} is no function, so it cannot be a tool.", field="tools")
+    return Tool(function, names=caller_names(), **options)
+
+
+def as_tools(tools: object) -> tuple[Tool[..., Any], ...]:
+    """A list of tools and functions as tools; raises `InvalidRequest` where it is none."""
+    if not isinstance(tools, list | tuple) or not tools:
+        raise InvalidRequest("tools must be a list of functions, and not empty.", field="tools")
+    for one in tools:
+        if not callable(one):
+            raise InvalidRequest(f"{one!r} is no function, so it cannot be a tool.", field="tools")
+    found = tuple(one if isinstance(one, Tool) else make_tool(one) for one in tools)
+    names = [one.name for one in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidRequest(f"Two tools are named {name!r}.", field="tools")
+    return found
+
+
+def shown(result: Any) -> str:
+    """A result as the model is shown it: text as it is, all else as JSON; raises ValueError."""
+    if isinstance(result, str):
+        return result
+    import pydantic_core
+
+    return pydantic_core.to_json(result).decode()
+
+
+# --- schemas ------------------------------------------------------------------------------------
+
+_SECTION = re.compile(r"(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$")
+_ENTRY = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)")
+_FIELD = re.compile(r":(?:param|parameter|arg)\s+(?:[^:]*\s)?(\w+)\s*:\s*(.*)")
+
+
+def read_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """What a docstring says of the function, and of each parameter, in Google's or Sphinx' style."""
+    summary: list[str] = []
+    arguments: dict[str, list[str]] = {}
+    section, current = "", None
+    indent: int | None = None
+    for line in text.splitlines():
+        stripped = line.strip()
+        if heading := _SECTION.match(line):
+            section, current, indent = heading.group(1), None, None
+        elif entry := _FIELD.match(stripped):
+            section, current = "Fields", arguments.setdefault(entry.group(1), [])
+            current.append(entry.group(2))
+        elif stripped.startswith(":"):
+            section, current = "Other", None
+        elif not section:
+            summary.append(stripped)
+        elif section in ("Args", "Arguments", "Parameters") and stripped:
+            depth = len(line) - len(line.lstrip())
+            indent = depth if indent is None else indent
+            if depth <= indent and (entry := _ENTRY.match(stripped)):
+                current = arguments.setdefault(entry.group(1), [])
+                current.append(entry.group(2))
+            elif current is not None:
+                current.append(stripped)
+        elif section == "Fields" and current is not None and stripped:
+            current.append(stripped)
+    paragraphs = "\n".join(summary).strip()
+    return paragraphs, {name: " ".join(lines).strip() for name, lines in arguments.items()}
+
+
+def _adapter_of(
+    name: str, function: Callable[..., Any], told: Mapping[str, str], names: Mapping[str, Any]
+) -> Any:
+    """A pydantic adapter of the function's keyword arguments."""
+    import pydantic
+    import typing_extensions
+
+    try:
+        signature = inspect.signature(
+            function, eval_str=True, globals=getattr(function, "__globals__", {}), locals=names
+        )
+    except NameError as error:
+        raise InvalidRequest(
+            f"The annotations of {name} cannot be read: {error}.",
+            field=name,
+            remedy="Write @tool at its definition, where those names are known.",
+        ) from None
+    fields: dict[str, Any] = {}
+    for parameter in signature.parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise InvalidRequest(
+                f"{name} has the parameter {parameter}, which cannot be given by name.", field=parameter.name
+            )
+        if parameter.annotation is parameter.empty:
+            raise InvalidRequest(
+                f"The parameter {parameter.name} of {name} has no type.",
+                field=parameter.name,
+                remedy=f"Write {parameter.name}: str, for example.",
+            )
+        kind = modern(parameter.annotation)
+        if parameter.name in told:
+            kind = Annotated[kind, pydantic.Field(description=told[parameter.name])]
+        required = parameter.default is parameter.empty
+        fields[parameter.name] = Required[kind] if required else NotRequired[kind]
+    make: Any = typing_extensions.TypedDict
+    arguments = make(name, fields)
+    arguments.__pydantic_config__ = pydantic.ConfigDict(extra="forbid")
+    try:
+        adapter = pydantic.TypeAdapter(arguments)
+        adapter.json_schema()
+    except pydantic.errors.PydanticUserError as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise InvalidRequest(
+            f"The parameters of {name} have no JSON schema: {reason}.", field=name
+        ) from error
+    return adapter
+
+
+def _schema_of(adapter: Any) -> dict[str, Any]:
+    from pydantic.json_schema import GenerateJsonSchema
+
+    class Untitled(GenerateJsonSchema):
+        """Titles repeat the names, and cost tokens."""
+
+        def field_title_should_be_set(self, schema: Any) -> bool:
+            return False
+
+    schema: dict[str, Any] = adapter.json_schema(schema_generator=Untitled)
+    schema.pop("title", None)
+    return schema
+
+
+# --- running ------------------------------------------------------------------------------------
+
+
+async def _in_thread(call: Callable[[], Any]) -> Any:
+    """A thread of its own: a tool may run a program that waits for tools itself, which no pool would bear."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            result = context.run(call)
+        except BaseException as error:
+            loop.call_soon_threadsafe(_settle, done, None, error)
+        else:
+            loop.call_soon_threadsafe(_settle, done, result, None)
+
+    threading.Thread(target=work, name="ramify-tool", daemon=True).start()
+    return await done
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
+        future.set_exception(error if plain else RuntimeError(repr(error)))
+
+
+async def _elsewhere(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> Any:
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))

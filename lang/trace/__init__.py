@@ -1,0 +1,1 @@
+"""The tree of calls of a run: its figures, the reasons for cache misses, and the HTML page that shows it."""

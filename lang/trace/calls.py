@@ -1,0 +1,202 @@
+"""The tree of calls of one program run: what each call cost, and when."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ramify.lang.calls.meta import add_usage
+from ramify.lang.calls.transcript import Piece, text_of
+from ramify.lang.trace.tokens import Tokens
+from ramify.messages import ChoiceScore, Finish, TokenLogprobs, Usage
+
+if TYPE_CHECKING:
+    from ramify.lang.trace.misses import Misses
+
+CallKind = Literal["program", "fork", "gen", "select", "tool", "sample", "attempt"]
+"""program and fork hold calls. gen and select are steps of the program, tool is a function that the model
+called, which sends nothing; the others are the requests of a step that makes several: sample (n > 1) and
+attempt (retries > 0)."""
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Call:
+    """A program, a branch, a step, or one request of a step. Times in seconds since the run began."""
+
+    kind: CallKind
+    name: str
+    line: str | None = None
+    """file:line of the `gen` or `select`."""
+    start_s: float = 0.0
+    end_s: float | None = None
+    """None while it runs."""
+    own_usage: Usage = field(default_factory=Usage)
+    """Of this request alone."""
+    first_text_s: float | None = None
+    followed: bool = False
+    """Somebody may read the text as it comes."""
+    text: str = ""
+    """What was generated, so far as it has come; of a select, the choice."""
+    finish: Finish | None = None
+    error: str | None = None
+    tokens: Tokens | None = field(default=None, repr=False)
+    """What `text` was generated as."""
+    scores: TokenLogprobs | None = field(default=None, repr=False)
+    """Of the prompt's last tokens, where they were asked for."""
+    choices: tuple[tuple[str, ChoiceScore], ...] = field(default=(), repr=False)
+    """Of a select: its choices and how they scored."""
+    children: list[Call] = field(default_factory=list)
+    prompt_end: Piece | None = field(default=None, repr=False)
+    parent: Call | None = field(default=None, repr=False)
+
+    def child(
+        self, kind: CallKind, name: str, prompt_end: Piece | None, start_s: float, *, line: str | None = None
+    ) -> Call:
+        """A new call below this one."""
+        call = Call(kind, name, line or self.line, start_s, prompt_end=prompt_end, parent=self)
+        self.children.append(call)
+        return call
+
+    @property
+    def usage(self) -> Usage:
+        """Summed over this call and everything below it."""
+        total = self.own_usage
+        for child in self.children:
+            total = add_usage(total, child.usage)
+        return total
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that were not found in the cache."""
+        usage = self.usage
+        return usage.prompt_tokens - usage.cached_tokens
+
+    @property
+    def tokens_of_prompt(self) -> int:
+        """Tokens of `prompt`: those of choices that were computed behind it are left out."""
+        inner = {
+            score.tokens.ids[:end] for _, score in self.choices for end in range(1, len(score.tokens.ids))
+        }
+        alone = any(score.unconditional is not None for _, score in self.choices)
+        return self.own_usage.prompt_tokens - len(inner) * (1 + alone)
+
+    @property
+    def prompt(self) -> str:
+        """The exact text that was sent."""
+        return text_of(self.prompt_end)
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """What calls are named from below the program down to this one."""
+        names: list[str] = []
+        call = self
+        while call.parent is not None:
+            names.append(_label(call).rstrip())
+            call = call.parent
+        return tuple(reversed(names))
+
+    @property
+    def sent(self) -> bool:
+        """It is itself a request to the backend."""
+        return self.kind not in ("program", "fork", "tool") and not self.children
+
+    @property
+    def requests(self) -> int:
+        """How many requests were sent to the backend."""
+        return self.sent + sum(child.requests for child in self.children)
+
+    @property
+    def duration_s(self) -> float | None:
+        return None if self.end_s is None else self.end_s - self.start_s
+
+    def walk(self) -> Iterator[Call]:
+        """This call and all below it, in program order."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON. ``miss`` says of a request why its prompt was computed."""
+        from ramify.lang.trace.misses import Misses
+
+        return self._to_dict(Misses(self))
+
+    def _to_dict(self, misses: Misses) -> dict[str, Any]:
+        usage, miss = self.usage, misses.why.get(self)
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "line": self.line,
+            "start_s": self.start_s,
+            "end_s": self.end_s,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "computed_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "distinct_tokens": usage.distinct_tokens,
+            "evicted_tokens": usage.evicted_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "forced_tokens": usage.forced_tokens,
+            "text": self.text,
+            "finish_reason": self.finish.reason if self.finish else None,
+            "error": self.error,
+            "miss": None if miss is None else miss.to_dict(),
+            "children": [child._to_dict(misses) for child in self.children],
+        }
+
+    def __str__(self) -> str:
+        return render(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the tree as one HTML page that needs nothing else: no network, no other file."""
+        from ramify.lang.trace.page import page
+
+        Path(path).write_text(page(self), encoding="utf-8")
+
+
+CURRENT: ContextVar[Call | None] = ContextVar("ramify_call", default=None)
+"""The call that a backend's `generate` is running for. Scripted backends look it up by name."""
+
+STEPS = ("program", "fork", "gen", "select", "tool")
+MAX_TEXT = 40
+
+
+def render(call: Call) -> str:
+    """The tree as text: a line a step, with the tokens that it computed, found cached, and generated."""
+    rows = list(_rows(call, "", ""))
+    width = max(len(label) for label, _ in rows)
+    return "\n".join(f"{label:<{width}}  {figures}".rstrip() for label, figures in rows)
+
+
+def _rows(call: Call, head: str, indent: str) -> Iterator[tuple[str, str]]:
+    yield head + _label(call), _figures(call)
+    steps = [child for child in call.children if child.kind in STEPS]
+    for child in steps:
+        last = child is steps[-1]
+        yield from _rows(child, indent + ("└─ " if last else "├─ "), indent + ("   " if last else "│  "))
+
+
+def _label(call: Call) -> str:
+    return call.name if call.kind in ("program", "fork") else f"{call.kind} {call.name}"
+
+
+def _figures(call: Call) -> str:
+    usage = call.usage
+    time = "  running" if call.duration_s is None else f"{call.duration_s:7.3f} s"
+    figures = (
+        f"{time}  prompt {usage.prompt_tokens:5} = cached {usage.cached_tokens:5} + "
+        f"computed {usage.prompt_tokens - usage.cached_tokens:5}  "
+        f"out {usage.completion_tokens:4} (forced {usage.forced_tokens})"
+    )
+    if call.kind in ("program", "fork"):
+        return figures
+    if call.error is not None:
+        return f"{figures}  failed: {_shorten(call.error)}"
+    return f"{figures}  {_shorten(call.text)!r}"
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"

@@ -1,0 +1,285 @@
+"""Why a request's prompt was not found in the cache, as far as the program itself can tell.
+
+A prompt is compared, as text, with what the program's earlier requests sent and received. That says how much
+of it the runtime had seen, and where it parts from the nearest of them. What other programs put into the
+cache is not known here. What was evicted, and for whom, is what the runtime says in a request's usage.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ramify.lang.calls.transcript import Piece, pieces
+from ramify.lang.trace.calls import Call
+
+Reason = Literal["first", "extends", "diverges", "lost"]
+"""first: no earlier request of the program began like this. extends: it goes on after all that one of them
+held. diverges: it parts from the nearest one. lost: more was computed before than was found."""
+
+_WORD = re.compile(r"<\|\w+\|>|\s?\w+|\s?[^\w\s]+|\s+")
+_ID = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{24}\b")
+"""A program's id, of which people need no more than the beginning."""
+MAX_TOKEN = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """Why `computed_tokens` of a prompt were computed."""
+
+    reason: Reason
+    computed_tokens: int
+    nearest: Call | None = None
+    """The earlier request that the prompt shares most with."""
+    shared_chars: int = 0
+    """How much it shares with it."""
+    token: str = ""
+    """The first token of the prompt that the nearest request does not have there; the word, in text of the
+    program, whose tokens are not known here."""
+    token_id: int | None = None
+    """Its id; None for a word."""
+    other: str = ""
+    """What that one has there; empty where it ends."""
+    other_id: int | None = None
+    respelled: bool = False
+    """Generated text was sent again as text, so that its tokens need not be the same."""
+    overlapping: bool = False
+    """The nearest request was still at its prompt when this one began."""
+    evicted_tokens: int = 0
+    """Of the computed tokens, those that were in the cache once, from whatever program."""
+    evicted_by: str = ""
+    """Whose need took most of these."""
+
+    def __str__(self) -> str:
+        near = "" if self.nearest is None else f"{self.nearest.kind} {self.nearest.name!r}"
+        token, other = _shown(self.token, self.token_id), _shown(self.other, self.other_id)
+        taker = _ID.sub(r"\1", self.evicted_by)
+        gone = f"{self.evicted_tokens} tokens of it had been evicted by {taker}"
+        also = f" {gone}." if self.evicted_tokens else ""
+        match self.reason:
+            case "first":
+                return f"No earlier request of this program begins like this one.{also}"
+            case "extends":
+                return f"New after all that {near} held; it begins with {token}.{also}"
+            case "diverges":
+                return f"Parts from {near}: {token} where that one has {other}.{also}"
+        why = "evicted, or never kept; the runtime does not say"
+        if self.evicted_tokens:
+            why = gone
+        elif self.respelled:
+            why = "its generated text was sent again as text, and other tokens spell it"
+        elif self.overlapping:
+            why = "it was not computed yet when this request began"
+        return f"{near.capitalize()} had computed more of this prompt than was found: {why}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "reason": self.reason,
+            "computed_tokens": self.computed_tokens,
+            "nearest": None if self.nearest is None else self.nearest.name,
+            "shared_chars": self.shared_chars,
+            "token": self.token,
+            "token_id": self.token_id,
+            "other": self.other,
+            "other_id": self.other_id,
+            "respelled": self.respelled,
+            "overlapping": self.overlapping,
+            "evicted_tokens": self.evicted_tokens,
+            "evicted_by": self.evicted_by or None,
+            "text": str(self),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """How far the cached part of a prompt reaches in its text."""
+
+    chars: int
+    exact: bool
+    """False where it lies between two places whose token counts are known: interpolated."""
+
+
+class Misses:
+    """The requests below `root`, explained: `why` and `cached` by request."""
+
+    def __init__(self, root: Call) -> None:
+        self.why: dict[Call, Miss] = {}
+        self.cached: dict[Call, Cached] = {}
+        self._texts: list[tuple[str, int]] = []
+        """What earlier requests sent and received, sorted, and whose it is."""
+        self._seen: list[Call] = []
+        self._token_texts = token_texts(root)
+        requests = [call for call in root.walk() if call.sent and call.prompt_end is not None]
+        for call in sorted(requests, key=lambda call: call.start_s):
+            self._explain(call)
+
+    def _explain(self, call: Call) -> None:
+        prompt = call.prompt
+        nearest, shared = self._nearest(prompt)
+        known = {0: 0, len(prompt): call.tokens_of_prompt}
+        if nearest is not None:
+            known |= {place: tokens for place, tokens in self._known(nearest).items() if place <= shared}
+        if call.end_s is not None and call.own_usage.prompt_tokens:
+            self.cached[call] = _place(known, call.own_usage.cached_tokens)
+            computed = call.own_usage.prompt_tokens - call.own_usage.cached_tokens
+            if computed > 1:  # the last token is always computed: it gives the first output
+                self.why[call] = self._miss(call, prompt, nearest, shared, computed, known)
+        bisect.insort(self._texts, (prompt + call.text, len(self._seen)))
+        self._seen.append(call)
+
+    def _nearest(self, prompt: str) -> tuple[Call | None, int]:
+        """The earlier request that shares most with `prompt`, and how many characters: a sorted neighbour."""
+        at = bisect.bisect(self._texts, (prompt, len(self._seen)))
+        found: tuple[int, int] = (0, -1)
+        for text, index in self._texts[max(at - 1, 0) : at + 1]:
+            found = max(found, (_common(prompt, text), index))
+        shared, index = found
+        return (self._seen[index], shared) if shared else (None, 0)
+
+    def _known(self, call: Call) -> dict[int, int]:
+        """Places in what a request sent and received, in characters, whose token counts are known."""
+        usage, length = call.own_usage, len(call.prompt)
+        if not usage.prompt_tokens:
+            return {}
+        found = {length: call.tokens_of_prompt}
+        if call.tokens is not None:
+            tokens, place = usage.prompt_tokens, length
+            for count, chars in zip(call.tokens.counts, call.tokens.chars, strict=True):
+                tokens, place = tokens + count, place + chars
+                if chars:
+                    found[place] = tokens
+        return found
+
+    def _miss(
+        self, call: Call, prompt: str, nearest: Call | None, shared: int, computed: int, known: dict[int, int]
+    ) -> Miss:
+        usage = call.own_usage
+        if nearest is None:
+            return Miss(
+                "first",
+                computed,
+                None,
+                0,
+                *self._token(call, prompt, 0),
+                evicted_tokens=usage.evicted_tokens,
+                evicted_by=usage.evicted_by,
+            )
+        whole = nearest.prompt + nearest.text
+        token, other = self._token(call, prompt, shared), self._token(nearest, whole, shared)
+        expected = max(tokens for place, tokens in known.items() if place <= shared)
+        reason: Reason = "extends" if shared == len(whole) else "diverges"
+        # The last token of a prompt is computed again, and healing may take another one.
+        if usage.cached_tokens < min(expected, usage.prompt_tokens) - 2:
+            reason = "lost"
+        began = nearest.first_text_s if nearest.first_text_s is not None else nearest.end_s
+        return Miss(
+            reason,
+            computed,
+            nearest,
+            shared,
+            *token,
+            *other,
+            respelled=reason == "lost" and _respelled(call, nearest, shared),
+            overlapping=reason == "lost" and (began is None or began > call.start_s),
+            evicted_tokens=usage.evicted_tokens,
+            evicted_by=usage.evicted_by,
+        )
+
+    def _token(self, call: Call, text: str, place: int) -> tuple[str, int | None]:
+        """The token at `place` in what a request sent and received, and its id; else the word there."""
+        end = 0
+        for token, part in self._parts(call):
+            end += len(part)
+            if end > place:
+                return (_word(text, place), None) if token is None else (part, token)
+        return _word(text, place), None
+
+    def _parts(self, call: Call) -> Iterator[tuple[int | None, str]]:
+        """What a request sent and received, as texts of single tokens where their ids are known."""
+        for piece in pieces(call.prompt_end):
+            ids = () if isinstance(piece.segment, str) else piece.segment
+            texts = [self._token_texts.get(token, "") for token in ids]
+            if ids and "".join(texts) == piece.text:
+                yield from zip(ids, texts, strict=True)
+            else:
+                yield None, piece.text
+        if call.tokens is not None:
+            for span in call.tokens.spans(call.text, self._token_texts):
+                yield (span.ids[0] if len(span.ids) == 1 else None), span.text
+
+
+def token_texts(root: Call) -> dict[int, str]:
+    """Token id → text, of all tokens below `root` that came alone."""
+    found: dict[int, str] = {}
+    for call in root.walk():
+        if call.tokens is not None:
+            for span in call.tokens.spans(call.text, {}):
+                if len(span.ids) == 1 and span.text:
+                    found.setdefault(span.ids[0], span.text)
+    return found
+
+
+def _shown(token: str, token_id: int | None) -> str:
+    return repr(token) if token_id is None else f"{token!r} (token {token_id})"
+
+
+def _place(known: dict[int, int], tokens: int) -> Cached:
+    """Where in the text the first `tokens` tokens end."""
+    before, after = (0, 0), None
+    for chars, count in sorted(known.items()):
+        if count <= tokens:
+            before = (chars, count)
+        else:
+            after = (chars, count)
+            break
+    if before[1] == tokens or after is None:
+        return Cached(before[0], exact=before[1] == tokens)
+    share = (tokens - before[1]) / (after[1] - before[1])
+    return Cached(round(before[0] + share * (after[0] - before[0])), exact=False)
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters two texts begin with alike, by halving: comparing slices is quick."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _word(text: str, place: int) -> str:
+    """The word at `place`, from its beginning, with the space before it, as tokenizers cut."""
+    if place >= len(text):
+        return ""
+    start = max(text.rfind(" ", 0, place), text.rfind("\n", 0, place), place - MAX_TOKEN)
+    for found in _WORD.finditer(text, max(start, 0)):
+        if found.end() > place:
+            return found.group()[:MAX_TOKEN]
+    return ""
+
+
+def _respelled(call: Call, nearest: Call, shared: int) -> bool:
+    """Within what both share, the nearest request has token ids where this one has text."""
+    theirs = _id_places(pieces(nearest.prompt_end))
+    if nearest.text:
+        theirs.add(len(nearest.prompt))
+    ours = _id_places(pieces(call.prompt_end))
+    return any(place < shared and place not in ours for place in theirs)
+
+
+def _id_places(parts: list[Piece]) -> set[int]:
+    """Where, in characters, the pieces of a prompt begin that were sent as token ids."""
+    places: set[int] = set()
+    place = 0
+    for part in parts:
+        if not isinstance(part.segment, str):
+            places.add(place)
+        place += len(part.text)
+    return places

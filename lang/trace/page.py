@@ -1,0 +1,74 @@
+"""A trace as one HTML page that needs nothing else: the data of `trace_page.html`."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+from ramify.lang.calls.transcript import Piece, pieces
+from ramify.lang.trace.calls import Call
+from ramify.lang.trace.misses import Misses, token_texts
+from ramify.lang.trace.tokens import Span, scores_of
+from ramify.pages.page import fill, script
+
+
+def page(call: Call) -> str:
+    """The page of the tree below `call`."""
+    template = files(__package__).joinpath("trace_page.html").read_text(encoding="utf-8")
+    return fill(template, call.name, {"/*DATA*/": script(page_data(call))})
+
+
+def page_data(root: Call) -> dict[str, Any]:
+    """What the page shows. Prompts are lists of numbers of texts, as calls share most of them."""
+    misses = Misses(root)
+    numbers: dict[int, int] = {}
+    texts: list[str] = []
+    known = token_texts(root)
+    numbered = {call: number for number, call in enumerate(root.walk())}
+
+    def number_of(piece: Piece) -> int:
+        found = numbers.setdefault(id(piece), len(texts))
+        if found == len(texts):
+            texts.append(piece.text)
+        return found
+
+    def data_of(call: Call) -> dict[str, Any]:
+        usage, miss, cached = call.usage, misses.why.get(call), misses.cached.get(call)
+        data: dict[str, Any] = {
+            "kind": call.kind,
+            "name": call.name,
+            "line": call.line,
+            "start": call.start_s,
+            "end": call.end_s,
+            "first": call.first_text_s,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached": usage.cached_tokens,
+            "out": usage.completion_tokens,
+            "forced": usage.forced_tokens,
+            "requests": call.requests,
+            "text": call.text,
+            "finish": None if call.finish is None else call.finish.reason,
+            "error": call.error,
+            "prompt": [number_of(piece) for piece in pieces(call.prompt_end)],
+            "children": [data_of(child) for child in call.children],
+        }
+        if call.tokens is not None:
+            data["spans"] = [_span(span) for span in call.tokens.spans(call.text, known)]
+        if call.scores is not None:
+            data["scores"] = [list(score) for score in scores_of(call.scores)]
+        if call.choices:
+            data["choices"] = [
+                [text, [list(score) for score in scores_of(found.tokens)]] for text, found in call.choices
+            ]
+        if cached is not None:
+            data["cached_chars"], data["exact"] = cached.chars, cached.exact
+        if miss is not None:
+            near = None if miss.nearest is None else numbered[miss.nearest]
+            data["miss"] = {**miss.to_dict(), "nearest_number": near}
+        return data
+
+    return {"root": data_of(root), "texts": texts}
+
+
+def _span(span: Span) -> list[Any]:
+    return [span.text, list(span.ids), span.forced, span.logprob, [list(entry) for entry in span.top]]

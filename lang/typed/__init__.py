@@ -1,0 +1,1 @@
+"""Python types as JSON schemas, and values that are read back from complete or partial JSON."""

@@ -1,0 +1,204 @@
+"""JSON that is still being written, as a value: what is closed is there and valid, what is open is not.
+
+A value is closed when its text can no longer go on: a string at its closing quote, an object or array at
+its bracket, a number or a word at the character after it. An object or array that is still open is there,
+with its closed members. Each value is validated when it closes, against its own type or subschema.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from ramify.lang.typed.partial_types import Checker
+
+T = TypeVar("T")
+
+BLANK = " \t\r\n"
+ENDS = BLANK + ",]}"
+"""What a number or a word ends before."""
+
+
+@dataclass(frozen=True)
+class Partial(Generic[T]):
+    """How far an object has come."""
+
+    value: T | Any
+    """Plain dicts and lists where it is open, closed values inside them of their types; None before its first
+    character. When `complete`, the value of the variable."""
+    complete: bool = False
+    path: tuple[str | int, ...] = ()
+    """Where the value that is being written stands: keys and indices."""
+    open_text: str = ""
+    """What there is of the string that is being written."""
+
+
+class InvalidPart(ValueError):
+    """A closed value that does not fit; `path` says where it stands."""
+
+    def __init__(self, path: tuple[str | int, ...], problem: Exception) -> None:
+        pointer = "".join(f"/{key}" for key in path)
+        super().__init__(f"The value at {pointer or 'the root'} is not valid: {problem}")
+        self.path = path
+
+
+@dataclass
+class _Open:
+    """An object or array that is not closed yet."""
+
+    checker: Checker
+    start: int
+    members: dict[str, Any] | list[Any]
+    key: str | None = None
+    """The member that is being written."""
+    reads_key: bool = field(default=False)
+    """An object's next string is a key."""
+
+    @property
+    def place(self) -> str | int:
+        return len(self.members) if isinstance(self.members, list) else self.key or ""
+
+
+class PartialReader:
+    """Takes the text of one JSON value piece by piece; raises `InvalidPart` where a closed value is wrong.
+
+    It is no parser of its own: that the text is JSON is taken from whoever constrains it, and text that is
+    not raises ValueError when a value closes.
+    """
+
+    def __init__(self, checker: Checker) -> None:
+        self._root = checker
+        self._text = ""
+        self._at = 0
+        """Characters read."""
+        self._stack: list[_Open] = []
+        self._start: int | None = None
+        """Where the string, number or word that is open begins."""
+        self._in_string = False
+        self._closed: Any = None
+        self.ended = False
+        """The root value is closed."""
+
+    def push(self, text: str) -> bool:
+        """Take `text`; whether it changed anything that `partial` shows."""
+        self._text += text
+        before = (self._at, self._start)
+        changed = False
+        while self._at < len(self._text) and not self.ended:
+            if self._start is None:
+                changed |= self._between(self._text[self._at])
+            elif self._in_string:
+                at = self._at
+                changed |= self._string()
+                if self._at == at:
+                    break  # an escape is cut off
+            elif self._text[self._at] in ENDS:
+                self._close(self._start)
+                self._start = None
+                changed = True
+            else:
+                self._at += 1
+        return changed or (self._in_string and before != (self._at, self._start) and not self._reads_key)
+
+    @property
+    def partial(self) -> Partial[Any]:
+        """What there is so far; open objects and arrays in it are copies."""
+        if self.ended:
+            return Partial(self._closed)
+        value: Any = None
+        for one in reversed(self._stack):
+            members: Any = one.members.copy()
+            if one is not self._stack[-1]:
+                if isinstance(members, list):
+                    members.append(value)
+                else:
+                    members[one.key] = value
+            value = members
+        return Partial(value, False, self._path(), self._open_text())
+
+    def _path(self) -> tuple[str | int, ...]:
+        return tuple(one.place for one in self._stack if isinstance(one.members, list) or one.key is not None)
+
+    @property
+    def _reads_key(self) -> bool:
+        return bool(self._stack) and self._stack[-1].reads_key
+
+    def _open_text(self) -> str:
+        if self._start is None or not self._in_string or self._reads_key:
+            return ""
+        text = self._text[self._start + 1 : self._at]
+        for cut in range(7):  # an escape, at most \uXXXX, may be cut off
+            try:
+                return str(json.loads(f'"{text[: len(text) - cut]}"', strict=False))
+            except ValueError:
+                continue
+        return ""
+
+    def _between(self, char: str) -> bool:
+        """A character outside of strings, numbers and words; whether a value opened or closed."""
+        top = self._stack[-1] if self._stack else None
+        if char in "{[":
+            checker = self._root if top is None else top.checker.child(top.place)
+            members: dict[str, Any] | list[Any] = {} if char == "{" else []
+            self._stack.append(_Open(checker, self._at, members, reads_key=char == "{"))
+            self._at += 1
+            return True
+        if char in "}]":
+            self._at += 1
+            closed = self._stack.pop()
+            self._put(closed.checker, closed.start)
+            return True
+        if char == ",":
+            if top is not None and isinstance(top.members, dict):
+                top.reads_key, top.key = True, None
+        elif char == ":":
+            if top is not None:
+                top.reads_key = False
+        elif char not in BLANK:
+            self._start, self._in_string = self._at, char == '"'
+        self._at += 1
+        return False
+
+    def _string(self) -> bool:
+        """Go on to the end of the open string, or of the text."""
+        assert self._start is not None
+        while self._at < len(self._text):
+            char = self._text[self._at]
+            if char == "\\":
+                if self._at + 1 == len(self._text):
+                    return False
+                self._at += 2
+                continue
+            self._at += 1
+            if char == '"':
+                self._in_string = False
+                start, self._start = self._start, None
+                if self._reads_key:
+                    self._stack[-1].key = json.loads(self._text[start : self._at], strict=False)
+                    return False
+                self._close(start)
+                return True
+        return False
+
+    def _close(self, start: int) -> None:
+        top = self._stack[-1] if self._stack else None
+        self._put(self._root if top is None else top.checker.child(top.place), start)
+
+    def _put(self, checker: Checker, start: int) -> None:
+        """The value from `start` to here is closed: validate it, and give it to what it lies in."""
+        raw = self._text[start : self._at]
+        path = self._path()
+        try:
+            value = checker.check(raw)
+        except ValueError as error:
+            raise InvalidPart(path, error) from error
+        if not self._stack:
+            self._closed, self.ended = value, True
+            return
+        top = self._stack[-1]
+        if isinstance(top.members, list):
+            top.members.append(value)
+        else:
+            top.members[top.key or ""] = value
+            top.key = None

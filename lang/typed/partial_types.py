@@ -1,0 +1,220 @@
+"""What a value inside of a typed value, or of one with a JSON schema, must be."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import operator
+import re
+import types
+import typing
+from collections.abc import Mapping
+from typing import Annotated, Any, Protocol, Union, get_args, get_origin
+
+from ramify.errors import InvalidRequest
+from ramify.lang.typed.typed_dict import modern
+
+
+class Checker(Protocol):
+    """Validates one value, and knows who validates the values inside of it."""
+
+    def check(self, raw: str) -> Any:
+        """JSON text as a value; raises ValueError where it does not fit."""
+        ...
+
+    def child(self, key: str | int) -> Checker:
+        """Of a member of an object, or an item of an array."""
+        ...
+
+
+def checker_of(kind: Any) -> Checker:
+    """Of a Python type, or of a JSON schema as a mapping or as text."""
+    if isinstance(kind, str):
+        kind = json.loads(kind)
+    return SchemaChecker(kind, kind) if isinstance(kind, Mapping | bool) else TypeChecker(kind)
+
+
+# --- Python types -------------------------------------------------------------------------------
+
+
+class TypeChecker:
+    """Values of a type that pydantic validates."""
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+
+    def check(self, raw: str) -> Any:
+        if self._kind is Any:
+            return json.loads(raw, strict=False)
+        return _adapter(self._kind).validate_json(raw)
+
+    def child(self, key: str | int) -> TypeChecker:
+        return TypeChecker(_member(self._kind, key))
+
+
+def _adapter(kind: Any) -> Any:
+    try:
+        return _known_adapter(kind)
+    except TypeError:  # unhashable
+        return _known_adapter.__wrapped__(kind)
+
+
+@functools.lru_cache(maxsize=1024)
+def _known_adapter(kind: Any) -> Any:
+    import pydantic
+
+    return pydantic.TypeAdapter(modern(kind))
+
+
+def _member(kind: Any, key: str | int) -> Any:
+    """The type of a member of a `kind`; Any where the type does not say."""
+    kind = _bare(kind)
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        found = [_member(one, key) for one in args if _holds(one, key)]
+        return functools.reduce(operator.or_, found) if found and Any not in found else Any
+    if isinstance(key, int):
+        if origin is tuple and args and args[-1] is not ...:
+            return args[key] if key < len(args) else Any
+        return args[0] if args else Any
+    fields = _fields(kind)
+    if fields is not None:
+        return fields.get(key, Any)
+    return args[1] if len(args) == 2 else Any
+
+
+def _bare(kind: Any) -> Any:
+    """Without alias, annotations and root model around it: none of them shows in JSON."""
+    while True:
+        if get_origin(kind) is Annotated:
+            kind = get_args(kind)[0]
+        elif getattr(kind, "__pydantic_root_model__", False):
+            kind = kind.model_fields["root"].annotation
+        elif hasattr(kind, "__value__"):
+            kind = kind.__value__
+        else:
+            return kind
+
+
+def _holds(kind: Any, key: str | int) -> bool:
+    """A `kind` may have this member."""
+    kind = _bare(kind)
+    plain = get_origin(kind) or kind
+    if isinstance(key, int):
+        return isinstance(plain, type) and issubclass(plain, list | tuple | set | frozenset)
+    fields = _fields(kind)
+    return key in fields if fields is not None else isinstance(plain, type) and issubclass(plain, dict)
+
+
+def _fields(kind: Any) -> dict[str, Any] | None:
+    """The members of an object type by their names in JSON; None for what has no fixed ones."""
+    models = getattr(kind, "model_fields", None)
+    if isinstance(models, Mapping):
+        return {_json_name(name, info): _annotated(info) for name, info in models.items()}
+    # Not `typing.is_typeddict`, which knows only typing's own.
+    if isinstance(kind, type) and (hasattr(kind, "__required_keys__") or dataclasses.is_dataclass(kind)):
+        try:
+            hints = typing.get_type_hints(kind, include_extras=True)
+        except NameError:  # a name of some function's own: the value is validated with what it lies in
+            return {}
+        qualifiers = (typing.Required, typing.NotRequired)
+        return {
+            name: get_args(hint)[0] if get_origin(hint) in qualifiers else hint
+            for name, hint in hints.items()
+        }
+    return None
+
+
+def _annotated(info: Any) -> Any:
+    return Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation
+
+
+def _json_name(name: str, info: Any) -> str:
+    return info.validation_alias if isinstance(info.validation_alias, str) else info.alias or name
+
+
+# --- JSON schemas -------------------------------------------------------------------------------
+
+
+class SchemaChecker:
+    """Values of a part of a JSON schema, checked by the package jsonschema."""
+
+    def __init__(self, schema: Any, root: Any) -> None:
+        self._schema, self._root = schema, root
+        self._validator = _validator(schema, root)
+
+    def check(self, raw: str) -> Any:
+        value = json.loads(raw, strict=False)
+        problem = next(self._validator.iter_errors(value), None)
+        if problem is not None:
+            raise ValueError(problem.message)
+        return value
+
+    def child(self, key: str | int) -> SchemaChecker:
+        return SchemaChecker(_subschema(self._schema, key, self._root, frozenset()), self._root)
+
+
+def _validator(schema: Any, root: Any) -> Any:
+    try:
+        from jsonschema import Draft202012Validator
+    except ImportError:
+        raise InvalidRequest(
+            "Parts of a value with a JSON schema are checked with jsonschema, which is not installed.",
+            field="schema",
+            remedy="pip install jsonschema, or give a Python type as the schema.",
+        ) from None
+    return Draft202012Validator(root).evolve(schema=schema)
+
+
+def _subschema(schema: Any, key: str | int, root: Any, seen: frozenset[str]) -> Any:
+    """What `schema` asks of one member of its instances."""
+    if not isinstance(schema, Mapping):
+        return True
+    parts: list[Any] = []
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference not in seen:
+        parts.append(_subschema(_resolve(reference, root), key, root, seen | {reference}))
+    parts.append(_item(schema, key) if isinstance(key, int) else _property(schema, key))
+    parts += [_subschema(one, key, root, seen) for one in schema.get("allOf", ())]
+    for word in ("anyOf", "oneOf"):
+        if branches := schema.get(word):
+            possible = [one for one in branches if _may_hold(one, key)]
+            parts.append({"anyOf": [_subschema(one, key, root, seen) for one in possible]})
+    wanted = [part for part in parts if part is not True]
+    return True if not wanted else wanted[0] if len(wanted) == 1 else {"allOf": wanted}
+
+
+def _may_hold(schema: Any, key: str | int) -> bool:
+    """Instances of `schema` may have members, or items, by its ``type``."""
+    kinds = schema.get("type") if isinstance(schema, Mapping) else None
+    return kinds is None or ("array" if isinstance(key, int) else "object") in kinds
+
+
+def _item(schema: Mapping[str, Any], index: int) -> Any:
+    first = schema.get("prefixItems", ())
+    return first[index] if index < len(first) else schema.get("items", True)
+
+
+def _property(schema: Mapping[str, Any], key: str) -> Any:
+    named = [schema["properties"][key]] if key in schema.get("properties", {}) else []
+    named += [
+        inner for pattern, inner in schema.get("patternProperties", {}).items() if re.search(pattern, key)
+    ]
+    if not named:
+        return schema.get("additionalProperties", True)
+    return named[0] if len(named) == 1 else {"allOf": named}
+
+
+def _resolve(reference: str, root: Any) -> Any:
+    """A reference within the schema; what lies elsewhere asks for nothing here."""
+    found = root
+    for word in reference.removeprefix("#").split("/")[1:]:
+        word = word.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and word.isdigit() and int(word) < len(found):
+            found = found[int(word)]
+        elif isinstance(found, Mapping) and word in found:
+            found = found[word]
+        else:
+            return True
+    return found if reference.startswith("#") else True

@@ -1,0 +1,158 @@
+"""Python types as constraints: what text a type allows, and how that text becomes a value.
+
+Plain `str`, `int`, `float`, `bool`, and `Literal` or `Enum` of strings or integers are generated as
+plain text. Everything else (pydantic models, dataclasses, TypedDict, lists, dicts, optional and
+annotated types) is generated as JSON of the type's schema and validated by pydantic.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from ramify.constraint import Constraint, choices, json_schema, regex
+from ramify.errors import InvalidConstraint
+from ramify.lang.typed.typed_dict import modern
+
+END = (" ", "\n")
+"""What ends a number: a base model that goes on with prose never gives an end-of-sequence token."""
+
+# 18 digits fit a signed 64-bit integer; an unbounded run of digits would never have to end.
+INT = r"-?(0|[1-9][0-9]{0,17})[ \n]?"
+FLOAT = r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][-+]?[0-9]{1,3})?[ \n]?"
+
+# SGLang's dtypes: their text is kept as text.
+DTYPES: dict[Any, tuple[str, tuple[str, ...]]] = {
+    int: (r"[-+]?[0-9]+[ \n]*", END),
+    float: (r"[-+]?[0-9]*\.?[0-9]+[ \n]*", END),
+    bool: (r"(True|False)", ()),
+    str: (r'"[\w\d\s]*"', ()),
+}
+DTYPE_NAMES: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": str, "string": str}
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What a type asks of the text, and how the text is read. `parse` raises ValueError."""
+
+    constraint: Constraint | None
+    parse: Callable[[str], Any]
+    stop: tuple[str, ...] = ()
+
+
+def schema_of(kind: Any) -> Schema:
+    """The schema of a Python type, of a JSON schema as a mapping, or of JSON text.
+
+    Raises `InvalidConstraint` for what has no JSON schema.
+    """
+    if isinstance(kind, Mapping | str):
+        return Schema(json_schema(kind), json.loads)
+    try:
+        return _schema_of_type(kind)
+    except TypeError:  # unhashable, as an annotation that holds a list may be: not cached
+        return _schema_of_type.__wrapped__(kind)
+
+
+def dtype_schema(dtype: Any) -> Schema:
+    """The constraint of SGLang's ``dtype``; the value stays text, as there."""
+    dtype = DTYPE_NAMES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    found = DTYPES.get(dtype)
+    if found is None:
+        raise InvalidConstraint(
+            f"dtype is {dtype!r}; it must be int, float, bool or str.",
+            field="dtype",
+            remedy="For other types use schema=.",
+        )
+    pattern, stop = found
+    return Schema(regex(pattern), str, stop)
+
+
+@functools.lru_cache(maxsize=1024)
+def _schema_of_type(kind: Any) -> Schema:
+    if kind is str:
+        return Schema(None, str)
+    if kind is bool:
+        return _one_of({"true": True, "false": False})
+    if kind is int:
+        return Schema(regex(INT), int, END)
+    if kind is float:
+        return Schema(regex(FLOAT), float, END)
+    values = _named_values(kind)
+    if values:
+        return _one_of(values)
+    return _json_of(kind)
+
+
+def _named_values(kind: Any) -> dict[str, Any]:
+    """Text to value for a Literal or Enum of strings and integers; empty for anything else."""
+    if get_origin(kind) is Literal:
+        pairs = [(value, value) for value in get_args(kind)]
+    elif isinstance(kind, type) and issubclass(kind, enum.Enum):
+        pairs = [(member.value, member) for member in kind]
+    else:
+        return {}
+    if any(isinstance(raw, bool) or not isinstance(raw, str | int) for raw, _ in pairs):
+        return {}
+    values = {raw.value if isinstance(raw, enum.Enum) else str(raw): value for raw, value in pairs}
+    return values if len(values) == len(pairs) and "" not in values else {}
+
+
+def _one_of(values: Mapping[str, Any]) -> Schema:
+    def parse(text: str) -> Any:
+        if text not in values:
+            raise ValueError(f"{text!r} is none of {', '.join(map(repr, values))}.")
+        return values[text]
+
+    return Schema(choices(list(values)), parse)
+
+
+def _json_of(kind: Any) -> Schema:
+    import pydantic
+
+    from ramify.lang.typed.type_schema import TypeSchema
+
+    if inspect.isfunction(kind):  # pydantic would call it with what the model wrote
+        raise InvalidConstraint(f"{kind!r} is a function, not a type.", field="schema")
+    try:
+        adapter = pydantic.TypeAdapter(modern(kind))
+        source = adapter.json_schema(schema_generator=TypeSchema)
+    except (pydantic.errors.PydanticUserError, RecursionError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise InvalidConstraint(f"{kind!r} has no JSON schema: {reason}.", field="schema") from error
+    _close(source)
+    return Schema(json_schema(source), adapter.validate_json)
+
+
+_SCHEMA_MAPS = ("$defs", "properties", "patternProperties")
+_SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SCHEMAS = ("items", "additionalProperties", "contains")
+
+
+def _close(schema: Any) -> None:
+    """Let objects have the fields of their type and no others, where the type does not say otherwise.
+
+    JSON Schema lets objects have other properties; a type that is not asked to keep them drops them.
+    """
+    if not isinstance(schema, dict):
+        return
+    if "properties" in schema:
+        schema.setdefault("additionalProperties", False)
+    below = [schema.get(keyword) for keyword in _SCHEMAS]
+    for keyword in _SCHEMA_LISTS:
+        below += schema.get(keyword, [])
+    for keyword in _SCHEMA_MAPS:
+        below += schema.get(keyword, {}).values()
+    for child in below:
+        _close(child)
+
+
+def convert(value: Any, kind: Any) -> Any:
+    """`value`, which was never text, checked and converted to `kind` by pydantic."""
+    import pydantic
+
+    return pydantic.TypeAdapter(kind).validate_python(value)

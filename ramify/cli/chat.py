@@ -1,0 +1,85 @@
+"""`ramify chat`: a conversation in the terminal. /exit or the end of the input ends it."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, cast
+
+from ramify.cli.flags import add_model
+from ramify.cli.target import add_target_flags, engine_of
+from ramify.loop import wait
+from ramify.messages import ChatMessage, Generate, Usage
+from ramify.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from ramify.lang.backends.base import Backend
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument("--system", metavar="TEXT", help="a system prompt")
+    parser.add_argument("--max-tokens", type=int, default=512, metavar="N", help="an answer's (default: 512)")
+    parser.add_argument("--temperature", type=float, default=0.7, metavar="X", help="(default: 0.7)")
+    add_target_flags(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    sampling = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature).check()
+    engine = engine_of(options)
+    if engine is not None:
+        with engine:
+            _converse(engine, sampling, options.system)
+        return 0
+    _converse(wait(_connect(options.endpoint, options.endpoint_key)), sampling, options.system)
+    return 0
+
+
+async def _connect(url: str, api_key: str | None) -> Backend:
+    """The first model that the server lists. Any server with OpenAI's API will do."""
+    from ramify.lang.backends.http import HttpClient
+    from ramify.lang.backends.openai import OpenAI
+
+    base_url = url.rstrip("/").removesuffix("/v1") + "/v1"
+    client = HttpClient(base_url, api_key)
+    try:
+        models = await client.get("/models")
+    finally:
+        await client.aclose()
+    return OpenAI(models["data"][0]["id"], base_url=base_url, api_key=api_key)
+
+
+def _converse(backend: Backend, sampling: SamplingParams, system: str | None) -> None:
+    turns = [ChatMessage(role="system", content=system)] if system else []
+    for number in itertools.count():
+        try:
+            said = input("> ").strip()
+        except EOFError:
+            print()
+            return
+        if said == "/exit":
+            return
+        if not said:
+            continue
+        turns.append(ChatMessage(role="user", content=said))
+        request = Generate(rid=f"chat-{number}", chat=tuple(turns), sampling=sampling)
+        turns.append(ChatMessage(role="assistant", content=wait(_print_answer(backend, request))))
+
+
+async def _print_answer(backend: Backend, request: Generate) -> str:
+    """Print the answer as it comes, then what it cost; returns its text."""
+    started = time.perf_counter()
+    text, usage = "", Usage()
+    async with aclosing(cast("Any", backend.generate(request))) as chunks:
+        async for chunk in chunks:
+            print(chunk.text, end="", flush=True)
+            text += chunk.text
+            usage = chunk.usage or usage
+    seconds = time.perf_counter() - started
+    print(
+        f"\n[prompt {usage.prompt_tokens}, of these cached {usage.cached_tokens}; "
+        f"answer {usage.completion_tokens}; {seconds:.1f} s]"
+    )
+    return text

@@ -1,0 +1,79 @@
+"""The command line. Each command's module is imported only when it is run."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from ramify.errors import RamifyError
+
+COMMANDS = {
+    "serve": "serve a model over HTTP (OpenAI's API and SGLang's)",
+    "run": "run a program from a file and print its outputs and its tree of calls",
+    "chat": "chat with a model in the terminal",
+    "pull": "fetch a model and print where it lies",
+    "bench": "put load on an OpenAI-compatible endpoint and print what it does",
+}
+
+FAILED = 2
+"""Exit status after a `RamifyError`, and after wrong arguments (argparse)."""
+INTERRUPTED = 130
+"""Exit status after Ctrl-C: 128 + SIGINT, as shells have it."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    chosen = arguments[0] if arguments and arguments[0] in COMMANDS else None
+    options = _parser(chosen).parse_args(arguments)
+    try:
+        status: int = importlib.import_module(f"ramify.cli.{options.command}").run(options)
+    except RamifyError as error:
+        print(f"ramify: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return status
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with the arguments in one line; argparse puts all flags of the command before it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(FAILED, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def _parser(chosen: str | None) -> argparse.ArgumentParser:
+    """The parser; only the chosen command's arguments are in it, as the others need not be imported."""
+    parser = _Parser(
+        prog="ramify", description="Programs that make many calls to a language model, and their runtime."
+    )
+    parser.add_argument("--version", action=_Version)
+    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        if name == chosen:
+            importlib.import_module(f"ramify.cli.{name}").add_arguments(command)
+    return parser
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="show the version and exit")
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        import ramify
+
+        print(f"ramify {ramify.__version__}")
+        parser.exit()

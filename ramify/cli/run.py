@@ -1,0 +1,166 @@
+"""`ramify run program.py:fn key=value …`, once or, with --input, for each row of a file."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import functools
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ramify.cli.run_rows import json_or_text, read_rows
+from ramify.cli.target import add_target_flags, engine_of
+from ramify.errors import InvalidRequest, NotFound, ProgramError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("program", metavar="file.py:function", help="a function under @ramify.function")
+    parser.add_argument(
+        "arguments",
+        nargs="*",
+        metavar="key=value",
+        help="its arguments; a value is read as JSON unless the parameter is a str or the JSON is not valid",
+    )
+    rows = parser.add_argument_group("for each row of a file")
+    rows.add_argument("--input", metavar="FILE", help="rows of arguments: .csv, .jsonl or .parquet")
+    rows.add_argument(
+        "--output", metavar="FILE", help="JSON lines, one a row; the rows it has are not run again"
+    )
+    rows.add_argument("--concurrency", type=int, metavar="N", help="rows at a time (default: 64)")
+    rows.add_argument(
+        "--look-ahead", type=int, metavar="N", help="rows read ahead, to run those with one prefix together"
+    )
+    rows.add_argument("--columns", metavar="NAME,…", help="the columns to pass (default: all)")
+    rows.add_argument("--key", metavar="NAME", help="a column that is copied into each line")
+    rows.add_argument("--retry-failed", action="store_true", help="run the rows again that failed before")
+    rows.add_argument("--progress", action=argparse.BooleanOptionalAction, default=sys.stderr.isatty())
+    add_target_flags(parser)
+
+
+ROW_FLAGS = ("output", "concurrency", "look_ahead", "columns", "key", "retry_failed")
+
+
+def run(options: argparse.Namespace) -> int:
+    work = _once(options) if options.input is None else _rows(options)
+    engine = engine_of(options)
+    if engine is not None:
+        with engine:
+            return work(engine)
+    from ramify.lang.backends.endpoint import RuntimeEndpoint
+
+    with contextlib.closing(RuntimeEndpoint(options.endpoint, api_key=options.endpoint_key)) as endpoint:
+        return work(endpoint)
+
+
+def _once(options: argparse.Namespace) -> Callable[[Any], int]:
+    for name in ROW_FLAGS:
+        if getattr(options, name) not in (None, False):
+            raise InvalidRequest(f"--{name.replace('_', '-')} needs --input.", field=name)
+    program = load(options.program)
+    arguments = read_arguments(program, options.arguments)
+    return functools.partial(_run_once, program, arguments)
+
+
+def _rows(options: argparse.Namespace) -> Callable[[Any], int]:
+    if options.output is None:
+        raise InvalidRequest("--input needs --output.", field="output")
+    program = load(options.program)
+    common = read_arguments(program, options.arguments, complete=False)
+    rows = read_rows(options.input, program, list(common), options.key, options.columns)
+    return functools.partial(_run_rows, program, common, rows, options)
+
+
+def load(place: str) -> Any:
+    """The program that ``path/to/file.py:name`` names."""
+    path, separator, name = place.rpartition(":")
+    if not separator or not path or not name:
+        raise InvalidRequest(f"{place!r} is not file.py:function.", field="program")
+    file = Path(path)
+    if not file.is_file():
+        raise NotFound(f"There is no file {path}.", field="program")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise InvalidRequest(f"{path} is not a Python file.", field="program")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module  # dataclasses and pydantic look their module up
+    sys.path.insert(0, str(file.parent.resolve()))
+    spec.loader.exec_module(module)
+    program = getattr(module, name, None)
+    if not callable(getattr(program, "run", None)):
+        raise NotFound(f"{path} has no program {name!r}.", field="program", remedy="Decorate it: @function.")
+    return program
+
+
+def read_arguments(program: Any, pairs: list[str], *, complete: bool = True) -> dict[str, Any]:
+    """``key=value`` pairs as keyword arguments of `program`; `complete`: all that it needs must be there."""
+    parameters = inspect.signature(program.body, eval_str=True).parameters
+    arguments: dict[str, Any] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator:
+            raise InvalidRequest(f"{pair!r} is not key=value.", field="arguments")
+        if key not in program.arg_names:
+            known = ", ".join(program.arg_names) or "none"
+            raise InvalidRequest(f"The program has no parameter {key!r}; it has {known}.", field="arguments")
+        arguments[key] = json_or_text(value, parameters[key])
+    needed = [
+        name
+        for name in program.arg_names
+        if parameters[name].default is inspect.Parameter.empty
+        and parameters[name].kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        and name not in arguments
+    ]
+    if needed and complete:
+        missing = ", ".join(f"{name}=…" for name in needed)
+        raise InvalidRequest(f"The program needs {missing}.", field="arguments")
+    return arguments
+
+
+def _run_rows(
+    program: Any, common: dict[str, Any], rows: Iterator[Any], options: argparse.Namespace, backend: Any
+) -> int:
+    """Exit status 1 where a row failed."""
+    summary = program.bind(**common).run_batch(
+        rows,
+        out=options.output,
+        concurrency=options.concurrency,
+        progress=options.progress,
+        key=options.key,
+        look_ahead=options.look_ahead,
+        retry_failed=options.retry_failed,
+        backend=backend,
+    )
+    if inspect.isawaitable(summary):
+        summary = asyncio.run(_await(summary))
+    print(summary)
+    return 1 if summary.failed else 0
+
+
+def _run_once(program: Any, arguments: dict[str, Any], backend: Any) -> int:
+    state = program.run(**arguments, backend=backend)
+    if inspect.isawaitable(state):
+        state = asyncio.run(_await(state))
+    error = state.error()
+    names = [call.name for call in state.trace.walk() if call.kind in ("gen", "select")]
+    for name in dict.fromkeys(names):
+        if name not in state:
+            continue  # of a branch; the tree below shows it
+        try:
+            value = state[name]
+        except ProgramError:  # raised below
+            continue
+        print(f"{name} = {value if isinstance(value, str) else repr(value)}")
+    print()
+    print(state.trace)
+    if error is not None:
+        raise error
+    return 0
+
+
+async def _await(awaitable: Any) -> Any:
+    return await awaitable

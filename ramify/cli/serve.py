@@ -1,0 +1,37 @@
+"""`ramify serve`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from ramify.cli.flags import add_config_flags, add_model, given_fields
+from ramify.errors import InvalidRequest
+from ramify.runtime.config import ServerConfig
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    add_config_flags(parser, ServerConfig)
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        config = ServerConfig(**given_fields(options, ServerConfig))
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+    from ramify.runtime.processes.workers import Workers
+
+    with Workers(config) as workers:  # before all that this process has to import
+        from ramify.runtime.server.serve import serve
+
+        return serve(config, _routes, workers)
+
+
+def _routes() -> list[APIRouter]:
+    from ramify.program_route import router
+
+    return [router]

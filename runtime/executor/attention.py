@@ -1,0 +1,123 @@
+"""The attention of one step: from a batch to what each layer calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.kernels.registry import Ops
+from ramify.runtime.executor.batch import ForwardBatch
+from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.model.config import ModelConfig
+
+if TYPE_CHECKING:
+    from ramify.kernels.triton.plan.attention_plan import Plan
+    from ramify.kernels.triton.planner import Planner
+
+
+class StepAttention(Protocol):
+    def __call__(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, window: int) -> Tensor:
+        """softmax(scale · q kᵀ) v over the pages of one layer, (T, heads, head_dim)."""
+        ...
+
+
+class CalledAttention:
+    """One call a layer, which shares out its work itself."""
+
+    def __init__(self, ops: Ops, scale: float, soft_cap: float, *, cascade: bool) -> None:
+        self.scale, self.soft_cap = scale, soft_cap
+        self._attend = ops.paged_attention if cascade else ops.flat_attention or ops.paged_attention
+
+    def step(self, batch: ForwardBatch, device: torch.device) -> StepAttention:
+        table, starts, lens = (
+            each.to(device) for each in (batch.page_table, batch.query_starts, batch.kv_lens)
+        )
+
+        def attend(q: Tensor, k_pages: Tensor, v_pages: Tensor, window: int) -> Tensor:
+            lengths, cap = (table, starts, lens), self.soft_cap
+            return self._attend(q, k_pages, v_pages, *lengths, scale=self.scale, window=window, soft_cap=cap)
+
+        return attend
+
+
+class PlannedAttention:
+    """A plan a step for all layers of one window, made on the host; a layer is launches alone."""
+
+    def __init__(self, planners: Mapping[int, Planner], scale: float, soft_cap: float) -> None:
+        self.planners = planners
+        self.scale, self.soft_cap = scale, soft_cap
+
+    def step(self, batch: ForwardBatch, device: torch.device) -> StepAttention:
+        return self.planned(self.plans(batch, None), moved(batch.page_table, device))
+
+    def warm_up(self, k_pages: Tensor, v_pages: Tensor) -> None:
+        """Compile every form that a plan can launch; the pages of a layer are neither read nor written."""
+        for planner in self.planners.values():
+            planner.warm_up(k_pages, v_pages, soft_cap=self.soft_cap)
+
+    def plans(self, batch: ForwardBatch, device: torch.device | None) -> dict[int, Plan]:
+        """By window; their tensors on `device`, or where None on that of the pages."""
+        table, starts, lens = (
+            np.asarray(each) for each in (batch.page_table, batch.query_starts, batch.kv_lens)
+        )
+        return {
+            window: planner.plan(table, starts, lens, device) for window, planner in self.planners.items()
+        }
+
+    def planned(
+        self, plans: Mapping[int, Plan], page_table: Tensor, out: Tensor | None = None
+    ) -> StepAttention:
+        """`out`, (T, heads, head_dim), is where every layer writes; without it each has memory of its own."""
+
+        def attend(q: Tensor, k_pages: Tensor, v_pages: Tensor, window: int) -> Tensor:
+            to = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+            planner, scale, cap = self.planners[window], self.scale, self.soft_cap
+            return planner.run(plans[window], q, k_pages, v_pages, page_table, to, scale=scale, soft_cap=cap)
+
+        return attend
+
+
+def has_cascade(ops: Ops) -> bool:
+    return ops.planner is not None or ops.flat_attention is not None
+
+
+def attention_of(
+    ops: Ops, model: ModelConfig, pool: KvPool, *, cascade: bool
+) -> CalledAttention | PlannedAttention:
+    """The attention of a model on its pages; `cascade` counts where the kernels have one."""
+    scale, soft_cap = model.score_scale, model.attention_soft_cap
+    if ops.planner is None:
+        return CalledAttention(ops, scale, soft_cap, cascade=cascade)
+    make = ops.planner
+    windows: Iterable[int] = set(model.windows)
+    planners = {
+        window: make(
+            heads=model.num_heads,
+            kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            dtype=pool.k.dtype,
+            page_size=pool.page_size,
+            window=window,
+            device=pool.k.device,
+            deterministic=ops.deterministic,
+            cascade=cascade,
+        )
+        for window in windows
+    }
+    return PlannedAttention(planners, scale, soft_cap)
+
+
+def picked(tensor: Tensor, rows: Sequence[int]) -> Tensor:
+    """``tensor[rows]``, without waiting for the device."""
+    return tensor[moved(torch.tensor(rows, dtype=torch.int64), tensor.device)]
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """On `device`, without waiting for it."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,118 @@
+"""From a configuration to a runner: device, kernels, model, pages, captured steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from ramify.errors import UnsupportedField
+from ramify.kernels.registry import Ops
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor.attention import has_cascade
+from ramify.runtime.executor.batch import Extension, pack
+from ramify.runtime.executor.decode_graphs import ladder
+from ramify.runtime.executor.device import Backend, resolve_device, resolve_dtype, resolve_ops
+from ramify.runtime.executor.kv_pool import KvPool, page_bytes
+from ramify.runtime.executor.memory import (
+    FRACTION,
+    DeviceMemory,
+    check_memory,
+    fitting,
+    pages_in,
+    pages_left,
+)
+from ramify.runtime.executor.runner import Runner
+from ramify.runtime.model.decoder import Model
+
+log = logging.getLogger("ramify")
+
+LoadModel = Callable[[torch.dtype, torch.device, Ops], Model]
+
+
+def build_runner(config: EngineConfig, load: LoadModel) -> Runner:
+    """The runner that `config` describes; `load` gives its model in a dtype, on a device, for some kernels.
+
+    Raises `UnsupportedField` for options that cannot be honoured here, `EngineError` where memory is short.
+    """
+    device = resolve_device(config)
+    check_memory(config, device)
+    backend, ops = resolve_ops(config, device)
+    graphs = _wants_graphs(config, device, ops)
+    cascade = _wants_cascade(config, backend, ops)
+    dtype = resolve_dtype(config, device)
+    with fitting("The model's weights", device):
+        model = load(dtype, device, ops)
+    pages = pages_in(config, model.config, dtype, device)
+    if pages is None:
+        with fitting("The model and its largest steps", device):
+            memory = _measured(config, model, ops, dtype, device)
+        size = page_bytes(model.config, config.page_size, dtype)
+        pages = pages_left(memory, config.memory_fraction or FRACTION, size)
+        log.info("%s: %s, %d pages", device, memory, pages)
+    with fitting(f"{pages} KV pages and the steps on them", device):
+        pool = KvPool(model.config, num_pages=pages, page_size=config.page_size, dtype=dtype, device=device)
+        runner = Runner(model, pool, ops, cascade=cascade)
+        if device.type == "cuda" and backend == "triton":
+            runner.warm_up()
+        if graphs:
+            longest = min(model.config.context_length, pages * config.page_size)
+            runner.capture_decodes(ladder(config.max_running), -(-longest // config.page_size))
+    return runner
+
+
+def _wants_graphs(config: EngineConfig, device: torch.device, ops: Ops) -> bool:
+    possible = device.type == "cuda" and ops.planner is not None
+    if config.cuda_graphs and not possible:
+        raise UnsupportedField(
+            "cuda_graphs is set; only the triton backend on a CUDA device has them, and the device is "
+            f"{device.type}.",
+            field="cuda_graphs",
+            remedy="Leave it out.",
+        )
+    return possible if config.cuda_graphs is None else config.cuda_graphs
+
+
+def _wants_cascade(config: EngineConfig, backend: Backend, ops: Ops) -> bool:
+    possible = has_cascade(ops)
+    if config.cascade and not possible:
+        raise UnsupportedField(
+            f"cascade is set, which the attention backend {backend} does not have.",
+            field="cascade",
+            remedy="Leave it out, or choose the attention backend cpu or triton.",
+        )
+    return possible if config.cascade is None else config.cascade
+
+
+def _measured(
+    config: EngineConfig, model: Model, ops: Ops, dtype: torch.dtype, device: torch.device
+) -> DeviceMemory:
+    """The device's memory with the weights on it, and what a step takes: measured on a few pages.
+
+    Measured are the largest prefill chunk and the largest decode, each with its logits. The captured steps
+    share one piece of memory, the largest decode's, beside that of the steps that are not captured.
+    """
+    chunk, batch = min(config.chunk_tokens, model.config.context_length), config.max_running
+    pages = -(-chunk // config.page_size)
+    pool = KvPool(model.config, num_pages=pages, page_size=config.page_size, dtype=dtype, device=device)
+    runner = Runner(model, pool, ops, cascade=False)
+    zeros = torch.zeros(chunk, dtype=torch.int32).numpy()
+    prefill = [Extension(zeros, 0, chunk, range(pages))]
+    decodes = [Extension(zeros, 0, 1, (0,))] * batch
+
+    def taken(runner: Runner, extensions: list[Extension]) -> int:
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        hidden = runner.forward(pack(extensions, config.page_size))
+        logits = runner.logits(hidden[-batch:])
+        torch.argmax(logits, dim=-1)
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+
+    workspace = taken(runner, prefill) + taken(runner, decodes)
+    del runner, pool
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return DeviceMemory(total=total, used=total - free, workspace=workspace)

@@ -1,0 +1,121 @@
+"""Decoding steps at a ladder of batch sizes, each captured as a CUDA graph, and the padding in between."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ramify.runtime.executor.attention import PlannedAttention, StepAttention, moved
+from ramify.runtime.executor.batch import ForwardBatch
+from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.model.config import ModelConfig
+
+if TYPE_CHECKING:
+    from ramify.kernels.triton.plan.attention_graph import StaticPlan
+
+Compute = Callable[[Tensor, Tensor, Tensor, StepAttention], Tensor]
+"""(ids, positions, slots, attention) → hidden states."""
+
+
+def ladder(largest: int) -> list[int]:
+    """Batch sizes up to `largest`: powers of two and what lies half-way, so at most a third is padding."""
+    sizes = {1, largest}
+    power = 2
+    while power < largest:
+        sizes |= {power, power + power // 2}
+        power *= 2
+    return sorted(size for size in sizes if size <= largest)
+
+
+class DecodeGraphs:
+    """Decodes of up to ``max(sizes)`` requests. On a device without CUDA graphs the same steps run eagerly.
+
+    A step of B requests takes the smallest size that holds them. The rows that are left compute token 0 at
+    position 0, write its keys and values into the pool's spare page, and attend to nothing.
+
+    Parameters
+    ----------
+    sizes : ascending
+    max_pages : columns of the page table
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        max_pages: int,
+        model: ModelConfig,
+        pool: KvPool,
+        attention: PlannedAttention,
+        compute: Compute,
+    ) -> None:
+        self.sizes = list(sizes)
+        device = pool.k.device
+        self._pool = pool
+        self._attention = attention
+        self._compute = compute
+        self._tokens = [torch.zeros(3, size, dtype=torch.int64, device=device) for size in self.sizes]
+        self._table = torch.zeros(self.sizes[-1], max_pages, dtype=torch.int32, device=device)
+        # Rows that attend to nothing are not written: they keep numbers that were there before, or zeros.
+        heads, head_dim = model.num_heads, model.head_dim
+        self._attended = torch.zeros(self.sizes[-1], heads, head_dim, dtype=pool.k.dtype, device=device)
+        pool_tokens = pool.num_pages * pool.page_size
+        self._rooms: list[dict[int, StaticPlan]] = [
+            {window: planner.room(size, pool_tokens) for window, planner in attention.planners.items()}
+            for size in self.sizes
+        ]
+        self._graphs: list[torch.cuda.CUDAGraph | None] = [None] * len(self.sizes)
+        self._hidden: list[Tensor | None] = [None] * len(self.sizes)
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Capture every size, the largest first, so that the others find its memory."""
+        if self._pool.k.device.type != "cuda":
+            return
+        memory = torch.cuda.graph_pool_handle()
+        for index in reversed(range(len(self.sizes))):
+            self._tokens[index][2].fill_(self._pool.spare_page * self._pool.page_size)
+            self._step(index)  # compiles what is not compiled yet, which a capture must not do
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=memory):
+                self._hidden[index] = self._step(index)
+            self._graphs[index] = graph
+
+    def run(self, batch: ForwardBatch) -> Tensor | None:
+        """The hidden states of a batch of decodes; None where it has no place here."""
+        count, width = batch.page_table.shape
+        index = bisect.bisect_left(self.sizes, count)
+        if index == len(self.sizes):
+            return None
+        plans = self._attention.plans(batch, torch.device("cpu"))
+        if not all(room.load(plans[window]) for window, room in self._rooms[index].items()):
+            return None
+        tokens, device = self._tokens[index], self._table.device
+        tokens.copy_(moved(self._padded(batch.tokens, self.sizes[index]), device))
+        if batch.next_ids is not None:
+            tokens[0, :count].copy_(batch.next_ids)
+        self._table[:count, :width].copy_(moved(batch.page_table, device))
+        graph = self._graphs[index]
+        if graph is None:
+            return self._step(index)[:count]
+        graph.replay()
+        hidden = self._hidden[index]
+        assert hidden is not None
+        return hidden[:count]
+
+    def _padded(self, tokens: Tensor, size: int) -> Tensor:
+        padded = torch.zeros(3, size, dtype=torch.int64)
+        padded[2] = self._pool.spare_page * self._pool.page_size
+        padded[:, : tokens.shape[1]] = tokens
+        return padded
+
+    def _step(self, index: int) -> Tensor:
+        tokens = self._tokens[index]
+        plans = {window: room.plan for window, room in self._rooms[index].items()}
+        size = self.sizes[index]
+        attention = self._attention.planned(plans, self._table[:size], self._attended[:size])
+        return self._compute(tokens[0], tokens[1], tokens[2], attention)

@@ -1,0 +1,111 @@
+"""Choosing tokens on the device that holds the logits: options go there, tokens come back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.kernels.registry import SamplingOps
+from ramify.kernels.sampling_inputs import LogitEdits, LogProbabilities, RowEdits
+from ramify.runtime.executor.attention import moved
+from ramify.runtime.executor.sampler import Drawing, RowLogprobs, SamplingRow, options_of, stacked
+from ramify.sampling_params import SamplingParams
+
+
+class DeviceSampler:
+    """Launches kernels; waits only for what is asked of its drawings."""
+
+    def __init__(self, ops: SamplingOps, device: torch.device) -> None:
+        self._ops = ops
+        self._device = device
+
+    @torch.inference_mode()
+    def begin(self, logits: Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int) -> Drawing:
+        edits = self._edits(rows)
+        before = None if edits is None else self._ops.edit_logits(logits, edits)
+        tokens = self._ops.sample_tokens(logits, options_of(rows, self._device), *self._masks(rows))
+        if edits is not None and before is not None:
+            self._ops.restore_logits(logits, edits, before)
+        if not asked:
+            return _OnItsWay(tokens, None)
+        index = moved(torch.tensor(asked, dtype=torch.int64), self._device)
+        found = self._ops.log_probabilities(logits[index], tokens[index], top)
+        return _OnItsWay(tokens, found)
+
+    @torch.inference_mode()
+    def log_probabilities(self, logits: Tensor, tokens: np.ndarray, top: int) -> list[RowLogprobs]:
+        known = moved(torch.from_numpy(tokens.astype(np.int64)), self._device)
+        return _as_rows(*self._ops.log_probabilities(logits, known, top))
+
+    def warm_up(self, logits: Tensor) -> None:
+        """Compile every form that drawing from rows like these, (1, vocab), can launch; changes them."""
+        words = np.zeros(-(-logits.shape[1] // 32), np.int32)
+        for params, mask in itertools.product(
+            (SamplingParams(temperature=0.0, logit_bias={0: 1.0}), SamplingParams(temperature=1.0, top_k=1)),
+            (None, words),
+        ):
+            row = SamplingRow(params, uniform=0.0, ids=words[:0], prompt_len=0, mask=mask)
+            for top in (0, 1):
+                self.begin(logits, [row], [0], top).result()
+
+    def _edits(self, rows: Sequence[SamplingRow]) -> LogitEdits | None:
+        if not any(row.edits_logits for row in rows):
+            return None
+        return LogitEdits.of(
+            [
+                RowEdits(
+                    row.ids,
+                    row.prompt_len,
+                    row.params.repetition_penalty,
+                    row.params.presence_penalty,
+                    row.params.frequency_penalty,
+                    row.params.logit_bias,
+                    row.banned,
+                )
+                for row in rows
+            ],
+            self._device,
+        )
+
+    def _masks(self, rows: Sequence[SamplingRow]) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        masks = [row.mask for row in rows]
+        if all(mask is None for mask in masks):
+            return None, None
+        words, places = stacked(masks)
+        return moved(words, self._device), moved(places, self._device)
+
+
+class _OnItsWay:
+    """Copied to the host behind what was launched so far: what is launched later is not waited for."""
+
+    def __init__(self, tokens: Tensor, found: LogProbabilities | None) -> None:
+        self.tokens = tokens
+        self._found = [_to_host(tokens), *(() if found is None else map(_to_host, found))]
+        self._done = torch.cuda.Event() if tokens.is_cuda else None
+        if self._done is not None:
+            self._done.record()
+
+    def result(self) -> tuple[list[int], list[RowLogprobs]]:
+        if self._done is not None:
+            self._done.synchronize()
+        tokens, *found = self._found
+        return tokens.tolist(), _as_rows(*found) if found else []
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def _as_rows(chosen: Tensor, ids: Tensor, values: Tensor) -> list[RowLogprobs]:
+    pairs = zip(ids.tolist(), values.tolist(), strict=True)
+    best = [
+        tuple((token, value) for token, value in zip(row_ids, row_values, strict=True) if token >= 0)
+        for row_ids, row_values in pairs
+    ]
+    return list(zip(chosen.tolist(), best, strict=True))

@@ -1,0 +1,117 @@
+"""How many KV pages the memory holds: a size that was asked for, or what a device has left."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+
+from ramify.errors import EngineError, UnsupportedField
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor.kv_pool import page_bytes
+from ramify.runtime.model.config import ModelConfig
+
+SPARE_PAGES = 2
+"""Pages that a lone request may need beside its own tokens': the two ends of a copy-on-write."""
+LEAST_PAGES = SPARE_PAGES + 1
+FRACTION = 0.9
+"""Of a CUDA device's memory, where nothing else is asked for: the rest is for its driver's own, and for
+fragments."""
+CPU_BYTES = 1 << 30
+"""For KV pages on the CPU, where nothing else is asked for, if tokens take so much."""
+CPU_CONTEXTS = 2
+CPU_TOKENS = 20_480
+"""What KV pages on the CPU are for: so many tokens, and so many of the model's longest contexts. Any load
+touches all pages in the end, as each is kept for whoever comes back, and what is touched stays resident."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes of a device.
+
+    total : all there are
+    used : taken before there are pages: the weights, the driver's own, and other processes'
+    workspace : what the largest step takes beside them
+    """
+
+    total: int
+    used: int
+    workspace: int
+
+
+def check_memory(config: EngineConfig, device: torch.device) -> None:
+    """Raises `UnsupportedField` for an option that means nothing on `device`."""
+    if config.memory_fraction is not None and device.type != "cuda":
+        raise UnsupportedField(
+            f"memory_fraction is {config.memory_fraction}, which counts on a CUDA device; this is the CPU.",
+            field="memory_fraction",
+            remedy="Give kv_memory_gb, in GiB.",
+        )
+
+
+def pages_in(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> int | None:
+    """The pages that the configuration names, if any; on the CPU always some."""
+    if config.num_pages is not None:
+        return enough(config.num_pages)
+    size = page_bytes(model, config.page_size, dtype)
+    if config.kv_memory_gb is not None:
+        return enough(int(config.kv_memory_gb * 2**30) // size)
+    if device.type != "cpu":
+        return None
+    tokens = max(CPU_TOKENS, CPU_CONTEXTS * model.context_length)
+    return enough(min(CPU_BYTES // size, -(-tokens // config.page_size)))
+
+
+def enough(num_pages: int) -> int:
+    """`num_pages`, or `EngineError` where no request could run on them."""
+    if num_pages < LEAST_PAGES:
+        raise EngineError(
+            f"The KV memory holds {num_pages} pages; at least {LEAST_PAGES} are needed.",
+            remedy="Give the engine a larger kv_memory_gb or num_pages.",
+        )
+    return num_pages
+
+
+@contextlib.contextmanager
+def fitting(what: str, device: torch.device) -> Iterator[None]:
+    """Where `device` has no memory for `what`, which is being made, `EngineError` tells the figures."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info(device)
+        raise EngineError(
+            f"{what} do not fit the device's memory: of {_gib(total)} there were {_gib(free)} left when more "
+            "were needed.",
+            remedy="Give it a smaller model, fewer KV pages, or free the device's memory.",
+        ) from error
+
+
+def pages_left(memory: DeviceMemory, fraction: float, page: int) -> int:
+    """Pages of `page` bytes in what `fraction` of the memory leaves.
+
+    One page more is taken for the padding of decoding steps. Raises `EngineError` with the figures where too
+    little is left.
+    """
+    room = int(memory.total * fraction) - memory.used - memory.workspace
+    pages = room // page - 1
+    if pages >= LEAST_PAGES:
+        return pages
+    needed = memory.used + memory.workspace + (LEAST_PAGES + 1) * page
+    figures = (
+        f"{_gib(memory.used)} are taken by weights and others, a step needs {_gib(memory.workspace)}, and "
+        f"{LEAST_PAGES + 1} KV pages {_gib((LEAST_PAGES + 1) * page)}: together {_gib(needed)}. "
+        f"memory_fraction {fraction:g} of the device's {_gib(memory.total)} allows "
+        f"{_gib(int(memory.total * fraction))}."
+    )
+    remedy = "Give it a smaller model, smaller chunk_tokens or max_running, or free the device's memory."
+    if needed <= memory.total:
+        remedy = f"A memory_fraction of {-(-1000 * needed // memory.total) / 1000:g} would do. {remedy}"
+    raise EngineError(f"The model does not fit the device's memory: {figures}", remedy=remedy)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

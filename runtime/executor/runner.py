@@ -1,0 +1,172 @@
+"""Runs the model: one forward pass over a packed batch, then the logits of the rows that need them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.errors import UnsupportedField
+from ramify.kernels.reference.sampling import sample_tokens
+from ramify.kernels.registry import LayerStack, Ops
+from ramify.runtime.executor.attention import (
+    PlannedAttention,
+    StepAttention,
+    attention_of,
+    has_cascade,
+    moved,
+)
+from ramify.runtime.executor.batch import Extension, ForwardBatch, pack
+from ramify.runtime.executor.decode_graphs import DecodeGraphs
+from ramify.runtime.executor.device_sampler import DeviceSampler
+from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.executor.sampler import HostSampler, Sampler, stacked
+from ramify.runtime.model.decoder import Model
+from ramify.runtime.model.layers import HeadNorms
+
+MANY_ROWS = 65
+"""Products of more than 64 rows are another kernel in deterministic mode."""
+
+
+class Runner:
+    """Owns the model and its KV pages.
+
+    cascade : read shared prefixes once, where the kernels can and where it pays
+    """
+
+    def __init__(self, model: Model, pool: KvPool, ops: Ops, *, cascade: bool = True) -> None:
+        if ops.deterministic and ops.gelu_mul is None and model.config.activation == "gelu":
+            raise UnsupportedField(
+                f"deterministic is set, but torch computes the gates of {model.config.family} here, "
+                "and their bits depend on the batch.",
+                field="deterministic",
+                remedy="Leave it out, or use a CUDA device.",
+            )
+        self.model = model
+        self.pool = pool
+        self.device = pool.k.device
+        self._ops = ops
+        self._attention = attention_of(ops, model.config, pool, cascade=cascade)
+        weights = model.layer_weights()
+        self._stack: LayerStack | None = None
+        if ops.layer_stack is not None and weights is not None:
+            heads = model.config.num_heads
+            self._stack = ops.layer_stack(weights, pool.k, pool.v, heads=heads, cascade=cascade)
+        self.stacked = self._stack is not None
+        """All layers are computed in one call."""
+        self.cascades = cascade and has_cascade(ops)
+        """Shared prefixes are read once, where that pays."""
+        self._graphs: DecodeGraphs | None = None
+        # Views of the pool, made once: indexing it costs 2 us, twice a layer in every step.
+        self._k_layers, self._v_layers = list(pool.k), list(pool.v)
+        model.use_norm(ops.rms_norm, ops.add_rms_norm)
+        if ops.linear is not None:
+            model.use_linear(ops.linear, ops.layer_linear)
+        if ops.masked_linear is not None:
+            model.use_masked_linear(ops.masked_linear)
+        if ops.silu_mul is not None:
+            model.use_activation("silu", ops.silu_mul)
+        if ops.gelu_mul is not None:
+            model.use_activation("gelu", ops.gelu_mul)
+        if ops.matmul is not None:
+            model.use_matmul(ops.matmul)
+        self.sampler: Sampler = (
+            HostSampler(ops.sample_tokens or sample_tokens)
+            if ops.sampling is None
+            else DeviceSampler(ops.sampling, self.device)
+        )
+
+    def warm_up(self) -> None:
+        """Compile every kernel that a step can launch. Writes to pages, which nobody must use yet."""
+        if isinstance(self._attention, PlannedAttention):
+            self._attention.warm_up(self._k_layers[0], self._v_layers[0])
+        size = self.pool.page_size
+        most = min(MANY_ROWS, self.pool.num_pages * size, self.model.config.context_length)
+        for tokens in (most, 1):
+            prompt = Extension(np.zeros(most, np.int32), 0, tokens, range(-(-tokens // size)))
+            logits = self.logits(self.forward(pack([prompt], size, copies=[(0, 1)])))
+        if isinstance(self.sampler, DeviceSampler):
+            self.sampler.warm_up(logits)
+
+    def capture_decodes(self, sizes: Sequence[int], max_pages: int) -> None:
+        """Replay decodes as CUDA graphs of these `sizes` from now on; on the CPU they run padded alike.
+
+        max_pages : pages of the longest request
+        """
+        assert isinstance(self._attention, PlannedAttention)
+        self._graphs = DecodeGraphs(
+            sizes, max_pages, self.model.config, self.pool, self._attention, self._compute
+        )
+        self._graphs.capture()
+
+    def check_device(self) -> None:
+        """Raise what a CUDA device has run into: after an error of a kernel it computes nothing any more."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Copy pages, store the new tokens' KV, and return the hidden states: (T, hidden).
+
+        They hold until the next call. On a CUDA device this returns before they are computed.
+        """
+        pool = self.pool
+        if batch.copies:
+            sources, destinations = zip(*batch.copies, strict=True)
+            self._ops.copy_pages(pool.k, pool.v, list(sources), list(destinations))
+        if self._graphs is not None and batch.decoding:
+            hidden = self._graphs.run(batch)
+            if hidden is not None:
+                return hidden
+        tokens = moved(batch.tokens, self.device)
+        ids = tokens[0] if batch.next_ids is None else batch.next_ids
+        if self._stack is not None:
+            return self._compute_stack(self._stack, ids, tokens[1], tokens[2], batch)
+        return self._compute(ids, tokens[1], tokens[2], self._attention.step(batch, self.device))
+
+    def _compute(self, ids: Tensor, positions: Tensor, slots: Tensor, attention: StepAttention) -> Tensor:
+        """ids, positions, slots: (T,) int64 on the device."""
+        k_layers, v_layers, store = self._k_layers, self._v_layers, self._ops.rope_store_kv
+
+        def attend(
+            layer: int,
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            rotation: Tensor,
+            *,
+            window: int = 0,
+            norms: HeadNorms | None = None,
+        ) -> Tensor:
+            k_pages, v_pages = k_layers[layer], v_layers[layer]
+            if norms is None:
+                store(q, k, v, rotation, k_pages, v_pages, slots)
+            else:
+                q_norm, k_norm, eps = norms
+                store(q, k, v, rotation, k_pages, v_pages, slots, q_norm=q_norm, k_norm=k_norm, eps=eps)
+            return attention(q, k_pages, v_pages, window)
+
+        hidden: Tensor = self.model(ids, positions, attend)
+        return hidden
+
+    def _compute_stack(
+        self, stack: LayerStack, ids: Tensor, positions: Tensor, slots: Tensor, batch: ForwardBatch
+    ) -> Tensor:
+        def layers(x: Tensor, rotation: Tensor) -> None:
+            lengths = batch.query_starts, batch.kv_lens
+            stack(x, rotation, slots, batch.page_table, *lengths, scale=self._attention.scale)
+
+        return self.model.forward_through(ids, positions, layers)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor, masks: Sequence[np.ndarray | None] = ()) -> Tensor:
+        """(R, hidden) → (R, vocab), float32 or, where the device samples, in the model's dtype.
+
+        masks : for each row, where one is given for any, the (ceil(vocab / 32),) int32 bitmask of the tokens
+            whose logits are of use; the others may be minus infinity. None for all.
+        """
+        if self._ops.masked_linear is None or all(mask is None for mask in masks):
+            return self.model.logits(hidden)
+        return self.model.masked_logits(hidden, *stacked(masks))

@@ -1,0 +1,178 @@
+"""Logits to tokens: bias and penalties, grammar mask, temperature, top-k, top-p, min-p, one draw.
+
+Every random number comes from the caller, one per row, so that a request's tokens depend on its own
+seed and not on the batch it is in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from ramify.kernels.reference.sampling import sample_tokens
+from ramify.kernels.registry import SampleTokens
+from ramify.kernels.sampling_inputs import SamplingOptions
+from ramify.sampling_params import SamplingParams
+
+
+@dataclasses.dataclass(slots=True)
+class SamplingRow:
+    """What choosing one row's token depends on besides its logits."""
+
+    params: SamplingParams
+    uniform: float
+    """In [0, 1); unused for greedy rows."""
+    ids: np.ndarray
+    """(length,) int32: prompt and output so far, for the penalties."""
+    prompt_len: int
+    mask: np.ndarray | None = None
+    """(ceil(vocab / 32),) int32 bitmask of the tokens that the grammar allows; None allows all."""
+    banned: Sequence[int] = ()
+    """Tokens that must not come yet (stop tokens before `min_tokens`)."""
+
+    @property
+    def edits_logits(self) -> bool:
+        """Biases, penalties or banned tokens change single logits before the draw."""
+        return bool(self.params.penalises or self.params.logit_bias or self.banned)
+
+
+RowLogprobs = tuple[float, tuple[tuple[int, float], ...]]
+"""The log-probability of the token, and the most likely (id, log-probability) pairs."""
+
+
+class Drawing(Protocol):
+    """Tokens that are being chosen."""
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """(R,) int64 on the model's device."""
+        ...
+
+    def result(self) -> tuple[list[int], list[RowLogprobs]]:
+        """Wait for the tokens, and for the log-probabilities of the rows that were asked for."""
+        ...
+
+
+class Sampler(Protocol):
+    """Chooses tokens where the logits are."""
+
+    def begin(
+        self, logits: torch.Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int
+    ) -> Drawing:
+        """Choose a token for each row of `logits`, (R, vocab), which may be changed.
+
+        asked : rows whose log-probabilities are wanted, and of their `top` most likely tokens
+        """
+        ...
+
+    def log_probabilities(self, logits: torch.Tensor, tokens: np.ndarray, top: int) -> list[RowLogprobs]:
+        """Of one known token a row, (R,) int, and of the `top` most likely ones."""
+        ...
+
+
+class HostSampler:
+    """On the host, at once. `sample_tokens` draws from float32 logits."""
+
+    def __init__(self, sample_tokens: SampleTokens = sample_tokens) -> None:
+        self._sample_tokens = sample_tokens
+
+    def begin(
+        self, logits: torch.Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int
+    ) -> Drawing:
+        logits = logits.float()
+        original = logits[list(asked)].clone() if asked else None
+        tokens = sample(logits, rows, self._sample_tokens)
+        found = [] if original is None else log_probabilities(original, tokens[list(asked)], top)
+        return _Drawn(tokens, found)
+
+    def log_probabilities(self, logits: torch.Tensor, tokens: np.ndarray, top: int) -> list[RowLogprobs]:
+        return log_probabilities(logits.float(), torch.from_numpy(tokens.astype(np.int64)), top)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Drawn:
+    tokens: torch.Tensor
+    logprobs: list[RowLogprobs]
+
+    def result(self) -> tuple[list[int], list[RowLogprobs]]:
+        return self.tokens.tolist(), self.logprobs
+
+
+@torch.inference_mode()
+def sample(
+    logits: torch.Tensor, rows: Sequence[SamplingRow], sample_tokens: SampleTokens = sample_tokens
+) -> torch.Tensor:
+    """Choose one token per row, (R,) int64.
+
+    logits : (R, vocab) float32, changed in place by biases and penalties
+    """
+    for row, spec in enumerate(rows):
+        if spec.edits_logits:  # few do; reaching for a row of the logits costs more than asking
+            _adjust(logits[row], spec)
+    masks = [spec.mask for spec in rows]
+    masked = () if all(mask is None for mask in masks) else stacked(masks)
+    return sample_tokens(logits, options_of(rows), *masked)
+
+
+def options_of(rows: Sequence[SamplingRow], device: torch.device | str = "cpu") -> SamplingOptions:
+    """How the tokens of `rows` are drawn, on `device`."""
+    params = [row.params for row in rows]
+    return SamplingOptions.of(
+        [each.temperature for each in params],
+        [max(each.top_k, 0) for each in params],
+        [each.top_p for each in params],
+        [each.min_p for each in params],
+        [row.uniform for row in rows],
+        device,
+    )
+
+
+@torch.inference_mode()
+def log_probabilities(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> list[RowLogprobs]:
+    """Log-probabilities of one chosen token a row and of the `top` most likely ones.
+
+    Parameters
+    ----------
+    logits : (R, vocab) float32, unmodified
+    tokens : (R,) int64
+    """
+    normaliser = torch.logsumexp(logits, dim=-1)
+    chosen = (logits.gather(1, tokens[:, None])[:, 0] - normaliser).tolist()
+    if top == 0:
+        return [(value, ()) for value in chosen]
+    values, ids = torch.topk(logits, min(top, logits.shape[1]), dim=-1)
+    pairs = zip(ids.tolist(), (values - normaliser[:, None]).tolist(), strict=True)
+    best = [tuple(zip(row_ids, row_values, strict=True)) for row_ids, row_values in pairs]
+    return list(zip(chosen, best, strict=True))
+
+
+def _adjust(logits: torch.Tensor, spec: SamplingRow) -> None:
+    """Logit bias, penalties and banned tokens of one row; (vocab,) in place."""
+    params = spec.params
+    if params.repetition_penalty != 1.0:
+        seen = torch.from_numpy(np.unique(spec.ids).astype(np.int64))
+        values = logits[seen]
+        logits[seen] = torch.where(
+            values > 0, values / params.repetition_penalty, values * params.repetition_penalty
+        )
+    if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
+        tokens, counts = np.unique(spec.ids[spec.prompt_len :], return_counts=True)
+        if len(tokens):
+            amount = params.presence_penalty + params.frequency_penalty * counts
+            logits[torch.from_numpy(tokens.astype(np.int64))] -= torch.from_numpy(amount.astype(np.float32))
+    if params.logit_bias:
+        keys = torch.tensor(list(params.logit_bias), dtype=torch.int64)
+        logits[keys] += torch.tensor(list(params.logit_bias.values()), dtype=torch.float32)
+    if spec.banned:
+        logits[list(spec.banned)] = -torch.inf
+
+
+def stacked(masks: Sequence[np.ndarray | None]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(M, words) int32 of those that are there, and for each its row in it or -1, (len(masks),) int32."""
+    held = np.array([mask is not None for mask in masks])
+    rows = np.where(held, np.cumsum(held) - 1, -1).astype(np.int32)
+    return torch.from_numpy(np.stack([mask for mask in masks if mask is not None])), torch.from_numpy(rows)

@@ -1,0 +1,69 @@
+"""Gemma 2 (arXiv 2408.00118) and 3 (arXiv 2503.19786): norms before and after, a GELU gate, windows.
+
+What they share with others is in the config: soft caps, the scale of scores and of the embedding, windows and
+rotary embeddings by layer, and norms whose weights are stored less 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ramify.kernels.stack import LayerWeights
+from ramify.runtime.model.config import ModelConfig
+from ramify.runtime.model.decoder import Attend, Layer, Model
+from ramify.runtime.model.families.llama import LlamaLayer
+from ramify.runtime.model.families.qwen3 import Qwen3Layer
+from ramify.runtime.model.layers import Residual, RMSNorm
+
+
+class Gemma2Layer(LlamaLayer):
+    """x += norm(attention(norm(x))); x += norm(mlp(norm(x)))."""
+
+    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
+        super().__init__(config, index, dtype)
+        self.attended_norm, self.mlp_out_norm = self.norm(config, dtype), self.norm(config, dtype)
+
+    def forward(self, x: Residual, rotation: Tensor, attend: Attend) -> None:
+        x.add(self.attended_norm.forward(self.output.forward(self.attended(x, rotation, attend))))
+        x.add(self.mlp_out_norm.forward(self.mlp.of(x, self.mlp_norm)))
+
+    def weights(self) -> LayerWeights | None:
+        return None
+
+    def norms(self) -> dict[str, RMSNorm]:
+        return {
+            "input_layernorm": self.attention_norm,
+            "post_attention_layernorm": self.attended_norm,
+            "pre_feedforward_layernorm": self.mlp_norm,
+            "post_feedforward_layernorm": self.mlp_out_norm,
+        }
+
+
+class Gemma3Layer(Qwen3Layer, Gemma2Layer):
+    """Gemma 2's with Qwen 3's norms of heads."""
+
+
+class Gemma2(Model):
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__(config, dtype)
+        # Trained with the scale in the numbers' own format: 34 for 33.94 in bfloat16.
+        self.embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype, device="cpu").item()
+
+    def layer(self, index: int, dtype: torch.dtype) -> Layer:
+        return Gemma2Layer(self.config, index, dtype)
+
+
+class Gemma3(Gemma2):
+    """Of a multimodal checkpoint the text model alone."""
+
+    def layer(self, index: int, dtype: torch.dtype) -> Layer:
+        return Gemma3Layer(self.config, index, dtype)
+
+    def name_of(self, stored: str) -> str | None:
+        """Multimodal files: "language_model.…" before transformers 5, "model.language_model.…" since."""
+        if "vision_tower." in stored or "multi_modal_projector." in stored:
+            return None
+        if stored.startswith("model.language_model."):
+            stored = stored.replace("language_model.", "", 1)
+        return super().name_of(stored.removeprefix("language_model."))

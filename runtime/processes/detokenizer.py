@@ -1,0 +1,192 @@
+"""The detokenizer process: output ids become text; stop strings end requests here."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from tokenizers import Tokenizer
+
+from ramify.messages import (
+    Abort,
+    ChoiceScore,
+    Failed,
+    Finish,
+    Ready,
+    StepOutput,
+    StepText,
+    TextChunk,
+    ToDetokenizer,
+    TokenChunk,
+    TokenLogprobs,
+    Usage,
+)
+from ramify.runtime.frontend.chunks import joined
+from ramify.runtime.model.tokenizer.tokenizer import load_backend
+from ramify.runtime.processes.detokenize import TextStream
+from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
+from ramify.runtime.processes.worker_process import reporting_start_up, take_orders
+from ramify.runtime.processes.worker_start import started
+
+
+class Detokenizer:
+    """Holds the open outputs. `abort` is told the ids of requests that a stop string has ended."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, abort: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._decode = tokenizer.decode
+        self._abort = abort
+        self._clock = clock
+        self._open: dict[str, _Output] = {}
+        self._token_texts: dict[int, str] = {}
+
+    def step(self, output: StepOutput) -> StepText | None:
+        """The text of one step; None when nothing became visible."""
+        chunks = [text for chunk in output.chunks if (text := self._chunk(chunk)) is not None]
+        return StepText(chunks=tuple(chunks)) if chunks else None
+
+    def forget(self, rid: str) -> None:
+        self._open.pop(rid, None)
+
+    def _chunk(self, chunk: TokenChunk) -> TextChunk | None:
+        if chunk.first:
+            sampling = chunk.sampling
+            assert sampling is not None
+            skip = sampling.skip_special_tokens
+            self._open[chunk.rid] = _Output(
+                TextStream(
+                    lambda ids: self._decode(ids, skip_special_tokens=skip),
+                    stop=sampling.stop,
+                    context=chunk.context,
+                    overlap=chunk.overlap,
+                ),
+                usage=chunk.usage or Usage(),
+                every_s=chunk.every_s,
+            )
+        output = self._open.get(chunk.rid)
+        if output is None:
+            return None  # ended by a stop string; the scheduler has not heard of it yet
+        return self._continue(output, chunk)
+
+    def _continue(self, output: _Output, chunk: TokenChunk) -> TextChunk | None:
+        """None where what is new is held back."""
+        finish = chunk.finish
+        stop_token = finish is not None and isinstance(finish.matched, int)
+        ids = chunk.ids[:-1] if stop_token else chunk.ids
+        text, matched = output.stream.push(ids)
+        output.ids += len(chunk.ids)
+        if chunk.usage is not None:
+            output.usage = chunk.usage
+        usage = None
+        output.shown_ids += len(ids)
+        kept_ids, tail = output.shown_ids, ""
+        if matched is not None:
+            if finish is None:
+                self._abort(chunk.rid)
+            finish = Finish(reason="stop", matched=matched)
+            kept_ids, tail = output.stream.cut()
+        elif finish is not None:
+            text += output.stream.flush()
+        if finish is not None and output.stream.healed:
+            kept_ids, tail = 0, output.stream.text  # the first id spells more than the text begins with
+        if finish is not None:
+            usage = msgspec.structs.replace(output.usage, completion_tokens=output.ids)
+            self.forget(chunk.rid)
+        pieces: tuple[tuple[int, int], ...] = ()
+        if len(ids) > 1 and not output.stream.may_stop:
+            pieces = output.stream.pieces(len(ids), len(chunk.ids), len(text))
+        told = TextChunk(
+            rid=chunk.rid,
+            text=text,
+            ids=chunk.ids,
+            forced=chunk.forced,
+            pieces=pieces,
+            logprobs=self._with_texts(chunk.logprobs),
+            prompt_logprobs=self._with_texts(chunk.prompt_logprobs),
+            choices=tuple([self._score(score) for score in chunk.choices]),
+            usage=usage,
+            finish=finish,
+            kept_ids=kept_ids if finish is not None else 0,
+            tail=tail,
+            unenforced=chunk.unenforced,
+        )
+        return output.told(told, self._clock()) if output.every_s else told
+
+    def _score(self, score: ChoiceScore) -> ChoiceScore:
+        return msgspec.structs.replace(
+            score,
+            tokens=self._with_texts(score.tokens),
+            unconditional=self._with_texts(score.unconditional),
+        )
+
+    def _with_texts(self, logprobs: TokenLogprobs | None) -> TokenLogprobs | None:
+        if logprobs is None:
+            return None
+        return msgspec.structs.replace(
+            logprobs,
+            texts=tuple(self._token_text(token) for token in logprobs.ids),
+            top_texts=tuple(tuple(self._token_text(token) for token, _ in top) for top in logprobs.top),
+        )
+
+    def _token_text(self, token: int) -> str:
+        text = self._token_texts.get(token)
+        if text is None:
+            text = self._token_texts[token] = self._decode([token], skip_special_tokens=False)
+        return text
+
+
+class _Output:
+    """`every_s`: the least time between two chunks. Only where a stop string may end the output must the
+    detokenizer itself see to that: what comes of other requests has been held back before."""
+
+    def __init__(self, stream: TextStream, usage: Usage, every_s: float) -> None:
+        self.stream = stream
+        self.usage = usage
+        self.every_s = every_s
+        self.ids = 0
+        self.shown_ids = 0  # without a stop token
+        self._held: list[TextChunk] = []
+        self._since = 0.0
+        self._first = True
+
+    def told(self, chunk: TextChunk, now: float) -> TextChunk | None:
+        """All that has been held back and `chunk`, or None."""
+        self._held.append(chunk)
+        if len(self._held) == 1:
+            self._since = now
+        waited = now - self._since
+        if chunk.finish is None and self.stream.may_stop and waited < self.every_s:
+            return None
+        whole, self._held = joined(self._held), []
+        if self._first and whole.usage is None:
+            # When the first token came, for whoever has been told of it only now.
+            usage = msgspec.structs.replace(self.usage, total_s=self.usage.total_s + waited)
+            whole = msgspec.structs.replace(whole, usage=usage)
+        self._first = False
+        return whole
+
+
+def main() -> None:
+    orders = take_orders("detokenizer")
+    sockets = Sockets(Path(orders.sockets))
+    inbox: Inbox[ToDetokenizer] = Inbox(sockets.detokenizer, ToDetokenizer)
+    scheduler, frontend = Outbox(sockets.scheduler), Outbox(sockets.frontend)
+    with reporting_start_up("detokenizer", frontend):
+        tokenizer = load_backend(Path(orders.tokenizer))
+    detokenizer = Detokenizer(tokenizer, lambda rid: scheduler.send(Abort(rid=rid, silent=True)))
+    frontend.send(Ready(role="detokenizer", pid=os.getpid()))
+    started()
+    while True:
+        message = inbox.recv()
+        if isinstance(message, StepOutput):
+            text = detokenizer.step(message)
+            if text is not None:
+                frontend.send(text)
+        elif message is not None:
+            if isinstance(message, Failed):
+                detokenizer.forget(message.rid)
+            frontend.send(message)

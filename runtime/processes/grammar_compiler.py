@@ -1,0 +1,69 @@
+"""The grammar compiler as a process.
+
+Arguments: the socket to listen on, the width of the model's logits, and the stop token ids with commas.
+It compiles nothing itself: it forks a child for every job that no file on disk answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from ramify.grammar.compile.forked_jobs import Answer, CompileJobs
+from ramify.grammar.compile.grammar_files import GrammarFiles
+from ramify.grammar.compile.job import answer, limit_memory
+from ramify.grammar.engine.load import prepare
+from ramify.grammar.vocabulary import Vocabulary
+from ramify.messages import CompileGrammar, GrammarReady
+from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
+from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
+from ramify.runtime.processes.worker_process import Orders, take_orders
+from ramify.runtime.processes.worker_start import started
+
+
+async def serve(
+    inbox: Inbox[CompileGrammar], scheduler: Outbox, vocabulary: Vocabulary, orders: Orders
+) -> None:
+    """Answer the jobs of `inbox` for ever."""
+    config = orders.config
+    files = GrammarFiles(vocabulary)
+    compiling: dict[str, CompileGrammar] = {}
+
+    def done(outcome: Answer) -> None:
+        job = compiling.pop(outcome.key)
+        scheduler.send(outcome)
+        if isinstance(outcome, GrammarReady):
+            files.put(job, outcome)
+
+    jobs = CompileJobs(
+        lambda job: answer(job, vocabulary),
+        done,
+        timeout_s=config.grammar_timeout_s,
+        enter=lambda: limit_memory(int(config.grammar_memory_gb * 2**30)),
+    )
+
+    def take(job: CompileGrammar) -> None:
+        known = files.get(job)
+        if known is not None:
+            scheduler.send(known)
+        else:
+            compiling[job.key] = job
+            jobs.submit(job)
+
+    inbox.attach(asyncio.get_running_loop(), take)
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    # Its parent is the scheduler, which may live on without it.
+    orders = take_orders("compiler", remove_sockets=False)
+    path, vocab_size, stop_ids = sys.argv[1:]
+    inbox: Inbox[CompileGrammar] = Inbox(Path(path), CompileGrammar)
+    scheduler = Outbox(Sockets(Path(orders.sockets)).scheduler)
+    vocabulary = load_vocabulary(
+        Path(orders.tokenizer), vocab_size=int(vocab_size), stop_ids=map(int, stop_ids.split(","))
+    )
+    prepare(vocabulary)
+    started()
+    asyncio.run(serve(inbox, scheduler, vocabulary, orders))

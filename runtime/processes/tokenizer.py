@@ -1,0 +1,220 @@
+"""The tokenizer process: prompts and chat templates become token ids."""
+
+from __future__ import annotations
+
+import json
+import os
+from array import array
+from collections import OrderedDict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ramify.errors import InvalidRequest, RamifyError
+from ramify.messages import ChatMessage, Failed, Generate, Preamble, Ready, Segment, Submit, ToTokenizer
+from ramify.runtime.model.tokenizer.chat_format import chat_format
+from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
+from ramify.runtime.processes.choice_tokens import ChoiceTokenizer, check_choices
+from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
+from ramify.runtime.processes.worker_process import log, reporting_start_up, take_orders
+from ramify.runtime.processes.worker_start import started
+
+KNOWN_CHARACTERS = 4_000_000
+"""Of the texts whose ids are kept."""
+KNOWN_FROM = 24
+"""Characters from which on keeping the ids is cheaper than tokenising again."""
+
+
+class PromptTokenizer:
+    """Turns the prompt of a `Generate` into ids. `tokenizer` is a fast transformers tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._bos: int | None = tokenizer.bos_token_id
+        self._known: OrderedDict[tuple[str, bool], array[int]] = OrderedDict()
+        """Texts tokenised before, oldest first: a program sends its turns again with every call."""
+        self._known_size = 0
+
+    def submit(self, request: Generate) -> Submit:
+        """Raises `InvalidRequest` for an empty prompt, wrong choices, or a template that refuses."""
+        choices = check_choices(request)
+        prompt: tuple[Segment, ...] = request.prompt
+        if request.chat is not None:
+            prompt = (self._render(request),)
+        templated = request.chat is not None
+        ids = self._join(prompt, templated=templated)
+        if request.preambles and (start := request.preambles[0].start) and not self._ends_in(ids, start):
+            ids = self._join((*prompt, start), templated=templated)
+        if choices is not None:
+            healing = request.sampling.token_healing
+            tokenizer = ChoiceTokenizer(
+                self._encode,
+                self._encode_joint,
+                prompt,
+                len(ids),
+                exact=templated or not healing,
+                templated=templated,
+            )
+            return Submit(
+                rid=request.rid,
+                ids=tuple(ids),
+                sampling=request.sampling,
+                hint=request.hint,
+                scope=request.scope,
+                every_s=request.every_s,
+                choices=tuple([tokenizer.tokens(choice) for choice in choices.texts]),
+                unconditional=choices.unconditional,
+            )
+        if not ids:
+            raise InvalidRequest(
+                "The prompt is empty.", field="prompt", remedy="Send at least one character or token."
+            )
+        preambles = tuple(map(self._with_end_ids, request.preambles))
+        sampling = request.sampling
+        if any(token in self._control for preamble in preambles for token in preamble.end_ids):
+            # Whoever reads the output looks for the end of the preamble in its text.
+            sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
+        return Submit(
+            rid=request.rid,
+            ids=tuple(ids),
+            sampling=sampling,
+            constraint=request.constraint,
+            preambles=preambles,
+            hint=request.hint,
+            scope=request.scope,
+            every_s=request.every_s,
+            open_end=bool(request.prompt) and isinstance(request.prompt[-1], str) and not preambles,
+        )
+
+    def _ends_in(self, ids: list[int], text: str) -> bool:
+        """Whether the prompt ends in `text`, but for white space."""
+        tail = ids[-len(text) - 8 :]  # no token is empty, and few are white space
+        return str(self._tokenizer.decode(tail)).rstrip().endswith(text.rstrip())
+
+    def _with_end_ids(self, preamble: Preamble) -> Preamble:
+        ids = self._encode(preamble.end, False)
+        if len(ids) > 1 and any(token in self._control for token in ids):
+            raise InvalidRequest(
+                f"The end {preamble.end!r} mixes a control token of this model with text.",
+                field="reasoning.end",
+                remedy="Use the control token alone.",
+            )
+        return msgspec.structs.replace(preamble, end_ids=tuple(ids))
+
+    @cached_property
+    def _control(self) -> frozenset[int]:
+        """The tokens that stand for no text."""
+        added = self._tokenizer.added_tokens_decoder
+        return frozenset(token for token, entry in added.items() if entry.special)
+
+    def _join(self, prompt: tuple[Segment, ...], *, templated: bool) -> list[int]:
+        """`templated`: the text begins as the chat template has it begin."""
+        ids: list[int] = []
+        text = ""
+        for segment in (*prompt, ()):
+            if isinstance(segment, str):
+                text += segment  # neighbouring pieces are one text: a token may span their border
+                continue
+            if text:
+                ids += self._encode(text, not ids and not templated)
+                text = ""
+            ids += segment
+        return ids
+
+    def _encode(self, text: str, start: bool) -> list[int]:
+        """`start`: the text begins the prompt."""
+        known = self._known.get((text, start))
+        if known is not None:
+            self._known.move_to_end((text, start))
+            return known.tolist()
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=start)
+        if start and self._begins_twice(ids):
+            del ids[0]
+        if len(text) >= KNOWN_FROM:
+            self._known[text, start] = array("i", ids)
+            self._known_size += len(text)
+            while self._known_size > KNOWN_CHARACTERS:
+                (old, _), _ = self._known.popitem(last=False)
+                self._known_size -= len(old)
+        return ids
+
+    def _encode_joint(self, text: str, start: bool) -> tuple[list[int], list[int]]:
+        """The same, and where each token ends in `text`, in characters."""
+        found = self._tokenizer(text, add_special_tokens=start, return_offsets_mapping=True)
+        ids, ends = found["input_ids"], [end for _, end in found["offset_mapping"]]
+        return (ids[1:], ends[1:]) if start and self._begins_twice(ids) else (ids, ends)
+
+    def _begins_twice(self, ids: list[int]) -> bool:
+        """The text spelled its own beginning-of-sequence token."""
+        return self._bos is not None and ids[:2] == [self._bos, self._bos]
+
+    def _render(self, request: Generate) -> str:
+        if not self._tokenizer.chat_template:
+            raise InvalidRequest(
+                "This model has no chat template.", field="messages", remedy="Send a plain prompt instead."
+            )
+        given: dict[str, Any] = json.loads(request.template_kwargs) if request.template_kwargs else {}
+        if request.tools:
+            given["tools"] = json.loads(request.tools)
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                [_turn(message) for message in request.chat or ()],
+                tokenize=False,
+                add_generation_prompt=True,
+                **given,
+            )
+        except Exception as error:  # templates raise whatever they like
+            raise InvalidRequest(
+                f"The model's chat template refuses these messages: {error}", field="messages"
+            ) from error
+        return str(rendered)
+
+
+def _turn(message: ChatMessage) -> dict[str, Any]:
+    """A message as chat templates take it: the arguments of calls as objects."""
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        turn["tool_call_id"] = message.tool_call_id
+    if message.name:
+        turn["name"] = message.name
+    if message.reasoning:
+        turn["reasoning_content"] = message.reasoning
+    return turn
+
+
+def main() -> None:
+    orders = take_orders("tokenizer")
+    sockets = Sockets(Path(orders.sockets))
+    inbox: Inbox[ToTokenizer] = Inbox(sockets.tokenizer, ToTokenizer)
+    scheduler, frontend = Outbox(sockets.scheduler), Outbox(sockets.frontend)
+    with reporting_start_up("tokenizer", frontend):
+        tokenizer = load_tokenizer(Path(orders.tokenizer))
+        prompts = PromptTokenizer(tokenizer)
+        ready = Ready(role="tokenizer", pid=os.getpid(), chat_format=chat_format(tokenizer))
+    frontend.send(ready)
+    started()
+    while True:
+        message = inbox.recv()
+        if not isinstance(message, Generate):
+            if message is not None:
+                scheduler.send(message)
+            continue
+        try:
+            scheduler.send(prompts.submit(message))
+        except RamifyError as error:
+            frontend.send(Failed(rid=message.rid, error=error.to_info()))
+        except Exception as error:
+            log.exception("tokenising %s failed", message.rid)
+            failure = RamifyError(f"Tokenising failed: {error}")
+            frontend.send(Failed(rid=message.rid, error=failure.to_info()))

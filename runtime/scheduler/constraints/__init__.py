@@ -1,0 +1,1 @@
+"""Constrained requests: their grammars, their matchers, token masks, token healing."""

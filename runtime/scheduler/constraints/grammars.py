@@ -1,0 +1,173 @@
+"""The scheduler's side of grammar compilation: what is compiled, what is being compiled, who waits.
+
+Grammars compile in a helper process, which answers every job within its limits. Nothing in this file
+blocks. The engines are imported with the first grammar: they take 0.2 s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from ramify.constraint import Constraint
+from ramify.errors import EngineError, InvalidConstraint, RamifyError, from_info
+from ramify.grammar.matcher import Grammar, Matcher
+from ramify.grammar.vocabulary import Vocabulary
+from ramify.messages import CompileGrammar, GrammarFailed, GrammarReady, Preamble
+
+log = logging.getLogger("ramify")
+
+Settled = list[tuple[str, Grammar | RamifyError]]
+"""Requests that waited, each with what it gets."""
+
+FAILURE_KEPT_S = 60.0
+"""How long a failed constraint is answered from memory."""
+MAX_FAILURES = 1024
+
+
+@dataclasses.dataclass(slots=True)
+class _Job:
+    constraint: Constraint
+    waiting: list[str]
+    sent: int = 1
+
+
+class GrammarStore:
+    """Compiled grammars by `Constraint.key`, least recently used first out, and the jobs under way.
+
+    `send` gives a job to the compiler process, `restart` starts another one. Grammars in use are kept
+    alive by their matchers, beyond the `cache_bytes` that are kept here.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        send: Callable[[CompileGrammar], None],
+        restart: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+        cache_bytes: int = 256 << 20,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._send = send
+        self._restart = restart
+        self._clock = clock
+        self._cache_bytes = cache_bytes
+        self._grammars: OrderedDict[str, Grammar] = OrderedDict()
+        self._held_bytes = 0
+        self._failures: OrderedDict[str, tuple[float, RamifyError]] = OrderedDict()
+        self._jobs: dict[str, _Job] = {}
+        """By key: all that the process has not answered."""
+        self._process_missing = False
+
+    def request(self, rid: str, constraint: Constraint) -> Grammar | RamifyError | None:
+        """The grammar, or why there is none, if that is known; else None, and `rid` waits for it."""
+        key = constraint.key
+        grammar = self._grammars.get(key)
+        if grammar is not None:
+            self._grammars.move_to_end(key)
+            return grammar
+        failure = self._recent_failure(key)
+        if failure is not None:
+            return failure
+        job = self._jobs.get(key)
+        if job is not None:
+            job.waiting.append(rid)
+            return None
+        if self._process_missing:
+            self._process_missing = False
+            self._restart()
+        self._jobs[key] = _Job(constraint, [rid])
+        self._send(CompileGrammar(key=key, constraint=constraint))
+        return None
+
+    def deliver(self, message: GrammarReady | GrammarFailed) -> Settled:
+        """What the compiler process answered. An answer that nobody waits for is kept all the same."""
+        outcome: Grammar | RamifyError
+        if isinstance(message, GrammarFailed):
+            outcome = from_info(message.error)
+            # A compiler that is busy may not be tomorrow; what it refused it will refuse again.
+            if isinstance(outcome, InvalidConstraint):
+                self._remember_failure(message.key, outcome)
+        else:
+            from ramify.grammar.engine.load import load_grammar
+
+            try:
+                outcome = load_grammar(message.engine, message.payload, self._vocabulary)
+                self._keep(message.key, outcome)
+            except Exception as error:  # a payload that cannot be read costs its own requests alone
+                log.exception("a compiled grammar cannot be read")
+                outcome = EngineError(f"The compiled grammar cannot be read: {error}")
+        return self._settle(message.key, outcome)
+
+    def matcher(
+        self, grammar: Grammar | None, preambles: Sequence[Preamble] = (), prefix: bytes = b""
+    ) -> Matcher:
+        """For one request: its preambles, then its grammar; None: free text. With `prefix`, the end of its
+        prompt, its first tokens spell that before all else."""
+        from ramify.grammar.engine.thinking import FreeGrammar, with_preambles
+
+        chosen = FreeGrammar(self._vocabulary) if grammar is None else grammar
+        answer = chosen.matcher(prefix) if prefix else chosen.matcher()
+        return with_preambles(answer, preambles, self._vocabulary) if preambles else answer
+
+    def forget(self, rid: str) -> None:
+        """`rid` waits no longer."""
+        for job in self._jobs.values():
+            if rid in job.waiting:
+                job.waiting.remove(rid)
+
+    def compiler_died(self) -> Settled:
+        """The compiler process is gone: another one takes its jobs, unless they were with two already.
+
+        Where there was no job, another process is started with the next one: a process that cannot even
+        start must not be started over and over.
+        """
+        if not self._jobs:
+            self._process_missing = True
+            return []
+        settled: Settled = []
+        for key in [key for key, job in self._jobs.items() if job.sent > 1]:
+            settled += self._settle(key, EngineError("The grammar compiler died twice over this constraint."))
+        if not self._jobs:
+            self._process_missing = True
+            return settled
+        self._restart()
+        for key, job in self._jobs.items():
+            job.sent += 1
+            self._send(CompileGrammar(key=key, constraint=job.constraint))
+        return settled
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their grammar."""
+        return sum(len(job.waiting) for job in self._jobs.values())
+
+    def _settle(self, key: str, outcome: Grammar | RamifyError) -> Settled:
+        job = self._jobs.pop(key, None)
+        return [(rid, outcome) for rid in job.waiting] if job is not None else []
+
+    def _remember_failure(self, key: str, error: RamifyError) -> None:
+        self._failures[key] = (self._clock() + FAILURE_KEPT_S, error)
+        if len(self._failures) > MAX_FAILURES:
+            self._failures.popitem(last=False)
+
+    def _keep(self, key: str, grammar: Grammar) -> None:
+        self._grammars[key] = grammar
+        self._held_bytes += grammar.nbytes
+        while self._held_bytes > self._cache_bytes and self._grammars:
+            _, dropped = self._grammars.popitem(last=False)
+            self._held_bytes -= dropped.nbytes
+
+    def _recent_failure(self, key: str) -> RamifyError | None:
+        known = self._failures.get(key)
+        if known is None:
+            return None
+        until, error = known
+        if self._clock() < until:
+            return error
+        del self._failures[key]
+        return None

@@ -1,0 +1,1 @@
+"""Health, metrics, model information and the live page."""

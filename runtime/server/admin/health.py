@@ -1,0 +1,75 @@
+"""Is the server well, and what has it done: /health, /health_generate and /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.responses import Response
+
+from ramify.errors import EngineClosed, EngineError, RamifyError
+from ramify.messages import Generate, SchedulerStats
+from ramify.runtime.server.fanout import collect
+from ramify.runtime.server.fields import json_response
+from ramify.runtime.server.service import Service
+from ramify.sampling_params import SamplingParams
+
+router = APIRouter()
+
+GENERATE_LIMIT_S = 20.0
+STATS_LIMIT_S = 2.0
+
+
+class Unhealthy(EngineError):
+    """503: the server cannot serve."""
+
+    code = "unhealthy"
+    status = 503
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """200 while the scheduler's heart beats and the server takes requests."""
+    service = Service.of(request)
+    _check(service)
+    return json_response({"status": "ok", "heartbeat_age_s": service.desk.heartbeat_age_s})
+
+
+@router.get("/health_generate")
+async def health_generate(request: Request) -> Response:
+    """200 when one token could be generated within `GENERATE_LIMIT_S`."""
+    service = Service.of(request)
+    _check(service)
+    info = service.desk.info
+    start = info.bos_token_id if info.bos_token_id is not None else info.eos_token_ids[0]
+    probe = Generate(
+        rid=f"health-{service.desk.new_rid()}",
+        prompt=((start,),),
+        sampling=SamplingParams(max_tokens=1, temperature=0.0),
+    )
+    try:
+        async with asyncio.timeout(GENERATE_LIMIT_S):
+            await collect([service.generate(probe, "/health_generate")])
+    except TimeoutError:
+        raise Unhealthy(f"No token came within {GENERATE_LIMIT_S:g} s.") from None
+    return json_response({"status": "ok"})
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    service = Service.of(request)
+    stats: SchedulerStats | None = None
+    try:
+        async with asyncio.timeout(STATS_LIMIT_S):
+            stats = await service.desk.stats()
+    except (TimeoutError, RamifyError):
+        pass  # The page says so: ramify_scheduler_up is 0.
+    return Response(service.metrics.render(stats), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def _check(service: Service) -> None:
+    if service.draining:
+        raise EngineClosed("The server is shutting down.")
+    if not service.desk.healthy:
+        raise Unhealthy(f"The scheduler has been silent for {service.desk.heartbeat_age_s:.1f} s.")

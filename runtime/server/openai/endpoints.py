@@ -1,0 +1,169 @@
+"""The OpenAI surface: /v1/models, /v1/chat/completions and /v1/completions.
+
+Beyond OpenAI's own fields these are taken, spelled as other engines spell them: top_k, min_p,
+repetition_penalty, min_tokens, ignore_eos, stop_token_ids, skip_special_tokens; token_healing; constraints as
+`output_format` lists them; reasoning as `reasoning` does; and what `job` lists. With n > 1, choice i is drawn
+with seed + i. A field that is not honoured is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.messages import Generate, TextChunk, Usage
+from ramify.runtime.server.fanout import collect, merged
+from ramify.runtime.server.fields import json_response, read_fields
+from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_chat
+from ramify.runtime.server.openai.job import (
+    SPELLING,
+    UNSUPPORTED,
+    Job,
+    check_model,
+    refuse_abort,
+    take_head,
+    take_job,
+    with_top_logprobs,
+)
+from ramify.runtime.server.openai.output_format import take_output_format
+from ramify.runtime.server.openai.replies import ModelCard, ModelList, usage_reply
+from ramify.runtime.server.openai.shapes import ChatShape, CompletionShape, Shape
+from ramify.runtime.server.params import explain_by_field, take_prompts, take_sampling
+from ramify.runtime.server.service import Service
+from ramify.runtime.server.sse import DONE, EventStream, event, while_connected
+
+router = APIRouter()
+
+COMPLETION_MAX_TOKENS = 16
+"""What /v1/completions generates when max_tokens is not given (API reference)."""
+
+_COMPLETION_SPELLING = SPELLING | {"n": "n", "max_tokens": "max_tokens"}
+_CHAT_SPELLING = _COMPLETION_SPELLING | {"max_completion_tokens": "max_tokens"}
+
+UNSUPPORTED_COMPLETION = UNSUPPORTED | {
+    "store": "",
+    "metadata": "",
+    "suffix": "",
+    "tools": "Use /v1/chat/completions.",
+}
+UNSUPPORTED_CHAT = UNSUPPORTED | {
+    "store": "",
+    "metadata": "",
+    "functions": "Use tools.",
+    "function_call": "Use tool_choice.",
+    "audio": "",
+    "modalities": "",
+    "prediction": "",
+    "verbosity": "",
+    "web_search_options": "",
+    "chat_template": "",
+    "echo": "",
+}
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> Response:
+    return json_response(ModelList(data=[_card(Service.of(request))]))
+
+
+@router.get("/v1/models/{model:path}")
+async def get_model(request: Request, model: str) -> Response:
+    service = Service.of(request)
+    check_model(service, model)
+    return json_response(_card(service))
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(request: Request) -> Response:
+    service = Service.of(request)
+    fields = await read_fields(request)
+    head = take_head(service, fields, "chatcmpl-")
+    chat = take_chat(fields, service.desk.info.chat_format, CHAT_COMPLETIONS)
+    want_logprobs: bool = fields.take("logprobs", bool, False)
+    top_logprobs: int | None = fields.take("top_logprobs", int)
+    if top_logprobs is not None and not want_logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: true.", field="top_logprobs")
+    sampling = take_sampling(fields, _CHAT_SPELLING)
+    if want_logprobs:
+        sampling = with_top_logprobs(sampling, top_logprobs)
+    service.check_count(sampling.n)
+    job = take_job(fields, [chat.asked(head["id"])], sampling, UNSUPPORTED_CHAT, chat.explain)
+    shape = ChatShape(head, want_logprobs, chat.form)
+    return await _respond(request, service, job, shape, "/v1/chat/completions")
+
+
+@router.post("/v1/completions")
+async def completions(request: Request) -> Response:
+    service = Service.of(request)
+    fields = await read_fields(request)
+    head = take_head(service, fields, "cmpl-")
+    given = take_prompts(fields, "prompt", service.desk.info.vocab_size)
+    if given is None:
+        raise InvalidRequest("prompt is missing.", field="prompt")
+    prompts, _ = given
+    if fields.take("best_of", int, 1) != 1:
+        raise UnsupportedField("best_of other than 1 is not supported.", field="best_of", remedy="Use n.")
+    echo: bool = fields.take("echo", bool, False)
+    logprobs: int | None = fields.take("logprobs", int)
+    options: dict[str, Any] = {"max_tokens": COMPLETION_MAX_TOKENS, "logprobs": logprobs}
+    if echo:
+        if not all(isinstance(prompt, str) for prompt in prompts):
+            raise UnsupportedField(
+                "echo of a prompt given as token ids is not supported.",
+                field="echo",
+                remedy="Give the prompt as text, or use /generate with logprob_start_len.",
+            )
+        options["prompt_logprobs_start"] = None if logprobs is None else 0
+    sampling = take_sampling(fields, _COMPLETION_SPELLING, **options)
+    service.check_count(len(prompts) * sampling.n)
+    found = take_output_format(fields)
+    asked = [
+        Generate(rid=head["id"], prompt=(prompt,), constraint=None if found is None else found[1])
+        for prompt in prompts
+    ]
+    job = take_job(fields, asked, sampling, UNSUPPORTED_COMPLETION, explain_by_field(found and found[0]))
+    texts = [prompt if echo and isinstance(prompt, str) else "" for prompt in prompts for _ in range(job.n)]
+    shape = CompletionShape(head, texts, logprobs is not None)
+    return await _respond(request, service, job, shape, "/v1/completions")
+
+
+async def _respond(request: Request, service: Service, job: Job, shape: Shape, endpoint: str) -> Response:
+    streams = job.start(service, endpoint)
+    if job.stream:
+        return EventStream(_events(streams, job, shape))
+    results = await while_connected(request.receive, collect(streams))
+    for result in results:
+        refuse_abort(result.finish)
+    return json_response(shape.answer(results, job.n))
+
+
+async def _events(
+    streams: Sequence[AsyncGenerator[TextChunk, None]], job: Job, shape: Shape
+) -> AsyncGenerator[bytes, None]:
+    encode = msgspec.json.Encoder().encode
+    usages = [Usage() for _ in streams]
+    # Without include_usage the key is left out; with it, it is null but for the last event.
+    usage = {"usage": None} if job.include_usage else {}
+    async with aclosing(merged(streams)) as chunks:
+        async for index, chunk in chunks:
+            if chunk.usage is not None:
+                usages[index] = chunk.usage
+            refuse_abort(chunk.finish)
+            for choice in shape.parts(index, chunk):
+                yield event(encode(shape.chunk([choice], **usage)))
+    if job.include_usage:
+        yield event(encode(shape.chunk([], usage=usage_reply(usages, job.n))))
+    yield DONE
+
+
+def _card(service: Service) -> ModelCard:
+    info = service.desk.info
+    return ModelCard(
+        id=service.model_name, created=service.started_at, root=info.path, max_model_len=info.context_length
+    )

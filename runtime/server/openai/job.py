@@ -1,0 +1,152 @@
+"""What the endpoints of the OpenAI surface read alike, and the generations that come of it.
+
+- `cache_salt` (as vLLM has it) is the cache scope. `prompt_cache_key` asks that requests with equal keys and
+  equal prefixes meet in one cache: as there is one cache here, they always do.
+- `user`, or `safety_identifier`, is written to the log.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ramify.errors import Cancelled, InvalidRequest, NotFound
+from ramify.messages import HELD_S, Finish, Generate, TextChunk
+from ramify.runtime.server.fields import Fields
+from ramify.runtime.server.params import Explain, check_sampling, explained, fan_out
+from ramify.runtime.server.service import Service
+from ramify.sampling_params import SamplingParams
+
+SPELLING = {
+    name: name
+    for name in (
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "min_tokens",
+        "ignore_eos",
+        "skip_special_tokens",
+        "token_healing",
+    )
+}
+"""Sampling options that all of them take under our names."""
+
+UNSUPPORTED = {
+    "service_tier": "",
+    "moderation": "",
+    "prompt_cache_options": "",
+    "prompt_cache_retention": "",
+    "guided_decoding_backend": "The engine is chosen by what it enforces.",
+    "guided_whitespace_pattern": "Use a json_schema format and its whitespace.",
+    "lora_path": "",
+}
+"""Fields that none of them honours, and what can be done instead."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """A request that has been understood."""
+
+    requests: list[Generate]
+    """One per choice, by index; n successive ones share a prompt."""
+    explain: Explain
+    n: int
+    stream: bool
+    include_usage: bool
+    user: str | None
+
+    def start(self, service: Service, endpoint: str) -> list[AsyncGenerator[TextChunk, None]]:
+        """The generations, which begin when they are read."""
+        return [
+            explained(service.generate(request, endpoint, self.user), self.explain)
+            for request in self.requests
+        ]
+
+
+def take_head(service: Service, fields: Fields, prefix: str) -> dict[str, Any]:
+    """What every body of an answer starts with; refuses a model that is not served."""
+    model: str | None = fields.take("model", str)
+    if model is None:
+        raise InvalidRequest("model is missing.", field="model", remedy=f"This is {service.model_name!r}.")
+    check_model(service, model)
+    return {"id": prefix + service.desk.new_rid(), "created": int(time.time()), "model": model}
+
+
+def check_model(service: Service, model: str) -> None:
+    # "default" is what SGLang's examples call the one model that a server has.
+    if model not in (service.model_name, "default"):
+        raise NotFound(
+            f"There is no model {model!r} here.", field="model", remedy=f"This is {service.model_name!r}."
+        )
+
+
+def take_job(
+    fields: Fields,
+    asked: Sequence[Generate],
+    sampling: SamplingParams,
+    unsupported: Mapping[str, str],
+    explain: Explain,
+) -> Job:
+    """What is left in `fields`, put together with `asked`, one for each prompt; refuses what it does not
+    know."""
+    scope: str = fields.take("cache_salt", str, "")
+    fields.take("prompt_cache_key", str)
+    stream: bool = fields.take("stream", bool, False)
+    include_usage = False
+    stream_options = fields.take_object("stream_options")
+    if stream_options is not None:
+        if not stream:
+            raise InvalidRequest("stream_options needs stream: true.", field="stream_options")
+        include_usage = stream_options.take("include_usage", bool, False)
+        stream_options.refuse_rest({"include_obfuscation": "", "continuous_usage_stats": ""})
+    user = _take_user(fields)
+    fields.refuse_rest(unsupported)
+    choices = [(one, options) for one in asked for options in fan_out(sampling)]
+    return Job(
+        requests=[
+            msgspec.structs.replace(
+                one,
+                rid=f"{one.rid}-{index}" if len(choices) > 1 else one.rid,
+                sampling=options,
+                scope=scope,
+                every_s=0.0 if stream else HELD_S,
+            )
+            for index, (one, options) in enumerate(choices)
+        ],
+        explain=explain,
+        n=sampling.n,
+        stream=stream,
+        include_usage=include_usage,
+        user=user,
+    )
+
+
+def with_top_logprobs(sampling: SamplingParams, top: int | None) -> SamplingParams:
+    """`sampling` with log-probabilities of the chosen tokens, and of the `top` likeliest."""
+    return check_sampling(msgspec.structs.replace(sampling, logprobs=top or 0), {"logprobs": "top_logprobs"})
+
+
+def refuse_abort(finish: Finish | None) -> None:
+    # OpenAI's API has no finish reason for a request that somebody else aborted.
+    if finish is not None and finish.reason == "abort":
+        raise Cancelled("The request was aborted.")
+
+
+def _take_user(fields: Fields) -> str | None:
+    user: str | None = fields.take("user", str)
+    identifier: str | None = fields.take("safety_identifier", str)
+    if user is not None and identifier is not None and user != identifier:
+        raise InvalidRequest("user and safety_identifier mean the same; give one.", field="safety_identifier")
+    return user if identifier is None else identifier

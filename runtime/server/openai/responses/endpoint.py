@@ -1,0 +1,189 @@
+"""OpenAI's Responses API: ``POST /v1/responses``, without state.
+
+Nothing is stored: a client sends the whole conversation as ``input``, with the items of earlier answers, and
+the prefix that was computed before is found in the cache. What chat completions take beyond OpenAI's API is
+taken here under the same names: sampling options, constraints (``text.format`` takes the types that
+``response_format`` does), reasoning. A field that is not honoured is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.messages import TextChunk
+from ramify.runtime.server.fields import Fields, json_response, read_fields
+from ramify.runtime.server.openai.chat import Dialect, take_chat
+from ramify.runtime.server.openai.job import (
+    SPELLING,
+    UNSUPPORTED,
+    refuse_abort,
+    take_head,
+    take_job,
+    with_top_logprobs,
+)
+from ramify.runtime.server.openai.output_format import take_text_format
+from ramify.runtime.server.openai.responses.input import take_input
+from ramify.runtime.server.openai.responses.replies import ResponseReply
+from ramify.runtime.server.openai.responses.writer import ResponseWriter
+from ramify.runtime.server.params import take_sampling
+from ramify.runtime.server.service import Service
+from ramify.runtime.server.sse import EventStream, while_connected
+from ramify.sampling_params import SamplingParams
+
+router = APIRouter()
+
+PATH = "/v1/responses"
+
+LOGPROBS = "message.output_text.logprobs"
+"""What ``include`` may ask for."""
+_INCLUDE_REMEDIES = {
+    "reasoning.encrypted_content": "Items of reasoning come with their text: send them back as they are."
+}
+
+MAX_METADATA = 16
+"""Pairs, as OpenAI's API has it, and characters of a key and of a value."""
+MAX_METADATA_KEY = 64
+MAX_METADATA_VALUE = 512
+
+_RESPONSES = Dialect(turns="input", take_turns=take_input, take_format=take_text_format, nested_tools=False)
+_SPELLING = SPELLING | {"max_output_tokens": "max_tokens"}
+
+_WHOLE_INPUT = "Nothing is stored here: send the whole conversation as input."
+UNSUPPORTED_RESPONSE = UNSUPPORTED | {
+    "previous_response_id": _WHOLE_INPUT,
+    "conversation": _WHOLE_INPUT,
+    "prompt": "Write it into instructions and input.",
+    "background": "Use stream, or wait for the answer.",
+    "background_options": "",
+    "max_tool_calls": "Use parallel_tool_calls; the server itself calls no tools.",
+    "context_management": "",
+    "image": "",
+    "access_programs": "",
+    "messages": "Use input.",
+    "response_format": "Use text.format.",
+    "max_tokens": "Use max_output_tokens.",
+    "max_completion_tokens": "Use max_output_tokens.",
+    "logprobs": f"Use include with {LOGPROBS}.",
+    "n": "Send one request per answer.",
+}
+
+
+@router.post(PATH)
+async def responses(request: Request) -> Response:
+    service = Service.of(request)
+    fields = await read_fields(request)
+    head = take_head(service, fields, "resp_")
+    _take_storage(fields)
+    chat = take_chat(fields, service.desk.info.chat_format, _RESPONSES)
+    sampling = _take_logprobs(fields, take_sampling(fields, _SPELLING))
+    metadata = _take_metadata(fields)
+    job = take_job(fields, [chat.asked(head["id"])], sampling, UNSUPPORTED_RESPONSE, chat.explain)
+    writer = ResponseWriter(_begun(head, fields, sampling, metadata), chat.form)
+    (stream,) = job.start(service, PATH)
+    events = _events(stream, writer)
+    if job.stream:
+        return EventStream(events, writer.failed)
+    await while_connected(request.receive, _run(events))
+    return json_response(writer.response)
+
+
+async def _events(
+    stream: AsyncGenerator[TextChunk, None], writer: ResponseWriter
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(stream) as chunks:
+        async for chunk in chunks:
+            refuse_abort(chunk.finish)
+            if events := writer.push(chunk):
+                yield events
+
+
+async def _run(events: AsyncGenerator[bytes, None]) -> None:
+    """For an answer in one piece: the writer holds it in the end."""
+    async with aclosing(events):
+        async for _ in events:
+            pass
+
+
+def _take_storage(fields: Fields) -> None:
+    """Refuse what needs a response that has been stored, or an input that is cut."""
+    if fields.take("store", bool, False):
+        raise UnsupportedField(
+            "store: true is not supported: nothing is stored here.",
+            field="store",
+            remedy="Send store: false, and the whole conversation as input of every request.",
+        )
+    if fields.take("truncation", Literal["auto", "disabled"], "disabled") == "auto":
+        raise UnsupportedField(
+            "truncation: auto is not supported.",
+            field="truncation",
+            remedy="Leave out of input what is no longer needed.",
+        )
+
+
+def _take_logprobs(fields: Fields, sampling: SamplingParams) -> SamplingParams:
+    """`sampling` with the log-probabilities that ``include`` and ``top_logprobs`` ask for."""
+    included: list[str] = fields.take("include", list[str], [])
+    for index, name in enumerate(included):
+        if name != LOGPROBS:
+            raise UnsupportedField(
+                f"include[{index}] is {name!r}; only {LOGPROBS} is supported.",
+                field=f"include[{index}]",
+                remedy=_INCLUDE_REMEDIES.get(name),
+            )
+    top: int | None = fields.take("top_logprobs", int)
+    if included:
+        return with_top_logprobs(sampling, top)
+    if top:
+        raise InvalidRequest(f"top_logprobs needs {LOGPROBS} in include.", field="top_logprobs")
+    return sampling
+
+
+def _take_metadata(fields: Fields) -> dict[str, str]:
+    """Pairs that come back in the response."""
+    pairs: dict[str, str] = fields.take("metadata", dict[str, str], {})
+    if len(pairs) > MAX_METADATA:
+        raise InvalidRequest(
+            f"metadata has {len(pairs)} pairs; at most {MAX_METADATA} are taken.", field="metadata"
+        )
+    for key, value in pairs.items():
+        if len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE:
+            most = f"a key has at most {MAX_METADATA_KEY} characters, and a value {MAX_METADATA_VALUE}"
+            raise InvalidRequest(f"metadata: {most}.", field="metadata")
+    return pairs
+
+
+def _begun(
+    head: dict[str, Any], fields: Fields, sampling: SamplingParams, metadata: dict[str, str]
+) -> ResponseReply:
+    """The response before anything of it is generated; it repeats what was asked for."""
+
+    def said(field: str, default: str) -> msgspec.Raw:
+        # As the client wrote it, on one line: events have no more.
+        return msgspec.Raw(msgspec.json.format((fields.take_text(field) or default).encode(), indent=-1))
+
+    return ResponseReply(
+        id=head["id"],
+        created_at=head["created"],
+        model=head["model"],
+        instructions=fields.take("instructions", str),
+        max_output_tokens=sampling.max_tokens,
+        metadata=metadata,
+        parallel_tool_calls=fields.take("parallel_tool_calls", bool, True),
+        prompt_cache_key=fields.take("prompt_cache_key", str),
+        reasoning=said("reasoning", "null"),
+        safety_identifier=fields.take("safety_identifier", str),
+        temperature=sampling.temperature,
+        text=said("text", '{"format":{"type":"text"}}'),
+        tool_choice=said("tool_choice", '"auto"'),
+        tools=said("tools", "[]"),
+        top_logprobs=sampling.logprobs or 0,
+        top_p=sampling.top_p,
+        user=fields.take("user", str),
+    )

@@ -1,0 +1,165 @@
+"""The bodies of OpenAI's Responses API (API reference, responses), as msgspec structs.
+
+What goes beyond that API lies under a key ``ramify``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from ramify.errors import RamifyError
+from ramify.messages import TokenLogprobs, Usage
+from ramify.runtime.server.errors import type_of
+from ramify.runtime.server.openai.replies import (
+    ChoiceExtras,
+    Reply,
+    TokenLogprob,
+    UsageExtras,
+    chat_logprobs,
+    usage_reply,
+)
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class OutputText(Reply):
+    text: str = ""
+    type: str = "output_text"
+    annotations: tuple[()] = ()
+    logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)
+
+
+class ReasoningText(Reply):
+    text: str = ""
+    type: str = "reasoning_text"
+
+
+class MessageItem(Reply):
+    id: str
+    content: list[OutputText]
+    type: str = "message"
+    role: str = "assistant"
+    status: ItemStatus = "in_progress"
+
+
+class ReasoningItem(Reply):
+    id: str
+    content: list[ReasoningText]
+    type: str = "reasoning"
+    summary: tuple[()] = ()
+    status: ItemStatus = "in_progress"
+
+
+class CallItem(Reply):
+    id: str
+    call_id: str
+    name: str
+    arguments: str = ""
+    """JSON text."""
+    type: str = "function_call"
+    status: ItemStatus = "in_progress"
+
+
+Item = MessageItem | ReasoningItem | CallItem
+
+
+class InputTokensDetails(Reply):
+    cached_tokens: int
+    cache_write_tokens: int
+    """Prompt tokens that were computed: others find them."""
+
+
+class OutputTokensDetails(Reply):
+    reasoning_tokens: int
+
+
+class ResponseUsage(Reply):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+    ramify: UsageExtras
+
+
+class ResponseProblem(Reply):
+    code: str
+    message: str
+    type: str
+    param: str | None
+
+
+class IncompleteDetails(Reply):
+    reason: str
+
+
+class ResponseReply(Reply):
+    """A response, whole or as far as it has come; `msgspec.Raw` is as the client wrote it."""
+
+    id: str
+    created_at: int
+    model: str
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    prompt_cache_key: str | None
+    reasoning: msgspec.Raw
+    safety_identifier: str | None
+    temperature: float
+    text: msgspec.Raw
+    tool_choice: msgspec.Raw
+    tools: msgspec.Raw
+    top_logprobs: int
+    top_p: float
+    user: str | None
+    object: str = "response"
+    status: ResponseStatus = "in_progress"
+    completed_at: int | None = None
+    error: ResponseProblem | None = None
+    incomplete_details: IncompleteDetails | None = None
+    output: list[Item] = msgspec.field(default_factory=list)
+    usage: ResponseUsage | None = None
+    background: bool = False
+    previous_response_id: None = None
+    store: bool = False
+    truncation: str = "disabled"
+    ramify: ChoiceExtras | msgspec.UnsetType = msgspec.UNSET
+
+
+def response_usage(usage: Usage, reasoning_tokens: int) -> ResponseUsage:
+    """What a response cost."""
+    known = usage_reply([usage], 1)
+    return ResponseUsage(
+        input_tokens=known.prompt_tokens,
+        input_tokens_details=InputTokensDetails(
+            cached_tokens=known.prompt_tokens_details.cached_tokens,
+            cache_write_tokens=known.ramify.computed_tokens,
+        ),
+        output_tokens=known.completion_tokens,
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=reasoning_tokens),
+        total_tokens=known.total_tokens,
+        ramify=known.ramify,
+    )
+
+
+def response_problem(error: RamifyError) -> ResponseProblem:
+    """`error` in a response that had begun; OpenAI has few codes for these."""
+    kind = type_of(error.status)
+    code = {"rate_limit_error": "rate_limit_exceeded", "invalid_request_error": "invalid_prompt"}
+    return ResponseProblem(
+        code=code.get(kind, "server_error"), message=str(error), type=kind, param=error.field
+    )
+
+
+def response_logprobs(runs: list[TokenLogprobs]) -> list[TokenLogprob]:
+    """The tokens of `runs`. A token that is only a part of a character has no bytes, where chat completions
+    say null."""
+    entries = chat_logprobs(runs).content
+    for entry in entries:
+        for one in (entry, *entry.top_logprobs):
+            one.bytes = one.bytes or []
+    return entries

@@ -1,0 +1,414 @@
+"""SGLang's native surface, so that its own clients work unchanged.
+
+Field names, defaults and the shape of answers are SGLang's (its HTTP server, 0.5). Where ours differ:
+
+- A field that is not honoured is refused by name.
+- ``logprob_start_len`` p answers the prompt's tokens from position p on, each with its log-probability;
+  only position 0 has none (null). With ``max_new_tokens: 0`` it is 0 when not given, as such a
+  request can ask for nothing else.
+- Of our own: ``prompt_segments`` (text and token ids mixed), ``constraint`` {kind, source,
+  whitespace, any_order, strict}, ``preambles`` [{end, start, max_tokens, optional}], ``program``
+  {program, name, lease_s, path, next_use, branch, forks, ended, calls_left}, ``cache_scope``; in
+  sampling_params token_healing; in ``meta_info`` kept_ids, tail, forced_tokens, forced_places,
+  distinct_tokens, evicted_tokens, evicted_by, violations and times; the routes /end_program, /await_tools
+  and, under the key ``ramify`` of /model_info, the `ModelInfo`.
+- ``choices`` {texts, unconditional}, of our own as well, scores these texts behind the prompt instead of
+  generating, as a `select` needs it, in one request: with ``max_new_tokens`` 0, which is the default then.
+  ``meta_info.choices`` has for each text its ``token_logprobs``, triples as SGLang's are; ``behind``, which
+  is false where the first of these tokens begins with the end of the prompt; and, with
+  ``unconditional: true``, ``unconditional_token_logprobs``, of the same tokens without the prompt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ramify import constraint
+from ramify.constraint import Constraint, Kind, Strict, Whitespace
+from ramify.errors import InvalidRequest
+from ramify.messages import Choices, Generate, NextUse, Preamble, ProgramHint, Segment, TextChunk
+from ramify.runtime.processes.choice_tokens import check_choices
+from ramify.runtime.server.admin.info import model_info, server_info
+from ramify.runtime.server.fanout import Collected, collect, merged
+from ramify.runtime.server.fields import Fields, json_response, read_fields
+from ramify.runtime.server.params import (
+    check_hint,
+    check_sampling,
+    check_segments,
+    explain_by_field,
+    explained,
+    fan_out,
+    make_constraint,
+    take_constraint,
+    take_prompts,
+    take_sampling,
+)
+from ramify.runtime.server.service import Service
+from ramify.runtime.server.sglang.answer import native_answer
+from ramify.runtime.server.sse import DONE, EventStream, event, while_connected
+from ramify.sampling_params import SamplingParams
+
+router = APIRouter()
+
+MAX_NEW_TOKENS = 128
+"""SGLang's default; an explicit null takes as many as the context holds."""
+
+_SPELLING = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+    "stop": "stop",
+    "stop_token_ids": "stop_token_ids",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "repetition_penalty": "repetition_penalty",
+    "logit_bias": "logit_bias",
+    "ignore_eos": "ignore_eos",
+    "skip_special_tokens": "skip_special_tokens",
+    "token_healing": "token_healing",
+    "n": "n",
+}
+_SCORING_SPELLING = {
+    "max_tokens": "sampling_params.max_new_tokens",
+    "logprobs": "return_logprob",
+    "prompt_logprobs_start": "return_logprob",
+}
+"""For what choices exclude."""
+_CONSTRAINTS: dict[str, tuple[Any, Callable[[Any], Constraint]]] = {
+    "json_schema": (str, constraint.json_schema),
+    "regex": (str, constraint.regex),
+    "ebnf": (str, constraint.ebnf),
+    "structural_tag": (str, constraint.structural_tag),
+}
+UNSUPPORTED = {
+    "image_data": "",
+    "video_data": "",
+    "audio_data": "",
+    "input_embeds": "",
+    "modalities": "",
+    "lora_path": "",
+    "session_id": "Continue from token ids with prompt_segments.",
+    "session_params": "Continue from token ids with prompt_segments.",
+    "token_ids_logprob": "",
+    "return_hidden_states": "",
+    "return_prompt_token_ids": "",
+    "return_entropy": "",
+    "custom_logit_processor": "",
+    "background": "",
+    "priority": "",
+    "extra_key": "Use cache_scope.",
+    "require_reasoning": "",
+}
+UNSUPPORTED_SAMPLING = {
+    "stop_regex": "",
+    "no_stop_trim": "",
+    "beam_width": "",
+    "stream_interval": "",
+    "custom_params": "",
+    "watermark": "",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """A request to /generate that has been understood."""
+
+    requests: list[Generate]
+    constraint_paths: list[str | None]
+    """The field that each request's constraint was in."""
+    batch: bool
+    """The answer is a list, and stream events carry an index."""
+    stream: bool
+    texts: bool
+    """Log-probabilities come with the text of their tokens."""
+
+
+@router.api_route("/generate", methods=["POST", "PUT"])
+async def generate(request: Request) -> Response:
+    service = Service.of(request)
+    job = _take_job(await read_fields(request), service)
+    streams = [
+        explained(service.generate(one, "/generate"), explain_by_field(path))
+        for one, path in zip(job.requests, job.constraint_paths, strict=True)
+    ]
+    if job.stream:
+        return EventStream(_events(streams, job))
+    results = await while_connected(request.receive, collect(streams))
+    answers = [
+        native_answer(one, result, job.texts) for one, result in zip(job.requests, results, strict=True)
+    ]
+    return json_response(answers if job.batch else answers[0])
+
+
+@router.get("/get_model_info")
+@router.get("/model_info")
+async def get_model_info(request: Request) -> Response:
+    return json_response(model_info(Service.of(request)))
+
+
+@router.get("/get_server_info")
+@router.get("/server_info")
+async def get_server_info(request: Request) -> Response:
+    return json_response(await server_info(Service.of(request)))
+
+
+@router.api_route("/flush_cache", methods=["GET", "POST"])
+async def flush_cache(request: Request) -> Response:
+    if await Service.of(request).desk.flush_cache():
+        return json_response({"flushed": True})
+    raise InvalidRequest("The cache was not flushed: requests are running.", remedy="Try again when idle.")
+
+
+@router.post("/abort_request")
+async def abort_request(request: Request) -> Response:
+    desk = Service.of(request).desk
+    fields = await read_fields(request)
+    rid: str = fields.take("rid", str, "")
+    every: bool = fields.take("abort_all", bool, False)
+    fields.refuse_rest()
+    if not rid and not every:
+        raise InvalidRequest("rid is missing.", field="rid", remedy="Or set abort_all to true.")
+    return json_response({"aborted": desk.abort_all() if every else desk.abort(rid)})
+
+
+@router.post("/await_tools")
+async def await_tools(request: Request) -> Response:
+    fields = await read_fields(request)
+    program: str = fields.take("program", str, "")
+    branch: str = fields.take("branch", str, "")
+    tools: tuple[str, ...] = fields.take("tools", tuple[str, ...], ())
+    fields.refuse_rest()
+    for field, value in (("program", program), ("tools", tools)):
+        if not value:
+            raise InvalidRequest(f"{field} is missing.", field=field)
+    await Service.of(request).desk.await_tools(program, branch, tools)
+    return json_response({"awaited": list(tools)})
+
+
+@router.post("/end_program")
+async def end_program(request: Request) -> Response:
+    fields = await read_fields(request)
+    program: str = fields.take("program", str, "")
+    fields.refuse_rest()
+    if not program:
+        raise InvalidRequest("program is missing.", field="program")
+    await Service.of(request).end_program(program)
+    return json_response({"ended": program})
+
+
+def _take_job(fields: Fields, service: Service) -> Job:
+    prompts, batch = _take_prompts(fields, service.desk.info.vocab_size)
+    count = len(prompts)
+    stream: bool = fields.take("stream", bool, False)
+    texts: bool = fields.take("return_text_in_logprobs", bool, False)
+    wanted = _each(fields, "return_logprob", bool, False, count)
+    starts = _each(fields, "logprob_start_len", int, None, count)
+    tops = _each(fields, "top_logprobs_num", int, 0, count)
+    choices: Choices | None = fields.take("choices", Choices)
+    options = _take_options(fields, count, MAX_NEW_TOKENS if choices is None else 0)
+    own = _take_own_constraint(fields)
+    preambles: tuple[Preamble, ...] = fields.take("preambles", tuple[Preamble, ...], ())
+    hint = _take_hint(fields)
+    scope: str = fields.take("cache_scope", str, "")
+    rids = _take_rids(fields, count, service)
+    fields.refuse_rest(UNSUPPORTED)
+
+    service.check_count(sum(sampling.n for sampling, _ in options))
+    requests: list[Generate] = []
+    paths: list[str | None] = []
+    for index, (prompt, (sampling, found)) in enumerate(zip(prompts, options, strict=True)):
+        if choices is not None and sampling.n > 1:
+            raise InvalidRequest("n has no effect where choices are scored.", field="sampling_params.n")
+        sampling = _with_logprobs(sampling, wanted[index], starts[index], tops[index])
+        if own is not None and found is not None:
+            raise InvalidRequest(f"constraint and {found[0]} are both given; give one.", field="constraint")
+        for i, one in enumerate(fan_out(sampling)):
+            paths.append("constraint.source" if found is None else found[0])
+            request = Generate(
+                rid=rids[index] if sampling.n == 1 else f"{rids[index]}-{i}",
+                prompt=prompt,
+                sampling=one,
+                constraint=own if found is None else found[1],
+                choices=choices,
+                preambles=preambles,
+                hint=hint,
+                scope=scope,
+            )
+            check_choices(request, _SCORING_SPELLING)
+            requests.append(request)
+    return Job(
+        requests=requests,
+        constraint_paths=paths,
+        batch=batch or len(requests) > 1,
+        stream=stream,
+        texts=texts,
+    )
+
+
+def _take_prompts(fields: Fields, vocab_size: int) -> tuple[list[tuple[Segment, ...]], bool]:
+    names = [name for name in ("text", "input_ids", "prompt_segments") if fields.take(name, msgspec.Raw)]
+    if len(names) != 1:
+        said = " and ".join(names) + " are both given" if names else "The prompt is missing"
+        field = names[-1] if names else "text"
+        raise InvalidRequest(f"{said}; give one of text, input_ids and prompt_segments.", field=field)
+    name = names[0]
+    if name == "prompt_segments":
+        segments: tuple[Segment, ...] = fields.take(name, tuple[str | tuple[int, ...], ...])
+        check_segments(segments, name, vocab_size)
+        return [segments], False
+    found = take_prompts(fields, name, vocab_size)
+    assert found is not None
+    prompts, batch = found
+    for prompt in prompts:
+        if isinstance(prompt, str) is (name == "input_ids"):
+            kind = "token ids" if name == "input_ids" else "a string or a list of strings"
+            raise InvalidRequest(f"{name} must be {kind}.", field=name)
+    return [(prompt,) for prompt in prompts], batch
+
+
+def _take_options(
+    fields: Fields, count: int, most: int
+) -> list[tuple[SamplingParams, tuple[str, Constraint] | None]]:
+    """Sampling options and constraint of each prompt, from one object for all or one for each.
+
+    `most` tokens are generated where the client does not say.
+    """
+    field = "sampling_params"
+    raw: Any = fields.take(field, dict[str, msgspec.Raw] | list[msgspec.Raw])
+    if raw is None:
+        every = [Fields({}, field)]
+    elif isinstance(raw, dict):
+        every = [Fields(raw, field)]
+    else:
+        every = fields.take_objects(field) or []
+        if len(every) != count:
+            raise _length_differs(field, len(every), count)
+    options = []
+    for one in every:
+        defaults = {} if one.given("max_new_tokens") else {"max_tokens": most}
+        sampling = take_sampling(one, _SPELLING, **defaults)
+        found = take_constraint(one, _CONSTRAINTS)
+        # Fast tokenizers, which are all that we load, put no spaces there: true and false are one.
+        one.take("spaces_between_special_tokens", bool)
+        one.refuse_rest(UNSUPPORTED_SAMPLING)
+        options.append((sampling, found))
+    return options if len(options) == count else options * count
+
+
+def _with_logprobs(sampling: SamplingParams, wanted: bool, start: int | None, top: int) -> SamplingParams:
+    if not wanted:
+        if top > 0:
+            raise InvalidRequest("top_logprobs_num needs return_logprob: true.", field="top_logprobs_num")
+        if start is not None and start >= 0:
+            raise InvalidRequest("logprob_start_len needs return_logprob: true.", field="logprob_start_len")
+        return sampling
+    if start is None and sampling.max_tokens == 0:
+        start = 0
+    return check_sampling(
+        msgspec.structs.replace(
+            sampling, logprobs=top, prompt_logprobs_start=None if start in (None, -1) else start
+        ),
+        {"logprobs": "top_logprobs_num", "prompt_logprobs_start": "logprob_start_len"},
+    )
+
+
+def _take_own_constraint(fields: Fields) -> Constraint | None:
+    own: Fields | None = fields.take_object("constraint")
+    if own is None:
+        return None
+    kind: Kind | None = own.take("kind", Kind)
+    source: str = own.take("source", str, "")
+    whitespace: Whitespace = own.take("whitespace", Whitespace, "natural")
+    any_order: bool = own.take("any_order", bool, False)
+    strict: Strict = own.take("strict", Strict, True)
+    own.refuse_rest()
+    if kind is None:
+        raise InvalidRequest("constraint.kind is missing.", field="constraint.kind")
+    wanted = Constraint(kind=kind, source=source, whitespace=whitespace, any_order=any_order, strict=strict)
+    return make_constraint("constraint.source", Constraint.check, wanted)
+
+
+def _take_hint(fields: Fields) -> ProgramHint | None:
+    own = fields.take_object("program")
+    if own is None:
+        return None
+    program: str = own.take("program", str, "")
+    name: str = own.take("name", str, "")
+    lease_s: float = own.take("lease_s", float, 0.0)
+    path: tuple[str, ...] = own.take("path", tuple[str, ...], ())
+    next_use: NextUse = own.take("next_use", NextUse, "unknown")
+    branch: str = own.take("branch", str, "")
+    forks: tuple[str, ...] = own.take("forks", tuple[str, ...], ())
+    ended: tuple[str, ...] = own.take("ended", tuple[str, ...], ())
+    calls_left: int | None = own.take("calls_left", int | None)
+    own.refuse_rest()
+    hint = ProgramHint(
+        program=program,
+        name=name,
+        lease_s=lease_s,
+        path=path,
+        next_use=next_use,
+        branch=branch,
+        forks=forks,
+        ended=ended,
+        calls_left=calls_left,
+    )
+    check_hint(hint, "program")
+    return hint
+
+
+def _take_rids(fields: Fields, count: int, service: Service) -> list[str]:
+    given: str | list[str] | None = fields.take("rid", str | list[str])
+    if given is None:
+        return [service.desk.new_rid() for _ in range(count)]
+    if isinstance(given, str):
+        rids = [given] if count == 1 else [f"{given}-{index}" for index in range(count)]
+    else:
+        rids = given
+    if len(rids) != count:
+        raise _length_differs("rid", len(rids), count)
+    if "" in rids or len(set(rids)) != count:
+        raise InvalidRequest("rid must be unique and not empty.", field="rid")
+    return rids
+
+
+def _each(fields: Fields, field: str, kind: Any, default: Any, count: int) -> list[Any]:
+    """One value for each of `count` prompts, from one for all or a list."""
+    value = fields.take(field, kind | list[kind | None])
+    if not isinstance(value, list):
+        return [default if value is None else value] * count
+    if len(value) != count:
+        raise _length_differs(field, len(value), count)
+    return [default if one is None else one for one in value]
+
+
+def _length_differs(field: str, length: int, count: int) -> InvalidRequest:
+    return InvalidRequest(f"{field} has {length} entries for {count} prompts.", field=field)
+
+
+async def _events(
+    streams: Sequence[AsyncGenerator[TextChunk, None]], job: Job
+) -> AsyncGenerator[bytes, None]:
+    """Events with the cumulative output, as SGLang streams it."""
+    encode = msgspec.json.Encoder().encode
+    results = [Collected() for _ in streams]
+    async with aclosing(merged(streams)) as chunks:
+        async for index, chunk in chunks:
+            result = results[index]
+            result.add(chunk)
+            answer = native_answer(job.requests[index], result, job.texts)
+            if job.batch:
+                answer["index"] = index
+            yield event(encode(answer))
+    yield DONE
