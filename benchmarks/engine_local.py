@@ -94,13 +94,13 @@ class LocalEngine:
 
     def know(self, prompt: Sequence[int]) -> None:
         """Put `prompt` into the tree."""
-        hold = self._cache.acquire(self._cache.match(_array(prompt)))
-        whole = hold.length // self._page_size
+        lock = self._cache.acquire(self._cache.match(_array(prompt)))
+        whole = lock.length // self._page_size
         pages = self._cache.allocate(-(-len(prompt) // self._page_size) - whole)
         if pages is None:
             raise RuntimeError("the KV pages do not hold the prompts")
-        self._cache.commit(hold, _array(prompt), hold.pages[:whole] + pages)
-        self._cache.release(hold)
+        self._cache.commit(lock, _array(prompt), lock.pages[:whole] + pages)
+        self._cache.release(lock)
 
     def decode(self, prompts: Sequence[Sequence[int]], steps: int) -> Step:
         """Steps in which all of `prompts`, which are known, decode."""

@@ -97,9 +97,9 @@ def least(
 def serve() -> None:
     """Serve `Instant`; a line on standard input is answered with the processor time so far."""
     from ramify.program_route import router
-    from tests.server.desk import FakeDesk, LiveServer
+    from tests.server.fake_frontend import FakeFrontend, LiveServer
 
-    class Desk(FakeDesk):
+    class StubFrontend(FakeFrontend):
         def __init__(self) -> None:
             super().__init__()
             self._instant = Instant()
@@ -108,7 +108,7 @@ def serve() -> None:
         def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
             return self._instant.generate(request)
 
-    with LiveServer(Desk(), router, max_running=256) as server:
+    with LiveServer(StubFrontend(), router, max_running=256) as server:
         print(server.url, flush=True)
         for _ in sys.stdin:
             print(time.process_time(), flush=True)

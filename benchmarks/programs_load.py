@@ -125,7 +125,7 @@ class Simulation:
         """As `Scheduler.schedule`: decoding goes on, prefills share a budget, the oldest first."""
         budget, decoding, stops = CHUNK_TOKENS, 0, list[tuple[Request, int]]()
         for request in list(self._running):
-            if request.hold is None:
+            if request.lock is None:
                 continue
             if not self._room(request):
                 continue
@@ -149,7 +149,7 @@ class Simulation:
                 stops.append((request, stop))
         self.now += STEP_S + PREFILL_TOKEN_S * (CHUNK_TOKENS - budget) + DECODE_S * decoding
         for request, stop in stops:
-            if request.hold is not None:
+            if request.lock is not None:
                 self._computed(request, stop)
 
     def _room(self, request: Request) -> bool:

@@ -51,14 +51,14 @@ class Timer:
 def request(cache: PrefixCache, tokens: Tokens, timer: Timer, name: str) -> None:
     """A request from its match to its end."""
     match = timer.run(f"{name}match", cache.match, tokens, "", len(tokens) - 1)
-    hold = timer.run(f"{name}acquire", cache.acquire, match)
-    full = hold.length // cache.page_size
+    lock = timer.run(f"{name}acquire", cache.acquire, match)
+    full = lock.length // cache.page_size
     fresh = timer.run(f"{name}allocate", cache.allocate, -(-len(tokens) // cache.page_size) - full)
     assert fresh is not None
-    pages = hold.pages[:full] + fresh
-    committed = timer.run(f"{name}commit", cache.commit, hold, tokens, pages)
+    pages = lock.pages[:full] + fresh
+    committed = timer.run(f"{name}commit", cache.commit, lock, tokens, pages)
     cache.free(committed.pages[committed.private_from :])
-    timer.run(f"{name}release", cache.release, hold)
+    timer.run(f"{name}release", cache.release, lock)
 
 
 def long_prompts(rng: np.random.Generator, count: int, length: int) -> list[Tokens]:

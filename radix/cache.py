@@ -63,7 +63,7 @@ class Match:
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Hold:
+class PrefixLock:
     """A locked path in the tree. Read its fields; only the cache changes them."""
 
     length: int
@@ -105,7 +105,7 @@ class PrefixCache:
         self._usage = Usage(policy or LeastRecentlyUsed(), self._leases.needed)
         self._record = EvictionRecord()
         self._private: set[int] = set()
-        self._holds: set[Hold] = set()
+        self._locks: set[PrefixLock] = set()
         self._evicted = 0
 
     # --- finding and holding ----------------------------------------------------------------------
@@ -131,7 +131,7 @@ class PrefixCache:
             return []
         return self._tree.following(match.node, match.length, count)
 
-    def acquire(self, match: Match) -> Hold:
+    def acquire(self, match: Match) -> PrefixLock:
         """Lock what `match` found, so that it is not evicted until `release`.
 
         If the tree has changed since, its tokens are matched again, and the hold may be longer or
@@ -143,9 +143,9 @@ class PrefixCache:
         if node.end > match.length:
             node = self._tree.split(node, match.length)
         self._usage.lock(node, None)
-        hold = Hold(match.length, self._tree.path_pages(node), match.length // self.page_size, node)
-        self._holds.add(hold)
-        return hold
+        lock = PrefixLock(match.length, self._tree.path_pages(node), match.length // self.page_size, node)
+        self._locks.add(lock)
+        return lock
 
     def lost(self, tokens: Tokens, scope: str, found: int) -> Lost:
         """How many of `tokens` (n,) behind the first `found` are missing because they were evicted.
@@ -154,14 +154,14 @@ class PrefixCache:
         """
         return self._record.lost(encode(tokens), scope, found)
 
-    def release(self, hold: Hold) -> None:
+    def release(self, lock: PrefixLock) -> None:
         """Unlock the hold's path, which is now the most recently used. Raises if released before.
 
         The tokens stay in the tree until they are evicted. Private pages are not touched: see `free`.
         """
-        node = self._held(hold)
-        self._holds.remove(hold)
-        hold.node = None
+        node = self._checked_lock(lock)
+        self._locks.remove(lock)
+        lock.node = None
         self._usage.unlock(node)
         self._join_path(node)
         self._tree.prune(node)
@@ -200,7 +200,7 @@ class PrefixCache:
         self._private.difference_update(returned)
         self._pool.free(returned)
 
-    def commit(self, hold: Hold, tokens: Tokens, pages: list[int]) -> Committed:
+    def commit(self, lock: PrefixLock, tokens: Tokens, pages: list[int]) -> Committed:
         """Put what the request has computed into the tree, and move `hold` to its end.
 
         Args:
@@ -218,38 +218,38 @@ class PrefixCache:
 
         Raises `ValueError` where the arguments do not fit together.
         """
-        node = self._checked(hold, tokens, pages)
-        key, pages, length = encode(tokens[hold.length :]), list(pages), len(tokens)
+        node = self._checked(lock, tokens, pages)
+        key, pages, length = encode(tokens[lock.length :]), list(pages), len(tokens)
         node, matched_bytes = self._tree.walk(node, key)
-        matched = hold.length + matched_bytes // TOKEN_BYTES
+        matched = lock.length + matched_bytes // TOKEN_BYTES
         if node.end > matched:
             node = self._tree.split(node, matched)
         whole = matched // self.page_size
-        table = self._tree_pages(node, hold.node, pages[:whole]) + pages[whole:]
-        duplicates = pages[hold.private_from : whole]
+        table = self._tree_pages(node, lock.node, pages[:whole]) + pages[whole:]
+        duplicates = pages[lock.private_from : whole]
 
         if matched < length:
-            borrows_head = whole < hold.private_from
+            borrows_head = whole < lock.private_from
             node = self._tree.append(node, key[matched_bytes:], tuple(table[whole:]), borrows_head)
             self._private.difference_update(node.owned_pages)
             self._usage.add(node)
             private_from = len(table)
         else:
             # A page of a partial last slot that this request put into the tree before is not private.
-            private_from = max(whole, hold.private_from)
-        self._usage.lock(node, hold.node)
+            private_from = max(whole, lock.private_from)
+        self._usage.lock(node, lock.node)
         if matched < length:
             self._tree.join(node)
         self._private.difference_update(duplicates)
         self._pool.free(duplicates)
-        hold.node, hold.length, hold.pages, hold.private_from = node, length, table, private_from
+        lock.node, lock.length, lock.pages, lock.private_from = node, length, table, private_from
         return Committed(list(table), private_from)
 
     # --- leases -----------------------------------------------------------------------------------
 
     def lease(
         self,
-        hold: Hold,
+        lock: PrefixLock,
         owner: str,
         seconds: float,
         needed_in: float = math.inf,
@@ -263,12 +263,12 @@ class PrefixCache:
         not, later. A lease that gives pages up keeps the rest. `part` tells an owner's leases apart, so
         that `expect` and `end_leases` can name one.
         """
-        node = self._held(hold)
+        node = self._checked_lock(lock)
         if not seconds > 0 or math.isnan(seconds):
             raise ValueError(f"A lease of {seconds} seconds; it must be above 0.")
-        if length is not None and not 0 <= length <= hold.length:
-            raise ValueError(f"A lease of {length} tokens on a hold of {hold.length}.")
-        end = hold.length if length is None else length
+        if length is not None and not 0 <= length <= lock.length:
+            raise ValueError(f"A lease of {length} tokens on a hold of {lock.length}.")
+        end = lock.length if length is None else length
         if math.isnan(needed_in) or needed_in < 0:
             raise ValueError(f"A lease that is needed in {needed_in} seconds; it must be 0 or more.")
         if end == 0:
@@ -324,7 +324,7 @@ class PrefixCache:
 
     def check(self) -> None:
         """Recount everything from scratch, in O(tree). Raises `ConservationError` saying what is wrong."""
-        verify(self._tree, self._usage, self._pool, self._leases, self._private, self._holds)
+        verify(self._tree, self._usage, self._pool, self._leases, self._private, self._locks)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -335,25 +335,25 @@ class PrefixCache:
         node, matched_bytes = self._tree.walk(root, key)
         return Match(matched_bytes // TOKEN_BYTES, key, scope, node, self._tree.version)
 
-    def _held(self, hold: Hold) -> Node:
-        if hold.node is None:
+    def _checked_lock(self, lock: PrefixLock) -> Node:
+        if lock.node is None:
             raise ValueError("This hold has been released.")
-        if hold not in self._holds:
+        if lock not in self._locks:
             raise ValueError("This hold belongs to another cache.")
-        return hold.node
+        return lock.node
 
-    def _checked(self, hold: Hold, tokens: Tokens, pages: list[int]) -> Node:
+    def _checked(self, lock: PrefixLock, tokens: Tokens, pages: list[int]) -> Node:
         """The hold's node. Raises unless the arguments of a `commit` fit together."""
-        node = self._held(hold)
+        node = self._checked_lock(lock)
         slots = -(-len(tokens) // self.page_size)
-        if len(tokens) < hold.length or len(pages) != slots:
+        if len(tokens) < lock.length or len(pages) != slots:
             raise ValueError(
-                f"{len(tokens)} tokens and {len(pages)} pages committed to a hold of {hold.length} tokens;"
+                f"{len(tokens)} tokens and {len(pages)} pages committed to a hold of {lock.length} tokens;"
                 f" {slots} pages are needed."
             )
-        if pages[: hold.private_from] != hold.pages[: hold.private_from]:
+        if pages[: lock.private_from] != lock.pages[: lock.private_from]:
             raise ValueError("The table's first pages are not those of the hold.")
-        self._claim(pages[hold.private_from :])
+        self._claim(pages[lock.private_from :])
         return node
 
     def _claim(self, pages: list[int]) -> None:

@@ -15,7 +15,7 @@ from ramify.radix.tree import RadixTree
 from ramify.radix.usage import Usage
 
 if TYPE_CHECKING:
-    from ramify.radix.cache import Hold
+    from ramify.radix.cache import PrefixLock
 
 
 def verify(
@@ -24,7 +24,7 @@ def verify(
     pool: PagePool,
     leases: LeaseBook,
     private: set[int],
-    holds: Iterable[Hold],
+    locks: Iterable[PrefixLock],
 ) -> None:
     """Raise `ConservationError` with all that does not balance. O(tokens and pages in the tree)."""
     nodes = list(tree.nodes())
@@ -32,10 +32,10 @@ def verify(
     for node in nodes:
         wrong += _shape(node, tree.page_size)
     wrong += _ownership(nodes, pool, private)
-    wrong += _claims(nodes, leases, holds)
+    wrong += _claims(nodes, leases, locks)
     wrong += _usage(nodes, usage)
-    for hold in holds:
-        wrong += _hold(hold, tree, private)
+    for lock in locks:
+        wrong += _lock(lock, tree, private)
     if wrong:
         raise ConservationError("; ".join(wrong))
 
@@ -96,21 +96,21 @@ def _ownership(nodes: list[Node], pool: PagePool, private: set[int]) -> list[str
     return wrong
 
 
-def _claims(nodes: list[Node], leases: LeaseBook, holds: Iterable[Hold]) -> list[str]:
+def _claims(nodes: list[Node], leases: LeaseBook, locks: Iterable[PrefixLock]) -> list[str]:
     """Locks and leases on each node are those that end there or below."""
-    locks: Counter[Node | None] = Counter(hold.node for hold in holds)
+    locked: Counter[Node | None] = Counter(lock.node for lock in locks)
     leased = Counter({node: leases.at(node) for node in nodes if leases.at(node)})
     wrong = []
     if leased.total() != len(leases):
         wrong.append(f"{len(leases)} leases, {leased.total()} of them on nodes of the tree")
     for node in reversed(nodes):  # children first
-        if (node.locks, node.leases) != (locks[node], leased[node]):
+        if (node.locks, node.leases) != (locked[node], leased[node]):
             wrong.append(
                 f"{_name(node)} counts {node.locks} locks and {node.leases} leases;"
-                f" it has {locks[node]} and {leased[node]}"
+                f" it has {locked[node]} and {leased[node]}"
             )
         if node.parent is not None:
-            locks[node.parent] += locks[node]
+            locked[node.parent] += locked[node]
             leased[node.parent] += leased[node]
     return wrong
 
@@ -137,15 +137,15 @@ def _usage(nodes: list[Node], usage: Usage) -> list[str]:
     return wrong
 
 
-def _hold(hold: Hold, tree: RadixTree, private: set[int]) -> list[str]:
+def _lock(lock: PrefixLock, tree: RadixTree, private: set[int]) -> list[str]:
     """The hold's pages are those of its path, but for a page of its own in a partial last slot."""
-    node = hold.node
-    if node is None or node.end != hold.length:
-        return [f"a hold of {hold.length} tokens is on {'nothing' if node is None else _name(node)}"]
-    whole = hold.length // tree.page_size
+    node = lock.node
+    if node is None or node.end != lock.length:
+        return [f"a hold of {lock.length} tokens is on {'nothing' if node is None else _name(node)}"]
+    whole = lock.length // tree.page_size
     wrong = []
-    if hold.pages[:whole] != tree.path_pages(node)[:whole]:
+    if lock.pages[:whole] != tree.path_pages(node)[:whole]:
         wrong.append(f"the table of a hold on {_name(node)} is not that of its path")
-    if hold.private_from not in (whole, -(-hold.length // tree.page_size)):
-        wrong.append(f"a hold of {hold.length} tokens has private pages from slot {hold.private_from} on")
+    if lock.private_from not in (whole, -(-lock.length // tree.page_size)):
+        wrong.append(f"a hold of {lock.length} tokens has private pages from slot {lock.private_from} on")
     return wrong

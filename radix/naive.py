@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ramify.radix.cache import Committed, Hold, Match, PrefixCache
+from ramify.radix.cache import Committed, Match, PrefixCache, PrefixLock
 from ramify.radix.key import Tokens
 
 
@@ -13,7 +13,7 @@ class NaiveCache(PrefixCache):
         """Always of length 0."""
         return super().match(tokens[:0], scope, limit)
 
-    def commit(self, hold: Hold, tokens: Tokens, pages: list[int]) -> Committed:
+    def commit(self, lock: PrefixLock, tokens: Tokens, pages: list[int]) -> Committed:
         """Keeps nothing: the hold stays empty, and the table is returned as it is."""
-        self._checked(hold, tokens, pages)
-        return Committed(list(pages), hold.private_from)
+        self._checked(lock, tokens, pages)
+        return Committed(list(pages), lock.private_from)

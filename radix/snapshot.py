@@ -25,7 +25,7 @@ class NodeView:
     pages: int
     """Those that it accounts for."""
     state: Literal["in_use", "leased", "evictable"]
-    holds: int
+    locks: int
     owners: tuple[str, ...]
     """At most `OWNERS` of those whose leases end here."""
     hidden: int = 0

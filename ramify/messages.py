@@ -449,7 +449,7 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ar
     pages: int
     """Those that this node accounts for."""
     state: Literal["in_use", "leased", "evictable"]
-    holds: int = 0
+    locks: int = 0
     """Running requests that need it."""
     owners: tuple[str, ...] = ()
     """Some of the programs whose leases end here."""

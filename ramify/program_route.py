@@ -87,7 +87,7 @@ def _take_job(fields: Fields, service: Service, stream: bool) -> tuple[Job, list
     job = Job(
         graph=graph,
         backend=_Served(service),
-        info=service.desk.info,
+        info=service.frontend.info,
         options=read_options(options, of="sampling_params"),
         scope=scope,
         events=events,
@@ -178,16 +178,16 @@ class _Served:
         self._service = service
 
     async def info(self) -> ModelInfo:
-        return self._service.desk.info
+        return self._service.frontend.info
 
     def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
         return self._service.generate(request, PATH)
 
     async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
-        await self._service.desk.await_tools(program, branch, tools)
+        await self._service.frontend.await_tools(program, branch, tools)
 
     async def end_program(self, program: str) -> None:
-        await self._service.desk.end_program(program)
+        await self._service.frontend.end_program(program)
 
     async def aclose(self) -> None:
         """The server outlives its programs."""

@@ -32,7 +32,7 @@ from ramify.messages import (
 )
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.frontend.chunks import concatenated
-from ramify.runtime.frontend.frontend import FrontDesk
+from ramify.runtime.frontend.frontend import Frontend
 from ramify.sampling_params import SamplingParams
 
 
@@ -74,7 +74,7 @@ class Engine:
         if model is not None:
             options["model"] = model
         self.config = EngineConfig(**options)
-        self._desk = FrontDesk(self.config)
+        self._frontend = Frontend(self.config)
         self._start_lock: asyncio.Lock | None = None
         self._owner: int | None = None
         """The process that has started it."""
@@ -94,9 +94,9 @@ class Engine:
             return
         self._closed = True
         if self._started and background_loop().is_running():
-            wait(self._desk.aclose())
+            wait(self._frontend.aclose())
         else:
-            self._desk.close_now()
+            self._frontend.close_now()
         _open_engines.discard(self)
 
     shutdown = close
@@ -113,29 +113,29 @@ class Engine:
 
     async def info(self) -> ModelInfo:
         await self._ensure_started()
-        return self._desk.info
+        return self._frontend.info
 
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
-        """The chunks of one generation; see `FrontDesk.generate`."""
+        """The chunks of one generation; see `Frontend.generate`."""
         await self._ensure_started()
-        async with contextlib.aclosing(self._desk.generate(request)) as chunks:  # type: ignore[type-var]
+        async with contextlib.aclosing(self._frontend.generate(request)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
                 yield chunk
 
     async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
         """A branch goes on when these tools have returned."""
         if self._started:
-            await self._desk.await_tools(program, branch, tools)
+            await self._frontend.await_tools(program, branch, tools)
 
     async def end_program(self, program: str) -> None:
         if self._started:
-            await self._desk.end_program(program)
+            await self._frontend.end_program(program)
 
     async def aclose(self) -> None:
         if self._forked:
             return
         self._closed = True
-        await self._desk.aclose()
+        await self._frontend.aclose()
         _open_engines.discard(self)
 
     # --- without a program --------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class Engine:
         else:
             segments = (prompt,) if isinstance(prompt, str) else tuple(prompt)
         request = Generate(
-            rid=self._desk.new_rid(),
+            rid=self._frontend.new_rid(),
             prompt=segments,
             chat=None if chat is None else tuple(chat),
             sampling=SamplingParams(**sampling),
@@ -209,7 +209,7 @@ class Engine:
 
         async def ask() -> SchedulerStats:
             await self._ensure_started()
-            return await self._desk.stats()
+            return await self._frontend.stats()
 
         return wait(ask())
 
@@ -218,7 +218,7 @@ class Engine:
 
         async def ask() -> bool:
             await self._ensure_started()
-            return await self._desk.flush_cache()
+            return await self._frontend.flush_cache()
 
         return wait(ask())
 
@@ -229,8 +229,8 @@ class Engine:
             await self._ensure_started()
             return {
                 **dataclasses.asdict(self.config),
-                "model_info": msgspec.to_builtins(self._desk.info),
-                "stats": msgspec.to_builtins(await self._desk.stats()),
+                "model_info": msgspec.to_builtins(self._frontend.info),
+                "stats": msgspec.to_builtins(await self._frontend.stats()),
             }
 
         return wait(ask())
@@ -238,7 +238,7 @@ class Engine:
     @property
     def pids(self) -> dict[str, int]:
         """The worker processes by role."""
-        return self._desk.pids
+        return self._frontend.pids
 
     async def _collect(self, request: Generate) -> Completion:
         text: list[str] = []
@@ -284,7 +284,7 @@ class Engine:
             self._start_lock = asyncio.Lock()
         async with self._start_lock:
             if not self._started:
-                await self._desk.start()
+                await self._frontend.start()
                 self._owner = os.getpid()
                 _open_engines.add(self)
 
@@ -307,4 +307,4 @@ if hasattr(os, "register_at_fork"):
 @atexit.register
 def _close_all() -> None:
     for engine in list(_open_engines):
-        engine._desk.close_now()
+        engine._frontend.close_now()

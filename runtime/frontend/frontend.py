@@ -62,7 +62,7 @@ RESTART_LIMIT = 3
 RESTART_WINDOW_S = 60.0
 
 
-class FrontDesk:
+class Frontend:
     """Takes requests, hands out their chunks, and keeps the ring alive.
 
     `workers` are those of the first ring, where they have been started already.

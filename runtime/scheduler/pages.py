@@ -29,25 +29,25 @@ class RequestPages:
 
         False, and nothing is changed, when fewer than `reserve` pages would be left.
         """
-        hold = self.cache.acquire(match)
-        full = hold.length // self.page_size
+        lock = self.cache.acquire(match)
+        full = lock.length // self.page_size
         fresh_count = self._slots(request.target_len) - full
         fresh = None
         if self.cache.available() >= fresh_count + reserve:
             fresh = self.cache.allocate(fresh_count, request.taker)
         if fresh is None:
-            self.cache.release(hold)
+            self.cache.release(lock)
             return False
         if request.cached_len is None:
             prompt = request.ids[: min(request.prompt_len, request.match_limit)]
-            request.lost = self.cache.lost(prompt, request.scope, hold.length)
+            request.lost = self.cache.lost(prompt, request.scope, lock.length)
         self.leases.admitted(request)
-        if hold.length % self.page_size:
-            request.copy = (hold.pages[full], fresh[0])
-        request.hold = hold
-        request.pages = hold.pages[:full] + fresh
+        if lock.length % self.page_size:
+            request.copy = (lock.pages[full], fresh[0])
+        request.lock = lock
+        request.pages = lock.pages[:full] + fresh
         request.private_from = full
-        request.computed_len = request.committed_len = hold.length
+        request.computed_len = request.committed_len = lock.length
         return True
 
     def admit_alone(self, request: Request) -> bool:
@@ -75,10 +75,10 @@ class RequestPages:
         """Hand the tree what has been computed, so that others can share it."""
         if request.computed_len == request.committed_len:
             return
-        assert request.hold is not None
+        assert request.lock is not None
         slots = self._slots(request.computed_len)
         committed = self.cache.commit(
-            request.hold, request.ids[: request.computed_len], request.pages[:slots]
+            request.lock, request.ids[: request.computed_len], request.pages[:slots]
         )
         request.pages[:slots] = committed.pages
         request.private_from = committed.private_from
@@ -106,11 +106,11 @@ class RequestPages:
         self._let_go(request)
 
     def _let_go(self, request: Request) -> None:
-        if request.hold is None:
+        if request.lock is None:
             return
         self.cache.free(request.pages[request.private_from :])
-        self.cache.release(request.hold)
-        request.hold = None
+        self.cache.release(request.lock)
+        request.lock = None
         request.pages = []
         request.private_from = request.computed_len = request.committed_len = 0
         request.copy = None

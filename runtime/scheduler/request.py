@@ -15,7 +15,7 @@ from ramify.runtime.scheduler.speculation.acceptance import Track
 from ramify.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from ramify.radix.cache import Hold
+    from ramify.radix.cache import PrefixLock
     from ramify.runtime.scheduler.constraints.constrained import ConstrainedOutput
     from ramify.runtime.scheduler.constraints.healing import Healing
     from ramify.runtime.scheduler.scoring import Scoring, Stretch
@@ -71,7 +71,7 @@ class Request:
         self.committed_len = 0
         self.pages: list[int] = []
         self.private_from = 0
-        self.hold: Hold | None = None
+        self.lock: PrefixLock | None = None
         self.copy: tuple[int, int] | None = None
         """(source, destination) of a partial page to be copied before the next forward pass."""
 

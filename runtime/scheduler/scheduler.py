@@ -193,7 +193,7 @@ class Scheduler:
         if self._drafter is not None:
             self._speculate(self._drafter)
         for request in list(self._running):
-            if request.hold is None:
+            if request.lock is None:
                 continue  # retracted in this loop, for an older one
             if not self._make_room(request):
                 short_of_pages = True
@@ -271,7 +271,7 @@ class Scheduler:
             request = planned.request
             start, stop = request.computed_len, planned.stop
             first_row, next_row = next_row, next_row + stop - start
-            if request.hold is None:
+            if request.lock is None:
                 continue  # another part of its choices has failed in this step
             with self._failing_alone(request):
                 samples = planned.samples
@@ -317,7 +317,7 @@ class Scheduler:
             return
         self.ledger.model_s += self._clock() - began
         for request, *_ in computed:
-            if request.hold is not None and request.extend_len == 0:
+            if request.lock is not None and request.extend_len == 0:
                 with self._failing_alone(request):
                     self._scorer.go_on(request, now)
 

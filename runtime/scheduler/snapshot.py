@@ -49,7 +49,7 @@ def tree_nodes(views: Sequence[NodeView]) -> tuple[TreeNode, ...]:
             tokens=view.tokens,
             pages=view.pages,
             state=view.state,
-            holds=view.holds,
+            locks=view.locks,
             owners=view.owners,
             hidden=view.hidden,
         )

@@ -11,17 +11,17 @@ from ramify.runtime.server.errors import add_error_handlers
 from ramify.runtime.server.middleware import AnswerBugs, CountResponses, RequireApiKey
 from ramify.runtime.server.openai import endpoints as openai
 from ramify.runtime.server.openai.responses import endpoint as responses
-from ramify.runtime.server.service import Desk, Service
+from ramify.runtime.server.service import FrontendProtocol, Service
 from ramify.runtime.server.sglang import endpoints as sglang
 
 
-def create_app(desk: Desk, config: ServerConfig) -> FastAPI:
-    """The application in front of `desk`, which must have been started on the loop that serves it."""
+def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
+    """The application in front of `frontend`, which must have been started on the loop that serves it."""
     # No generated schema: bodies are read field by field, and the pages that show one need a CDN.
     app = FastAPI(title="Ramify", openapi_url=None, docs_url=None, redoc_url=None)
-    service = Service(desk, config)
+    service = Service(frontend, config)
     app.state.service = service
-    app.state.watch = live.Watch(desk)
+    app.state.watch = live.Watch(frontend)
     # In the order in which a path is looked for: programs call the most, and wait the least.
     for module in (calls, openai, responses, sglang, health, live):
         app.include_router(module.router)

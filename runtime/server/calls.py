@@ -52,7 +52,7 @@ router.add_route(PATH, call, methods=["POST"])
 
 
 def _check(asked: Generate, service: Service) -> None:
-    """What the desk does not look at."""
+    """What the frontend does not look at."""
     for field in NOT_TAKEN:
         if getattr(asked, field):
             raise UnsupportedField(
@@ -60,7 +60,7 @@ def _check(asked: Generate, service: Service) -> None:
             )
     if not asked.rid:
         raise InvalidRequest("rid is empty.", field="rid")
-    check_segments(asked.prompt, "prompt", service.desk.info.vocab_size)
+    check_segments(asked.prompt, "prompt", service.frontend.info.vocab_size)
     if asked.hint is not None:
         check_hint(asked.hint, "hint")
 

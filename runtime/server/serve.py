@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fastapi import APIRouter
 
     from ramify.runtime.processes.workers import Workers
-    from ramify.runtime.server.service import Desk
+    from ramify.runtime.server.service import FrontendProtocol
 
 Routes = Callable[[], "Sequence[APIRouter]"]
 
@@ -59,11 +59,11 @@ def serve(config: ServerConfig, routes: Routes = tuple, workers: Workers | None 
 async def _serve(
     config: ServerConfig, listener: socket.socket, routes: Routes, workers: Workers | None
 ) -> int:
-    from ramify.runtime.frontend.frontend import FrontDesk
+    from ramify.runtime.frontend.frontend import Frontend
 
-    desk = FrontDesk(config, workers)
+    frontend = Frontend(config, workers)
     with stop_signals() as stopping:
-        start = asyncio.gather(desk.start(), asyncio.to_thread(_import_application, routes))
+        start = asyncio.gather(frontend.start(), asyncio.to_thread(_import_application, routes))
         try:
             await _until(stopping, start)
             if not start.done():
@@ -71,17 +71,17 @@ async def _serve(
             _, routers = start.result()
             url = f"http://{_url_host(config.host)}:{listener.getsockname()[1]}"
             await run_server(
-                desk,
+                frontend,
                 config,
                 listener,
                 stopping,
-                on_ready=lambda: print(f"Serving {desk.info.name} on {url}", flush=True),
+                on_ready=lambda: print(f"Serving {frontend.info.name} on {url}", flush=True),
                 routers=routers,
             )
         finally:
             start.cancel()
             await asyncio.gather(start, return_exceptions=True)
-            await desk.aclose()
+            await frontend.aclose()
     return 0
 
 
@@ -93,17 +93,17 @@ def _import_application(routes: Routes) -> Sequence[APIRouter]:
 
 
 async def run_server(
-    desk: Desk,
+    frontend: FrontendProtocol,
     config: ServerConfig,
     listener: socket.socket,
     stopping: StopSignal,
     on_ready: Callable[[], None],
     routers: Sequence[APIRouter] = (),
 ) -> None:
-    """Serve a started `desk` on `listener` until `stopping` is set, then drain."""
+    """Serve a started `frontend` on `listener` until `stopping` is set, then drain."""
     from ramify.runtime.server.app import create_app
 
-    app = create_app(desk, config)
+    app = create_app(frontend, config)
     for router in routers:
         app.include_router(router)
     server = _Server(
@@ -124,11 +124,11 @@ async def run_server(
         await _until(stopping, serving)
         app.state.service.draining = True
         stopping.clear()
-        draining = asyncio.create_task(desk.drain(config.drain_s))
+        draining = asyncio.create_task(frontend.drain(config.drain_s))
         await _until(stopping, draining, serving)
         draining.cancel()
         await asyncio.gather(draining, return_exceptions=True)
-        desk.abort_all()
+        frontend.abort_all()
     finally:
         server.should_exit = True
         await serving

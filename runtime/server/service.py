@@ -1,4 +1,4 @@
-"""What the endpoints share: the desk, the configuration, and the record kept of every generation."""
+"""What the endpoints share: the frontend, the configuration, and the record kept of every generation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ramify.runtime.server.admin.recent import Recent
 logger = logging.getLogger("ramify.server")
 
 
-class Desk(Protocol):
+class FrontendProtocol(Protocol):
     """What the HTTP layer needs of the runtime behind it."""
 
     max_prompt_tokens: int
@@ -48,12 +48,12 @@ class Desk(Protocol):
 class Service:
     """One server's shared state."""
 
-    def __init__(self, desk: Desk, config: ServerConfig) -> None:
-        self.desk = desk
+    def __init__(self, frontend: FrontendProtocol, config: ServerConfig) -> None:
+        self.frontend = frontend
         self.config = config
         self.metrics = Metrics()
         self.recent = Recent(texts=config.live_texts)
-        self.model_name = config.served_model_name or desk.info.name
+        self.model_name = config.served_model_name or frontend.info.name
         self.started_at = int(time.time())
         self.draining = False
         """Set on shutdown: running generations go on, new ones are refused."""
@@ -77,12 +77,12 @@ class Service:
     async def end_program(self, program: str) -> None:
         """Nothing more of it will come."""
         self.recent.end_program(program)
-        await self.desk.end_program(program)
+        await self.frontend.end_program(program)
 
     async def generate(
         self, request: Generate, endpoint: str, user: str | None = None
     ) -> AsyncGenerator[TextChunk, None]:
-        """The desk's chunks; counts the generation and logs one line when it ends, however it ends."""
+        """The frontend's chunks; counts the generation and logs one line when it ends, however it ends."""
         if self.draining:
             raise EngineClosed("The server is shutting down.", remedy="Send the request to another one.")
         started = previous = time.perf_counter()
@@ -90,8 +90,8 @@ class Service:
         usage = Usage()
         status, finish = 499, "abort"
         inter_token = self.metrics.inter_token_s.labels(endpoint)
-        # Closing `generate` aborts the request; the desk promises an async generator.
-        chunks = cast("AsyncGenerator[TextChunk, None]", self.desk.generate(request))
+        # Closing `generate` aborts the request; the frontend promises an async generator.
+        chunks = cast("AsyncGenerator[TextChunk, None]", self.frontend.generate(request))
         recording = self.recent.begin(request, endpoint)
         try:
             async with aclosing(chunks):

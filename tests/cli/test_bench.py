@@ -20,8 +20,8 @@ from ramify.bench.load import Measured
 from ramify.bench.workloads import COMPLETIONS, Job, Phase, Sizes
 from ramify.cli import main
 from ramify.errors import InvalidRequest, Overloaded
-from tests.server import desk
-from tests.server.desk import FakeDesk, LiveServer
+from tests.server import fake_frontend
+from tests.server.fake_frontend import FakeFrontend, LiveServer
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -42,8 +42,8 @@ def instance(schema: Any) -> Any:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveServer]:
-    monkeypatch.setattr(desk, "_instance", instance)
-    with LiveServer(FakeDesk()) as server:
+    monkeypatch.setattr(fake_frontend, "_instance", instance)
+    with LiveServer(FakeFrontend()) as server:
         yield server
 
 
@@ -75,7 +75,7 @@ def test_every_workload(server: LiveServer, capsys: pytest.CaptureFixture[str]) 
 
 def test_chats_go_on_from_the_answers(server: LiveServer) -> None:
     assert bench(server, "--workload", "tree", "--requests", "1", "--max-tokens", "5") == 0
-    chats = [request.chat for request in server.desk.requests if request.chat]
+    chats = [request.chat for request in server.frontend.requests if request.chat]
     assert [len(chat) for chat in chats] == [2, 4, 6, 8, 10]
     for before, after in itertools.pairwise(chats):
         assert after[: len(before)] == before
@@ -87,7 +87,7 @@ def test_json_answers_are_checked(server: LiveServer, capsys: pytest.CaptureFixt
     same, many = lines(capsys.readouterr().out)
     assert (same["valid_share"], many["valid_share"]) == (1.0, 1.0)
     assert same["valid_per_s"] == pytest.approx(same["requests_per_s"])
-    sources = [request.constraint.source for request in server.desk.requests if request.constraint]
+    sources = [request.constraint.source for request in server.frontend.requests if request.constraint]
     assert (len(set(sources[:6])), len(set(sources[6:]))) == (1, 6)
 
 
@@ -127,7 +127,7 @@ def test_the_users_own_prompts(
     assert main.main(["bench", "--url", server.url, *arguments]) == 0
     (line,) = lines(capsys.readouterr().out)
     assert (line["workload"], line["requests"], line["valid_share"]) == ("prompts", 4, 1.0)
-    asked = [request.sampling.max_tokens for request in server.desk.requests[2:]]
+    asked = [request.sampling.max_tokens for request in server.frontend.requests[2:]]
     assert sorted(asked) == [2, 20, 20, 20]
 
 
@@ -147,7 +147,7 @@ def test_two_endpoints_alternate(
     assert "a / b" in out
     assert "b, batch, run 3: " in err
     # The same prompts for both in a run, and others in the next.
-    prompts = [str(request.prompt) for request in server.desk.requests[4:]]
+    prompts = [str(request.prompt) for request in server.frontend.requests[4:]]
     assert set(prompts[:6]) == set(prompts[6:12])
     assert len(set(prompts)) == 18
 
@@ -182,14 +182,14 @@ async def test_a_late_arrival_counts_from_when_it_was_due(monkeypatch: pytest.Mo
 
 
 def test_all_requests_fail(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
-    server.desk.fail_first = Overloaded("The queue is full.", retry_after=1)
+    server.frontend.fail_first = Overloaded("The queue is full.", retry_after=1)
     assert bench(server, "--workload", "batch") == 2
     assert "The queue is full." in capsys.readouterr().err
 
 
 def test_a_phase_that_fails_leaves_the_others(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--workload", "single,prefix", "--prompt-tokens", "100", "--max-tokens", "2"]
-    server.desk.max_prompt_tokens = 650
+    server.frontend.max_prompt_tokens = 650
     assert bench(server, *arguments, "--requests", "2") == 1
     out = capsys.readouterr().out
     assert "single" in out

@@ -10,7 +10,7 @@ import pytest
 from ramify.cli import main
 from ramify.errors import WorkerDied
 from ramify.runtime import engine
-from tests.server.desk import FakeDesk, LiveServer
+from tests.server.fake_frontend import FakeFrontend, LiveServer
 
 Keyboard = Callable[..., None]
 
@@ -32,7 +32,7 @@ def type_lines(monkeypatch: pytest.MonkeyPatch) -> Keyboard:
 
 @pytest.fixture
 def server() -> Iterator[LiveServer]:
-    with LiveServer(FakeDesk()) as server:
+    with LiveServer(FakeFrontend()) as server:
         yield server
 
 
@@ -42,7 +42,7 @@ def test_endpoint(server: LiveServer, type_lines: Keyboard, capsys: pytest.Captu
     assert main.main(arguments) == 0
     out = capsys.readouterr().out
     assert re.search(r"LO THERE\n\[prompt \d+, of these cached 0; answer 8; \d\.\d s\]\nND AGAIN\n", out)
-    first, second = server.desk.requests
+    first, second = server.frontend.requests
     assert [turn.role for turn in first.chat or ()] == ["system", "user"]
     assert [turn.content for turn in second.chat or ()][2] == "LO THERE"
 
@@ -51,7 +51,7 @@ def test_endpoint_breaks_off(
     server: LiveServer, type_lines: Keyboard, capsys: pytest.CaptureFixture[str]
 ) -> None:
     type_lines("hello there")
-    server.desk.fail_after = (2, WorkerDied("The scheduler died."))
+    server.frontend.fail_after = (2, WorkerDied("The scheduler died."))
     assert main.main(["chat", "--endpoint", server.url]) == 2
     assert capsys.readouterr().err == "ramify: The scheduler died.\n"
 
@@ -59,7 +59,7 @@ def test_endpoint_breaks_off(
 def test_engine(
     type_lines: Keyboard, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class FakeEngine(FakeDesk):
+    class FakeEngine(FakeFrontend):
         def __init__(self, **options: object) -> None:
             super().__init__()
             self.options = options

@@ -11,7 +11,7 @@ import pytest
 from ramify.cli import main
 from ramify.cli.run import load, read_arguments
 from ramify.errors import InvalidRequest, NotFound, WorkerDied
-from tests.server.desk import FakeDesk, LiveServer
+from tests.server.fake_frontend import FakeFrontend, LiveServer
 
 PROGRAM = """
     from __future__ import annotations
@@ -36,7 +36,7 @@ PROGRAM = """
 
 @pytest.fixture
 def server() -> Iterator[LiveServer]:
-    with LiveServer(FakeDesk()) as server:
+    with LiveServer(FakeFrontend()) as server:
         yield server
 
 
@@ -67,7 +67,7 @@ def test_async_program(server: LiveServer, file: str, capsys: pytest.CaptureFixt
 
 
 def test_a_failed_step(server: LiveServer, file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    server.desk.fail_first = WorkerDied("The scheduler died.")
+    server.frontend.fail_first = WorkerDied("The scheduler died.")
     assert main.main(["run", f"{file}:later", "name=abcd", "--endpoint", server.url]) == 2
     out, err = capsys.readouterr()
     assert "failed" in out

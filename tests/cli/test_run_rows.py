@@ -15,7 +15,7 @@ import pytest
 from ramify.cli import main
 from ramify.cli.run import load
 from ramify.cli.run_rows import read_rows
-from tests.server.desk import FakeDesk, LiveServer
+from tests.server.fake_frontend import FakeFrontend, LiveServer
 
 PROGRAM = """
     import ramify as rm
@@ -35,7 +35,7 @@ PROGRAM = """
 
 @pytest.fixture
 def server() -> Iterator[LiveServer]:
-    with LiveServer(FakeDesk()) as server:
+    with LiveServer(FakeFrontend()) as server:
         yield server
 
 

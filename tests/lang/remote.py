@@ -13,10 +13,10 @@ from typing import Any
 from ramify.lang.backends.scripted import ScriptedBackend
 from ramify.loop import wait
 from ramify.messages import Generate, ModelInfo, TextChunk
-from tests.server.desk import FakeDesk
+from tests.server.fake_frontend import FakeFrontend
 
 
-class ScriptedDesk(FakeDesk):
+class ScriptedFrontend(FakeFrontend):
     """What the server talks to, answering from a script; chat is rendered as ChatML."""
 
     def __init__(self, answers: Any) -> None:

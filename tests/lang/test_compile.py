@@ -20,9 +20,9 @@ from ramify.messages import Generate
 from tests.lang.backends import Holding
 from tests.lang.compiling import refusal
 from tests.lang.programs import CASES, Case
-from tests.lang.remote import ScriptedDesk
+from tests.lang.remote import ScriptedFrontend
 from tests.lang.test_programs import outcome, run_all
-from tests.server.desk import LiveServer
+from tests.server.fake_frontend import LiveServer
 
 ASKS = {
     "tree-of-thought": "a number",
@@ -103,7 +103,7 @@ def test_compiled_programs_run_on_recordings_and_stream(tmp_path: Path) -> None:
 def test_compiled_chats_run_on_endpoints_that_take_whole_messages() -> None:
     case = CASES["multi-turn-chat"]
     row = case.arguments[0]
-    with LiveServer(ScriptedDesk(lambda request: f"Since {len(str(request.prompt))}.")) as server:
+    with LiveServer(ScriptedFrontend(lambda request: f"Since {len(str(request.prompt))}.")) as server:
         backend = rm.OpenAI("scripted", base_url=server.url + "/v1", api_key="none")
         assert outcome(case.program.compile(**row).run(backend=backend)) == outcome(
             case.program.run(**row, backend=backend)

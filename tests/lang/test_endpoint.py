@@ -16,8 +16,8 @@ from ramify.loop import wait
 from ramify.messages import HELD_S, Generate, ProgramHint
 from ramify.program_route import router
 from ramify.sampling_params import SamplingParams
-from tests.lang.remote import RawServer, ScriptedDesk, answer
-from tests.server.desk import LiveServer
+from tests.lang.remote import RawServer, ScriptedFrontend, answer
+from tests.server.fake_frontend import LiveServer
 
 
 @rm.function
@@ -56,26 +56,26 @@ def test_a_request_arrives_as_it_was_made():
     async def ask(backend):
         return [chunk async for chunk in backend.generate(request)]
 
-    desk = ScriptedDesk(["1"])
-    with LiveServer(desk) as server:
+    frontend = ScriptedFrontend(["1"])
+    with LiveServer(frontend) as server:
         backend = rm.RuntimeEndpoint(server.url)
         chunks = wait(ask(backend))
         backend.close()
-    assert msgspec.json.encode(desk.requests) == msgspec.json.encode([request])
+    assert msgspec.json.encode(frontend.requests) == msgspec.json.encode([request])
     assert [chunk.text for chunk in chunks if chunk.text] == ["1"]
     assert chunks[-1].finish.reason == "stop"
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_only_who_follows_a_text_has_it_piece_by_piece(compiled):
-    desk = ScriptedDesk(lambda request: "one two three")
-    with LiveServer(desk, router) as server:
+    frontend = ScriptedFrontend(lambda request: "one two three")
+    with LiveServer(frontend, router) as server:
         backend = rm.RuntimeEndpoint(server.url)
         assert ask.run(backend=backend, compiled=compiled)["x"] == "one two three"
         state = ask.run(backend=backend, stream=True, compiled=compiled)
         assert list(state.text_iter("x")) == ["one", " two", " three"]
         backend.close()
-    assert [request.every_s for request in desk.requests] == [HELD_S, 0.0]
+    assert [request.every_s for request in frontend.requests] == [HELD_S, 0.0]
 
 
 def facts(state):
@@ -101,16 +101,16 @@ def facts(state):
 
 def test_a_program_over_http_equals_the_program_in_process():
     local = everything.run(backend=rm.ScriptedBackend(SCRIPT))
-    desk = ScriptedDesk(SCRIPT)
-    with LiveServer(desk) as server:
+    frontend = ScriptedFrontend(SCRIPT)
+    with LiveServer(frontend) as server:
         backend = rm.RuntimeEndpoint(server.url)
         assert isinstance(backend, Backend)
         remote = everything.run(backend=backend, cache_scope="tenant")
         assert facts(remote) == facts(local)
-        assert {request.scope for request in desk.requests} == {"tenant"}
+        assert {request.scope for request in frontend.requests} == {"tenant"}
         backend.close()
-        program = desk.requests[0].hint.program
-        assert desk.ended_programs == [program]
+        program = frontend.requests[0].hint.program
+        assert frontend.ended_programs == [program]
 
 
 def test_forced_tokens_are_told_apart_over_http():
@@ -118,7 +118,7 @@ def test_forced_tokens_are_told_apart_over_http():
     def program(s):
         s += "It is " + rm.gen("pick", schema=Literal["not at all", "very much so"])
 
-    with LiveServer(ScriptedDesk({"is $": "very much so"})) as server:
+    with LiveServer(ScriptedFrontend({"is $": "very much so"})) as server:
         backend = rm.RuntimeEndpoint(server.url)
         state = program.run(backend=backend)
         backend.close()
@@ -132,20 +132,20 @@ def test_select_over_http_sends_ids_back():
     def program(s):
         s += "One two three:" + rm.select("x", [" a", " b c"]) + " next" + rm.gen("y")
 
-    desk = ScriptedDesk({"next$": " done"})
-    with LiveServer(desk) as server:
+    frontend = ScriptedFrontend({"next$": " done"})
+    with LiveServer(frontend) as server:
         backend = rm.RuntimeEndpoint(server.url + "/")
         state = program.run(backend=backend)
         assert state["x"] == " a"  # all are equally likely to the script; the first wins
         assert state["y"] == " done"
-        ids = tuple(desk.backend.encode([" a"]))
-        assert desk.requests[-1].prompt == ("One two three:", ids, " next")
+        ids = tuple(frontend.backend.encode([" a"]))
+        assert frontend.requests[-1].prompt == ("One two three:", ids, " next")
         assert state.trace.children[0].requests == 1
         backend.close()
 
 
 def test_what_a_server_says_of_itself():
-    with LiveServer(ScriptedDesk([])) as server:
+    with LiveServer(ScriptedFrontend([])) as server:
         backend = rm.RuntimeEndpoint(server.url)
         assert backend.get_model_name() == ""
         assert rm.get_server_info(backend)["model_path"] == ""
@@ -154,7 +154,7 @@ def test_what_a_server_says_of_itself():
 
 
 def test_the_key_is_sent():
-    with LiveServer(ScriptedDesk(["a"]), api_key="secret") as server:
+    with LiveServer(ScriptedFrontend(["a"]), api_key="secret") as server:
         stranger, friend = rm.RuntimeEndpoint(server.url), rm.RuntimeEndpoint(server.url, "secret")
         with pytest.raises(Unauthorized):
             ask.run(backend=stranger)
@@ -169,23 +169,23 @@ def ask(s):
 
 
 def test_streaming_and_cancelling_over_http():
-    desk = ScriptedDesk(lambda request: "one two three")
-    with LiveServer(desk) as server:
+    frontend = ScriptedFrontend(lambda request: "one two three")
+    with LiveServer(frontend) as server:
         backend = rm.RuntimeEndpoint(server.url)
         state = ask.run(backend=backend, stream=True)
         assert list(state.text_iter("x")) == ["one", " two", " three"]
-        desk.hold_after = 2
+        frontend.hold_after = 2
         state = ask.run(backend=backend, stream=True)
-        assert desk.held.wait(10)
+        assert frontend.held.wait(10)
         state.cancel()
-        assert desk.closed.wait(10)
+        assert frontend.closed.wait(10)
         with pytest.raises(rm.ProgramError, match="cancelled"):
             state["x"]
         backend.close()
 
 
 def test_an_error_of_the_server_keeps_its_kind_and_field():
-    class Full(ScriptedDesk):
+    class Full(ScriptedFrontend):
         async def generate(self, request):
             if request.prompt == ("Q:",):
                 raise Overloaded("The queue is full.", retry_after=2.0)

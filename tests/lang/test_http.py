@@ -19,8 +19,8 @@ from ramify.errors import BackendError, InvalidRequest, RequestTimeout
 from ramify.lang.backends import connection, pool
 from ramify.lang.backends.http import HttpClient
 from ramify.loop import wait
-from tests.lang.remote import RawServer, ScriptedDesk
-from tests.server.desk import LiveServer
+from tests.lang.remote import RawServer, ScriptedFrontend
+from tests.server.fake_frontend import LiveServer
 
 CERTIFICATE = Path(__file__).parent / "localhost.pem"
 """Of localhost and 127.0.0.1, signed by itself until 2120, with its key."""
@@ -73,7 +73,7 @@ def test_calls_that_follow_each_other_use_one_connection():
 
 
 def test_programs_share_the_kept_connections():
-    desk = ScriptedDesk(lambda request: "one two")
+    frontend = ScriptedFrontend(lambda request: "one two")
 
     @rm.function
     def three(s):
@@ -82,7 +82,7 @@ def test_programs_share_the_kept_connections():
 
     opened = []
     made = connection.Connection.connection_made
-    with pytest.MonkeyPatch.context() as patch, LiveServer(desk) as server:
+    with pytest.MonkeyPatch.context() as patch, LiveServer(frontend) as server:
         patch.setattr(
             connection.Connection, "connection_made", lambda *given: (opened.append(given), made(*given))[1]
         )
@@ -330,7 +330,7 @@ def test_nothing_is_heard_of_a_client_that_nobody_closes(how):
     if how == "fork" and not hasattr(os, "fork"):
         pytest.skip("needs fork")
     expected = {"loops": "one\none\n", "own loop": "\n\n", "fork": "one\none\none\n"}
-    with LiveServer(ScriptedDesk(lambda request: "one")) as server:
+    with LiveServer(ScriptedFrontend(lambda request: "one")) as server:
         command = [sys.executable, "-X", "dev", "-W", "error", "-c", NOBODY_CLOSES, how, server.url]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.stderr, done.returncode) == ("", 0)

@@ -11,8 +11,8 @@ import pytest
 import ramify as rm
 from ramify.errors import BackendError, NotFound, UnsupportedNode
 from ramify.lang.backends.base import Backend
-from tests.lang.remote import RawServer, ScriptedDesk, answer
-from tests.server.desk import LiveServer
+from tests.lang.remote import RawServer, ScriptedFrontend, answer
+from tests.server.fake_frontend import LiveServer
 
 
 class Verdict(pydantic.BaseModel):
@@ -37,18 +37,18 @@ SCRIPT = {f"(?s){key}": value for key, value in SCRIPT.items()}
 
 @pytest.fixture(scope="module")
 def server():
-    with LiveServer(ScriptedDesk(SCRIPT)) as server:
+    with LiveServer(ScriptedFrontend(SCRIPT)) as server:
         yield server
 
 
 def test_a_chat_on_our_own_server(server):
-    desk = server.desk
-    backend = rm.OpenAI(desk.info.name, base_url=server.url + "/v1", api_key="k")
+    frontend = server.frontend
+    backend = rm.OpenAI(frontend.info.name, base_url=server.url + "/v1", api_key="k")
     assert isinstance(backend, Backend)
-    desk.requests.clear()
+    frontend.requests.clear()
     state = chat.run(backend=backend, cache_scope="tenant")
     assert (state["hello"], state["verdict"], state["pick"]) == ("Hello there.", Verdict(score=4), "bad")
-    first, second, third = desk.requests
+    first, second, third = frontend.requests
     assert [(turn.role, turn.content) for turn in second.chat] == [
         ("system", "Be brief."),
         ("user", "Hi"),
@@ -56,12 +56,12 @@ def test_a_chat_on_our_own_server(server):
         ("user", "Score?"),
     ]
     assert (first.sampling.temperature, first.sampling.seed, first.sampling.max_tokens) == (0.5, 3, 128)
-    assert [request.constraint and request.constraint.kind for request in desk.requests] == [
+    assert [request.constraint and request.constraint.kind for request in frontend.requests] == [
         None,
         "json_schema",
         "choices",
     ]
-    assert {request.scope for request in desk.requests} == {"tenant"}
+    assert {request.scope for request in frontend.requests} == {"tenant"}
     assert third.sampling.temperature == 0.0
     assert state.messages()[-1] == {"role": "assistant", "content": "bad"}
     assert state.usage.completion_tokens > 0
@@ -92,17 +92,17 @@ def test_tools_are_called_in_json(server):
         {"name": "weather", "arguments": {"where": {"city": "Delft"}}},
         {"name": "clock", "arguments": {}},
     ]
-    script = server.desk.backend
+    script = server.frontend.backend
     script._answers = [json.dumps({"calls": made}), "Wet.", json.dumps({"text": "No more.", "calls": []})]
     script._used.clear()
-    server.desk.requests.clear()
-    backend = rm.OpenAI(server.desk.info.name, base_url=server.url + "/v1", api_key="k")
+    server.frontend.requests.clear()
+    backend = rm.OpenAI(server.frontend.info.name, base_url=server.url + "/v1", api_key="k")
     try:
         state = agent.run(backend=backend)
         assert [call.result for call in state["calls"]] == ["rain in Delft", "noon"]
         assert state["calls"][0].arguments == {"where": Where(city="Delft")}
         assert (state["none"], state["none"].text) == ([], "No more.")
-        first, second, _ = server.desk.requests
+        first, second, _ = server.frontend.requests
         assert first.constraint.kind == "json_schema"
         assert "$defs/weather.Where" in first.constraint.source
         assert second.chat[-1].content == (
@@ -119,7 +119,7 @@ def test_streams_and_logprobs(server):
     def one(s):
         s += rm.user("Hi") + rm.assistant(rm.gen("hello", return_logprob=True, top_logprobs_num=1))
 
-    backend = rm.OpenAI(server.desk.info.name, base_url=server.url + "/v1", api_key="k")
+    backend = rm.OpenAI(server.frontend.info.name, base_url=server.url + "/v1", api_key="k")
     state = one.run(backend=backend, stream=True)
     assert list(state.text_iter("hello")) == ["Hello", " there", "."]
     rows = state.get_meta_info("hello")["output_token_logprobs"]
@@ -132,13 +132,13 @@ def test_completions_take_plain_text(server):
     def plain(s):
         s += "Hi, I am the assistant\n" + rm.gen("hello", stop="there") + "!" + rm.gen("more", regex=".*")
 
-    backend = rm.OpenAI(server.desk.info.name, False, base_url=server.url + "/v1", api_key="k")
-    script = server.desk.backend
+    backend = rm.OpenAI(server.frontend.info.name, False, base_url=server.url + "/v1", api_key="k")
+    script = server.frontend.backend
     script._answers = {"assistant\n$": "Hello there.", "!$": "more"}
     try:
         state = plain.run(backend=backend)
         assert state.text() == "Hi, I am the assistant\nHello !more"
-        assert server.desk.requests[-1].constraint.kind == "regex"
+        assert server.frontend.requests[-1].constraint.kind == "regex"
     finally:
         script._answers = SCRIPT
 

@@ -13,13 +13,13 @@ from ramify.radix.evicted import EvictionRecord
 def put(cache: PrefixCache, tokens: list[int], scope: str = "", taker: str = "") -> None:
     """A request from its match to its end."""
     ids = np.array(tokens, np.int32)
-    hold = cache.acquire(cache.match(ids, scope))
-    full = hold.length // cache.page_size
+    lock = cache.acquire(cache.match(ids, scope))
+    full = lock.length // cache.page_size
     fresh = cache.allocate(-(-len(tokens) // cache.page_size) - full, taker)
     assert fresh is not None
-    committed = cache.commit(hold, ids, hold.pages[:full] + fresh)
+    committed = cache.commit(lock, ids, lock.pages[:full] + fresh)
     cache.free(committed.pages[committed.private_from :])
-    cache.release(hold)
+    cache.release(lock)
     cache.check()
 
 

@@ -109,8 +109,8 @@ class Interleaving(RuleBasedStateMachine):
     @rule(number=PICK, owner=OWNERS, seconds=st.integers(1, 5), part=PARTS, less=st.integers(0, 14))
     def lease(self, number, owner, seconds, part, less) -> None:
         """Of all that it holds, or of a part, which may end anywhere."""
-        hold = self.pick(number).hold
-        self.world.cache.lease(hold, owner, seconds, 3.0, part, max(0, hold.length - less))
+        lock = self.pick(number).lock
+        self.world.cache.lease(lock, owner, seconds, 3.0, part, max(0, lock.length - less))
 
     @rule(owner=OWNERS, part=PARTS, needed_in=NEEDED)
     def expect(self, owner, part, needed_in) -> None:
@@ -159,7 +159,7 @@ class Interleaving(RuleBasedStateMachine):
         self.world.verify()
         for request in self.world.requests:
             match = self.world.cache.match(np.array(request.tokens, dtype=np.int32), request.scope)
-            assert match.length >= request.hold.length
+            assert match.length >= request.lock.length
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):

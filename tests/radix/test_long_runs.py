@@ -83,7 +83,7 @@ class Dice:
     def twin(self, request: Request | None) -> None:
         """One that starts with nothing cached and computes what another computes as well."""
         if request is not None and len(self.world.requests) < 8:
-            limit = self.random.randint(0, request.hold.length)
+            limit = self.random.randint(0, request.lock.length)
             cut = self.random.randint(1, len(request.tokens))
             self.world.admit(request.scope, request.tokens[:cut], limit)
 
@@ -140,7 +140,7 @@ class Dice:
 
     def lease(self, request: Request | None) -> None:
         if request is not None:
-            self.world.cache.lease(request.hold, self.random.choice(OWNERS), self.random.randint(1, 6))
+            self.world.cache.lease(request.lock, self.random.choice(OWNERS), self.random.randint(1, 6))
 
     def end_leases(self, _: Request | None) -> None:
         self.world.cache.end_leases(self.random.choice(OWNERS))

@@ -14,12 +14,12 @@ from tests.radix.world import World
 @pytest.mark.parametrize("cache_class", [PrefixCache, NaiveCache])
 def test_a_hold_is_released_once(cache_class: type[PrefixCache]) -> None:
     cache = cache_class(4, 2)
-    hold = cache.acquire(cache.match([1]))
-    cache.release(hold)
+    lock = cache.acquire(cache.match([1]))
+    cache.release(lock)
     for use in (
-        lambda: cache.release(hold),
-        lambda: cache.lease(hold, "program", 1),
-        lambda: cache.commit(hold, [], []),
+        lambda: cache.release(lock),
+        lambda: cache.lease(lock, "program", 1),
+        lambda: cache.commit(lock, [], []),
     ):
         with pytest.raises(ValueError, match="has been released"):
             use()
@@ -30,7 +30,7 @@ def test_a_hold_is_released_once(cache_class: type[PrefixCache]) -> None:
 @pytest.mark.parametrize("cache_class", [PrefixCache, NaiveCache])
 def test_a_commit_that_does_not_fit_changes_nothing(cache_class: type[PrefixCache]) -> None:
     cache = cache_class(6, 2)
-    hold = cache.acquire(cache.match([1, 2, 3]))
+    lock = cache.acquire(cache.match([1, 2, 3]))
     pages = cache.allocate(2)
     assert pages is not None
     for sequence, table, message in (
@@ -40,15 +40,15 @@ def test_a_commit_that_does_not_fit_changes_nothing(cache_class: type[PrefixCach
         ([1, 2, 3], [pages[0], 5], "not private"),
     ):
         with pytest.raises(ValueError, match=message):
-            cache.commit(hold, sequence, table)
+            cache.commit(lock, sequence, table)
         cache.check()
-    committed = cache.commit(hold, [1, 2, 3], pages)
+    committed = cache.commit(lock, [1, 2, 3], pages)
     assert committed.pages == pages
     if cache_class is PrefixCache:
         with pytest.raises(ValueError, match="not those of the hold"):
-            cache.commit(hold, [1, 2, 3, 4], [pages[1], pages[0]])
+            cache.commit(lock, [1, 2, 3, 4], [pages[1], pages[0]])
         with pytest.raises(ValueError, match="hold of 3 tokens"):
-            cache.commit(hold, [1, 2], pages[:1])
+            cache.commit(lock, [1, 2], pages[:1])
         with pytest.raises(ValueError, match="not private"):
             cache.free(pages)
     cache.check()
@@ -62,11 +62,11 @@ def test_wrong_numbers_are_refused() -> None:
         PrefixCache(4, 0)
     with pytest.raises(ValueError, match="num_pages is 0"):
         PrefixCache(0, 4)
-    hold = cache.acquire(cache.match([]))
+    lock = cache.acquire(cache.match([]))
     for seconds in (0, -1, float("nan")):
         with pytest.raises(ValueError, match="must be above 0"):
-            cache.lease(hold, "program", seconds)
-    cache.release(hold)
+            cache.lease(lock, "program", seconds)
+    cache.release(lock)
     pages = cache.allocate(2)
     assert pages is not None
     for wrong in ([pages[0], pages[0]], [pages[0], 3]):

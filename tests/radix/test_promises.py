@@ -44,7 +44,7 @@ def test_a_fork_copies_at_most_one_page(page_size: int, fork: int) -> None:
     request = world.admit("", [*tokens(0, fork), 99])
     assert request is not None
     shared = fork // page_size
-    assert request.pages[:shared] == request.hold.pages[:shared]
+    assert request.pages[:shared] == request.lock.pages[:shared]
     assert (request.copy is not None) == (fork % page_size > 0)
     assert before.free - world.cache.counts().free == 1, "one page: for the new token, and for the copy"
 
@@ -126,9 +126,9 @@ def test_a_policy_chooses_the_leaf() -> None:
 
     cache = PrefixCache(6, 1, policy=ShortestPrefix())
     for sequence in ([1, 2, 3, 4], [5, 6]):
-        hold = cache.acquire(cache.match(sequence))
-        cache.commit(hold, sequence, cache.allocate(len(sequence)))
-        cache.release(hold)
+        lock = cache.acquire(cache.match(sequence))
+        cache.commit(lock, sequence, cache.allocate(len(sequence)))
+        cache.release(lock)
     cache.allocate(2)
     assert (cache.match([1, 2, 3, 4]).length, cache.match([5, 6]).length) == (4, 0)
 
@@ -207,11 +207,11 @@ def test_a_lease_is_renewed_and_never_shortened() -> None:
     assert request is not None
     world.compute(request, [])
     world.commit(request)
-    hold = request.hold
-    world.cache.lease(hold, "program", 5)
-    world.cache.lease(hold, "program", 10)
-    world.cache.lease(hold, "program", 1)
-    world.cache.lease(hold, "other", 1)
+    lock = request.lock
+    world.cache.lease(lock, "program", 5)
+    world.cache.lease(lock, "program", 10)
+    world.cache.lease(lock, "program", 1)
+    world.cache.lease(lock, "other", 1)
     world.retire(request)
     for now, leased in ((1, 4), (5, 4), (9, 4), (10, 0)):
         world.clock.now = now
@@ -322,13 +322,13 @@ def test_matching_costs_the_same_in_any_tree() -> None:
         rng = np.random.default_rng(0)
         prompts = [prompt, *(np.r_[prompt[:32], 100 + i, rng.integers(0, 9, 6)] for i in range(others))]
         for sequence in prompts:
-            hold = cache.acquire(cache.match(sequence, limit=len(sequence) - 1))
-            full = hold.length // 4
+            lock = cache.acquire(cache.match(sequence, limit=len(sequence) - 1))
+            full = lock.length // 4
             fresh = cache.allocate(-(-len(sequence) // 4) - full)
             assert fresh is not None
-            committed = cache.commit(hold, sequence, hold.pages[:full] + fresh)
+            committed = cache.commit(lock, sequence, lock.pages[:full] + fresh)
             cache.free(committed.pages[committed.private_from :])
-            cache.release(hold)
+            cache.release(lock)
         lines = 0
 
         def trace(frame, event, arg):
@@ -359,9 +359,9 @@ def test_evicting_pages_costs_by_the_pages_and_not_by_the_tree() -> None:
 
     cache = PrefixCache(2000, 1, policy=Counting())
     for sequence in ([i, i] for i in range(1000)):
-        hold = cache.acquire(cache.match(sequence))
-        cache.commit(hold, sequence, cache.allocate(2))
-        cache.release(hold)
+        lock = cache.acquire(cache.match(sequence))
+        cache.commit(lock, sequence, cache.allocate(2))
+        cache.release(lock)
     asked = 0
     for _ in range(100):
         cache.free(cache.allocate(len(cache._pool) + 1))

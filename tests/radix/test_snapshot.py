@@ -34,10 +34,10 @@ def test_nodes_with_their_parents_and_states() -> None:
         trunk,
     )
     assert [view.state for view in (trunk, used, leaf)] == ["in_use", "in_use", "leased"]
-    assert (used.holds, leaf.owners) == (1, ("program",))
+    assert (used.locks, leaf.owners) == (1, ("program",))
     assert (
         sum(view.pages for view in views)
-        == 100 - world.cache.counts().free - len(held.pages) + held.hold.private_from
+        == 100 - world.cache.counts().free - len(held.pages) + held.lock.private_from
     )
     assert all(view.parent < place for place, view in enumerate(views))
     assert not any(view.hidden for view in views)
@@ -47,11 +47,11 @@ def test_nodes_with_their_parents_and_states() -> None:
 def test_it_is_bounded_and_says_what_it_leaves_out(most: int) -> None:
     cache = PrefixCache(1000, 1)
     for first in range(300):
-        hold = cache.acquire(cache.match([]))
+        lock = cache.acquire(cache.match([]))
         pages = cache.allocate(2)
         assert pages is not None
-        cache.commit(hold, [first, first], pages)
-        cache.release(hold)
+        cache.commit(lock, [first, first], pages)
+        cache.release(lock)
     views = cache.snapshot(most)
     assert len(views) == most
     assert views[0].hidden == 300 - (most - 1)

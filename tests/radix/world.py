@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ramify.radix.cache import Hold, Match, PrefixCache
+from ramify.radix.cache import Match, PrefixCache, PrefixLock
 
 POISON = "poison"
 
@@ -25,15 +25,15 @@ class FakeClock:
 class Request:
     """Tokens ``[0, computed)`` have been written to rows, ``[0, hold.length)`` are committed."""
 
-    def __init__(self, scope: str, tokens: list[int], hold: Hold, pages: list[int]) -> None:
+    def __init__(self, scope: str, tokens: list[int], lock: PrefixLock, pages: list[int]) -> None:
         self.scope = scope
         self.tokens = list(tokens)
-        self.hold = hold
+        self.lock = lock
         self.pages = pages
-        self.computed = hold.length
+        self.computed = lock.length
         self.private_from = 0
         self.copy: tuple[int, int] | None = None
-        self.reused = hold.length
+        self.reused = lock.length
 
 
 class World:
@@ -56,19 +56,19 @@ class World:
     def admit_match(self, scope: str, tokens: list[int], match: Match) -> Request | None:
         """`match`, of the first of `tokens`, may be stale: what is held is what the tree has now."""
         now = self.cache.match(np.frombuffer(match.key, np.int32), scope)
-        hold = self.cache.acquire(match)
-        assert hold.length == now.length
-        self.read(scope, tokens, hold.length, hold.pages)
-        full = hold.length // self.page_size
+        lock = self.cache.acquire(match)
+        assert lock.length == now.length
+        self.read(scope, tokens, lock.length, lock.pages)
+        full = lock.length // self.page_size
         fresh = self.allocate(self.slots(len(tokens)) - full)
         if fresh is None:
-            self.cache.release(hold)
+            self.cache.release(lock)
             return None
-        request = Request(scope, tokens, hold, hold.pages[:full] + fresh)
+        request = Request(scope, tokens, lock, lock.pages[:full] + fresh)
         request.private_from = full
-        if hold.length % self.page_size:
+        if lock.length % self.page_size:
             # A match of all tokens ends in the last slot, for which there is a fresh page as well.
-            request.copy = (hold.pages[full], fresh[0])
+            request.copy = (lock.pages[full], fresh[0])
         self.requests.append(request)
         return request
 
@@ -112,11 +112,11 @@ class World:
         return True
 
     def commit(self, request: Request) -> None:
-        if request.computed == request.hold.length or request.copy is not None:
+        if request.computed == request.lock.length or request.copy is not None:
             return
         slots = self.slots(request.computed)
         tokens = np.array(request.tokens[: request.computed], dtype=np.int32)
-        committed = self.cache.commit(request.hold, tokens, request.pages[:slots])
+        committed = self.cache.commit(request.lock, tokens, request.pages[:slots])
         request.pages[:slots] = committed.pages
         request.private_from = committed.private_from
         self.committed.update(
@@ -129,9 +129,9 @@ class World:
         if commit:
             self.commit(request)
         if seconds:
-            self.cache.lease(request.hold, owner, seconds, **lease)
+            self.cache.lease(request.lock, owner, seconds, **lease)
         self.cache.free(request.pages[request.private_from :])
-        self.cache.release(request.hold)
+        self.cache.release(request.lock)
         self.requests.remove(request)
 
     def flush(self) -> None:
@@ -182,9 +182,9 @@ class World:
             if request.copy is None:
                 self.read(request.scope, request.tokens, request.computed, request.pages)
             else:
-                full = request.hold.length // self.page_size
+                full = request.lock.length // self.page_size
                 table = [*request.pages[:full], request.copy[0]]
-                self.read(request.scope, request.tokens, request.hold.length, table)
+                self.read(request.scope, request.tokens, request.lock.length, table)
         for scope, prefix, pages, _ in self.walk_tree():
             assert prefix == () or (scope, prefix) in self.committed
             self.read(scope, list(prefix), len(prefix), list(pages))

@@ -166,7 +166,7 @@ def test_an_abort_says_so(engine: Engine) -> None:
         last = None
         async for chunk in engine.generate(request):
             if last is None:
-                assert engine._desk.abort("doomed") == 1
+                assert engine._frontend.abort("doomed") == 1
             last = chunk
         assert last is not None
         return last
@@ -234,7 +234,7 @@ import os, sys, threading
 from ramify.runtime.frontend.chunks import joined
 from ramify.runtime.engine import Engine
 engine = Engine({model!r}, dtype="float32", num_pages=64, threads=1).start()
-print(engine._desk._ring._directory, flush=True)
+print(engine._frontend._ring._directory, flush=True)
 engine.complete("x", max_tokens=2)
 print("ready", flush=True)
 sys.stdin.readline()

@@ -1,4 +1,4 @@
-"""Clients of a server in front of a fake desk; one server a module."""
+"""Clients of a server in front of a fake frontend; one server a module."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import httpx
 import openai
 import pytest
 
-from tests.server.desk import FakeDesk, LiveServer
+from tests.server.fake_frontend import FakeFrontend, LiveServer
 
 
 @pytest.fixture(scope="module")
 def module_server() -> Iterator[LiveServer]:
-    with LiveServer(FakeDesk()) as server:
+    with LiveServer(FakeFrontend()) as server:
         yield server
 
 
 @pytest.fixture
 def server(module_server: LiveServer) -> LiveServer:
-    module_server.desk.reset()
+    module_server.frontend.reset()
     return module_server
 
 
 @pytest.fixture
-def desk(server: LiveServer) -> FakeDesk:
-    return server.desk
+def frontend(server: LiveServer) -> FakeFrontend:
+    return server.frontend
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ import httpx
 import openai
 import pytest
 
-from tests.server.desk import MODEL, FakeDesk, LiveServer
+from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[LiveServer]:
-    with LiveServer(FakeDesk(), api_key="sesame") as server:
+    with LiveServer(FakeFrontend(), api_key="sesame") as server:
         yield server
 
 
@@ -26,13 +26,13 @@ def test_refused(locked: LiveServer, header: str | None) -> None:
     assert response.status_code == 401
     assert response.json()["error"]["code"] == "unauthorized"
     assert response.headers["www-authenticate"] == "Bearer"
-    assert locked.desk.requests == []
+    assert locked.frontend.requests == []
 
 
 def test_accepted(locked: LiveServer) -> None:
     with openai.OpenAI(base_url=locked.url + "/v1", api_key="sesame") as client:
         assert client.completions.create(model=MODEL, prompt="hi", max_tokens=2).choices[0].text == "HI"
-    locked.desk.reset()
+    locked.frontend.reset()
 
 
 def test_health_is_open_and_the_key_is_not_shown(locked: LiveServer) -> None:

@@ -13,7 +13,7 @@ from ramify.constraint import regex
 from ramify.errors import WorkerDied
 from ramify.messages import ChatMessage, Generate, Preamble, ProgramHint, TextChunk
 from ramify.sampling_params import SamplingParams
-from tests.server.desk import VOCAB_SIZE, FakeDesk, LiveServer, events
+from tests.server.fake_frontend import VOCAB_SIZE, FakeFrontend, LiveServer, events
 
 ASKED = Generate(
     rid="r",
@@ -34,10 +34,10 @@ def post(http: httpx.Client, request: Generate) -> httpx.Response:
     return http.post("/v1/calls", content=msgspec.json.encode({"request": request}))
 
 
-def test_the_request_arrives_as_it_was_made(http: httpx.Client, desk: FakeDesk) -> None:
+def test_the_request_arrives_as_it_was_made(http: httpx.Client, frontend: FakeFrontend) -> None:
     asked = msgspec.structs.replace(ASKED, constraint=regex("a+"), every_s=0.5)
     assert post(http, asked).status_code == 200
-    assert msgspec.json.encode(desk.requests[0]) == msgspec.json.encode(asked)
+    assert msgspec.json.encode(frontend.requests[0]) == msgspec.json.encode(asked)
 
 
 def test_each_chunk_is_an_event(http: httpx.Client) -> None:
@@ -50,24 +50,24 @@ def test_each_chunk_is_an_event(http: httpx.Client) -> None:
     assert told[-1].finish.reason == "length"
 
 
-def test_an_error_after_chunks_is_an_event(http: httpx.Client, desk: FakeDesk) -> None:
-    desk.fail_after = (2, WorkerDied("It died."))
+def test_an_error_after_chunks_is_an_event(http: httpx.Client, frontend: FakeFrontend) -> None:
+    frontend.fail_after = (2, WorkerDied("It died."))
     *told, error = events(post(http, ASKED))
     assert [chunk["text"] for event in told for chunk in event["chunks"]] == ["S", "A"]
     assert error["error"]["code"] == "worker_died"
-    desk.fail_after = (0, WorkerDied("It died."))
+    frontend.fail_after = (0, WorkerDied("It died."))
     assert post(http, ASKED).status_code == 503
 
 
-def test_a_client_that_goes_away_ends_its_work(server: LiveServer, desk: FakeDesk) -> None:
-    desk.hold_after = 2
+def test_a_client_that_goes_away_ends_its_work(server: LiveServer, frontend: FakeFrontend) -> None:
+    frontend.hold_after = 2
     body = msgspec.json.encode({"request": ASKED})
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(
             b"POST /v1/calls HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
         )
-        assert desk.held.wait(10)
-    assert desk.closed.wait(10)
+        assert frontend.held.wait(10)
+    assert frontend.closed.wait(10)
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_a_client_that_goes_away_ends_its_work(server: LiveServer, desk: FakeDes
     ],
 )
 def test_what_is_wrong_is_refused_by_name(
-    http: httpx.Client, desk: FakeDesk, changes: dict[str, Any], field: str
+    http: httpx.Client, frontend: FakeFrontend, changes: dict[str, Any], field: str
 ) -> None:
     answer = post(http, msgspec.structs.replace(ASKED, **changes))
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == field
-    assert desk.requests == []
+    assert frontend.requests == []
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_what_is_wrong_is_refused_by_name(
         ({"request": {"rid": "r", "prompt": ["a"]}, "stream": True}, "stream"),
     ],
 )
-def test_what_is_no_call_is_refused(http: httpx.Client, desk: FakeDesk, body: Any, said: str) -> None:
+def test_what_is_no_call_is_refused(http: httpx.Client, frontend: FakeFrontend, body: Any, said: str) -> None:
     answer = http.post("/v1/calls", json=body)
     assert answer.status_code == 400
     assert said in answer.json()["error"]["message"]
-    assert desk.requests == []
+    assert frontend.requests == []

@@ -12,7 +12,7 @@ import pytest
 from ramify.errors import WorkerDied
 from ramify.messages import TextChunk
 from ramify.runtime.server.fanout import merged
-from tests.server.desk import MODEL, FakeDesk, LiveServer
+from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 
 BODIES: dict[str, Any] = {
     "/v1/chat/completions": {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]},
@@ -26,42 +26,42 @@ BODIES: dict[str, Any] = {
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("hold_after", [0, 2], ids=["before the first token", "after it"])
 def test_disconnect_closes_the_generation(
-    server: LiveServer, desk: FakeDesk, path: str, stream: bool, hold_after: int
+    server: LiveServer, frontend: FakeFrontend, path: str, stream: bool, hold_after: int
 ) -> None:
-    desk.hold_after = hold_after
+    frontend.hold_after = hold_after
     body = httpx.Request("POST", server.url + path, json=BODIES[path] | {"stream": stream})
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body.content)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(head.encode() + body.content)
-        assert desk.held.wait(10)
-        assert not desk.closed.is_set()
-    assert desk.closed.wait(10)
-    assert desk.running == set()
+        assert frontend.held.wait(10)
+        assert not frontend.closed.is_set()
+    assert frontend.closed.wait(10)
+    assert frontend.running == set()
 
 
-def test_disconnect_closes_every_choice(server: LiveServer, desk: FakeDesk) -> None:
-    desk.hold_after = 1
+def test_disconnect_closes_every_choice(server: LiveServer, frontend: FakeFrontend) -> None:
+    frontend.hold_after = 1
     body = httpx.Request("POST", server.url, json=BODIES["/v1/completions"] | {"n": 5}).content
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(head.encode() + body)
-        assert desk.held.wait(10)
-    assert desk.closed.wait(10)
-    assert desk.idle.wait(10)
-    assert len(desk.requests) == 5
+        assert frontend.held.wait(10)
+    assert frontend.closed.wait(10)
+    assert frontend.idle.wait(10)
+    assert len(frontend.requests) == 5
 
 
 def test_disconnect_in_the_middle_of_the_body(
-    server: LiveServer, desk: FakeDesk, http: httpx.Client, caplog: pytest.LogCaptureFixture
+    server: LiveServer, frontend: FakeFrontend, http: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(b'POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"text"')
     assert http.post("/generate", json={"text": "hi"}).status_code == 200
-    assert len(desk.requests) == 1
+    assert len(frontend.requests) == 1
     assert caplog.text == ""
 
 
-async def test_many_clients_at_once(server: LiveServer, desk: FakeDesk) -> None:
+async def test_many_clients_at_once(server: LiveServer, frontend: FakeFrontend) -> None:
     async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
         answers = await asyncio.gather(
             *(
@@ -72,7 +72,7 @@ async def test_many_clients_at_once(server: LiveServer, desk: FakeDesk) -> None:
             )
         )
     assert [answer.json()["text"] for answer in answers] == [f"BER {i:04}" for i in range(64)]
-    assert desk.running == set()
+    assert frontend.running == set()
 
 
 async def test_merged_closes_all_streams_when_one_fails() -> None:

@@ -15,7 +15,7 @@ from ramify.errors import Overloaded, PromptTooLong, WorkerDied
 from ramify.runtime.server.fields import MAX_BODY_BYTES
 from ramify.runtime.server.openai.endpoints import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION
 from ramify.runtime.server.sglang.endpoints import UNSUPPORTED, UNSUPPORTED_SAMPLING
-from tests.server.desk import MODEL, FakeDesk, events
+from tests.server.fake_frontend import MODEL, FakeFrontend, events
 
 CHAT: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 COMPLETION: Any = {"model": MODEL, "prompt": "hi", "max_tokens": 2}
@@ -30,12 +30,12 @@ BODIES = {
 
 
 @pytest.fixture(autouse=True)
-def still_serving(http: httpx.Client, desk: FakeDesk) -> Any:
+def still_serving(http: httpx.Client, frontend: FakeFrontend) -> Any:
     """After every bad request the server answers a good one, and nothing is left running."""
     yield
-    desk.fail_first = desk.fail_after = None
+    frontend.fail_first = frontend.fail_after = None
     assert http.post("/generate", json=GENERATE).status_code == 200
-    assert desk.running == set()
+    assert frontend.running == set()
 
 
 def refused(response: httpx.Response, status: int = 400) -> Any:
@@ -264,10 +264,12 @@ def test_unknown_model(http: httpx.Client) -> None:
     assert (error["param"], error["code"]) == ("model", "not_found")
 
 
-def test_no_chat_template(http: httpx.Client, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_chat_template(
+    http: httpx.Client, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import msgspec
 
-    monkeypatch.setattr(desk, "info", msgspec.structs.replace(desk.info, chat_format=None))
+    monkeypatch.setattr(frontend, "info", msgspec.structs.replace(frontend.info, chat_format=None))
     assert refused(http.post("/v1/chat/completions", json=CHAT))["param"] == "messages"
 
 
@@ -285,45 +287,45 @@ def test_wrong_method(http: httpx.Client) -> None:
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("stream", [False, True])
 def test_errors_before_the_first_token_have_their_status(
-    http: httpx.Client, desk: FakeDesk, path: str, stream: bool
+    http: httpx.Client, frontend: FakeFrontend, path: str, stream: bool
 ) -> None:
     body = BODIES[path] | {"stream": stream}
-    desk.fail_first = Overloaded("The queue is full.", retry_after=1.2)
+    frontend.fail_first = Overloaded("The queue is full.", retry_after=1.2)
     response = http.post(path, json=body)
     assert refused(response, 429)["type"] == "rate_limit_error"
     assert response.headers["retry-after"] == "2"
-    desk.fail_first = PromptTooLong("Too long.", field="prompt")
+    frontend.fail_first = PromptTooLong("Too long.", field="prompt")
     assert refused(http.post(path, json=body))["code"] == "context_length_exceeded"
-    desk.fail_first = WorkerDied("The scheduler died.")
+    frontend.fail_first = WorkerDied("The scheduler died.")
     assert refused(http.post(path, json=body), 503)["type"] == "server_error"
 
 
 @pytest.mark.parametrize("path", [path for path in BODIES if path != "/v1/responses"])
-def test_an_error_in_a_stream_ends_it(http: httpx.Client, desk: FakeDesk, path: str) -> None:
-    desk.fail_after = (1, WorkerDied("The scheduler died."))
+def test_an_error_in_a_stream_ends_it(http: httpx.Client, frontend: FakeFrontend, path: str) -> None:
+    frontend.fail_after = (1, WorkerDied("The scheduler died."))
     with http.stream("POST", path, json=BODIES[path] | {"stream": True}) as response:
         assert response.status_code == 200
         *_, last = events(response)
     assert last["error"]["code"] == "worker_died"
 
 
-def test_the_openai_client_raises_a_stream_error(client: openai.OpenAI, desk: FakeDesk) -> None:
-    desk.fail_after = (1, WorkerDied("The scheduler died."))
+def test_the_openai_client_raises_a_stream_error(client: openai.OpenAI, frontend: FakeFrontend) -> None:
+    frontend.fail_after = (1, WorkerDied("The scheduler died."))
     with pytest.raises(openai.APIError, match="scheduler died"):
         list(client.chat.completions.create(**CHAT, stream=True))
 
 
-def test_one_failed_choice_fails_the_request(http: httpx.Client, desk: FakeDesk) -> None:
-    desk.fail_after = (1, WorkerDied("The scheduler died."))
+def test_one_failed_choice_fails_the_request(http: httpx.Client, frontend: FakeFrontend) -> None:
+    frontend.fail_after = (1, WorkerDied("The scheduler died."))
     refused(http.post("/v1/chat/completions", json=CHAT | {"n": 4}), 503)
-    assert desk.running == set()
+    assert frontend.running == set()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_bug_is_a_500_without_its_traceback(
-    http: httpx.Client, desk: FakeDesk, caplog: pytest.LogCaptureFixture, stream: bool
+    http: httpx.Client, frontend: FakeFrontend, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
-    desk.fail_first = KeyError("secret detail")
+    frontend.fail_first = KeyError("secret detail")
     with caplog.at_level(logging.ERROR):
         response = http.post("/v1/chat/completions", json=CHAT | {"stream": stream})
     assert "secret detail" not in response.text
@@ -331,8 +333,10 @@ def test_a_bug_is_a_500_without_its_traceback(
     assert "secret detail" in caplog.text
 
 
-def test_a_bug_in_a_stream(http: httpx.Client, desk: FakeDesk, caplog: pytest.LogCaptureFixture) -> None:
-    desk.fail_after = (1, KeyError("secret detail"))
+def test_a_bug_in_a_stream(
+    http: httpx.Client, frontend: FakeFrontend, caplog: pytest.LogCaptureFixture
+) -> None:
+    frontend.fail_after = (1, KeyError("secret detail"))
     with http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as response:
         *_, last = events(response)
     assert last["error"]["code"] == "engine_error"
@@ -340,23 +344,23 @@ def test_a_bug_in_a_stream(http: httpx.Client, desk: FakeDesk, caplog: pytest.Lo
     assert "secret detail" in caplog.text
 
 
-def test_an_aborted_request_is_an_error_to_openai(http: httpx.Client, desk: FakeDesk) -> None:
-    desk.hold_after = 1
+def test_an_aborted_request_is_an_error_to_openai(http: httpx.Client, frontend: FakeFrontend) -> None:
+    frontend.hold_after = 1
     answers: list[httpx.Response] = []
     thread = threading.Thread(target=lambda: answers.append(http.post("/v1/chat/completions", json=CHAT)))
     thread.start()
-    assert desk.held.wait(10)
+    assert frontend.held.wait(10)
     assert httpx.post(http.base_url.join("/abort_request"), json={"abort_all": True}).status_code == 200
     thread.join(10)
     assert refused(answers[0], 499)["code"] == "cancelled"
-    desk.reset()
+    frontend.reset()
 
 
-def test_an_aborted_stream_ends_in_an_error(http: httpx.Client, desk: FakeDesk) -> None:
-    desk.hold_after = 1
+def test_an_aborted_stream_ends_in_an_error(http: httpx.Client, frontend: FakeFrontend) -> None:
+    frontend.hold_after = 1
     with http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as response:
-        assert desk.held.wait(10)
+        assert frontend.held.wait(10)
         http.post("/abort_request", json={"abort_all": True})
         *_, last = events(response)
     assert last["error"]["code"] == "cancelled"
-    desk.hold_after = None
+    frontend.hold_after = None

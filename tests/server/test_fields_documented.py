@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from ramify.runtime.server.fields import Fields
-from tests.server.desk import MODEL
+from tests.server.fake_frontend import MODEL
 
 PAGE = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
 ENDPOINTS: dict[str, tuple[str, Any]] = {

@@ -10,56 +10,56 @@ import pytest
 
 from ramify.errors import WorkerDied
 from ramify.runtime.server.admin import health
-from tests.server.desk import MODEL, FakeDesk, LiveServer
+from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 
 COMPLETION = {"model": MODEL, "prompt": "hello", "max_tokens": 3}
 
 
-def test_health_is_the_heartbeat(http: httpx.Client, desk: FakeDesk) -> None:
+def test_health_is_the_heartbeat(http: httpx.Client, frontend: FakeFrontend) -> None:
     assert http.get("/health").json() == {"status": "ok", "heartbeat_age_s": 0.25}
-    desk.healthy, desk.heartbeat_age_s = False, 42.0
+    frontend.healthy, frontend.heartbeat_age_s = False, 42.0
     response = http.get("/health")
     assert response.status_code == 503
     assert "42.0 s" in response.json()["error"]["message"]
 
 
-def test_health_generate_runs_one_token(http: httpx.Client, desk: FakeDesk) -> None:
+def test_health_generate_runs_one_token(http: httpx.Client, frontend: FakeFrontend) -> None:
     assert http.get("/health_generate").status_code == 200
-    assert [request.sampling.max_tokens for request in desk.requests] == [1]
+    assert [request.sampling.max_tokens for request in frontend.requests] == [1]
 
 
 def test_health_generate_has_a_limit(
-    http: httpx.Client, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch
+    http: httpx.Client, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "GENERATE_LIMIT_S", 0.01)
-    desk.hold_after = 0
+    frontend.hold_after = 0
     response = http.get("/health_generate")
     assert response.status_code == 503
-    assert desk.closed.is_set()
+    assert frontend.closed.is_set()
 
 
-def test_health_generate_reports_a_failure(http: httpx.Client, desk: FakeDesk) -> None:
-    desk.fail_first = WorkerDied("The scheduler died.")
+def test_health_generate_reports_a_failure(http: httpx.Client, frontend: FakeFrontend) -> None:
+    frontend.fail_first = WorkerDied("The scheduler died.")
     assert http.get("/health_generate").status_code == 503
 
 
 def test_draining_refuses_new_generations(server: LiveServer, http: httpx.Client) -> None:
-    with LiveServer(FakeDesk()) as other, httpx.Client(base_url=other.url) as client:
+    with LiveServer(FakeFrontend()) as other, httpx.Client(base_url=other.url) as client:
         assert client.get("/health").status_code == 200
-        other.desk.hold_after = 1
+        other.frontend.hold_after = 1
         with client.stream("POST", "/v1/completions", json=COMPLETION | {"stream": True}) as running:
-            assert other.desk.held.wait(10)
+            assert other.frontend.held.wait(10)
             other.stop()
             assert httpx.get(other.url + "/health").status_code == 503
             refused = httpx.post(other.url + "/v1/completions", json=COMPLETION)
             assert refused.status_code == 503
             assert refused.json()["error"]["code"] == "engine_closed"
-            other.call(other.desk.release.set)
+            other.call(other.frontend.release.set)
             assert running.read().endswith(b"data: [DONE]\n\n")
 
 
 def test_metrics() -> None:
-    with LiveServer(FakeDesk()) as server, httpx.Client(base_url=server.url) as client:
+    with LiveServer(FakeFrontend()) as server, httpx.Client(base_url=server.url) as client:
         client.post("/v1/completions", json=COMPLETION)
         client.post("/v1/completions", json=COMPLETION | {"temperature": -1})
         client.get("/v1/models/" + "x" * 50)
@@ -85,8 +85,8 @@ def test_metrics() -> None:
         assert "ramify_scheduler_up 1.0" in lines
 
 
-def test_metrics_when_the_scheduler_is_silent(http: httpx.Client, desk: FakeDesk) -> None:
-    desk.stats_error = WorkerDied("The scheduler died.")
+def test_metrics_when_the_scheduler_is_silent(http: httpx.Client, frontend: FakeFrontend) -> None:
+    frontend.stats_error = WorkerDied("The scheduler died.")
     response = http.get("/metrics")
     assert response.status_code == 200
     assert "ramify_scheduler_up 0.0" in response.text
@@ -94,11 +94,11 @@ def test_metrics_when_the_scheduler_is_silent(http: httpx.Client, desk: FakeDesk
 
 
 def test_every_generation_is_one_log_line(
-    http: httpx.Client, desk: FakeDesk, caplog: pytest.LogCaptureFixture
+    http: httpx.Client, frontend: FakeFrontend, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "ramify.server"):
         http.post("/v1/completions", json=COMPLETION | {"user": "alice"})
-        desk.fail_first = WorkerDied("The scheduler died.")
+        frontend.fail_first = WorkerDied("The scheduler died.")
         http.post("/v1/completions", json=COMPLETION)
     finished, failed = (record.getMessage() for record in caplog.records)
     assert re.fullmatch(

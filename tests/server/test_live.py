@@ -14,7 +14,7 @@ import pytest
 from ramify.errors import EngineError, WorkerDied
 from ramify.messages import TreeNode
 from tests.browser import needs_browser, rendered, words
-from tests.server.desk import MODEL, FakeDesk, LiveServer
+from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 
 NASTY = "<img src=x onerror=\"document.title='broken'\"></script> & so on"
 
@@ -36,7 +36,7 @@ def live(http: httpx.Client, program: str = "") -> Any:
 @pytest.fixture
 def fresh() -> Iterator[httpx.Client]:
     """A client of a server of which nothing was asked yet."""
-    with LiveServer(FakeDesk()) as server, httpx.Client(base_url=server.url, timeout=10) as client:
+    with LiveServer(FakeFrontend()) as server, httpx.Client(base_url=server.url, timeout=10) as client:
         yield client
 
 
@@ -71,12 +71,12 @@ def test_programs_and_their_requests(fresh: httpx.Client) -> None:
     assert live(fresh, "nobody")["chosen"] is None
 
 
-def test_a_request_that_runs_and_one_that_failed(server: LiveServer, desk: FakeDesk) -> None:
-    with LiveServer(FakeDesk()) as other, httpx.Client(base_url=other.url, timeout=10) as client:
-        other.desk.hold_after = 2
+def test_a_request_that_runs_and_one_that_failed(server: LiveServer, frontend: FakeFrontend) -> None:
+    with LiveServer(FakeFrontend()) as other, httpx.Client(base_url=other.url, timeout=10) as client:
+        other.frontend.hold_after = 2
         asking = threading.Thread(target=ask, args=(client, "Wait for it."))
         asking.start()
-        assert other.desk.held.wait(10)
+        assert other.frontend.held.wait(10)
         program = live(client, "p1")["chosen"]
         assert (program["running"], program["idle_s"]) == (1, 0)
         (call,) = program["calls"]
@@ -86,16 +86,16 @@ def test_a_request_that_runs_and_one_that_failed(server: LiveServer, desk: FakeD
             2,
             " F",
         )
-        other.call(other.desk.release.set)
+        other.call(other.frontend.release.set)
         asking.join(10)
-        other.desk.fail_first = WorkerDied("The scheduler died.")
+        other.frontend.fail_first = WorkerDied("The scheduler died.")
         assert client.post("/generate", json={"text": "x", "program": {"program": "p1"}}).status_code == 503
         program = live(client, "p1")["chosen"]
         assert (program["running"], program["failed"], program["calls"][1]["outcome"]) == (0, 1, "error")
 
 
 def test_texts_can_be_kept_out() -> None:
-    with LiveServer(FakeDesk(), live_texts=False) as server, httpx.Client(base_url=server.url) as client:
+    with LiveServer(FakeFrontend(), live_texts=False) as server, httpx.Client(base_url=server.url) as client:
         ask(client, "A secret.")
         answer = client.get("/live", params={"program": "p1"})
         assert "secret" not in answer.text.lower()
@@ -103,20 +103,20 @@ def test_texts_can_be_kept_out() -> None:
 
 
 def test_the_scheduler_is_asked_only_when_somebody_looks_and_not_by_everybody(fresh: httpx.Client) -> None:
-    desk = FakeDesk()
-    with LiveServer(desk) as server, httpx.Client(base_url=server.url) as client:
+    frontend = FakeFrontend()
+    with LiveServer(frontend) as server, httpx.Client(base_url=server.url) as client:
         ask(client, "An essay.")
         assert client.get("/").status_code == 200
-        assert desk.looks == 0
+        assert frontend.looks == 0
         for _ in range(20):
             live(client)
-        assert 1 <= desk.looks < 20
+        assert 1 <= frontend.looks < 20
 
 
 def test_a_scheduler_that_is_silent(fresh: httpx.Client) -> None:
-    desk = FakeDesk()
-    desk.stats_error = EngineError("It restarts.")
-    with LiveServer(desk) as server, httpx.Client(base_url=server.url) as client:
+    frontend = FakeFrontend()
+    frontend.stats_error = EngineError("It restarts.")
+    with LiveServer(frontend) as server, httpx.Client(base_url=server.url) as client:
         ask(client, "An essay.")
         found = live(client)
         assert (found["stats"], found["age_s"], found["tree"]) == (None, None, [])
@@ -137,7 +137,7 @@ def test_the_key_opens_the_page_and_its_data() -> None:
     def basic(given: str) -> dict[str, str]:
         return {"authorization": "Basic " + base64.b64encode(given.encode()).decode()}
 
-    with LiveServer(FakeDesk(), api_key="ses:ame") as server, httpx.Client(base_url=server.url) as client:
+    with LiveServer(FakeFrontend(), api_key="ses:ame") as server, httpx.Client(base_url=server.url) as client:
         for path in ("/", "/live"):
             refused = client.get(path)
             assert refused.status_code == 401
@@ -151,7 +151,7 @@ def test_the_key_opens_the_page_and_its_data() -> None:
 
 
 TREE = (
-    TreeNode(parent=0, start=0, tokens=120, pages=8, state="in_use", holds=2),
+    TreeNode(parent=0, start=0, tokens=120, pages=8, state="in_use", locks=2),
     TreeNode(parent=1, start=120, tokens=40, pages=3, state="leased", owners=("p1",), hidden=3),
     TreeNode(parent=1, start=120, tokens=30, pages=2, state="evictable"),
 )
@@ -159,9 +159,9 @@ TREE = (
 
 @needs_browser
 def test_what_the_page_draws(tmp_path: Any) -> None:
-    desk = FakeDesk()
-    desk.nodes = TREE
-    with LiveServer(desk, api_key="sesame") as server:
+    frontend = FakeFrontend()
+    frontend.nodes = TREE
+    with LiveServer(frontend, api_key="sesame") as server:
         headers = {"authorization": "Bearer sesame"}
         with httpx.Client(base_url=server.url, timeout=10, headers=headers) as client:
             ask(client, NASTY, path=("gen first",))

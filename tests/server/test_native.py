@@ -12,7 +12,7 @@ import pytest
 from ramify.constraint import json_object
 from ramify.errors import InvalidConstraint
 from ramify.messages import ModelInfo, Preamble, ProgramHint
-from tests.server.desk import MODEL, FakeDesk, LiveServer, events
+from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
 
 SRT_KWARGS = {
     # What SGLang's frontend sends with every generation, given or not.
@@ -99,10 +99,10 @@ def test_model_and_server_info(endpoint: SglangEndpoint, http: httpx.Client) -> 
     assert http.get("/get_server_info").json()["version"] == info["version"]
 
 
-def test_model_info_carries_ours(endpoint: SglangEndpoint, desk: FakeDesk) -> None:
+def test_model_info_carries_ours(endpoint: SglangEndpoint, frontend: FakeFrontend) -> None:
     import msgspec
 
-    assert msgspec.convert(endpoint.model_info["ramify"], ModelInfo) == desk.info
+    assert msgspec.convert(endpoint.model_info["ramify"], ModelInfo) == frontend.info
 
 
 def test_generate(endpoint: SglangEndpoint) -> None:
@@ -215,7 +215,7 @@ def test_top_logprobs(endpoint: SglangEndpoint) -> None:
     assert meta["output_top_logprobs"] == [best]
 
 
-def test_batch(endpoint: SglangEndpoint, desk: FakeDesk) -> None:
+def test_batch(endpoint: SglangEndpoint, frontend: FakeFrontend) -> None:
     answers = endpoint.generate(
         {
             "text": ["abc", "xyz"],
@@ -255,14 +255,14 @@ def test_put_is_post(http: httpx.Client) -> None:
     ] == ("ABC")
 
 
-def test_defaults(endpoint: SglangEndpoint, desk: FakeDesk) -> None:
+def test_defaults(endpoint: SglangEndpoint, frontend: FakeFrontend) -> None:
     endpoint.generate({"text": "abc"})
-    assert desk.requests[0].sampling.max_tokens == 128
+    assert frontend.requests[0].sampling.max_tokens == 128
     endpoint.generate({"text": "abc", "sampling_params": {"max_new_tokens": None}})
-    assert desk.requests[1].sampling.max_tokens is None
+    assert frontend.requests[1].sampling.max_tokens is None
 
 
-def test_our_fields(endpoint: SglangEndpoint, desk: FakeDesk) -> None:
+def test_our_fields(endpoint: SglangEndpoint, frontend: FakeFrontend) -> None:
     answer = endpoint.generate(
         {
             "prompt_segments": ["ab", [99], "d"],
@@ -283,7 +283,7 @@ def test_our_fields(endpoint: SglangEndpoint, desk: FakeDesk) -> None:
         }
     )
     assert answer["text"] == "yes"
-    (request,) = desk.requests
+    (request,) = frontend.requests
     assert request.prompt == ("ab", (99,), "d")
     assert request.hint == ProgramHint(
         program="p1",
@@ -308,41 +308,43 @@ def test_our_fields(endpoint: SglangEndpoint, desk: FakeDesk) -> None:
         ({"structural_tag": "{}"}, "structural_tag"),
     ],
 )
-def test_constraints(endpoint: SglangEndpoint, desk: FakeDesk, option: dict[str, str], kind: str) -> None:
+def test_constraints(
+    endpoint: SglangEndpoint, frontend: FakeFrontend, option: dict[str, str], kind: str
+) -> None:
     endpoint.generate({"text": "abc", "sampling_params": option})
-    assert desk.requests[0].constraint
-    assert desk.requests[0].constraint.kind == kind
-    assert desk.requests[0].constraint.source in option.values()
+    assert frontend.requests[0].constraint
+    assert frontend.requests[0].constraint.kind == kind
+    assert frontend.requests[0].constraint.source in option.values()
 
 
-def test_flush_cache(endpoint: SglangEndpoint, desk: FakeDesk, http: httpx.Client) -> None:
+def test_flush_cache(endpoint: SglangEndpoint, frontend: FakeFrontend, http: httpx.Client) -> None:
     endpoint.cache_prefix("hello")
     endpoint.flush_cache()
     assert endpoint.cache_prefix("hello")["meta_info"]["cached_tokens"] == 0
     assert http.get("/flush_cache").status_code == 200
-    desk.flushed = False
+    frontend.flushed = False
     assert http.post("/flush_cache").status_code == 400
 
 
-def test_await_tools(http: httpx.Client, desk: FakeDesk) -> None:
+def test_await_tools(http: httpx.Client, frontend: FakeFrontend) -> None:
     wait = {"program": "p1", "branch": "b0", "tools": ["search"]}
     assert http.post("/await_tools", json=wait).status_code == 200
-    assert desk.awaited == [("p1", "b0", ("search",))]
+    assert frontend.awaited == [("p1", "b0", ("search",))]
     assert http.post("/await_tools", json={"program": "p1"}).json()["error"]["param"] == "tools"
 
 
-def test_end_program(http: httpx.Client, desk: FakeDesk) -> None:
+def test_end_program(http: httpx.Client, frontend: FakeFrontend) -> None:
     assert http.post("/end_program", json={"program": "p1"}).status_code == 200
-    assert desk.ended_programs == ["p1"]
+    assert frontend.ended_programs == ["p1"]
     assert http.post("/end_program", json={}).json()["error"]["param"] == "program"
 
 
 @pytest.mark.parametrize("body", [{"rid": "mine"}, {"abort_all": True}])
-def test_abort_request(http: httpx.Client, desk: FakeDesk, body: dict[str, Any]) -> None:
-    desk.hold_after = 1
+def test_abort_request(http: httpx.Client, frontend: FakeFrontend, body: dict[str, Any]) -> None:
+    frontend.hold_after = 1
     stream = {"text": "abc", "rid": "mine", "stream": True}
     with http.stream("POST", "/generate", json=stream) as response:
-        assert desk.held.wait(10)
+        assert frontend.held.wait(10)
         assert http.post("/abort_request", json=body).json() == {"aborted": 1}
         *_, last, done = events(response)
     assert last["meta_info"]["finish_reason"]["type"] == "abort"
@@ -358,8 +360,8 @@ def test_model_name_is_listed(endpoint: SglangEndpoint) -> None:
     assert endpoint.model_info["served_model_name"] == MODEL
 
 
-def test_a_refused_constraint_names_its_field(http: httpx.Client, desk: FakeDesk) -> None:
-    desk.fail_first = InvalidConstraint("No.", field="json_schema", pointer="/not", remedy="Yes.")
+def test_a_refused_constraint_names_its_field(http: httpx.Client, frontend: FakeFrontend) -> None:
+    frontend.fail_first = InvalidConstraint("No.", field="json_schema", pointer="/not", remedy="Yes.")
     for body, param in (
         ({"sampling_params": {"json_schema": "{}"}}, "sampling_params.json_schema"),
         ({"constraint": {"kind": "json_schema", "source": "{}"}}, "constraint.source"),
@@ -371,11 +373,11 @@ def test_a_refused_constraint_names_its_field(http: httpx.Client, desk: FakeDesk
             assert (error["param"], error["pointer"], error["remedy"]) == (param, "/not", "Yes.")
 
 
-def test_preambles_and_json_options(http: httpx.Client, desk: FakeDesk) -> None:
+def test_preambles_and_json_options(http: httpx.Client, frontend: FakeFrontend) -> None:
     wanted = {"kind": "json_object", "whitespace": 2}
     body = {"text": "hi", "constraint": wanted, "preambles": [{"end": "</think>", "max_tokens": 3}]}
     assert http.post("/generate", json=body).status_code == 200
-    assert desk.requests[-1].constraint == json_object(whitespace=2)
-    assert desk.requests[-1].preambles == (Preamble(end="</think>", max_tokens=3),)
+    assert frontend.requests[-1].constraint == json_object(whitespace=2)
+    assert frontend.requests[-1].preambles == (Preamble(end="</think>", max_tokens=3),)
     response = http.post("/generate", json=body | {"preambles": [{"start": "<think>"}]})
     assert response.json()["error"]["param"] == "preambles[0]"

@@ -10,7 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.server.desk import MODEL, FakeDesk, LiveServer, events
+from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
 
 USER: Any = [{"role": "user", "content": "hello world"}]
 SCHEMA = {
@@ -50,7 +50,7 @@ async def test_async_client(server: LiveServer) -> None:
     assert text == "LO WORLD"
 
 
-def test_chat_content_as_parts_and_developer_role(client: openai.OpenAI, desk: FakeDesk) -> None:
+def test_chat_content_as_parts_and_developer_role(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     client.chat.completions.create(
         model=MODEL,
         messages=[
@@ -59,17 +59,17 @@ def test_chat_content_as_parts_and_developer_role(client: openai.OpenAI, desk: F
         ],
         max_tokens=1,
     )
-    (request,) = desk.requests
+    (request,) = frontend.requests
     assert request.chat is not None
     assert [(turn.role, turn.content) for turn in request.chat] == [("system", "be brief"), ("user", "ab")]
 
 
-def test_an_answer_can_be_sent_back_as_a_message(client: openai.OpenAI, desk: FakeDesk) -> None:
+def test_an_answer_can_be_sent_back_as_a_message(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     answer = client.chat.completions.create(model=MODEL, messages=USER, max_tokens=3)
     turn = answer.choices[0].message.model_dump()
     assert turn["tool_calls"] is None  # the client fills in nulls, which ask for nothing
     client.chat.completions.create(model=MODEL, messages=[*USER, turn, *USER], max_tokens=1)
-    assert [turn.role for turn in desk.requests[-1].chat or ()] == ["user", "assistant", "user"]
+    assert [turn.role for turn in frontend.requests[-1].chat or ()] == ["user", "assistant", "user"]
 
 
 def test_chat_stream(client: openai.OpenAI) -> None:
@@ -167,7 +167,7 @@ def test_stop(client: openai.OpenAI, stop: Any) -> None:
     assert (choice.message.content, choice.finish_reason, choice.matched_stop) == ("LO ", "stop", "WOR")
 
 
-def test_sampling_options_arrive(client: openai.OpenAI, desk: FakeDesk) -> None:
+def test_sampling_options_arrive(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     client.chat.completions.create(
         model=MODEL,
         messages=USER,
@@ -189,7 +189,7 @@ def test_sampling_options_arrive(client: openai.OpenAI, desk: FakeDesk) -> None:
             "skip_special_tokens": False,
         },
     )
-    sampling = desk.requests[0].sampling
+    sampling = frontend.requests[0].sampling
     assert (sampling.max_tokens, sampling.min_tokens, sampling.seed) == (9, 2, 3)
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 0, 0.1)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.1, 0.2)
@@ -206,11 +206,11 @@ def test_who_asks_is_logged(client: openai.OpenAI, caplog: pytest.LogCaptureFixt
     assert "user='somebody'" in caplog.text
 
 
-def test_a_prompt_cache_key_keeps_nobody_apart(client: openai.OpenAI, desk: FakeDesk) -> None:
+def test_a_prompt_cache_key_keeps_nobody_apart(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     """There is one cache: equal prefixes meet in it, whatever the key."""
     for key in ("one", "two"):
         client.chat.completions.create(model=MODEL, messages=USER, max_tokens=1, prompt_cache_key=key)
-    assert [request.scope for request in desk.requests] == ["", ""]
+    assert [request.scope for request in frontend.requests] == ["", ""]
 
 
 def test_chat_logprobs(client: openai.OpenAI) -> None:
@@ -246,7 +246,7 @@ class Pair(BaseModel):
     alpha: str
 
 
-def test_json_schema(client: openai.OpenAI, desk: FakeDesk) -> None:
+def test_json_schema(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     answer = client.chat.completions.create(
         model=MODEL,
         messages=USER,
@@ -254,7 +254,7 @@ def test_json_schema(client: openai.OpenAI, desk: FakeDesk) -> None:
     )
     assert json.loads(answer.choices[0].message.content or "") == {"zeta": 7, "alpha": "s"}
     assert answer.choices[0].finish_reason == "stop"
-    constraint = desk.requests[0].constraint
+    constraint = frontend.requests[0].constraint
     assert constraint is not None
     assert list(json.loads(constraint.source)["properties"]) == ["zeta", "alpha"]  # order is kept
 
@@ -274,17 +274,17 @@ def test_parse_into_a_pydantic_model(client: openai.OpenAI) -> None:
     ],
 )
 def test_constraints(
-    client: openai.OpenAI, desk: FakeDesk, extra: dict[str, Any], kind: str, text: str
+    client: openai.OpenAI, frontend: FakeFrontend, extra: dict[str, Any], kind: str, text: str
 ) -> None:
     answer = client.chat.completions.create(model=MODEL, messages=USER, extra_body=extra)
     assert answer.choices[0].message.content == text
-    assert desk.requests[0].constraint
-    assert desk.requests[0].constraint.kind == kind
+    assert frontend.requests[0].constraint
+    assert frontend.requests[0].constraint.kind == kind
 
 
-def test_response_format_text_is_no_constraint(client: openai.OpenAI, desk: FakeDesk) -> None:
+def test_response_format_text_is_no_constraint(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     client.chat.completions.create(model=MODEL, messages=USER, max_tokens=1, response_format={"type": "text"})
-    assert desk.requests[0].constraint is None
+    assert frontend.requests[0].constraint is None
 
 
 def test_completion(client: openai.OpenAI) -> None:
@@ -295,9 +295,11 @@ def test_completion(client: openai.OpenAI) -> None:
     assert answer.usage.prompt_tokens_details.cached_tokens == 0
 
 
-def test_completion_generates_sixteen_tokens_when_not_told(client: openai.OpenAI, desk: FakeDesk) -> None:
+def test_completion_generates_sixteen_tokens_when_not_told(
+    client: openai.OpenAI, frontend: FakeFrontend
+) -> None:
     client.completions.create(model=MODEL, prompt="hello")
-    assert desk.requests[0].sampling.max_tokens == 16
+    assert frontend.requests[0].sampling.max_tokens == 16
 
 
 @pytest.mark.parametrize(
@@ -365,7 +367,7 @@ def test_echo_streamed(client: openai.OpenAI) -> None:
 
 def test_served_model_name() -> None:
     with (
-        LiveServer(FakeDesk(), served_model_name="org/mine") as server,
+        LiveServer(FakeFrontend(), served_model_name="org/mine") as server,
         openai.OpenAI(base_url=server.url + "/v1", api_key="none") as client,
     ):
         assert client.models.retrieve("org/mine").id == "org/mine"

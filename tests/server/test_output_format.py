@@ -15,7 +15,7 @@ from ramify.errors import InvalidConstraint
 from ramify.messages import Finish, TextChunk, Unenforced
 from ramify.runtime.server.fanout import Collected
 from ramify.runtime.server.openai.replies import choice_extras
-from tests.server.desk import MODEL, FakeDesk, events
+from tests.server.fake_frontend import MODEL, FakeFrontend, events
 
 CHAT: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 COMPLETION: Any = {"model": MODEL, "prompt": "hi"}
@@ -91,14 +91,14 @@ SPELLINGS: dict[str, tuple[dict[str, Any], Constraint | None]] = {
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 @pytest.mark.parametrize("name", SPELLINGS)
-def test_a_spelling(http: httpx.Client, desk: FakeDesk, path: str, name: str) -> None:
+def test_a_spelling(http: httpx.Client, frontend: FakeFrontend, path: str, name: str) -> None:
     fields, wanted = SPELLINGS[name]
     body = (CHAT if "chat" in path else COMPLETION) | {"max_tokens": 1}
-    desk.script = ["x"]
+    frontend.script = ["x"]
     # The order of keys and the numbers of a schema count: this client writes them as json.dumps does.
     response = http.post(path, content=json.dumps(body | fields))
     assert response.status_code == 200, response.text
-    got = desk.requests[-1].constraint
+    got = frontend.requests[-1].constraint
     if wanted is None or got is None:
         assert got is wanted
         return
@@ -140,10 +140,10 @@ def msgspec_equal(one: Constraint, other: Constraint) -> bool:
     ],
 )
 def test_what_is_wrong_is_named(
-    http: httpx.Client, desk: FakeDesk, fields: dict[str, Any], param: str | None
+    http: httpx.Client, frontend: FakeFrontend, fields: dict[str, Any], param: str | None
 ) -> None:
     if param is None:
-        desk.fail_first = InvalidConstraint("It is no JSON.", field="json_schema")
+        frontend.fail_first = InvalidConstraint("It is no JSON.", field="json_schema")
         param = "guided_json"
     response = http.post("/v1/chat/completions", json=CHAT | fields)
     assert response.status_code == 400, response.text
@@ -160,9 +160,9 @@ def test_what_is_wrong_is_named(
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_the_compiler_refuses_is_named(
-    http: httpx.Client, desk: FakeDesk, fields: dict[str, Any], param: str, stream: bool
+    http: httpx.Client, frontend: FakeFrontend, fields: dict[str, Any], param: str, stream: bool
 ) -> None:
-    desk.fail_first = InvalidConstraint(
+    frontend.fail_first = InvalidConstraint(
         "The keyword not is not supported.",
         field="json_schema",
         pointer="/not",
@@ -177,14 +177,16 @@ def test_what_the_compiler_refuses_is_named(
 
 
 @pytest.mark.parametrize("text", ['{"b": 1.5}', '{"b": 1}', '{"b": '])
-def test_what_is_validated_afterwards_is_reported(http: httpx.Client, desk: FakeDesk, text: str) -> None:
+def test_what_is_validated_afterwards_is_reported(
+    http: httpx.Client, frontend: FakeFrontend, text: str
+) -> None:
     wanted = wrapped(strict="validate")
     found: Any = {
         '{"b": 1.5}': [("/b", "/properties/b/type")],
         '{"b": 1}': [],
         '{"b": ': [("", "")],
     }[text]
-    desk.script = [text] * 5 + ["hm</think>" + text]
+    frontend.script = [text] * 5 + ["hm</think>" + text]
     extras = []
     for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)):
         (choice,) = http.post(path, json=body | wanted).json()["choices"]

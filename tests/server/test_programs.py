@@ -19,14 +19,14 @@ import ramify.graph
 from ramify import program_route
 from ramify.errors import BackendError, EngineError, Overloaded
 from tests.lang.remote import RawServer, answer
-from tests.server.desk import FakeDesk, LiveServer, events
+from tests.server.fake_frontend import FakeFrontend, LiveServer, events
 
 Json = Any
 
 
 @pytest.fixture(scope="module")
 def module_server() -> Iterator[LiveServer]:
-    with LiveServer(FakeDesk(), program_route.router, max_running=8, max_waiting=8) as server:
+    with LiveServer(FakeFrontend(), program_route.router, max_running=8, max_waiting=8) as server:
         yield server
 
 
@@ -58,7 +58,7 @@ def graph(*nodes: Json, **more: Json) -> Json:
     return {"graph": {"nodes": list(nodes), **more}}
 
 
-def test_the_answer_to_one_row(http: httpx.Client, desk: FakeDesk) -> None:
+def test_the_answer_to_one_row(http: httpx.Client, frontend: FakeFrontend) -> None:
     answer = http.post(PATH, json={"graph": GRAPH, "arguments": {"topic": "tea"}, "cache_scope": "mine"})
     assert answer.status_code == 200, answer.text
     (row,) = answer.json()["rows"]
@@ -73,23 +73,23 @@ def test_the_answer_to_one_row(http: httpx.Client, desk: FakeDesk) -> None:
     assert row["nodes"][0]["value"] == "OUT TEA:"
     assert row["nodes"][0]["finish_reason"] == "length"
     assert row["usage"]["prompt_tokens"] > row["nodes"][0]["usage"]["prompt_tokens"] == len("About tea:")
-    assert {request.scope for request in desk.requests} == {"mine"}
-    (ended,) = desk.ended_programs
-    assert {request.hint.program for request in desk.requests if request.hint} == {ended}
-    assert {request.hint.name for request in desk.requests if request.hint} == {"program"}
+    assert {request.scope for request in frontend.requests} == {"mine"}
+    (ended,) = frontend.ended_programs
+    assert {request.hint.program for request in frontend.requests if request.hint} == {ended}
+    assert {request.hint.name for request in frontend.requests if request.hint} == {"program"}
 
 
-def test_rows_run_together_and_are_told_in_their_order(http: httpx.Client, desk: FakeDesk) -> None:
+def test_rows_run_together_and_are_told_in_their_order(http: httpx.Client, frontend: FakeFrontend) -> None:
     rows = [{"topic": f"topic {number}"} for number in range(9)]
     answers = http.post(PATH, json={"graph": GRAPH, "rows": rows}).json()["rows"]
     assert [answer["text"].partition(":")[0] for answer in answers] == [
         f"About {row['topic']}" for row in rows
     ]
-    assert len(desk.ended_programs) == 9
+    assert len(frontend.ended_programs) == 9
 
 
-def test_a_stream_tells_each_node_as_it_ends(server: LiveServer, desk: FakeDesk) -> None:
-    desk.hold_after = 3
+def test_a_stream_tells_each_node_as_it_ends(server: LiveServer, frontend: FakeFrontend) -> None:
+    frontend.hold_after = 3
     body = graph(
         text("one"), gen("a", options={"max_tokens": 2}), text(" two"), gen("b", options={"max_tokens": 5})
     )
@@ -100,8 +100,8 @@ def test_a_stream_tells_each_node_as_it_ends(server: LiveServer, desk: FakeDesk)
         lines = (line for line in response.iter_lines() if line)
         first = json.loads(next(lines).removeprefix("data: "))
         assert (first["row"], first["node"], first["name"], first["value"]) == (0, 1, "a", "ON")
-        assert desk.held.wait(10)  # the second gen waits, and the first has been told
-        server.call(desk.release.set)
+        assert frontend.held.wait(10)  # the second gen waits, and the first has been told
+        server.call(frontend.release.set)
         rest = [line.removeprefix("data: ") for line in lines]
     assert rest[-1] == "[DONE]"
     second, row = map(json.loads, rest[:-1])
@@ -111,29 +111,29 @@ def test_a_stream_tells_each_node_as_it_ends(server: LiveServer, desk: FakeDesk)
 
 
 def test_a_stream_that_has_nothing_to_tell_is_kept_open(
-    server: LiveServer, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch
+    server: LiveServer, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program_route, "SILENCE_S", 0.01)
-    desk.hold_after = 0
+    frontend.hold_after = 0
     backend = rm.RuntimeEndpoint(server.url)
     waiting = program.compile().run("tea", backend=backend, stream=True)
     body = {**graph(text("a"), gen(options={"max_tokens": 1})), "stream": True}
     with httpx.stream("POST", server.url + PATH, json=body, trust_env=False) as response:
         lines = (line for line in response.iter_lines() if line)
         assert [next(lines) for _ in range(3)] == [":"] * 3
-        server.call(desk.release.set)
+        server.call(frontend.release.set)
         assert [line for line in lines if line != ":"][-1] == "data: [DONE]"
     assert waiting.text() == "About tea:OUT TEA:a"
     backend.close()
 
 
-def test_options_of_the_run_fill_in_those_of_gens(http: httpx.Client, desk: FakeDesk) -> None:
+def test_options_of_the_run_fill_in_those_of_gens(http: httpx.Client, frontend: FakeFrontend) -> None:
     body = graph(
         text("a"), gen(), gen("y", options={"max_tokens": 3, "logit_bias": {"5": 1.0}}, stop=["end"])
     )
     options = {"max_new_tokens": 2, "temperature": 0.5, "logit_bias": {"7": -1.0}}
     http.post(PATH, json={**body, "sampling_params": options}).raise_for_status()
-    first, second = (request.sampling for request in desk.requests)
+    first, second = (request.sampling for request in frontend.requests)
     assert (first.max_tokens, first.temperature, first.logit_bias) == (2, 0.5, {7: -1.0})
     assert (second.max_tokens, second.temperature, second.logit_bias) == (3, 0.5, {5: 1.0})
     assert second.stop == ("end",)
@@ -289,13 +289,13 @@ FORK = {"kind": "fork", "children": [1, 2]}
     ],
 )
 def test_garbage_is_refused_by_name(
-    http: httpx.Client, desk: FakeDesk, body: Json, field: str, message: str
+    http: httpx.Client, frontend: FakeFrontend, body: Json, field: str, message: str
 ) -> None:
     answer = http.post(PATH, json=body)
     problem = answer.json()["error"]
     assert (answer.status_code, problem["param"]) == (400, field), problem
     assert message in problem["message"]
-    assert desk.requests == []
+    assert frontend.requests == []
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"graph": {"nodes": [' + b"[" * 5000])
@@ -306,8 +306,10 @@ def test_bytes_that_are_no_program(http: httpx.Client, body: bytes) -> None:
 # --- failing, ending ----------------------------------------------------------------------------------
 
 
-def test_a_single_row_that_fails_is_answered_with_its_error(http: httpx.Client, desk: FakeDesk) -> None:
-    desk.fail_first = Overloaded("The queue is full.", retry_after=3)
+def test_a_single_row_that_fails_is_answered_with_its_error(
+    http: httpx.Client, frontend: FakeFrontend
+) -> None:
+    frontend.fail_first = Overloaded("The queue is full.", retry_after=3)
     body = graph(text("a"), gen())
     for stream in (False, True):
         answer = http.post(PATH, json={**body, "stream": stream})
@@ -315,7 +317,7 @@ def test_a_single_row_that_fails_is_answered_with_its_error(http: httpx.Client, 
         assert answer.json()["error"]["message"] == "gen 'x' failed: The queue is full."
     rows = http.post(PATH, json={**body, "rows": [{}, {}]}).json()["rows"]
     assert [row["failed"]["code"] for row in rows] == ["overloaded"] * 2
-    desk.fail_first = RuntimeError("a bug")
+    frontend.fail_first = RuntimeError("a bug")
     assert http.post(PATH, json=body).status_code == 500
 
 
@@ -339,30 +341,32 @@ def test_a_role_that_the_template_does_not_have(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_work_ends_when_the_client_goes_away(server: LiveServer, desk: FakeDesk, stream: bool) -> None:
-    desk.hold_after = 0
+def test_work_ends_when_the_client_goes_away(
+    server: LiveServer, frontend: FakeFrontend, stream: bool
+) -> None:
+    frontend.hold_after = 0
     body = {**graph(FORK, {**gen(), "branch": 1}, {**gen(), "branch": 2}), "rows": [{}, {}], "stream": stream}
     request = httpx.Request("POST", server.url + PATH, json=body)
     head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(request.content)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(head.encode() + request.content)
-        assert desk.held.wait(10)
-    assert desk.idle.wait(10)
-    assert desk.closed.is_set()
-    assert len(desk.requests) == 4
+        assert frontend.held.wait(10)
+    assert frontend.idle.wait(10)
+    assert frontend.closed.is_set()
+    assert len(frontend.requests) == 4
 
 
 def test_a_draining_server_takes_no_programs() -> None:
-    desk = FakeDesk()
-    desk.hold_after = 0
+    frontend = FakeFrontend()
+    frontend.hold_after = 0
     content = json.dumps({"text": "hi"}).encode()
     head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(content)
     with (
-        LiveServer(desk, program_route.router) as server,
+        LiveServer(frontend, program_route.router) as server,
         socket.create_connection(("127.0.0.1", server.port)) as connection,
     ):
         connection.sendall(head + content)
-        assert desk.held.wait(10)
+        assert frontend.held.wait(10)
         server.stop()
         assert httpx.post(server.url + PATH, json=graph(gen()), trust_env=False).status_code == 503
 
@@ -370,68 +374,68 @@ def test_a_draining_server_takes_no_programs() -> None:
 # --- Ramify's own client ----------------------------------------------------------------------------
 
 
-def test_a_submitted_program_streams_and_is_one_request(server: LiveServer, desk: FakeDesk) -> None:
+def test_a_submitted_program_streams_and_is_one_request(server: LiveServer, frontend: FakeFrontend) -> None:
     backend = rm.RuntimeEndpoint(server.url)
     state = program.compile().run("tea", backend=backend, stream=True)
     assert len(list(state.text_iter("first"))) > 1
     assert state.text() == "About tea:OUT TEA:a"
     assert state.ret_value == state["more"]
-    assert len({request.hint.program for request in desk.requests if request.hint}) == 1
-    assert len(desk.ended_programs) == 1
+    assert len({request.hint.program for request in frontend.requests if request.hint}) == 1
+    assert len(frontend.ended_programs) == 1
     backend.close()
 
 
-def test_cancelling_a_submitted_program_ends_its_work(server: LiveServer, desk: FakeDesk) -> None:
-    desk.hold_after = 1
+def test_cancelling_a_submitted_program_ends_its_work(server: LiveServer, frontend: FakeFrontend) -> None:
+    frontend.hold_after = 1
     backend = rm.RuntimeEndpoint(server.url)
     state = program.compile().run("tea", backend=backend, stream=True)
-    assert desk.held.wait(10)
+    assert frontend.held.wait(10)
     state.cancel()
-    assert desk.closed.wait(10)
+    assert frontend.closed.wait(10)
     with pytest.raises(rm.ProgramError, match="cancelled"):
         state["kind"]
     backend.close()
 
 
-def test_errors_of_a_submitted_program_keep_their_kind(server: LiveServer, desk: FakeDesk) -> None:
+def test_errors_of_a_submitted_program_keep_their_kind(server: LiveServer, frontend: FakeFrontend) -> None:
     backend = rm.RuntimeEndpoint(server.url)
-    desk.fail_after = (2, EngineError("The device is lost."))
+    frontend.fail_after = (2, EngineError("The device is lost."))
     failed = program.compile().run_batch([{"topic": "tea"}], backend=backend)[0].error()
     assert failed is not None
     assert type(failed.__cause__) is EngineError
     assert (failed.variable, failed.partial) == ("first", "OU")
     assert failed.line is not None
     assert failed.line.startswith(__file__)
-    desk.fail_after = None
+    frontend.fail_after = None
 
     @rm.function
     def checked(s):
         s += "Q" + rm.gen("x", validate=lambda value: 1 / 0)
         s += rm.gen("y")
 
-    desk.hold_after = 2
+    frontend.hold_after = 2
     state = checked.compile().run(backend=backend, max_tokens=2)
     assert isinstance(state.error(), rm.ProgramError)
     with pytest.raises(rm.ProgramError, match="division by zero"):
         state["x"]
-    assert desk.idle.wait(10)
+    assert frontend.idle.wait(10)
     backend.close()
 
 
-def test_retries_keep_a_program_on_this_side(server: LiveServer, desk: FakeDesk) -> None:
+def test_retries_keep_a_program_on_this_side(server: LiveServer, frontend: FakeFrontend) -> None:
     @rm.function
     def retrying(s):
         s += "Q" + rm.gen("x", validate=lambda value: value.index("!"), retries=1, max_tokens=8)
 
-    desk.script = ["no", "yes!"]
+    frontend.script = ["no", "yes!"]
     backend = rm.RuntimeEndpoint(server.url)
     assert retrying.compile().run(backend=backend)["x"] == "yes!"
-    assert len(desk.requests) == 2
+    assert len(frontend.requests) == 2
     backend.close()
 
 
 def test_a_server_that_breaks_off(server: LiveServer) -> None:
-    with LiveServer(FakeDesk()) as other:  # one without the route
+    with LiveServer(FakeFrontend()) as other:  # one without the route
         backend = rm.RuntimeEndpoint(other.url)
         with pytest.raises(rm.ProgramError, match="There is no /v1/programs"):
             program.compile().run("tea", backend=backend)
@@ -453,7 +457,7 @@ def test_a_server_that_breaks_off(server: LiveServer) -> None:
     ],
 )
 def test_a_server_that_tells_nonsense(told: str, message: str) -> None:
-    info = {"ramify": msgspec.to_builtins(FakeDesk().info)}
+    info = {"ramify": msgspec.to_builtins(FakeFrontend().info)}
 
     def say(path: str) -> bytes:
         if path == "/get_model_info":
@@ -467,7 +471,7 @@ def test_a_server_that_tells_nonsense(told: str, message: str) -> None:
         backend.close()
 
 
-def test_sixty_four_programs_at_once(server: LiveServer, desk: FakeDesk) -> None:
+def test_sixty_four_programs_at_once(server: LiveServer, frontend: FakeFrontend) -> None:
     backend = rm.RuntimeEndpoint(server.url)
     rows = [{"topic": f"topic {number}"} for number in range(64)]
     compiled = program.compile().run_batch(rows, backend=backend, num_threads=64)

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from ramify.messages import ChatFormat, Preamble
-from tests.server.desk import MODEL, FakeDesk, events
+from tests.server.fake_frontend import MODEL, FakeFrontend, events
 
 USER: Any = [{"role": "user", "content": "hi"}]
 ASK: Any = {"model": MODEL, "messages": USER}
@@ -20,29 +20,29 @@ TURN = "hm </th 日</think>\n\nFour."
 
 
 @pytest.fixture
-def thinker(desk: FakeDesk, monkeypatch: pytest.MonkeyPatch) -> FakeDesk:
+def thinker(frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch) -> FakeFrontend:
     """A model whose template reads enable_thinking, reasoning_effort and tone."""
     variables = ("enable_thinking", "reasoning_effort", "tone")
     found = ChatFormat(prefix={}, suffix={"user": ""}, exact=True, variables=variables)
-    monkeypatch.setattr(desk, "info", msgspec.structs.replace(desk.info, chat_format=found))
-    return desk
+    monkeypatch.setattr(frontend, "info", msgspec.structs.replace(frontend.info, chat_format=found))
+    return frontend
 
 
 def ask(client: openai.OpenAI, **fields: Any) -> Any:
     return client.chat.completions.create(**ASK, extra_body=fields).choices[0]
 
 
-def test_reasoning_comes_apart(client: openai.OpenAI, desk: FakeDesk) -> None:
-    desk.script = [TURN]
+def test_reasoning_comes_apart(client: openai.OpenAI, frontend: FakeFrontend) -> None:
+    frontend.script = [TURN]
     message = ask(client, reasoning={}).message
     assert message.reasoning_content == "hm </th 日"
     assert message.content == "\n\nFour."
-    assert desk.requests[-1].preambles == (THINK,)
-    assert desk.requests[-1].constraint is None
+    assert frontend.requests[-1].preambles == (THINK,)
+    assert frontend.requests[-1].constraint is None
 
 
-def test_a_stream_of_both(http: httpx.Client, desk: FakeDesk) -> None:
-    desk.script = [TURN]
+def test_a_stream_of_both(http: httpx.Client, frontend: FakeFrontend) -> None:
+    frontend.script = [TURN]
     body = ASK | {"reasoning": {}, "stream": True}
     with http.stream("POST", "/v1/chat/completions", json=body) as response:
         *chunks, _ = events(response)
@@ -55,31 +55,31 @@ def test_a_stream_of_both(http: httpx.Client, desk: FakeDesk) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
-def test_a_cut_inside_the_reasoning(client: openai.OpenAI, desk: FakeDesk) -> None:
-    desk.script = [TURN]
+def test_a_cut_inside_the_reasoning(client: openai.OpenAI, frontend: FakeFrontend) -> None:
+    frontend.script = [TURN]
     choice = client.chat.completions.create(**ASK, max_tokens=6, extra_body={"reasoning": {}}).choices[0]
     assert choice.finish_reason == "length"
     assert choice.message.reasoning_content == "hm </t"  # type: ignore[attr-defined]
     assert choice.message.content == ""
 
 
-def test_the_constraint_is_about_the_answer(client: openai.OpenAI, desk: FakeDesk) -> None:
-    desk.script = ["so</think>{}"]
+def test_the_constraint_is_about_the_answer(client: openai.OpenAI, frontend: FakeFrontend) -> None:
+    frontend.script = ["so</think>{}"]
     choice = ask(client, reasoning={"max_tokens": 9}, response_format={"type": "json_object"})
     assert (choice.message.reasoning_content, choice.message.content) == ("so", "{}")
-    request = desk.requests[-1]
+    request = frontend.requests[-1]
     assert request.constraint is not None
     assert request.preambles == (msgspec.structs.replace(THINK, max_tokens=9),)
 
 
-def test_reasoning_before_a_call(client: openai.OpenAI, desk: FakeDesk) -> None:
+def test_reasoning_before_a_call(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     tool = {"type": "function", "function": {"name": "f"}}
-    desk.script = ['<tool_call>?</think>Ok <tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>']
+    frontend.script = ['<tool_call>?</think>Ok <tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>']
     choice = ask(client, reasoning={}, tools=[tool])
     assert choice.message.reasoning_content == "<tool_call>?"
     assert choice.message.content == "Ok "
     assert choice.message.tool_calls[0].function.name == "f"
-    assert [preamble.end for preamble in desk.requests[-1].preambles] == ["</think>", "<tool_call>"]
+    assert [preamble.end for preamble in frontend.requests[-1].preambles] == ["</think>", "<tool_call>"]
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,12 @@ def test_reasoning_before_a_call(client: openai.OpenAI, desk: FakeDesk) -> None:
     ],
 )
 def test_how_it_is_asked_for(
-    client: openai.OpenAI, desk: FakeDesk, fields: dict[str, Any], preamble: dict[str, Any] | None
+    client: openai.OpenAI, frontend: FakeFrontend, fields: dict[str, Any], preamble: dict[str, Any] | None
 ) -> None:
     ask(client, max_tokens=1, **fields)
     wanted = () if preamble is None else (msgspec.structs.replace(THINK, **preamble),)
-    assert desk.requests[-1].preambles == wanted
-    assert desk.requests[-1].template_kwargs == ""
+    assert frontend.requests[-1].preambles == wanted
+    assert frontend.requests[-1].template_kwargs == ""
 
 
 @pytest.mark.parametrize(
@@ -125,32 +125,32 @@ def test_how_it_is_asked_for(
     ],
 )
 def test_what_the_template_is_given(
-    client: openai.OpenAI, thinker: FakeDesk, fields: dict[str, Any], variables: dict[str, Any]
+    client: openai.OpenAI, thinker: FakeFrontend, fields: dict[str, Any], variables: dict[str, Any]
 ) -> None:
     ask(client, max_tokens=1, **fields)
     assert json.loads(thinker.requests[-1].template_kwargs) == variables
 
 
-def test_not_told_apart_or_not_shown(client: openai.OpenAI, desk: FakeDesk) -> None:
+def test_not_told_apart_or_not_shown(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     for fields in (
         {"reasoning": {"exclude": True}},
         {"reasoning": {}, "include_reasoning": False},
     ):
-        desk.script = [TURN]
+        frontend.script = [TURN]
         message = ask(client, **fields).message
         assert message.content == "\n\nFour."
         assert not hasattr(message, "reasoning_content")
-    desk.script = [TURN]
+    frontend.script = [TURN]
     message = ask(client, reasoning={}, separate_reasoning=False).message
     assert message.content == TURN
-    assert desk.requests[-1].preambles == (THINK,)
+    assert frontend.requests[-1].preambles == (THINK,)
 
 
-def test_reasoning_of_earlier_turns(client: openai.OpenAI, desk: FakeDesk) -> None:
+def test_reasoning_of_earlier_turns(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     turn = {"role": "assistant", "content": "4", "reasoning_content": "2 + 2"}
     ask_again: Any = {"model": MODEL, "messages": [*USER, turn, *USER], "max_tokens": 1}
     client.chat.completions.create(**ask_again)
-    assert (desk.requests[-1].chat or ())[1].reasoning == "2 + 2"
+    assert (frontend.requests[-1].chat or ())[1].reasoning == "2 + 2"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from ramify.errors import InvalidConstraint, Overloaded, WorkerDied
 from ramify.messages import Generate, Preamble, TextChunk
 from ramify.runtime.frontend.chunks import joined
-from tests.server.desk import MODEL, FakeDesk, LiveServer, events
+from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
 from tests.server.responses_contract import check_events, check_response
 
 PARAMETERS: Any = {
@@ -59,27 +59,27 @@ def parts(output: list[Any]) -> list[tuple[str, str, str]]:
     ]
 
 
-def test_an_answer(client: openai.OpenAI, desk: FakeDesk) -> None:
+def test_an_answer(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     answer = client.responses.create(
         **ASK, instructions="Be brief.", max_output_tokens=40, metadata={"a": "b"}, user="me", temperature=0.5
     )
     check_response(answer.model_dump(exclude_unset=True, by_alias=True))
     assert answer.output_text.startswith("LO WORLD")
-    assert answer.id == desk.requests[-1].rid
+    assert answer.id == frontend.requests[-1].rid
     assert (answer.metadata, answer.user, answer.instructions) == ({"a": "b"}, "me", "Be brief.")
     assert (answer.temperature, answer.top_p, answer.max_output_tokens) == (0.5, 1.0, 40)
     assert (answer.status, answer.incomplete_details) == (
         "incomplete",
         openai.types.responses.response.IncompleteDetails(reason="max_output_tokens"),
     )
-    assert [(turn.role, turn.content) for turn in desk.requests[-1].chat or ()] == [
+    assert [(turn.role, turn.content) for turn in frontend.requests[-1].chat or ()] == [
         ("system", "Be brief."),
         ("user", "hello world"),
     ]
-    assert desk.requests[-1].sampling.max_tokens == 40
+    assert frontend.requests[-1].sampling.max_tokens == 40
 
 
-def test_usage_says_what_was_cached(client: openai.OpenAI, desk: FakeDesk) -> None:
+def test_usage_says_what_was_cached(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     options = ASK | {"max_output_tokens": 8, "extra_body": {"cache_salt": "usage"}}
     first, again = (client.responses.create(**options).usage for _ in range(2))
     assert first is not None
@@ -88,7 +88,7 @@ def test_usage_says_what_was_cached(client: openai.OpenAI, desk: FakeDesk) -> No
     details = [(usage.input_tokens_details.cached_tokens, usage.input_tokens) for usage in (first, again)]
     assert details == [(0, 17), (16, 17)]
     assert again.input_tokens_details.cache_write_tokens == 1
-    assert desk.requests[-1].scope == "usage"
+    assert frontend.requests[-1].scope == "usage"
 
 
 def test_a_stream(http: httpx.Client) -> None:
@@ -119,8 +119,8 @@ def test_events_carry_their_names(http: httpx.Client) -> None:
     assert not any("[DONE]" in line for line in lines)
 
 
-def test_reasoning_a_message_and_calls(http: httpx.Client, desk: FakeDesk) -> None:
-    desk.script = [EVERYTHING] * 2
+def test_reasoning_a_message_and_calls(http: httpx.Client, frontend: FakeFrontend) -> None:
+    frontend.script = [EVERYTHING] * 2
     body = ASK | {"tools": [WEATHER, TIME]} | REASONING
     final = check_events(stream(http, body))
     assert final["status"] == "completed"
@@ -140,14 +140,14 @@ def test_reasoning_a_message_and_calls(http: httpx.Client, desk: FakeDesk) -> No
     check_response(whole)
     assert parts(whole["output"]) == parts(final["output"])
     assert whole["usage"]["output_tokens_details"] == final["usage"]["output_tokens_details"]
-    reasoning, calling = desk.requests[-1].preambles
+    reasoning, calling = frontend.requests[-1].preambles
     assert reasoning == Preamble(start="<think>", end="</think>", max_tokens=50)
     assert calling.optional
 
 
-def test_a_call_is_told_as_finished_when_it_is(http: httpx.Client, desk: FakeDesk) -> None:
+def test_a_call_is_told_as_finished_when_it_is(http: httpx.Client, frontend: FakeFrontend) -> None:
     """A client may begin to run it while the model goes on."""
-    desk.script = [TWO]
+    frontend.script = [TWO]
     kinds = [event["type"] for event in stream(http, ASK | {"tools": [WEATHER, TIME]})]
     done, added = (
         [at for at, kind in enumerate(kinds) if kind == f"response.output_item.{what}"]
@@ -156,11 +156,11 @@ def test_a_call_is_told_as_finished_when_it_is(http: httpx.Client, desk: FakeDes
     assert added[0] < done[0] < added[1] < done[1]
 
 
-def test_cut_anywhere(http: httpx.Client, desk: FakeDesk) -> None:
+def test_cut_anywhere(http: httpx.Client, frontend: FakeFrontend) -> None:
     """What there is of each item, whole and streamed alike, and nothing made up."""
     body = ASK | {"tools": [WEATHER, TIME]} | REASONING
     for length in range(1, len(EVERYTHING), 3):
-        desk.script = [EVERYTHING] * 2
+        frontend.script = [EVERYTHING] * 2
         final = check_events(stream(http, body | {"max_output_tokens": length}))
         whole = http.post("/v1/responses", json=body | {"max_output_tokens": length}).json()
         check_response(whole)
@@ -173,12 +173,12 @@ def test_cut_anywhere(http: httpx.Client, desk: FakeDesk) -> None:
 
 
 def test_however_many_tokens_come_at_once(
-    http: httpx.Client, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch
+    http: httpx.Client, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = ASK | REASONING | {"tools": [WEATHER, TIME], "include": ["message.output_text.logprobs"]}
-    desk.script = [EVERYTHING]
+    frontend.script = [EVERYTHING]
     one_by_one = check_events(stream(http, body))
-    generate = desk.generate
+    generate = frontend.generate
     for size in (2, 7, 50, 1000):
 
         async def together(request: Generate, size: int = size) -> AsyncGenerator[TextChunk, None]:
@@ -186,25 +186,25 @@ def test_however_many_tokens_come_at_once(
             for at in range(0, len(chunks), size):
                 yield joined(chunks[at : at + size])
 
-        monkeypatch.setattr(desk, "generate", together)
-        desk.script = [EVERYTHING]
+        monkeypatch.setattr(frontend, "generate", together)
+        frontend.script = [EVERYTHING]
         final = check_events(stream(http, body))
         assert parts(final["output"]) == parts(one_by_one["output"])
         assert final["output"][1]["content"] == one_by_one["output"][1]["content"]
         assert final["usage"] == one_by_one["usage"] | {"input_tokens_details": ANY, "ramify": ANY}
 
 
-def test_reasoning_that_is_not_shown_is_counted(http: httpx.Client, desk: FakeDesk) -> None:
-    desk.script = [EVERYTHING]
+def test_reasoning_that_is_not_shown_is_counted(http: httpx.Client, frontend: FakeFrontend) -> None:
+    frontend.script = [EVERYTHING]
     answer = http.post("/v1/responses", json=ASK | {"reasoning": {"exclude": True}}).json()
     assert [item["type"] for item in answer["output"]] == ["message"]
     assert answer["usage"]["output_tokens_details"]["reasoning_tokens"] == len("hm 日</think>".encode())
 
 
 def test_an_empty_answer_is_an_empty_message(
-    client: openai.OpenAI, http: httpx.Client, desk: FakeDesk
+    client: openai.OpenAI, http: httpx.Client, frontend: FakeFrontend
 ) -> None:
-    desk.script = ["", ""]
+    frontend.script = ["", ""]
     assert parts(check_events(stream(http, ASK))["output"]) == [("message", "", "completed")]
     assert client.responses.create(**ASK).output_text == ""
 
@@ -217,11 +217,11 @@ class Pair(BaseModel):
     alpha: str
 
 
-def test_parse(client: openai.OpenAI, desk: FakeDesk) -> None:
+def test_parse(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     answer = client.responses.parse(**ASK, text_format=Pair)
     assert answer.output_parsed == Pair(zeta=7, alpha="s")
     assert answer.status == "completed"
-    wanted = desk.requests[-1].constraint
+    wanted = frontend.requests[-1].constraint
     assert wanted is not None
     assert (wanted.kind, wanted.strict) == ("json_schema", True)
     assert json.loads(wanted.source)["required"] == ["zeta", "alpha"]
@@ -234,11 +234,11 @@ def test_the_clients_own_stream(client: openai.OpenAI) -> None:
     assert Pair.model_validate_json(text) == Pair(zeta=7, alpha="s")
 
 
-def test_parse_calls(client: openai.OpenAI, desk: FakeDesk) -> None:
+def test_parse_calls(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     class Weather(BaseModel):
         city: str
 
-    desk.script = [ONE] * 2
+    frontend.script = [ONE] * 2
     tool: Any = openai.pydantic_function_tool(Weather, name="get_weather")["function"]
     tools: Any = [{"type": "function", **tool}]
     answer: Any = client.responses.parse(**ASK, tools=tools)
@@ -258,18 +258,18 @@ def test_parse_calls(client: openai.OpenAI, desk: FakeDesk) -> None:
         ({"structured_outputs": {"regex": "a+"}}, "regex", "<regex>"),
     ],
 )
-def test_formats(http: httpx.Client, desk: FakeDesk, fields: Any, kind: str, text: str) -> None:
+def test_formats(http: httpx.Client, frontend: FakeFrontend, fields: Any, kind: str, text: str) -> None:
     answer = http.post("/v1/responses", json=ASK | fields).json()
     assert parts(answer["output"]) == [("message", text, "completed")]
     assert answer["text"] == fields.get("text", {"format": {"type": "text"}})
-    wanted = desk.requests[-1].constraint
+    wanted = frontend.requests[-1].constraint
     assert wanted is not None
     assert wanted.kind == kind
 
 
-def test_a_text_format_of_text_is_no_constraint(client: openai.OpenAI, desk: FakeDesk) -> None:
+def test_a_text_format_of_text_is_no_constraint(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     client.responses.create(**ASK, text={"format": {"type": "text"}}, max_output_tokens=1)
-    assert desk.requests[-1].constraint is None
+    assert frontend.requests[-1].constraint is None
 
 
 def test_what_was_only_checked_is_told(http: httpx.Client) -> None:
@@ -306,13 +306,18 @@ def test_what_was_only_checked_is_told(http: httpx.Client) -> None:
     ],
 )
 def test_what_may_be_called(
-    client: openai.OpenAI, desk: FakeDesk, change: Any, names: list[str], optional: bool, parallel: bool
+    client: openai.OpenAI,
+    frontend: FakeFrontend,
+    change: Any,
+    names: list[str],
+    optional: bool,
+    parallel: bool,
 ) -> None:
-    desk.script = [ONE]
+    frontend.script = [ONE]
     answer = client.responses.create(**ASK, tools=[WEATHER, TIME], **change)
     check_response(answer.model_dump(exclude_unset=True, by_alias=True))
     assert answer.parallel_tool_calls == change.get("parallel_tool_calls", True)
-    wanted = desk.requests[-1].constraint
+    wanted = frontend.requests[-1].constraint
     assert wanted is not None
     _, calls, *rest = json.loads(wanted.source)["format"]["elements"]
     assert [tag["begin"].partition('"')[0] for tag in calls["elements"]] == names
@@ -322,20 +327,20 @@ def test_what_may_be_called(
         else {"type": "object", "properties": {}, "additionalProperties": False}
     )
     assert bool(rest) == parallel
-    (preamble,) = desk.requests[-1].preambles
+    (preamble,) = frontend.requests[-1].preambles
     assert preamble.optional == optional
 
 
-def test_none_shows_no_tools(client: openai.OpenAI, desk: FakeDesk) -> None:
-    desk.script = [ONE]
+def test_none_shows_no_tools(client: openai.OpenAI, frontend: FakeFrontend) -> None:
+    frontend.script = [ONE]
     answer = client.responses.create(**ASK, tools=[WEATHER], tool_choice="none")
     assert answer.output_text == ONE
-    assert desk.requests[-1].constraint is None
+    assert frontend.requests[-1].constraint is None
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_refused_schema_names_its_tool(http: httpx.Client, desk: FakeDesk, streamed: bool) -> None:
-    desk.fail_first = InvalidConstraint(
+def test_a_refused_schema_names_its_tool(http: httpx.Client, frontend: FakeFrontend, streamed: bool) -> None:
+    frontend.fail_first = InvalidConstraint(
         "The keyword not is not supported.",
         field="structural_tag",
         pointer="/format/elements/1/elements/1/content/json_schema/properties/a/not",
@@ -361,9 +366,9 @@ def test_logprobs(client: openai.OpenAI) -> None:
     assert answer.top_logprobs == 2
 
 
-def test_logprobs_are_those_of_the_message(http: httpx.Client, desk: FakeDesk) -> None:
+def test_logprobs_are_those_of_the_message(http: httpx.Client, frontend: FakeFrontend) -> None:
     """Neither those of the reasoning nor those of a call, the beginning of its tag included."""
-    desk.script = [EVERYTHING] * 2 + ["It rains <tool_cal"]
+    frontend.script = [EVERYTHING] * 2 + ["It rains <tool_cal"]
     body = ASK | REASONING | {"tools": [WEATHER, TIME], "include": ["message.output_text.logprobs"]}
     final = check_events(stream(http, body))
     content = final["output"][1]["content"][0]
@@ -379,9 +384,9 @@ def test_logprobs_are_those_of_the_message(http: httpx.Client, desk: FakeDesk) -
 
 
 def test_an_error_in_a_stream_fails_the_response(
-    client: openai.OpenAI, http: httpx.Client, desk: FakeDesk
+    client: openai.OpenAI, http: httpx.Client, frontend: FakeFrontend
 ) -> None:
-    desk.fail_after = (2, WorkerDied("The scheduler died.", remedy="Send it again."))
+    frontend.fail_after = (2, WorkerDied("The scheduler died.", remedy="Send it again."))
     *_, last = stream(http, ASK)
     assert last["type"] == "response.failed"
     check_response(last["response"])
@@ -397,9 +402,9 @@ def test_an_error_in_a_stream_fails_the_response(
 
 
 def test_a_bug_in_a_stream_fails_the_response(
-    http: httpx.Client, desk: FakeDesk, caplog: pytest.LogCaptureFixture
+    http: httpx.Client, frontend: FakeFrontend, caplog: pytest.LogCaptureFixture
 ) -> None:
-    desk.fail_after = (1, KeyError("secret detail"))
+    frontend.fail_after = (1, KeyError("secret detail"))
     *_, last = stream(http, ASK)
     assert last["type"] == "response.failed"
     assert "secret detail" not in json.dumps(last)
@@ -407,27 +412,27 @@ def test_a_bug_in_a_stream_fails_the_response(
 
 
 def test_an_error_after_tokens_has_its_status_where_nothing_was_sent(
-    http: httpx.Client, desk: FakeDesk
+    http: httpx.Client, frontend: FakeFrontend
 ) -> None:
-    desk.fail_after = (2, Overloaded("Full."))
+    frontend.fail_after = (2, Overloaded("Full."))
     response = http.post("/v1/responses", json=ASK)
     assert response.status_code == 429
     assert response.json()["error"]["type"] == "rate_limit_error"
 
 
-def test_an_abort_fails_the_stream(http: httpx.Client, desk: FakeDesk) -> None:
-    desk.hold_after = 1
+def test_an_abort_fails_the_stream(http: httpx.Client, frontend: FakeFrontend) -> None:
+    frontend.hold_after = 1
     with http.stream("POST", "/v1/responses", json=ASK | {"stream": True}) as response:
-        assert desk.held.wait(10)
+        assert frontend.held.wait(10)
         http.post("/abort_request", json={"abort_all": True})
         *_, last = events(response)
     assert last["response"]["error"]["message"] == "The request was aborted."
-    desk.hold_after = None
+    frontend.hold_after = None
 
 
 def test_metrics_log_and_live_page(caplog: pytest.LogCaptureFixture) -> None:
     with (
-        LiveServer(FakeDesk()) as server,
+        LiveServer(FakeFrontend()) as server,
         openai.OpenAI(base_url=server.url + "/v1", api_key="none") as client,
         caplog.at_level("INFO", "ramify.server"),
     ):

@@ -11,7 +11,7 @@ import pytest
 
 from ramify.messages import ChatMessage, ToolCall
 from ramify.runtime.server.openai.responses.endpoint import UNSUPPORTED_RESPONSE
-from tests.server.desk import MODEL, FakeDesk
+from tests.server.fake_frontend import MODEL, FakeFrontend
 from tests.server.test_responses import ASK, EVERYTHING, REASONING, TIME, WEATHER
 from tests.server.test_tools import speak
 
@@ -19,15 +19,15 @@ USER: Any = {"role": "user", "content": "Weather?"}
 CALL: Any = {"type": "function_call", "call_id": "a", "name": "get_time", "arguments": "{}"}
 
 
-def turns(client: openai.OpenAI, desk: FakeDesk, *items: Any, **options: Any) -> list[ChatMessage]:
+def turns(client: openai.OpenAI, frontend: FakeFrontend, *items: Any, **options: Any) -> list[ChatMessage]:
     client.responses.create(model=MODEL, input=list(items), max_output_tokens=1, **options)
-    return list(desk.requests[-1].chat or ())
+    return list(frontend.requests[-1].chat or ())
 
 
-def test_messages(client: openai.OpenAI, desk: FakeDesk) -> None:
+def test_messages(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     found = turns(
         client,
-        desk,
+        frontend,
         {"role": "developer", "content": "Be kind."},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}] * 2},
         {"role": "assistant", "content": "b"},
@@ -45,10 +45,10 @@ def test_messages(client: openai.OpenAI, desk: FakeDesk) -> None:
 
 @pytest.mark.parametrize("how", ["as it came", "every field"])
 def test_an_answer_goes_back_as_one_turn(
-    client: openai.OpenAI, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch, how: str
+    client: openai.OpenAI, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    speak(desk, monkeypatch, "hermes")
-    desk.script = [EVERYTHING]
+    speak(frontend, monkeypatch, "hermes")
+    frontend.script = [EVERYTHING]
     answer = client.responses.create(
         **ASK, tools=[WEATHER, TIME], extra_body=REASONING, include=["message.output_text.logprobs"]
     )
@@ -64,7 +64,7 @@ def test_an_answer_goes_back_as_one_turn(
             "output": [{"type": "input_text", "text": "noon"}],
         },
     ]
-    user, said, *told = turns(client, desk, USER, *output, *results, tools=[WEATHER, TIME])
+    user, said, *told = turns(client, frontend, USER, *output, *results, tools=[WEATHER, TIME])
     assert user == ChatMessage(role="user", content="Weather?")
     assert (said.role, said.content, said.reasoning) == ("assistant", "Let me see …\n", "hm 日")
     assert said.tool_calls == (
@@ -78,14 +78,14 @@ def test_an_answer_goes_back_as_one_turn(
 
 
 def test_answers_behind_each_other_stay_apart(
-    client: openai.OpenAI, desk: FakeDesk, monkeypatch: Any
+    client: openai.OpenAI, frontend: FakeFrontend, monkeypatch: Any
 ) -> None:
-    speak(desk, monkeypatch, "hermes")
+    speak(frontend, monkeypatch, "hermes")
     thought: Any = {"type": "reasoning", "id": "r", "summary": [], "content": []}
     thought = thought | {"content": [{"type": "reasoning_text", "text": "hm"}]}
     found = turns(
         client,
-        desk,
+        frontend,
         USER,
         {"role": "assistant", "content": "a"},
         {"role": "assistant", "content": "b"},
@@ -105,18 +105,18 @@ def test_answers_behind_each_other_stay_apart(
 
 
 def test_a_model_without_tools_in_its_template(
-    client: openai.OpenAI, desk: FakeDesk, monkeypatch: Any
+    client: openai.OpenAI, frontend: FakeFrontend, monkeypatch: Any
 ) -> None:
-    speak(desk, monkeypatch, "generic")
+    speak(frontend, monkeypatch, "generic")
     output = {"type": "function_call_output", "call_id": "a", "output": "noon"}
-    system, *rest = turns(client, desk, USER, CALL, output, tools=[TIME], instructions="Be brief.")
+    system, *rest = turns(client, frontend, USER, CALL, output, tools=[TIME], instructions="Be brief.")
     assert system.content.startswith("Be brief.\n\n")
     assert '{"name":"get_time","description":"Now.","parameters":' in system.content
     assert [turn.role for turn in rest] == ["user", "assistant", "user"]
     assert rest[2].content == "<tool_response>\nnoon\n</tool_response>"
 
 
-def test_options_reach_the_model(client: openai.OpenAI, desk: FakeDesk) -> None:
+def test_options_reach_the_model(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     client.responses.create(
         **ASK,
         max_output_tokens=9,
@@ -130,22 +130,24 @@ def test_options_reach_the_model(client: openai.OpenAI, desk: FakeDesk) -> None:
         stream=True,
         extra_body={"top_k": 3, "seed": 7, "stop": ["x"], "cache_salt": "mine", "max_tool_calls": None},
     ).close()
-    request = desk.requests[-1]
+    request = frontend.requests[-1]
     sampling = request.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (9, 0.5, 0.9)
     assert (sampling.top_k, sampling.seed, sampling.stop) == (3, 7, ("x",))
     assert request.scope == "mine", "and not the prompt_cache_key, which keeps nobody apart"
 
 
-def test_effort_is_told_to_the_template(client: openai.OpenAI, desk: FakeDesk, monkeypatch: Any) -> None:
-    speak(desk, monkeypatch, "hermes", variables=("enable_thinking", "reasoning_effort"))
+def test_effort_is_told_to_the_template(
+    client: openai.OpenAI, frontend: FakeFrontend, monkeypatch: Any
+) -> None:
+    speak(frontend, monkeypatch, "hermes", variables=("enable_thinking", "reasoning_effort"))
     client.responses.create(**ASK, reasoning={"effort": "low"}, max_output_tokens=1)
-    kwargs = msgspec.json.decode(desk.requests[-1].template_kwargs)
+    kwargs = msgspec.json.decode(frontend.requests[-1].template_kwargs)
     assert kwargs == {"enable_thinking": True, "reasoning_effort": "low"}
-    assert desk.requests[-1].preambles
+    assert frontend.requests[-1].preambles
     client.responses.create(**ASK, reasoning={"effort": "none"}, max_output_tokens=1)
-    assert msgspec.json.decode(desk.requests[-1].template_kwargs) == {"enable_thinking": False}
-    assert not desk.requests[-1].preambles
+    assert msgspec.json.decode(frontend.requests[-1].template_kwargs) == {"enable_thinking": False}
+    assert not frontend.requests[-1].preambles
 
 
 # --- refusals -----------------------------------------------------------------------------------------
@@ -260,8 +262,10 @@ def test_what_is_wrong_is_named(http: httpx.Client, change: dict[str, Any], para
     assert remedy in error["message"]
 
 
-def test_no_chat_template(http: httpx.Client, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "info", msgspec.structs.replace(desk.info, chat_format=None))
+def test_no_chat_template(
+    http: httpx.Client, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frontend, "info", msgspec.structs.replace(frontend.info, chat_format=None))
     assert http.post("/v1/responses", json=ASK).json()["error"]["param"] == "input"
 
 

@@ -18,9 +18,9 @@ SCRIPT = """
 import asyncio, sys
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.frontend import frontend
-from tests.server.desk import FakeDesk
+from tests.server.fake_frontend import FakeFrontend
 
-class Desk(FakeDesk):
+class StubFrontend(FakeFrontend):
     def __init__(self, config, workers):
         super().__init__()
         self.hold_after = 1
@@ -30,7 +30,7 @@ class Desk(FakeDesk):
         await super().drain(seconds)
     async def aclose(self): print("closed", flush=True)
 
-frontend.FrontDesk = Desk
+frontend.Frontend = StubFrontend
 from ramify.runtime.server.serve import serve
 sys.exit(serve(ServerConfig(port=0, drain_s=10)))
 """

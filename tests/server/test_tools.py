@@ -13,7 +13,7 @@ import pytest
 from ramify.errors import InvalidConstraint
 from ramify.messages import ChatFormat, ChatMessage, Preamble
 from ramify.tool_calls.formats import FORMATS
-from tests.server.desk import MODEL, FakeDesk, events
+from tests.server.fake_frontend import MODEL, FakeFrontend, events
 
 WEATHER: Any = {
     "type": "function",
@@ -34,22 +34,22 @@ ONE = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bonn, \\"}\\u
 TWO = ONE + '\n<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
 
 
-def speak(desk: FakeDesk, monkeypatch: pytest.MonkeyPatch, name: str, **changes: Any) -> None:
-    """Let the desk's model have a template with this tool format."""
+def speak(frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch, name: str, **changes: Any) -> None:
+    """Let the frontend's model have a template with this tool format."""
     prefix = {">system": "", ">user": ""}
     found = ChatFormat(prefix=prefix, suffix={"user": ""}, exact=True, tool_format=name, **changes)
-    monkeypatch.setattr(desk, "info", msgspec.structs.replace(desk.info, chat_format=found))
+    monkeypatch.setattr(frontend, "info", msgspec.structs.replace(frontend.info, chat_format=found))
 
 
-def tag_of(desk: FakeDesk) -> Any:
-    wanted = desk.requests[-1].constraint
+def tag_of(frontend: FakeFrontend) -> Any:
+    wanted = frontend.requests[-1].constraint
     assert wanted is not None
     assert wanted.kind == "structural_tag"
     return json.loads(wanted.source)["format"]
 
 
-def test_calls_in_one_piece(client: openai.OpenAI, desk: FakeDesk) -> None:
-    desk.script = ["Let me see.\n" + TWO]
+def test_calls_in_one_piece(client: openai.OpenAI, frontend: FakeFrontend) -> None:
+    frontend.script = ["Let me see.\n" + TWO]
     answer = client.chat.completions.create(**ASK)
     (choice,) = answer.choices
     assert choice.finish_reason == "tool_calls"
@@ -65,24 +65,24 @@ def test_calls_in_one_piece(client: openai.OpenAI, desk: FakeDesk) -> None:
     assert answer.usage.completion_tokens == len(("Let me see.\n" + TWO).encode())
 
 
-def test_content_is_null_beside_calls_alone(client: openai.OpenAI, desk: FakeDesk) -> None:
-    desk.script = [ONE]
+def test_content_is_null_beside_calls_alone(client: openai.OpenAI, frontend: FakeFrontend) -> None:
+    frontend.script = [ONE]
     message = client.chat.completions.create(**ASK).choices[0].message
     assert message.content is None
     assert len(message.tool_calls or []) == 1
 
 
-def test_no_call_is_plain_content(client: openai.OpenAI, desk: FakeDesk) -> None:
-    desk.script = ["It rains <tool_cal"]
+def test_no_call_is_plain_content(client: openai.OpenAI, frontend: FakeFrontend) -> None:
+    frontend.script = ["It rains <tool_cal"]
     choice = client.chat.completions.create(**ASK).choices[0]
     assert choice.finish_reason == "stop"
     assert choice.message.content == "It rains <tool_cal"
     assert choice.message.tool_calls is None
 
 
-def test_calls_in_a_stream(http: httpx.Client, desk: FakeDesk) -> None:
+def test_calls_in_a_stream(http: httpx.Client, frontend: FakeFrontend) -> None:
     """Id, index and name come first, then pieces of the arguments."""
-    desk.script = ["Hm. " + TWO]
+    frontend.script = ["Hm. " + TWO]
     with http.stream("POST", "/v1/chat/completions", json=ASK | {"stream": True}) as response:
         *chunks, done = events(response)
     assert done == "[DONE]"
@@ -108,8 +108,8 @@ def test_calls_in_a_stream(http: httpx.Client, desk: FakeDesk) -> None:
     ]
 
 
-def test_the_clients_own_accumulation(client: openai.OpenAI, desk: FakeDesk) -> None:
-    desk.script = [TWO]
+def test_the_clients_own_accumulation(client: openai.OpenAI, frontend: FakeFrontend) -> None:
+    frontend.script = [TWO]
     with client.chat.completions.stream(**ASK) as stream:
         message = stream.get_final_completion().choices[0].message
     assert [(call.function.name, call.function.arguments) for call in message.tool_calls or []] == [
@@ -118,8 +118,8 @@ def test_the_clients_own_accumulation(client: openai.OpenAI, desk: FakeDesk) -> 
     ]
 
 
-def test_several_choices(client: openai.OpenAI, desk: FakeDesk) -> None:
-    desk.script = [ONE, "no call", TWO]
+def test_several_choices(client: openai.OpenAI, frontend: FakeFrontend) -> None:
+    frontend.script = [ONE, "no call", TWO]
     stream = client.chat.completions.create(**ASK, n=3, stream=True)
     names: dict[int, list[str]] = {0: [], 1: [], 2: []}
     finishes = {}
@@ -136,11 +136,11 @@ def test_several_choices(client: openai.OpenAI, desk: FakeDesk) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_cut_inside_a_call_is_a_length(client: openai.OpenAI, desk: FakeDesk, stream: bool) -> None:
+def test_a_cut_inside_a_call_is_a_length(client: openai.OpenAI, frontend: FakeFrontend, stream: bool) -> None:
     """Names and arguments so far, and nothing made up."""
     whole = '{"city": "Bonn, \\"}\\u00e9"}'
     for length in range(1, len(ONE)):
-        desk.script = [ONE]
+        frontend.script = [ONE]
         if stream:
             chunks = list(client.chat.completions.create(**ASK, max_tokens=length, stream=True))
             calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
@@ -161,20 +161,20 @@ def test_a_cut_inside_a_call_is_a_length(client: openai.OpenAI, desk: FakeDesk, 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_auto_is_free_text_up_to_the_trigger(
-    client: openai.OpenAI, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch, name: str
+    client: openai.OpenAI, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    speak(desk, monkeypatch, name)
+    speak(frontend, monkeypatch, name)
     form = FORMATS[name]
     before, between, after = form.call
-    desk.script = [f"Well. {form.begin}{before}get_time{between}{{}}{after}{form.end}"]
+    frontend.script = [f"Well. {form.begin}{before}get_time{between}{{}}{after}{form.end}"]
     choice = client.chat.completions.create(**ASK).choices[0]
     assert choice.message.content == "Well. "
     (call,) = choice.message.tool_calls or []
     assert (call.function.name, call.function.arguments) == ("get_time", "{}")
     assert len(call.id) == len(form.id_prefix) + form.id_length
-    request = desk.requests[-1]
+    request = frontend.requests[-1]
     assert request.preambles == (Preamble(end=form.trigger, optional=True),)
-    opening, calls, *rest = tag_of(desk)["elements"]
+    opening, calls, *rest = tag_of(frontend)["elements"]
     assert form.trigger + opening["value"] == form.opening
     assert [tag["begin"] for tag in calls["elements"]] == ["get_weather" + between, "get_time" + between]
     assert calls["elements"][0]["content"]["json_schema"] == WEATHER["function"]["parameters"]
@@ -213,53 +213,55 @@ def test_auto_is_free_text_up_to_the_trigger(
 )
 def test_what_may_be_called(
     client: openai.OpenAI,
-    desk: FakeDesk,
+    frontend: FakeFrontend,
     change: dict[str, Any],
     callable_names: list[str],
     optional: bool,
     parallel: bool,
 ) -> None:
-    desk.script = [ONE]
+    frontend.script = [ONE]
     client.chat.completions.create(**ASK | change)
-    _, calls, *rest = tag_of(desk)["elements"]
+    _, calls, *rest = tag_of(frontend)["elements"]
     assert [tag["begin"].partition('"')[0] for tag in calls["elements"]] == callable_names
     assert bool(rest) == parallel
-    (preamble,) = desk.requests[-1].preambles
+    (preamble,) = frontend.requests[-1].preambles
     assert preamble.optional == optional
     assert preamble.max_tokens == (None if optional else 0)
 
 
-def test_none_shows_no_tools(client: openai.OpenAI, desk: FakeDesk) -> None:
-    desk.script = [ONE]
+def test_none_shows_no_tools(client: openai.OpenAI, frontend: FakeFrontend) -> None:
+    frontend.script = [ONE]
     choice = client.chat.completions.create(**ASK, tool_choice="none").choices[0]
     assert choice.message.content == ONE, "text, whatever it looks like"
     assert choice.finish_reason == "stop"
-    request = desk.requests[-1]
+    request = frontend.requests[-1]
     assert (request.tools, request.preambles, request.constraint) == ("", (), None)
     assert request.chat == (ChatMessage(role="user", content="Weather?"),)
 
 
-def test_parameters_that_are_left_out_are_none(client: openai.OpenAI, desk: FakeDesk) -> None:
+def test_parameters_that_are_left_out_are_none(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     client.chat.completions.create(**ASK, tool_choice="required", max_tokens=1)
-    schema = tag_of(desk)["elements"][1]["elements"][1]["content"]["json_schema"]
+    schema = tag_of(frontend)["elements"][1]["elements"][1]["content"]["json_schema"]
     assert schema == {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def test_a_schema_without_a_type_is_made_an_object(client: openai.OpenAI, desk: FakeDesk) -> None:
+def test_a_schema_without_a_type_is_made_an_object(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     tool: Any = {
         "type": "function",
         "function": {"name": "f", "parameters": {"$ref": "#/$defs/a", "$defs": {"a": {"maximum": 1.50}}}},
     }
     client.chat.completions.create(model=MODEL, messages=USER, tools=[tool], max_tokens=1)
-    wanted = desk.requests[-1].constraint
+    wanted = frontend.requests[-1].constraint
     assert wanted is not None
     assert '{"type":"object","$ref":"#/$defs/a",' in wanted.source
 
 
-def test_results_go_back(client: openai.OpenAI, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_go_back(
+    client: openai.OpenAI, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The answer of one turn, as the client has it, and the results of its calls."""
-    speak(desk, monkeypatch, "generic")
-    desk.script = [TWO]
+    speak(frontend, monkeypatch, "generic")
+    frontend.script = [TWO]
     message = client.chat.completions.create(**ASK).choices[0].message
     first, second = message.tool_calls or []
     results: Any = [
@@ -268,15 +270,15 @@ def test_results_go_back(client: openai.OpenAI, desk: FakeDesk, monkeypatch: pyt
         {"role": "tool", "tool_call_id": second.id, "content": [{"type": "text", "text": "noon"}]},
     ]
     client.chat.completions.create(**ASK | {"messages": USER + results, "max_tokens": 1})
-    plain = desk.requests[-1].chat or ()
+    plain = frontend.requests[-1].chat or ()
     assert [turn.role for turn in plain] == ["system", "user", "assistant", "user"]
     assert (plain[2].content, plain[2].reasoning, plain[2].tool_calls) == (TWO, "hm", ())
     assert plain[3].content == (
         "<tool_response>\nrain\n</tool_response>\n<tool_response>\nnoon\n</tool_response>"
     )
-    speak(desk, monkeypatch, "hermes")
+    speak(frontend, monkeypatch, "hermes")
     client.chat.completions.create(**ASK | {"messages": USER + results, "max_tokens": 1})
-    native = desk.requests[-1].chat or ()
+    native = frontend.requests[-1].chat or ()
     assert [turn.role for turn in native] == ["user", "assistant", "tool", "tool"]
     assert [call.name for call in native[1].tool_calls] == ["get_weather", "get_time"]
     assert [(turn.tool_call_id, turn.name) for turn in native[2:]] == [
@@ -286,28 +288,28 @@ def test_results_go_back(client: openai.OpenAI, desk: FakeDesk, monkeypatch: pyt
 
 
 def test_the_generic_description_joins_the_system_turn(
-    client: openai.OpenAI, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch
+    client: openai.OpenAI, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    speak(desk, monkeypatch, "generic")
+    speak(frontend, monkeypatch, "generic")
     system: Any = [{"role": "system", "content": "Be brief."}]
     client.chat.completions.create(**ASK | {"messages": system + USER, "max_tokens": 1})
-    first, second = desk.requests[-1].chat or ()
+    first, second = frontend.requests[-1].chat or ()
     assert first.content.startswith("Be brief.\n\n")
     assert '{"name":"get_weather","description":"The weather of a city.","parameters":{' in first.content
     assert second.content == "Weather?"
 
 
-def test_content_or_calls(client: openai.OpenAI, desk: FakeDesk) -> None:
+def test_content_or_calls(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     """With a response_format the answer is a call, or content of that format."""
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    desk.script = ['{"a": 1}', ONE]
+    frontend.script = ['{"a": 1}', ONE]
     choice = client.chat.completions.create(**ASK, response_format=form).choices[0]
     assert (choice.message.content, choice.message.tool_calls) == ('{"a": 1}', None)
-    calls, content = tag_of(desk)["elements"]
+    calls, content = tag_of(frontend)["elements"]
     assert content == {"type": "json_schema", "json_schema": schema}
     assert calls["elements"][0]["value"] == '<tool_call>\n{"name": "'
-    assert desk.requests[-1].preambles == ()
+    assert frontend.requests[-1].preambles == ()
     assert client.chat.completions.create(**ASK, response_format=form).choices[0].message.tool_calls
 
 
@@ -363,8 +365,8 @@ def test_what_is_wrong_is_named(http: httpx.Client, change: dict[str, Any], para
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_refused_schema_names_its_tool(http: httpx.Client, desk: FakeDesk, stream: bool) -> None:
-    desk.fail_first = InvalidConstraint(
+def test_a_refused_schema_names_its_tool(http: httpx.Client, frontend: FakeFrontend, stream: bool) -> None:
+    frontend.fail_first = InvalidConstraint(
         "The keyword not is not supported.",
         field="structural_tag",
         pointer="/format/elements/1/elements/1/content/json_schema/properties/a/not",
@@ -379,12 +381,12 @@ def test_a_refused_schema_names_its_tool(http: httpx.Client, desk: FakeDesk, str
 
 
 def test_a_control_token_cannot_be_one_of_two_alternatives(
-    http: httpx.Client, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch
+    http: httpx.Client, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    speak(desk, monkeypatch, "mistral")
+    speak(frontend, monkeypatch, "mistral")
     wanted = {"response_format": {"type": "json_object"}}
     response = http.post("/v1/chat/completions", json=ASK | wanted)
     assert response.json()["error"]["param"] == "response_format.type"
-    desk.script = ['[TOOL_CALLS][{"name": "get_time", "arguments": {}}]']
+    frontend.script = ['[TOOL_CALLS][{"name": "get_time", "arguments": {}}]']
     response = http.post("/v1/chat/completions", json=ASK | wanted | {"tool_choice": "required"})
     assert response.json()["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "get_time"

@@ -59,8 +59,8 @@ class ProgramLeases:
 
     def retracted(self, request: Request) -> None:
         """It comes back as soon as there is room. Called before its hold is released."""
-        if request.hold is not None:
-            self._cache.lease(request.hold, request.owner, RETRACTED_S, 0.0, request.rid)
+        if request.lock is not None:
+            self._cache.lease(request.lock, request.owner, RETRACTED_S, 0.0, request.rid)
 
     def rested(self, request: Request) -> None:
         """Nobody needs any more what it had computed for others."""
@@ -71,25 +71,25 @@ class ProgramLeases:
         if request.retractions:
             self._cache.end_leases(request.owner, request.rid)
         hint = request.hint
-        if hint is None or request.hold is None or hint.lease_s <= 0:
+        if hint is None or request.lock is None or hint.lease_s <= 0:
             return
         for fork in hint.forks:
             common = request.program.forks.get(fork)
             if common is not None:
                 seconds = self._waits.expected(request.program.waits, "join")
-                self._take(request, seconds, fork, min(len(common), request.hold.length))
+                self._take(request, seconds, fork, min(len(common), request.lock.length))
         if hint.next_use != "never":
             seconds = self._waits.begin(request.program.waits, hint.branch, hint.next_use, now)
-            self._take(request, seconds, hint.branch, request.hold.length)
+            self._take(request, seconds, hint.branch, request.lock.length)
 
     def end_program(self, program: str) -> None:
         self._cache.end_leases(program)
 
     def _take(self, request: Request, needed_in: float, part: str, length: int) -> None:
         """The lease of a part moves here. Requests that name no branch have a lease each."""
-        hold, hint = request.hold, request.hint
-        assert hold is not None
+        lock, hint = request.lock, request.hint
+        assert lock is not None
         assert hint is not None
         if part:
             self._cache.end_leases(hint.program, part)
-        self._cache.lease(hold, hint.program, hint.lease_s, needed_in, part, length)
+        self._cache.lease(lock, hint.program, hint.lease_s, needed_in, part, length)

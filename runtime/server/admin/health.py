@@ -33,7 +33,7 @@ async def health(request: Request) -> Response:
     """200 while the scheduler's heart beats and the server takes requests."""
     service = Service.of(request)
     _check(service)
-    return json_response({"status": "ok", "heartbeat_age_s": service.desk.heartbeat_age_s})
+    return json_response({"status": "ok", "heartbeat_age_s": service.frontend.heartbeat_age_s})
 
 
 @router.get("/health_generate")
@@ -41,10 +41,10 @@ async def health_generate(request: Request) -> Response:
     """200 when one token could be generated within `GENERATE_LIMIT_S`."""
     service = Service.of(request)
     _check(service)
-    info = service.desk.info
+    info = service.frontend.info
     start = info.bos_token_id if info.bos_token_id is not None else info.eos_token_ids[0]
     probe = Generate(
-        rid=f"health-{service.desk.new_rid()}",
+        rid=f"health-{service.frontend.new_rid()}",
         prompt=((start,),),
         sampling=SamplingParams(max_tokens=1, temperature=0.0),
     )
@@ -62,7 +62,7 @@ async def metrics(request: Request) -> Response:
     stats: SchedulerStats | None = None
     try:
         async with asyncio.timeout(STATS_LIMIT_S):
-            stats = await service.desk.stats()
+            stats = await service.frontend.stats()
     except (TimeoutError, RamifyError):
         pass  # The page says so: ramify_scheduler_up is 0.
     return Response(service.metrics.render(stats), media_type=CONTENT_TYPE_PLAIN_0_0_4)
@@ -71,5 +71,5 @@ async def metrics(request: Request) -> Response:
 def _check(service: Service) -> None:
     if service.draining:
         raise EngineClosed("The server is shutting down.")
-    if not service.desk.healthy:
-        raise Unhealthy(f"The scheduler has been silent for {service.desk.heartbeat_age_s:.1f} s.")
+    if not service.frontend.healthy:
+        raise Unhealthy(f"The scheduler has been silent for {service.frontend.heartbeat_age_s:.1f} s.")

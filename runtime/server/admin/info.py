@@ -13,7 +13,7 @@ from ramify.runtime.server.service import Service
 
 def model_info(service: Service) -> dict[str, Any]:
     """SGLang's /model_info, and the `ModelInfo` under the key ``ramify``."""
-    info = service.desk.info
+    info = service.frontend.info
     return {
         "model_path": info.path,
         "served_model_name": service.model_name,
@@ -32,9 +32,9 @@ async def server_info(service: Service) -> dict[str, Any]:
     config["api_key"] = None if config["api_key"] is None else "set"
     return {
         **config,
-        "model_path": service.desk.info.path,
+        "model_path": service.frontend.info.path,
         "version": version("ramify"),
-        "max_prompt_tokens": service.desk.max_prompt_tokens,
-        "in_flight": service.desk.in_flight,
-        "internal_states": [msgspec.to_builtins(await service.desk.stats())],
+        "max_prompt_tokens": service.frontend.max_prompt_tokens,
+        "in_flight": service.frontend.in_flight,
+        "internal_states": [msgspec.to_builtins(await service.frontend.stats())],
     }

@@ -16,7 +16,7 @@ from ramify.errors import RamifyError
 from ramify.messages import SchedulerStats, Snapshot
 from ramify.pages.page import fill
 from ramify.runtime.server.fields import json_response
-from ramify.runtime.server.service import Desk, Service
+from ramify.runtime.server.service import FrontendProtocol, Service
 
 router = APIRouter()
 
@@ -41,8 +41,8 @@ class Seen(NamedTuple):
 class Watch:
     """Asks the scheduler for everybody who looks, and only while somebody does."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, frontend: FrontendProtocol) -> None:
+        self._frontend = frontend
         self._asking: asyncio.Task[None] | None = None
         self._seen: Seen | None = None
 
@@ -56,7 +56,7 @@ class Watch:
 
     async def _ask(self) -> None:
         try:
-            stats, snapshot = await self._desk.snapshot(NODES, QUEUED)
+            stats, snapshot = await self._frontend.snapshot(NODES, QUEUED)
             self._seen = Seen(time.monotonic(), stats, snapshot)
         except RamifyError:
             pass  # It restarts, or has been closed: the page shows how old its figures are.
@@ -86,8 +86,8 @@ async def live(request: Request) -> Response:
         "model": service.model_name,
         "version": version("ramify"),
         "up_s": time.time() - service.started_at,
-        "healthy": service.desk.healthy and not service.draining,
-        "in_flight": service.desk.in_flight,
+        "healthy": service.frontend.healthy and not service.draining,
+        "in_flight": service.frontend.in_flight,
         "age_s": None if seen is None else time.monotonic() - seen.at,
         "stats": None if seen is None else msgspec.to_builtins(seen.stats),
         "tree": [] if seen is None else seen.snapshot.nodes,

@@ -84,7 +84,7 @@ async def chat_completions(request: Request) -> Response:
     service = Service.of(request)
     fields = await read_fields(request)
     head = take_head(service, fields, "chatcmpl-")
-    chat = take_chat(fields, service.desk.info.chat_format, CHAT_COMPLETIONS)
+    chat = take_chat(fields, service.frontend.info.chat_format, CHAT_COMPLETIONS)
     want_logprobs: bool = fields.take("logprobs", bool, False)
     top_logprobs: int | None = fields.take("top_logprobs", int)
     if top_logprobs is not None and not want_logprobs:
@@ -103,7 +103,7 @@ async def completions(request: Request) -> Response:
     service = Service.of(request)
     fields = await read_fields(request)
     head = take_head(service, fields, "cmpl-")
-    given = take_prompts(fields, "prompt", service.desk.info.vocab_size)
+    given = take_prompts(fields, "prompt", service.frontend.info.vocab_size)
     if given is None:
         raise InvalidRequest("prompt is missing.", field="prompt")
     prompts, _ = given
@@ -163,7 +163,7 @@ async def _events(
 
 
 def _card(service: Service) -> ModelCard:
-    info = service.desk.info
+    info = service.frontend.info
     return ModelCard(
         id=service.model_name, created=service.started_at, root=info.path, max_model_len=info.context_length
     )

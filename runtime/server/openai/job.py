@@ -81,7 +81,7 @@ def take_head(service: Service, fields: Fields, prefix: str) -> dict[str, Any]:
     if model is None:
         raise InvalidRequest("model is missing.", field="model", remedy=f"This is {service.model_name!r}.")
     check_model(service, model)
-    return {"id": prefix + service.desk.new_rid(), "created": int(time.time()), "model": model}
+    return {"id": prefix + service.frontend.new_rid(), "created": int(time.time()), "model": model}
 
 
 def check_model(service: Service, model: str) -> None:

@@ -165,21 +165,21 @@ async def get_server_info(request: Request) -> Response:
 
 @router.api_route("/flush_cache", methods=["GET", "POST"])
 async def flush_cache(request: Request) -> Response:
-    if await Service.of(request).desk.flush_cache():
+    if await Service.of(request).frontend.flush_cache():
         return json_response({"flushed": True})
     raise InvalidRequest("The cache was not flushed: requests are running.", remedy="Try again when idle.")
 
 
 @router.post("/abort_request")
 async def abort_request(request: Request) -> Response:
-    desk = Service.of(request).desk
+    frontend = Service.of(request).frontend
     fields = await read_fields(request)
     rid: str = fields.take("rid", str, "")
     every: bool = fields.take("abort_all", bool, False)
     fields.refuse_rest()
     if not rid and not every:
         raise InvalidRequest("rid is missing.", field="rid", remedy="Or set abort_all to true.")
-    return json_response({"aborted": desk.abort_all() if every else desk.abort(rid)})
+    return json_response({"aborted": frontend.abort_all() if every else frontend.abort(rid)})
 
 
 @router.post("/await_tools")
@@ -192,7 +192,7 @@ async def await_tools(request: Request) -> Response:
     for field, value in (("program", program), ("tools", tools)):
         if not value:
             raise InvalidRequest(f"{field} is missing.", field=field)
-    await Service.of(request).desk.await_tools(program, branch, tools)
+    await Service.of(request).frontend.await_tools(program, branch, tools)
     return json_response({"awaited": list(tools)})
 
 
@@ -208,7 +208,7 @@ async def end_program(request: Request) -> Response:
 
 
 def _take_job(fields: Fields, service: Service) -> Job:
-    prompts, batch = _take_prompts(fields, service.desk.info.vocab_size)
+    prompts, batch = _take_prompts(fields, service.frontend.info.vocab_size)
     count = len(prompts)
     stream: bool = fields.take("stream", bool, False)
     texts: bool = fields.take("return_text_in_logprobs", bool, False)
@@ -371,7 +371,7 @@ def _take_hint(fields: Fields) -> ProgramHint | None:
 def _take_rids(fields: Fields, count: int, service: Service) -> list[str]:
     given: str | list[str] | None = fields.take("rid", str | list[str])
     if given is None:
-        return [service.desk.new_rid() for _ in range(count)]
+        return [service.frontend.new_rid() for _ in range(count)]
     if isinstance(given, str):
         rids = [given] if count == 1 else [f"{given}-{index}" for index in range(count)]
     else:

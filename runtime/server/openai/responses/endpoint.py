@@ -81,7 +81,7 @@ async def responses(request: Request) -> Response:
     fields = await read_fields(request)
     head = take_head(service, fields, "resp_")
     _take_storage(fields)
-    chat = take_chat(fields, service.desk.info.chat_format, _RESPONSES)
+    chat = take_chat(fields, service.frontend.info.chat_format, _RESPONSES)
     sampling = _take_logprobs(fields, take_sampling(fields, _SPELLING))
     metadata = _take_metadata(fields)
     job = take_job(fields, [chat.asked(head["id"])], sampling, UNSUPPORTED_RESPONSE, chat.explain)

@@ -1,4 +1,4 @@
-"""A server on a real socket in front of a desk whose model is a few lines of Python."""
+"""A server on a real socket in front of a frontend whose model is a few lines of Python."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ EOS = 256
 VOCAB_SIZE = 257
 
 
-class FakeDesk:
-    """A `FrontDesk` over bytes: token id i < 256 is the byte i.
+class FakeFrontend:
+    """A `Frontend` over bytes: token id i < 256 is the byte i.
 
     The model answers a prompt with the prompt's last eight characters in capitals, then its seed, then
     " …" and so on for ever; a constraint is answered with a fixed text that satisfies it.
@@ -218,8 +218,8 @@ class FakeDesk:
 class LiveServer:
     """A server in a thread of its own."""
 
-    def __init__(self, desk: FakeDesk, *routers: APIRouter, **config: Any) -> None:
-        self.desk = desk
+    def __init__(self, frontend: FakeFrontend, *routers: APIRouter, **config: Any) -> None:
+        self.frontend = frontend
         self.routers = routers
         self.config = ServerConfig(**config)
         self._ready = threading.Event()
@@ -236,7 +236,7 @@ class LiveServer:
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         await run_server(
-            self.desk, self.config, self._listener, self._stopping, self._ready.set, self.routers
+            self.frontend, self.config, self._listener, self._stopping, self._ready.set, self.routers
         )
 
     def __enter__(self) -> LiveServer:
@@ -246,14 +246,14 @@ class LiveServer:
 
     def __exit__(self, *_: object) -> None:
         self.call(self._stopping.set)
-        self.call(self.desk.release.set)
+        self.call(self.frontend.release.set)
         self._thread.join(10)
         assert not self._thread.is_alive()
 
     def stop(self) -> None:
         """What SIGTERM does; returns when the server is draining."""
         self.call(self._stopping.set)
-        assert self.desk.draining.wait(10)
+        assert self.frontend.draining.wait(10)
 
     def call(self, function: Any) -> None:
         """Run `function` on the server's loop."""
