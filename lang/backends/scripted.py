@@ -400,18 +400,13 @@ def _check_object(text: str, source: str) -> str | None:
 
 
 def _check_schema(text: str, source: str) -> str | None:
+    from ramify.grammar.schema.instance import validate
+
     try:
-        import jsonschema
-    except ImportError:
-        raise BackendError(
-            "A scripted answer under a JSON schema is checked with jsonschema, which is not installed.",
-            remedy="pip install jsonschema",
-        ) from None
-    try:
-        jsonschema.validate(json.loads(text), json.loads(source))
-    except (ValueError, jsonschema.ValidationError) as error:
-        return str(error).splitlines()[0]
-    return None
+        failures = validate(json.loads(source), json.loads(text))
+    except ValueError as error:
+        return str(error)
+    return f"{failures[0].message} ({failures[0].schema})" if failures else None
 
 
 def _check_structural_tag(text: str, source: str) -> str | None:

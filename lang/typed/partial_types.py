@@ -6,13 +6,11 @@ import dataclasses
 import functools
 import json
 import operator
-import re
 import types
 import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, Protocol, Union, get_args, get_origin
 
-from ramify.errors import InvalidRequest
 from ramify.lang.typed.typed_dict import modern
 
 
@@ -32,7 +30,11 @@ def checker_of(kind: Any) -> Checker:
     """Of a Python type, or of a JSON schema as a mapping or as text."""
     if isinstance(kind, str):
         kind = json.loads(kind)
-    return SchemaChecker(kind, kind) if isinstance(kind, Mapping | bool) else TypeChecker(kind)
+    if not isinstance(kind, Mapping | bool):
+        return TypeChecker(kind)
+    from ramify.lang.typed.partial_schema import schema_checker
+
+    return schema_checker(kind)
 
 
 # --- Python types -------------------------------------------------------------------------------
@@ -132,89 +134,3 @@ def _annotated(info: Any) -> Any:
 
 def _json_name(name: str, info: Any) -> str:
     return info.validation_alias if isinstance(info.validation_alias, str) else info.alias or name
-
-
-# --- JSON schemas -------------------------------------------------------------------------------
-
-
-class SchemaChecker:
-    """Values of a part of a JSON schema, checked by the package jsonschema."""
-
-    def __init__(self, schema: Any, root: Any) -> None:
-        self._schema, self._root = schema, root
-        self._validator = _validator(schema, root)
-
-    def check(self, raw: str) -> Any:
-        value = json.loads(raw, strict=False)
-        problem = next(self._validator.iter_errors(value), None)
-        if problem is not None:
-            raise ValueError(problem.message)
-        return value
-
-    def child(self, key: str | int) -> SchemaChecker:
-        return SchemaChecker(_subschema(self._schema, key, self._root, frozenset()), self._root)
-
-
-def _validator(schema: Any, root: Any) -> Any:
-    try:
-        from jsonschema import Draft202012Validator
-    except ImportError:
-        raise InvalidRequest(
-            "Parts of a value with a JSON schema are checked with jsonschema, which is not installed.",
-            field="schema",
-            remedy="pip install jsonschema, or give a Python type as the schema.",
-        ) from None
-    return Draft202012Validator(root).evolve(schema=schema)
-
-
-def _subschema(schema: Any, key: str | int, root: Any, seen: frozenset[str]) -> Any:
-    """What `schema` asks of one member of its instances."""
-    if not isinstance(schema, Mapping):
-        return True
-    parts: list[Any] = []
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference not in seen:
-        parts.append(_subschema(_resolve(reference, root), key, root, seen | {reference}))
-    parts.append(_item(schema, key) if isinstance(key, int) else _property(schema, key))
-    parts += [_subschema(one, key, root, seen) for one in schema.get("allOf", ())]
-    for word in ("anyOf", "oneOf"):
-        if branches := schema.get(word):
-            possible = [one for one in branches if _may_hold(one, key)]
-            parts.append({"anyOf": [_subschema(one, key, root, seen) for one in possible]})
-    wanted = [part for part in parts if part is not True]
-    return True if not wanted else wanted[0] if len(wanted) == 1 else {"allOf": wanted}
-
-
-def _may_hold(schema: Any, key: str | int) -> bool:
-    """Instances of `schema` may have members, or items, by its ``type``."""
-    kinds = schema.get("type") if isinstance(schema, Mapping) else None
-    return kinds is None or ("array" if isinstance(key, int) else "object") in kinds
-
-
-def _item(schema: Mapping[str, Any], index: int) -> Any:
-    first = schema.get("prefixItems", ())
-    return first[index] if index < len(first) else schema.get("items", True)
-
-
-def _property(schema: Mapping[str, Any], key: str) -> Any:
-    named = [schema["properties"][key]] if key in schema.get("properties", {}) else []
-    named += [
-        inner for pattern, inner in schema.get("patternProperties", {}).items() if re.search(pattern, key)
-    ]
-    if not named:
-        return schema.get("additionalProperties", True)
-    return named[0] if len(named) == 1 else {"allOf": named}
-
-
-def _resolve(reference: str, root: Any) -> Any:
-    """A reference within the schema; what lies elsewhere asks for nothing here."""
-    found = root
-    for word in reference.removeprefix("#").split("/")[1:]:
-        word = word.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and word.isdigit() and int(word) < len(found):
-            found = found[int(word)]
-        elif isinstance(found, Mapping) and word in found:
-            found = found[word]
-        else:
-            return True
-    return found if reference.startswith("#") else True

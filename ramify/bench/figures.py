@@ -96,15 +96,14 @@ def meets(sample: Sample, bounds: Mapping[str, float]) -> bool:
 
 def is_valid(sample: Sample) -> bool:
     """The answer is JSON that satisfies its schema."""
-    import jsonschema
+    from ramify.grammar.schema.instance import validate
 
     if sample.error is not None:
         return False
     try:
-        jsonschema.validate(json.loads(sample.text), sample.schema)
-    except (ValueError, jsonschema.ValidationError):
+        return not validate(sample.schema, json.loads(sample.text))
+    except ValueError:
         return False
-    return True
 
 
 def median(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

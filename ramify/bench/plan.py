@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -12,7 +11,7 @@ from typing import Any
 from ramify.bench.client import Endpoint, LoadClient, read
 from ramify.bench.figures import figures, median
 from ramify.bench.load import Measured, measure
-from ramify.bench.workloads import COMPLETIONS, NEEDS_SCHEMA_CHECK, WORKLOADS, Sizes, phases, words
+from ramify.bench.workloads import COMPLETIONS, WORKLOADS, Sizes, phases, words
 from ramify.errors import BackendError, InvalidRequest
 
 COMPARED = {
@@ -75,12 +74,6 @@ def check_workloads(names: Sequence[str], prompts: bool) -> None:
             raise InvalidRequest(f"--workload {name!r} is none of {', '.join(WORKLOADS)}.", field="workload")
         if name == "prompts" and not prompts:
             raise InvalidRequest("--workload prompts needs --prompts FILE.", field="workload")
-        if name in NEEDS_SCHEMA_CHECK and importlib.util.find_spec("jsonschema") is None:
-            raise InvalidRequest(
-                f"--workload {name} checks answers with jsonschema, which is not installed.",
-                field="workload",
-                remedy="pip install jsonschema, or choose other workloads.",
-            )
 
 
 async def run(plan: Plan, tell: Callable[[dict[str, Any]], None]) -> list[Series]:

@@ -226,7 +226,6 @@ WORKLOADS: dict[str, Callable[[str, Sizes], list[Phase]]] = {
     "json-many": _json_many,
     "prompts": _prompts,
 }
-NEEDS_SCHEMA_CHECK = ("json-same", "json-many")
 
 
 def read_prompts(path: str) -> list[dict[str, Any]]:

@@ -142,6 +142,14 @@ def test_where_it_is_being_written():
     assert reader.partial.value["lines"] == [{"ends": [{"x": 12}]}]
 
 
+OLDER = {
+    "items": [{"type": "integer"}, {"$ref": "#day"}],
+    "additionalItems": {"type": "string"},
+    "$defs": {"day": {"$anchor": "day", "items": {"$ref": "#day"}, "format": "date"}},
+}
+"""Items by position as up to draft-07, an anchor, a recursive reference, and a format."""
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "path"),
     [
@@ -158,6 +166,9 @@ def test_where_it_is_being_written():
         (SCHEMA, '{"n_x": 4,', ("n_x",)),
         (SCHEMA, '{"other": 1,', ("other",)),
         (json.dumps(SCHEMA), '{"other": 1,', ("other",)),
+        (OLDER, "[1.5,", (0,)),
+        (OLDER, '[1, "2026-02-28", 3,', (2,)),
+        (OLDER, '[1, [["2026-02-30"', (1, 0, 0)),
     ],
 )
 def test_a_closed_value_that_does_not_fit_is_found_at_once(kind, text, path):

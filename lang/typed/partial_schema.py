@@ -1,0 +1,115 @@
+"""Values inside a value with a JSON schema, validated before the whole value is there.
+
+The checker of a member knows which subschemas apply to it, by their JSON pointers. Example:
+
+    schema    {"properties": {"a": {"type": "integer"}}, "anyOf": [{"properties": {"a": {"minimum": 5}}}, …]}
+    child(a)  /properties/a must hold, and at least one of /anyOf/0/properties/a, …
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from ramify.grammar.schema.check import REFERENCES, SchemaDocument, escape
+from ramify.grammar.schema.deep_recursion import deep_recursion
+from ramify.grammar.schema.instance import Instances, as_decimals
+from ramify.grammar.schema.values.string_patterns import matches_pattern
+
+
+def schema_checker(schema: Any) -> SchemaChecker:
+    """The checker of a whole value. Raises `InvalidConstraint` for an invalid schema."""
+    return SchemaChecker(SchemaDocument(as_decimals(schema)), [""])
+
+
+class SchemaChecker:
+    """Validates the values at one place: all subschemas at `pointers` must hold, and of each list of
+    `alternatives` at least one checker."""
+
+    def __init__(self, document: SchemaDocument, pointers: list[str]) -> None:
+        self._document = document
+        self._pointers = pointers
+        self._alternatives: list[list[SchemaChecker]] = []
+
+    def check(self, raw: str) -> Any:
+        value = json.loads(raw, strict=False)
+        with deep_recursion():
+            problem = next(self._problems(as_decimals(value)), None)
+        if problem is not None:
+            raise ValueError(problem)
+        return value
+
+    def _problems(self, value: Any) -> Iterator[str]:
+        for pointer in self._pointers:
+            for failure in Instances(self._document).failures(pointer, value):
+                yield f"{failure.message} ({failure.schema})."
+        for checkers in self._alternatives:
+            problems = [next(checker._problems(value), None) for checker in checkers]
+            if None not in problems:
+                yield next(filter(None, problems), "No alternative of the schema has such a member.")
+
+    def child(self, key: str | int) -> SchemaChecker:
+        return self._child(key, frozenset())
+
+    def _child(self, key: str | int, referenced: frozenset[str]) -> SchemaChecker:
+        found = SchemaChecker(self._document, [])
+        for pointer in self._pointers:
+            found._add_members(pointer, key, referenced)
+        for checkers in self._alternatives:
+            found._add_alternatives(checkers, key, referenced)
+        return found
+
+    def _add_members(self, pointer: str, key: str | int, referenced: frozenset[str]) -> None:
+        """Add what the subschema at `pointer` requires of the member `key`. `referenced`: the references
+        on the way here, which end a reference that leads back to itself."""
+        if isinstance(self._document.at(pointer), bool):
+            return
+        keywords = self._document.keywords(pointer)
+        for keyword in REFERENCES:
+            if keyword in keywords and pointer not in referenced:
+                target = self._document.target(pointer, keyword)
+                self._add_members(target, key, referenced | {pointer})
+        members = _item(keywords, key) if isinstance(key, int) else _property(pointer, keywords, key)
+        self._pointers += [f"{pointer}/{member}" for member in members]
+        for index in range(len(keywords.get("allOf", ()))):
+            self._add_members(f"{pointer}/allOf/{index}", key, referenced)
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in keywords:
+                pointers = [f"{pointer}/{keyword}/{index}" for index in range(len(keywords[keyword]))]
+                self._add_alternatives(
+                    [SchemaChecker(self._document, [one]) for one in pointers], key, referenced
+                )
+
+    def _add_alternatives(
+        self, checkers: list[SchemaChecker], key: str | int, referenced: frozenset[str]
+    ) -> None:
+        kind = "array" if isinstance(key, int) else "object"
+        possible = [checker for checker in checkers if checker._allows(kind)]
+        self._alternatives.append([checker._child(key, referenced) for checker in possible])
+
+    def _allows(self, kind: str) -> bool:
+        """Values may be of this type, by the keyword ``type`` alone."""
+        schemas = [self._document.at(pointer) for pointer in self._pointers]
+        return all(isinstance(one, bool) or kind in one.get("type", kind) for one in schemas)
+
+
+def _item(keywords: dict[str, Any], index: int) -> list[str]:
+    """Where, below the subschema with these keywords, the subschema of an item is; empty for none."""
+    items = keywords.get("items")
+    prefix, rest = ("items", "additionalItems") if isinstance(items, list) else ("prefixItems", "items")
+    if index < len(keywords.get(prefix, ())):
+        return [f"{prefix}/{index}"]
+    return [rest] if rest in keywords else []
+
+
+def _property(pointer: str, keywords: dict[str, Any], name: str) -> list[str]:
+    """Where, below the subschema at `pointer` with these keywords, the subschemas of a property are."""
+    found = [f"properties/{escape(name)}"] if name in keywords.get("properties", ()) else []
+    for pattern in keywords.get("patternProperties", ()):
+        member = f"patternProperties/{escape(pattern)}"
+        if matches_pattern(f"{pointer}/{member}", pattern, name):
+            found.append(member)
+    if not found and "additionalProperties" in keywords:
+        found.append("additionalProperties")
+    return found
