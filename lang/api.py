@@ -13,6 +13,7 @@ from ramify.lang.backends.base import Backend
 from ramify.lang.calls.choices import ChoicesSamplingMethod, token_length_normalized
 from ramify.lang.calls.options import read_options
 from ramify.lang.program.async_function import AsyncFunction
+from ramify.lang.program.caller import caller_line
 from ramify.lang.program.function import Function
 from ramify.lang.program.nodes import (
     DescribeTools,
@@ -25,7 +26,6 @@ from ramify.lang.program.nodes import (
     as_node,
 )
 from ramify.lang.program.run import call_backend
-from ramify.lang.program.source import caller_line
 from ramify.lang.program.state import ProgramState
 from ramify.lang.tools.tool import Tool, as_tools, make_tool
 from ramify.lang.typed.schema import Schema, dtype_schema, schema_of

@@ -123,9 +123,9 @@ def __getattr__(name: str) -> Any:
 
 
 def _refused(name: str) -> Any:
-    from ramify.lang.program.refused import REFUSED, refused
+    from ramify.lang.program.unsupported import UNSUPPORTED, unsupported
 
-    return refused(name, REFUSED[name]) if name in REFUSED else None
+    return unsupported(name, UNSUPPORTED[name]) if name in UNSUPPORTED else None
 
 
 def __dir__() -> list[str]:

@@ -18,7 +18,7 @@ from ramify.errors import BackendError, RamifyError
 from ramify.lang.backends.base import Backend, Submission
 from ramify.lang.backends.http import Event, HttpClient
 from ramify.lang.backends.submitted import SubmittedProgram
-from ramify.lang.program.refused import refuse
+from ramify.lang.program.unsupported import unsupported
 from ramify.loop import wait
 from ramify.messages import Generate, ModelInfo, TextChunk
 
@@ -43,7 +43,7 @@ class RuntimeEndpoint:
         timeout_s: float | None = None,
     ) -> None:
         if chat_template_name is not None:
-            refuse("chat_template_name", "The server's model brings its own template.")
+            unsupported("chat_template_name", "The server's model brings its own template.")()
         self.base_url = base_url
         self._options: dict[str, Any] = {
             "api_key": api_key,

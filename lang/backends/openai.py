@@ -17,7 +17,7 @@ from ramify.constraint import Constraint
 from ramify.errors import BackendError, UnsupportedNode
 from ramify.lang.backends.http import HttpClient
 from ramify.lang.calls.chat import chatml
-from ramify.lang.calls.meta import add_logprobs
+from ramify.lang.calls.meta_info import add_logprobs
 from ramify.loop import wait
 from ramify.messages import Finish, Generate, ModelInfo, TextChunk, TokenLogprobs, Usage
 from ramify.sampling_params import SamplingParams

@@ -13,7 +13,7 @@ from ramify.errors import InvalidRequest, ProgramError
 from ramify.lang.batch import runs
 from ramify.lang.batch.checkpoint import ResultsFile, digest_of
 from ramify.lang.batch.window import Row, Window
-from ramify.lang.calls import meta
+from ramify.lang.calls.meta_info import add_usage
 from ramify.messages import Usage
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class _Writer:
             self._file.append({**line, **nothing, "usage": _usage(state)})
         summary = self.summary
         summary.rows += 1
-        summary.usage = meta.add_usage(summary.usage, state.usage)
+        summary.usage = add_usage(summary.usage, state.usage)
         if error is None:
             self.window.learn(row, state._branch.text)
         else:
@@ -197,7 +197,7 @@ def _outcome(state: ProgramState, error: ProgramError | None) -> dict[str, Any]:
     outputs = {
         name: variable.value
         for name, variable in variables.items()
-        if variable.gate.is_open and variable.error is None
+        if variable.ready.is_set() and variable.error is None
     }
     return {
         "outputs": outputs,

@@ -23,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from ramify.errors import InvalidRequest
-from ramify.lang.program.gate import SIGNAL_S
+from ramify.lang.program.event import SIGNAL_S
 
 if TYPE_CHECKING:
     from ramify.lang.program.run import Run

@@ -30,5 +30,5 @@ def hint_of(branch: Branch, call: Call, next_use: NextUse | None) -> ProgramHint
         branch=branch.key,
         forks=branch.forks,
         ended=run.take_ended(),
-        calls_left=run.queued_calls if run.body_done.is_open else None,
+        calls_left=run.queued_calls if run.body_done.is_set() else None,
     )

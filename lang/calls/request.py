@@ -15,7 +15,7 @@ from ramify.constraint import Constraint
 from ramify.errors import BackendError, Cancelled, UnsupportedNode
 from ramify.lang.calls.chat import Dialogue
 from ramify.lang.calls.hints import hint_of
-from ramify.lang.calls.meta import add_logprobs, meta_info
+from ramify.lang.calls.meta_info import add_logprobs, meta_info
 from ramify.lang.calls.transcript import ends_on_token, prompt_of
 from ramify.lang.program.variables import Variable
 from ramify.lang.trace.calls import CURRENT, Call

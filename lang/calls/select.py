@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ramify.errors import BackendError
 from ramify.lang.calls.choices import ChoicesSamplingMethod, Scored
-from ramify.lang.calls.meta import token_logprobs
+from ramify.lang.calls.meta_info import token_logprobs
 from ramify.lang.calls.request import send
 from ramify.lang.trace.calls import Call
 from ramify.messages import Choices

@@ -19,7 +19,7 @@ from ramify.lang.backends.base import Backend, RunsPrograms, Submission
 from ramify.lang.graph.body import stays_here
 from ramify.lang.graph.tracing import Beginning
 from ramify.lang.program.branch import Branch
-from ramify.lang.program.nodes import Filled, Step, Text
+from ramify.lang.program.nodes import Interpolated, Step, Text
 from ramify.lang.program.run import Run
 from ramify.lang.program.state import ProgramState
 from ramify.lang.program.variables import Variable
@@ -107,7 +107,7 @@ class _Begun:
 
     def _is_same(self, noted: Step, step: Step) -> bool:
         """The body's step is that of the graph."""
-        if isinstance(noted, Filled):
+        if isinstance(noted, Interpolated):
             return isinstance(step, Text) and step.value == self._text(noted)
         return type(noted) is type(step) and all(
             _comparable(getattr(noted, field.name)) == _comparable(getattr(step, field.name))
@@ -115,13 +115,13 @@ class _Begun:
             if field.name not in OF_THIS_PROCESS
         )
 
-    def _text(self, noted: Filled) -> str | None:
+    def _text(self, noted: Interpolated) -> str | None:
         """What a text of the graph came to; None while that is not known."""
         parts = [
             part if isinstance(part, str) else replace(part, variable=self._of[part.variable])
             for part in noted.parts
         ]
-        if not all(isinstance(part, str) or part.variable.gate.is_open for part in parts):
+        if not all(isinstance(part, str) or part.variable.ready.is_set() for part in parts):
             return None
         try:
             return "".join([part if isinstance(part, str) else part.read() for part in parts])

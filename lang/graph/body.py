@@ -14,9 +14,9 @@ from ramify.lang.calls.choices import METHODS
 from ramify.lang.graph.play import Played, Row, play
 from ramify.lang.graph.tracing import Traced, TracedState, trace
 from ramify.lang.graph.unknown import UnknownText, UnknownValue
-from ramify.lang.program.nodes import Gen, Outcoming, Select
+from ramify.lang.program.nodes import Gen, ResultRef, Select
 from ramify.lang.program.state import ProgramState
-from ramify.lang.program.variables import Gathered, Variable
+from ramify.lang.program.variables import GatheredVariable, Variable
 
 
 def compile_body(
@@ -41,7 +41,7 @@ def body_of(traced: Traced, left: inspect.Signature, like: Callable[..., Any]) -
         row = left.bind(*args, **kwargs).arguments
         played = _start(traced, s, row)
         for variable in _read(traced, played):
-            s._block_on(variable.gate)
+            s._block_on(variable.ready)
             variable.read()
         return _Result(traced, played, row).value(traced.returned)
 
@@ -56,7 +56,7 @@ def async_body_of(traced: Traced, left: inspect.Signature, like: Callable[..., A
         row = left.bind(*args, **kwargs).arguments
         played = _start(traced, s, row)
         for variable in _read(traced, played):
-            await variable.gate.wait()
+            await variable.ready.wait()
             variable.read()
         return _Result(traced, played, row).value(traced.returned)
 
@@ -102,7 +102,7 @@ def _read(traced: Traced, played: Played) -> Iterator[Variable]:
 
 
 def _parts(variable: Variable) -> Iterator[Variable]:
-    if not isinstance(variable, Gathered):
+    if not isinstance(variable, GatheredVariable):
         yield variable
         return
     for part in variable.parts:
@@ -129,13 +129,13 @@ class _Result:
             return kind([self.value(item) for item in value])
         return value
 
-    def _text(self, part: Outcoming) -> str:
+    def _text(self, part: ResultRef) -> str:
         source = self._traced.sources[part.variable]
         if isinstance(source, Argument):
             return changed(self._row[source.name], part.then)
         return self._outcome(part).read()
 
-    def _outcome(self, part: Outcoming) -> Outcoming:
+    def _outcome(self, part: ResultRef) -> ResultRef:
         """`part` of this run."""
         source = self._traced.sources[part.variable]
         assert isinstance(source, Result)

@@ -61,7 +61,7 @@ async def run_row(job: Job, row: Row, tell: Tell) -> dict[str, Any]:
                 results[place] = _node(job.graph, place, variable)
                 tell(results[place])
 
-            variable.gate.on_open(done)
+            variable.ready.on_set(done)
     try:
         # A task of its own: it begins after those that `play` has asked for.
         await asyncio.create_task(run.finish())

@@ -130,11 +130,11 @@ class _Player:
             case _:
                 raise AssertionError(f"{type(node).__name__} is no step")
 
-    def _outcoming(self, part: graph.Result) -> nodes.Outcoming:
-        return nodes.Outcoming(self.played.outcomes[part.node], part.index, part.then, part.type, part.path)
+    def _outcoming(self, part: graph.Result) -> nodes.ResultRef:
+        return nodes.ResultRef(self.played.outcomes[part.node], part.index, part.then, part.type, part.path)
 
     def _text(self, node: graph.Text) -> nodes.Step:
-        parts: list[str | nodes.Outcoming] = []
+        parts: list[str | nodes.ResultRef] = []
         for part in node.parts:
             match part:
                 case graph.Argument():
@@ -143,6 +143,6 @@ class _Player:
                     parts.append(self._outcoming(part))
                 case _:
                     parts.append(part)
-        if any(isinstance(part, nodes.Outcoming) for part in parts):
-            return nodes.Filled(tuple(parts))
+        if any(isinstance(part, nodes.ResultRef) for part in parts):
+            return nodes.Interpolated(tuple(parts))
         return nodes.Text("".join(map(str, parts)))

@@ -15,11 +15,10 @@ from ramify.lang.program.branch import Branch
 from ramify.lang.program.nodes import (
     CallTools,
     DescribeTools,
-    Filled,
     Fork,
     Gen,
-    Outcome,
-    Outcoming,
+    Interpolated,
+    ResultRef,
     RoleBegin,
     RoleEnd,
     ScopeBegin,
@@ -28,6 +27,7 @@ from ramify.lang.program.nodes import (
     Splice,
     Step,
     Text,
+    VariableStep,
 )
 from ramify.lang.program.run import Run
 from ramify.lang.program.state import ProgramState
@@ -78,10 +78,10 @@ class Notes(Run):
         variable = Variable(name)
         self.sources[variable] = graph.Argument(name=name)
         remedy = f"Give it when compiling: compile({name}=...)."
-        return UnknownText(About(f"The argument {name!r}", remedy, self.refuse), (Outcoming(variable),))
+        return UnknownText(About(f"The argument {name!r}", remedy, self.refuse), (ResultRef(variable),))
 
     def refuse(self, error: NotKnown) -> None:
-        if self.body_done.is_open:
+        if self.body_done.is_set():
             raise ProgramError(
                 error.message
             )  # a function of the program is called in a run, and still has it
@@ -106,13 +106,13 @@ class Notes(Run):
         self.nodes.append(node)
         return place
 
-    def value_of(self, step: Outcome, variable: Variable) -> Any:
+    def value_of(self, step: VariableStep, variable: Variable) -> Any:
         """What the program gets when it reads the variable of `step`."""
         kind = type(step).__name__.lower()
         what = f"The result of {kind} {step.name!r}" if step.name else f"The result of a {kind}"
 
         def outcome(index: int | None = None) -> Unknown:
-            source = Outcoming(variable, index)
+            source = ResultRef(variable, index)
             if isinstance(step, Gen) and not _is_text(step):
                 return UnknownValue(About(what, FIELDS, self.refuse), source, step.kind)
             return UnknownText(About(what, APPENDED, self.refuse), (source,))
@@ -185,11 +185,11 @@ class Recorder:
     def text(self, node: Text) -> None:
         self._append((node.value,))
 
-    def filled(self, node: Filled) -> Awaitable[None]:
+    def interpolated(self, node: Interpolated) -> Awaitable[None]:
         self._append([part if isinstance(part, str) else self._source(part) for part in node.parts])
         return Done()
 
-    def _source(self, part: Outcoming) -> NoteOf:
+    def _source(self, part: ResultRef) -> NoteOf:
         source = self._notes.sources[part.variable]
         if isinstance(source, graph.Result):
             return graph.Result(
@@ -251,7 +251,7 @@ class Recorder:
         self._resolve(step, variable, place)
         return Done()
 
-    def _resolve(self, step: Outcome, variable: Variable, place: int) -> None:
+    def _resolve(self, step: VariableStep, variable: Variable, place: int) -> None:
         self._notes.sources[variable] = graph.Result(node=place)
         variable.resolve(self._notes.value_of(step, variable))
 

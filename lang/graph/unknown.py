@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn, cast, get_args
 
 from ramify.graph import Change
-from ramify.lang.program.nodes import Filled, Node, Outcoming, Step
-from ramify.lang.typed.shape import Shape, shape_of
+from ramify.lang.program.nodes import Interpolated, Node, ResultRef, Step
+from ramify.lang.typed.static_type import StaticType, static_type
 
 
 class NotKnown(BaseException):
@@ -91,13 +91,13 @@ for _question, _names in QUESTIONS.items():
 class UnknownText(Unknown, Node):
     """Text, some parts of which are not there yet. It can be put behind and before other text."""
 
-    def __init__(self, about: About, parts: Sequence[str | Outcoming]) -> None:
+    def __init__(self, about: About, parts: Sequence[str | ResultRef]) -> None:
         self.__dict__.update(_about=about, parts=tuple(parts))
 
-    parts: tuple[str | Outcoming, ...]
+    parts: tuple[str | ResultRef, ...]
 
     def steps(self) -> Iterator[Step]:
-        yield Filled(self.parts)
+        yield Interpolated(self.parts)
 
     def __add__(self, other: object) -> Node:
         return self._with(self, other) if _is_text(other) else Node.__add__(self, other)
@@ -120,7 +120,7 @@ class UnknownText(Unknown, Node):
         return change
 
     def _with(self, *texts: Any) -> UnknownText:
-        parts: list[str | Outcoming] = []
+        parts: list[str | ResultRef] = []
         for text in texts:
             parts += (text,) if type(text) is str else text.parts
         return UnknownText(self._about, parts)
@@ -134,7 +134,9 @@ class UnknownValue(Unknown):
     """
 
     # A field of the result may have any name: what is kept here begins with an underscore.
-    def __init__(self, about: About, source: Outcoming, kind: Any = None, shape: Shape | None = None) -> None:
+    def __init__(
+        self, about: About, source: ResultRef, kind: Any = None, shape: StaticType | None = None
+    ) -> None:
         super().__init__(about)
         self._source, self._kind, self._shape = source, kind, shape
 
@@ -154,12 +156,12 @@ class UnknownValue(Unknown):
             return None
         return UnknownText(self._about, (replace(self._source, type=scalar),))
 
-    def _of_type(self) -> Shape | None:
+    def _of_type(self) -> StaticType | None:
         if self._shape is None and self._source.index is None:
-            self._shape = shape_of(self._kind)
+            self._shape = static_type(self._kind)
         return self._shape
 
-    def _part(self, key: str | int, shape: Shape | None, question: str) -> Any:
+    def _part(self, key: str | int, shape: StaticType | None, question: str) -> Any:
         if shape is None:
             refuse(self, question)
         source = replace(self._source, path=(*self._source.path, key))

@@ -14,7 +14,7 @@ from ramify.lang.batch import results, runs
 from ramify.lang.batch.results import BatchSummary
 from ramify.lang.graph.body import async_body_of
 from ramify.lang.program.program import Batch, Program, Started
-from ramify.lang.program.run import known_info, model_info
+from ramify.lang.program.run import cached_model_info, model_info
 from ramify.lang.program.state import ProgramState
 from ramify.loop import submit
 from ramify.messages import ModelInfo
@@ -155,7 +155,7 @@ async def _stream(started: Started) -> None:
 
 
 async def _info(backend: Backend) -> ModelInfo:
-    known = known_info(backend)
+    known = cached_model_info(backend)
     return await _on_background(model_info(backend)) if known is None else known
 
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from ramify.errors import ProgramError
 from ramify.lang.calls.chat import Dialogue, turn
 from ramify.lang.calls.transcript import EMPTY, Piece, text_of
-from ramify.lang.program.gate import Gate
+from ramify.lang.program.event import Event
 from ramify.lang.program.interpreter import Interpreter
 from ramify.lang.program.nodes import Fork, Node, RoleBegin, RoleEnd, Splice, Step
-from ramify.lang.program.variables import Gathered, Variable, unknown
+from ramify.lang.program.variables import GatheredVariable, Variable, unknown
 from ramify.lang.trace.calls import Call
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Branch:
         self._lock = threading.RLock()
         self._busy = parent is not None
         """A task runs the queue or is about to; a forked branch waits for its parent to reach the fork."""
-        self._idle: Gate | None = None
+        self._idle: Event | None = None
 
     # --- taking steps ---
 
@@ -80,7 +80,7 @@ class Branch:
 
     def _declare(self, step: Step) -> Variable | None:
         """The variable that `step` sets; raises `ProgramError` where nothing can be appended."""
-        if self.joined or self.run.body_done.is_open:
+        if self.joined or self.run.body_done.is_set():
             why = "it was joined" if self.joined else "its program has ended"
             raise ProgramError(f"Nothing can be appended to this state: {why}.")
         variable = Variable(step.variable) if step.sets else None
@@ -143,7 +143,7 @@ class Branch:
                 if child._inherited.get(name) is not variable:
                     parts.setdefault(name, []).append(variable)
         for name, variables in parts.items():
-            self.variables[name] = Gathered(name, variables)
+            self.variables[name] = GatheredVariable(name, variables)
         if self.run.stream:
             self.run.notify()
 
@@ -202,7 +202,7 @@ class Branch:
         self._end_if_over()
         self.call.end_s = self.run.clock()
         if self._idle is not None:
-            self._idle.open()
+            self._idle.set()
             self._idle = None
         if self.run.stream:
             self.run.notify()
@@ -220,7 +220,7 @@ class Branch:
     @property
     def is_last_step(self) -> bool:
         """No further step can follow the one that runs now."""
-        return not self._queue and (self.joined or self.run.body_done.is_open)
+        return not self._queue and (self.joined or self.run.body_done.is_set())
 
     # --- failing ---
 
@@ -259,15 +259,15 @@ class Branch:
 
     # --- reading ---
 
-    def idle(self) -> Gate:
+    def idle(self) -> Event:
         """Opens when all steps so far are done."""
         with self._lock:
             if self._idle is None:
-                gate = Gate()
+                event = Event()
                 if not self._busy:
-                    gate.open()
-                    return gate
-                self._idle = gate
+                    event.set()
+                    return event
+                self._idle = event
             return self._idle
 
     @property
@@ -278,7 +278,7 @@ class Branch:
     @property
     def ended(self) -> bool:
         """Nothing runs, and nothing more will be appended."""
-        return not self._busy and (self.joined or self.run.body_done.is_open)
+        return not self._busy and (self.joined or self.run.body_done.is_set())
 
     def variable(self, name: str) -> Variable:
         """The variable of this name; raises `UnknownVariable`, or what the program's body raised."""

@@ -16,7 +16,7 @@ from ramify.lang.batch import results, runs
 from ramify.lang.batch.results import BatchSummary
 from ramify.lang.graph.body import body_of
 from ramify.lang.program.program import Batch, Program, Started
-from ramify.lang.program.run import known_info, model_info
+from ramify.lang.program.run import cached_model_info, model_info
 from ramify.lang.program.state import ProgramState
 from ramify.loop import wait
 from ramify.messages import ModelInfo
@@ -175,4 +175,4 @@ def _stream(started: Started) -> None:
 
 
 def _info(backend: Backend) -> ModelInfo:
-    return known_info(backend) or wait(model_info(backend))
+    return cached_model_info(backend) or wait(model_info(backend))

@@ -21,9 +21,9 @@ from ramify.lang.calls.transcript import Piece, append_output, append_text, piec
 from ramify.lang.program.nodes import (
     CallTools,
     DescribeTools,
-    Filled,
     Fork,
     Gen,
+    Interpolated,
     RoleBegin,
     RoleEnd,
     ScopeBegin,
@@ -102,13 +102,13 @@ class Interpreter:
 
     # --- steps that wait ---
 
-    async def filled(self, node: Filled) -> None:
+    async def interpolated(self, node: Interpolated) -> None:
         texts: list[str] = []
         for part in node.parts:
             if isinstance(part, str):
                 texts.append(part)
                 continue
-            await part.variable.gate.wait()
+            await part.variable.ready.wait()
             texts.append(part.read())
         self.text(Text("".join(texts)))
 

@@ -30,7 +30,7 @@ class Visitor(Protocol):
     def scope_end(self, node: ScopeEnd, variable: Variable) -> None: ...
     def fork(self, node: Fork) -> None: ...
     def describe_tools(self, node: DescribeTools) -> None: ...
-    def filled(self, node: Filled) -> Awaitable[None]: ...
+    def interpolated(self, node: Interpolated) -> Awaitable[None]: ...
     def splice(self, node: Splice) -> Awaitable[None]: ...
     def gen(self, node: Gen, variable: Variable) -> Awaitable[None]: ...
     def select(self, node: Select, variable: Variable) -> Awaitable[None]: ...
@@ -91,7 +91,7 @@ class Step(Node):
 
 
 @dataclass(frozen=True)
-class Outcome(Step):
+class VariableStep(Step):
     """A step whose outcome is kept, under `name` where it has one."""
 
     name: str | None
@@ -124,21 +124,21 @@ class Text(Step):
 
 
 @dataclass(frozen=True)
-class Filled(Step):
+class Interpolated(Step):
     """Append text that the outcomes of other steps are a part of, once they are there."""
 
     waits: ClassVar[bool] = True
-    parts: tuple[str | Outcoming, ...]
+    parts: tuple[str | ResultRef, ...]
 
     def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
-        return visitor.filled(self)
+        return visitor.interpolated(self)
 
 
 @dataclass(frozen=True)
-class Outcoming:
+class ResultRef:
     """The outcome of a variable that may still have to be set; with `index`, one of its several outputs, and
     with `path`, what is there in it. `read` and `value` raise what the variable's step failed with; the
-    variable's gate must be open."""
+    variable must be ready."""
 
     variable: Variable
     index: int | None = None
@@ -193,7 +193,7 @@ class ScopeBegin(Step):
 
 
 @dataclass(frozen=True)
-class ScopeEnd(Outcome):
+class ScopeEnd(VariableStep):
     name: str
 
     def run(self, visitor: Visitor, variable: Variable | None) -> None:
@@ -202,7 +202,7 @@ class ScopeEnd(Outcome):
 
 
 @dataclass(frozen=True)
-class Gen(Outcome):
+class Gen(VariableStep):
     """Generate text. `options` are fields of `SamplingParams`; those of the run fill in the rest."""
 
     waits: ClassVar[bool] = True
@@ -228,7 +228,7 @@ class Gen(Outcome):
 
 
 @dataclass(frozen=True)
-class Select(Outcome):
+class Select(VariableStep):
     """Append the choice that the model finds most likely."""
 
     waits: ClassVar[bool] = True
@@ -253,7 +253,7 @@ class DescribeTools(Step):
 
 
 @dataclass(frozen=True)
-class CallTools(Outcome):
+class CallTools(VariableStep):
     """Have the model call tools, run them, and append their results."""
 
     waits: ClassVar[bool] = True

@@ -17,9 +17,9 @@ from ramify.lang.calls.options import NAMES, read_options
 from ramify.lang.graph.beginning import begun
 from ramify.lang.graph.body import compile_body
 from ramify.lang.graph.tracing import Traced, trace_as_far
-from ramify.lang.program.refused import refused
 from ramify.lang.program.run import Run, find_backend
 from ramify.lang.program.state import ProgramState
+from ramify.lang.program.unsupported import unsupported
 from ramify.messages import ModelInfo
 
 P = ParamSpec("P")
@@ -91,8 +91,8 @@ class Program(Generic[P]):
                 raise TypeError(f"{body.__qualname__} cannot have a parameter {name!r}: run() has one.")
         functools.update_wrapper(self, body)  # type: ignore[arg-type]
 
-    trace = refused("trace", "Use compile().")
-    cache = refused("cache", "The runtime finds shared prefixes by itself.")
+    trace = unsupported("trace", "Use compile().")
+    cache = unsupported("cache", "The runtime finds shared prefixes by itself.")
 
     def _sort(self, kwargs: Mapping[str, Any], of: str) -> tuple[Settings, dict[str, Any]]:
         """Tell the run's settings from the program's own arguments, with what is bound filled in."""

@@ -16,7 +16,7 @@ from typing import Any
 from ramify.errors import Cancelled, InvalidRequest, ProgramError, UnsupportedField
 from ramify.lang.backends.base import Backend
 from ramify.lang.program.branch import Branch
-from ramify.lang.program.gate import SIGNAL_S, Gate
+from ramify.lang.program.event import SIGNAL_S, Event
 from ramify.lang.program.nodes import Step
 from ramify.lang.program.variables import Variable
 from ramify.lang.trace.calls import Call
@@ -59,7 +59,7 @@ def _checked(backend: Backend) -> Backend:
     return backend
 
 
-def known_info(backend: Backend) -> ModelInfo | None:
+def cached_model_info(backend: Backend) -> ModelInfo | None:
     """What `model_info` has learnt before."""
     return _infos.get(backend)
 
@@ -118,9 +118,9 @@ class Run:
         """The branches that have steps to run; touched on `loop` only."""
         self.error: ProgramError | None = None
         """The exception that the body raised, as the cause."""
-        self.body_done = Gate()
+        self.body_done = Event()
         """Nothing more will be appended."""
-        self.finished = Gate()
+        self.finished = Event()
         """All steps are done."""
         self.started = time.perf_counter()
         self._told_end = False
@@ -186,7 +186,7 @@ class Run:
         """The body has returned, or has raised `error`."""
         if error is not None and self.error is None:
             self.error = body_error(error)
-        self.body_done.open()
+        self.body_done.set()
         self.notify()
 
     async def finish(self) -> None:
@@ -199,9 +199,9 @@ class Run:
                 await self.backend.end_program(self.program)
             except Exception as error:  # its leases run out by themselves
                 logger.warning("Program %s could not be ended on its backend: %s", self.program, error)
-        if not self.finished.is_open:
+        if not self.finished.is_set():
             self.root.call.end_s = self.clock()
-            self.finished.open()
+            self.finished.set()
             self.notify()
 
     async def cancel(self) -> None:
@@ -209,7 +209,7 @@ class Run:
 
         Runs on `loop`.
         """
-        if self.finished.is_open:
+        if self.finished.is_set():
             return
         for task in self.tasks:
             task.cancel()
@@ -231,7 +231,7 @@ class Run:
 
     def check_may_block(self) -> None:
         """Raise RuntimeError where blocking would stop the event loop that the body runs in."""
-        if self.asynchronous and not self.finished.is_open:
+        if self.asynchronous and not self.finished.is_set():
             raise RuntimeError(
                 "This would block the event loop of an async program; there, "
                 'write await s.aget("name"), await s.wait(), or s.text_async_iter().'

@@ -11,8 +11,9 @@ from ramify.errors import InvalidRequest, ProgramError
 from ramify.lang.calls.options import read_options
 from ramify.lang.program import streaming
 from ramify.lang.program.branch import Branch
+from ramify.lang.program.caller import caller_line
+from ramify.lang.program.event import Event
 from ramify.lang.program.fork import ForkGroup
-from ramify.lang.program.gate import Gate
 from ramify.lang.program.nodes import (
     CallTools,
     Node,
@@ -23,8 +24,7 @@ from ramify.lang.program.nodes import (
     ScopeEnd,
     as_node,
 )
-from ramify.lang.program.refused import refused
-from ramify.lang.program.source import caller_line
+from ramify.lang.program.unsupported import unsupported
 from ramify.lang.program.variables import Variable
 from ramify.lang.tools.tool import ToolCalls, ToolTurn, as_tools
 from ramify.lang.trace.calls import Call
@@ -132,11 +132,11 @@ class ProgramState:
         assert variable is not None
 
         def read() -> ToolCalls:
-            self._block_on(variable.gate)
+            self._block_on(variable.ready)
             calls: ToolCalls = variable.read()
             return calls
 
-        return ToolTurn(variable.gate, read)
+        return ToolTurn(variable.ready, read)
 
     def set_var(self, name: str, value: Any) -> None:
         """Set a variable; ``s[name] = value`` does the same."""
@@ -149,7 +149,7 @@ class ProgramState:
     def fork(self, size: int = 1, position_ids_offset: None = None) -> ForkGroup:
         """`size` branches that share everything so far and run concurrently."""
         if position_ids_offset is not None:
-            refused("fork(position_ids_offset=...)", "Fork without it.")()
+            unsupported("fork(position_ids_offset=...)", "Fork without it.")()
         if size < 1:
             raise ValueError(f"fork size is {size}; it must be at least 1.")
         return ForkGroup([type(self)(branch) for branch in self._branch.fork(int(size))], self._branch)
@@ -193,7 +193,7 @@ class ProgramState:
                     if self._declared(name):
                         break
         variable = self._branch.variable(name)
-        await variable.gate.wait()
+        await variable.ready.wait()
         return _as(variable, kind)
 
     def get_meta_info(self, name: str) -> Any:
@@ -307,22 +307,22 @@ class ProgramState:
                 if self._declared(name):
                     break
         variable = self._branch.variable(name)
-        self._block_on(variable.gate)
+        self._block_on(variable.ready)
         return variable
 
     def _declared(self, name: str) -> bool:
         """The variable is there, or will never be."""
-        return name in self._branch.variables or self._branch.run.body_done.is_open
+        return name in self._branch.variables or self._branch.run.body_done.is_set()
 
-    def _all_done(self) -> Gate:
+    def _all_done(self) -> Event:
         return self._branch.run.finished if self._outside else self._branch.idle()
 
-    def _block_on(self, gate: Gate) -> None:
-        if gate.is_open:
+    def _block_on(self, event: Event) -> None:
+        if event.is_set():
             return
         self._branch.run.check_may_block()
         try:
-            gate.block()
+            event.block()
         except BaseException:  # Ctrl-C
             self._branch.run.request_cancel()
             raise

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from ramify.lang.calls.meta import add_logprobs, meta_info, token_logprobs
+from ramify.lang.calls.meta_info import add_logprobs, meta_info, token_logprobs
 from ramify.lang.program.branch import Branch
 from ramify.messages import TextChunk, TokenLogprobs, Usage
 
@@ -87,13 +87,13 @@ class _OneVariable:
     @property
     def ended(self) -> bool:
         variable = self._branch.variables.get(self._name)
-        return self._branch.run.body_done.is_open if variable is None else variable.gate.is_open
+        return self._branch.run.body_done.is_set() if variable is None else variable.ready.is_set()
 
     def new(self) -> Iterator[tuple[str, Any]]:
         variable = self._branch.variables.get(self._name)
         if variable is None:
             return
-        ended = variable.gate.is_open
+        ended = variable.ready.is_set()
         chunks = variable.chunks[self._read :]
         self._read += len(chunks)
         for chunk in chunks:

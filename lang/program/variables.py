@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ramify.errors import ProgramError
-from ramify.lang.program.gate import Gate
+from ramify.lang.program.event import Event
 from ramify.messages import TextChunk
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ class UnknownVariable(ProgramError, KeyError):
 
 
 class Variable:
-    """Set once, by `resolve` or `fail`. Read `value` only after the gate is open."""
+    """Set once, by `resolve` or `fail`. Read `value` only after `ready` is set."""
 
-    __slots__ = ("_meta", "call", "chunks", "error", "gate", "kind", "name", "text", "value")
+    __slots__ = ("_meta", "call", "chunks", "error", "kind", "name", "ready", "text", "value")
 
     def __init__(self, name: str | None) -> None:
         self.name = name
-        self.gate = Gate()
+        self.ready = Event()
         self.value: Any = None
         self.text: str | None = None
         """The generated text, of which `value` is the parsed form; None for a value that was never text."""
@@ -41,7 +41,7 @@ class Variable:
 
     def resolve(self, value: Any, *, text: str | None = None, meta: Callable[[], Any] | None = None) -> None:
         self.value, self.text, self._meta = value, text, meta
-        self.gate.open()
+        self.ready.set()
 
     @property
     def meta(self) -> Any:
@@ -51,18 +51,18 @@ class Variable:
         return self._meta
 
     def fail(self, error: ProgramError) -> None:
-        if not self.gate.is_open:
+        if not self.ready.is_set():
             self.error = error
-            self.gate.open()
+            self.ready.set()
 
     def read(self) -> Any:
-        """The value; raises `ProgramError` if the step failed. The gate must be open."""
+        """The value; raises `ProgramError` if the step failed. `ready` must be set."""
         if self.error is not None:
             raise self.error.with_traceback(None)
         return self.value
 
 
-class Gathered(Variable):
+class GatheredVariable(Variable):
     """The list of one variable's values over the branches of a fork."""
 
     __slots__ = ("parts",)
@@ -71,10 +71,10 @@ class Gathered(Variable):
         super().__init__(name)
         self.parts = list(parts)
         for part in self.parts:
-            part.gate.on_open(self._one_more)
+            part.ready.on_set(self._one_more)
 
     def _one_more(self) -> None:
-        if all(part.gate.is_open for part in self.parts) and not self.gate.is_open:
+        if all(part.ready.is_set() for part in self.parts) and not self.ready.is_set():
             failed = next((part.error for part in self.parts if part.error is not None), None)
             if failed is not None:
                 self.fail(failed)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Generic, NotRequired, ParamSpec, Required, TypeVar, cast, overload
 
 from ramify.errors import InvalidRequest, RequestTimeout
-from ramify.lang.program.gate import Gate
-from ramify.lang.program.source import caller_names
+from ramify.lang.program.caller import caller_names
+from ramify.lang.program.event import Event
 from ramify.lang.typed.typed_dict import modern
 from ramify.tool_calls.grammar import Tool as DescribedTool
 
@@ -122,7 +122,7 @@ class ToolCalls(list[ToolCall]):
 class ToolTurn(Sequence[ToolCall]):
     """What `call_tools` returns: the calls, once they are there. Reading them waits, as ``await`` does."""
 
-    def __init__(self, done: Gate, read: Callable[[], ToolCalls]) -> None:
+    def __init__(self, done: Event, read: Callable[[], ToolCalls]) -> None:
         self._done, self._read = done, read
 
     def __await__(self) -> Generator[Any, None, ToolCalls]:

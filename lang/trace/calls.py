@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ramify.lang.calls.meta import add_usage
+from ramify.lang.calls.meta_info import add_usage
 from ramify.lang.calls.transcript import Piece, text_of
 from ramify.lang.trace.tokens import Tokens
 from ramify.messages import ChoiceScore, Finish, TokenLogprobs, Usage

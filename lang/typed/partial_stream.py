@@ -55,7 +55,7 @@ class ObjectStream(Generic[T]):
 def snapshot(branch: Branch, name: str, kind: Any) -> Partial[Any]:
     """What `ProgramState.partial` returns."""
     variable = branch.variables.get(name)
-    if variable is not None and variable.gate.is_open:
+    if variable is not None and variable.ready.is_set():
         return _whole(variable, kind)
     growing = _Growing(branch, name, kind)
     return growing.new() or Partial(None)
@@ -72,7 +72,7 @@ class _Growing:
     @property
     def ended(self) -> bool:
         variable = self._branch.variables.get(self._name)
-        return self._branch.run.body_done.is_open if variable is None else variable.gate.is_open
+        return self._branch.run.body_done.is_set() if variable is None else variable.ready.is_set()
 
     def new(self) -> Partial[Any] | None:
         """What there is now, if it has grown since the last call."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from ramify.lang.backends.scripted import ScriptedBackend
-from ramify.lang.program.gate import Gate
+from ramify.lang.program.event import Event
 from ramify.messages import Generate, TextChunk
 
 
@@ -34,7 +34,7 @@ class Holding(ScriptedBackend):
 
     def __init__(self, answers) -> None:
         super().__init__(answers)
-        self.started, self.release = Gate(), Gate()
+        self.started, self.release = Event(), Event()
         self.aborted = self.holding = self.most = 0
 
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
@@ -46,7 +46,7 @@ class Holding(ScriptedBackend):
             held = True
             self.holding += 1
             self.most = max(self.most, self.holding)
-            self.started.open()
+            self.started.set()
             try:
                 await self.release.wait()
             except (asyncio.CancelledError, GeneratorExit):

@@ -120,7 +120,7 @@ async def test_programs_run_at_once_in_one_loop():
     async def release():
         while backend.holding < 8:
             await asyncio.sleep(0)
-        backend.release.open()
+        backend.release.set()
 
     *states, _ = await asyncio.gather(*(program.run(backend=backend) for _ in range(8)), release())
     assert [state.ret_value for state in states] == ["a"] * 8
@@ -151,7 +151,7 @@ async def test_a_time_limit_on_one_read_leaves_the_step_alone():
         s += "a" + rm.gen("x")
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(s.aget("x"), 0.001)
-        backend.release.open()
+        backend.release.set()
         return await s.aget("x")
 
     assert (await program.run(backend=backend)).ret_value == "answer"

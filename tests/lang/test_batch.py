@@ -79,7 +79,7 @@ async def test_a_failing_backend_fails_its_rows_only():
 
 async def test_concurrency_is_bounded():
     backend = Holding(answer)
-    backend.release.open()
+    backend.release.set()
     async for _ in run_both([{"n": n} for n in range(30)], concurrency=4, backend=backend):
         assert 1 <= backend.most <= 4
 

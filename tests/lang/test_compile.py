@@ -309,7 +309,7 @@ def test_calls_that_do_not_wait_for_each_other_run_together():
     state = program.compile().run(backend=backend, stream=True)
     backend.started.block()
     assert backend.holding == 1
-    backend.release.open()
+    backend.release.set()
     state.sync()
     assert state["first"] == "one two"
     assert state.error() is None

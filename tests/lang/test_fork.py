@@ -72,7 +72,7 @@ def test_a_fork_waits_for_steps_before_it_and_only_for_those():
         forks += " and " + rm.gen("y")
         s += " end"
         backend.started.block()
-        backend.release.open()
+        backend.release.set()
         return forks["y"]
 
     state = program.run(backend=backend)
@@ -89,7 +89,7 @@ def test_branches_run_at_once():
         forks += "Q" + rm.gen("x")
         while backend.holding < 5:
             backend.started.block()
-        backend.release.open()
+        backend.release.set()
         forks.join()
 
     assert program.run(backend=backend)["x"] == ["a"] * 5

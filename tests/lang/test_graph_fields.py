@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 
 import ramify as rm
 from ramify.graph import Gen, Graph, Result, Text, scalar_text
-from ramify.lang.typed.shape import shape_of
+from ramify.lang.typed.static_type import static_type
 from tests.lang.compiling import refusal
 from tests.lang.test_programs import outcome
 
@@ -148,7 +148,7 @@ def test_a_field_that_json_alone_does_not_tell_is_not_put_into_text(kind: Any, n
 
 
 def test_other_fields_of_a_type_with_functions_are_there() -> None:
-    shape = shape_of(Changing)
+    shape = static_type(Changing)
     assert shape is not None
     other = shape.attribute("other")
     assert other is not None

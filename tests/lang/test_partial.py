@@ -240,7 +240,7 @@ def test_the_partial_object_of_now():
     pieces = state.text_iter("trip")
     assert next(pieces) == "{"
     assert state.partial("trip") == Partial({}, False, (), "")
-    backend.release.open()
+    backend.release.set()
     state.sync()
     assert state.partial("trip").value == Trip(place="The old town", days=[1, 2, 3])
 
@@ -254,7 +254,7 @@ async def test_objects_are_streamed_in_an_event_loop():
         found = []
         async for partial in s.stream_objects("trip", Trip):
             found.append(partial)
-            backend.release.open()
+            backend.release.set()
         return found
 
     state = await program.run(backend=backend, stream=True)
@@ -292,7 +292,7 @@ def test_a_part_that_does_not_fit_raises_before_the_end():
         s += "Plan: " + rm.gen("x", schema=Early)
 
     state = program.run(backend=backend, stream=True)
-    backend.release.open()
+    backend.release.set()
     with pytest.raises(rm.ProgramError, match="The value at /place is not valid") as failed:
         list(state.stream_objects("x"))
     assert failed.value.line.startswith(__file__)

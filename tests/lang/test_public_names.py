@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ramify as rm
-from ramify.lang.program.refused import REFUSED
+from ramify.lang.program.unsupported import UNSUPPORTED
 
 SGLANG = """
 Engine OpenAI RuntimeEndpoint assistant assistant_begin assistant_end flush_cache function gen gen_int
@@ -49,12 +49,12 @@ def test_every_name_of_sglangs_frontend_is_there_or_refused_when_called():
             getattr(rm, name)("argument")
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", UNSUPPORTED)
 def test_a_refusal_says_what_to_do(name):
-    with pytest.raises(rm.UnsupportedField) as refused:
+    with pytest.raises(rm.UnsupportedField) as unsupported:
         getattr(rm, name)()
-    assert refused.value.field == name
-    assert refused.value.remedy
+    assert unsupported.value.field == name
+    assert unsupported.value.remedy
 
 
 def test_what_programs_and_states_do_not_have_yet_is_refused():

@@ -253,7 +253,7 @@ async def test_an_async_program_goes_on_after_a_time_out():
         hasty += "Count: " + rm.gen("x", timeout=0.02)
         with pytest.raises(rm.ProgramError):
             await hasty.aget("x")
-        backend.release.open()
+        backend.release.set()
         s += "Count: " + rm.gen("x")
         return await s.aget("x")
 
@@ -290,7 +290,7 @@ async def test_the_prompt_is_there_while_it_runs():
         s += "Count: " + rm.gen("x")
         await asyncio.to_thread(backend.started.block)
         prompt = s.trace.children[0].prompt
-        backend.release.open()
+        backend.release.set()
         await s.wait()
         return prompt, s.prompt_of("x")
 

@@ -31,8 +31,8 @@ def test_a_variable_arrives_in_pieces():
     state = story.run("cats", backend=backend, stream=True)
     pieces = state.text_iter("first")
     assert next(pieces) == "Once"
-    assert not backend.release.is_open
-    backend.release.open()
+    assert not backend.release.is_set()
+    backend.release.set()
     assert list(pieces) == [" upon", " a", " time"]
     assert "".join(state.text_iter("second")) == "the end"
     assert "".join(state.text_iter("second")) == "the end"
@@ -42,7 +42,7 @@ def test_the_state_is_readable_while_it_runs():
     backend = Holding(ANSWERS)
     state = story.run("cats", backend=backend, stream=True)
     assert "running" in repr(state)
-    backend.release.open()
+    backend.release.set()
     assert state["second"] == "the end"
     assert state.messages()[-1]["content"] == "the end"
     with pytest.raises(KeyError):

@@ -14,7 +14,7 @@ import pytest
 
 import ramify as rm
 from ramify.errors import InvalidRequest, RequestTimeout
-from ramify.lang.program.gate import Gate
+from ramify.lang.program.event import Event
 from ramify.lang.tools.tool import read_docstring
 from ramify.messages import Generate
 
@@ -376,7 +376,7 @@ async def test_coroutines_run_at_once_in_the_programs_loop():
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_a_tool_that_takes_too_long(asynchronous):
-    release = Gate()
+    release = Event()
 
     async def slow() -> None:
         await release.wait()
@@ -393,7 +393,7 @@ def test_a_tool_that_takes_too_long(asynchronous):
 
     backend = rm.ScriptedBackend([after_trigger(written(tool.name))])
     (call,) = program.run(backend=backend).ret_value
-    release.open()
+    release.set()
     assert isinstance(call.error, RequestTimeout)
     assert "took longer than 0.02 s" in call.shown
 

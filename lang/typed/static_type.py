@@ -21,7 +21,7 @@ PLAIN_CONFIG = frozenset({"title", "extra_fields_behavior", "frozen"})
 """Settings of a class that change no value in it."""
 
 
-class Shape:
+class StaticType:
     """A type as pydantic reads it (``TypeAdapter.core_schema``): what is not here for certain is None.
 
     A field that may be missing, or that a function of the type makes or changes, is not here.
@@ -36,7 +36,7 @@ class Shape:
                 schema = definitions[schema["schema_ref"]]
         self._schema, self._definitions = schema, definitions
 
-    def attribute(self, name: str) -> Shape | None:
+    def attribute(self, name: str) -> StaticType | None:
         """What ``value.name`` is: a field of a pydantic model or of a dataclass."""
         schema = self._schema
         if schema["type"] not in ("model", "dataclass") or not _is_plain(schema):
@@ -51,7 +51,7 @@ class Shape:
                 return None  # a function of the class sees the values
         return self._field(field)
 
-    def item(self, key: object) -> Shape | None:
+    def item(self, key: object) -> StaticType | None:
         """What ``value[key]`` is: of a TypedDict, a tuple, or a list that is at least so long."""
         schema = self._schema
         match schema["type"], key:
@@ -60,9 +60,9 @@ class Shape:
                 return self._field(field) if field is not None and field.get("required", True) else None
             case "tuple", int() if "variadic_item_index" not in schema:
                 items = schema["items_schema"]
-                return Shape(items[key], self._definitions) if 0 <= key < len(items) else None
+                return StaticType(items[key], self._definitions) if 0 <= key < len(items) else None
             case "list", int() if "items_schema" in schema and 0 <= key < (schema.get("min_length") or 0):
-                return Shape(schema["items_schema"], self._definitions)
+                return StaticType(schema["items_schema"], self._definitions)
         return None
 
     @property
@@ -76,28 +76,28 @@ class Shape:
             return cast(Scalar, kind)
         return None
 
-    def _field(self, field: Mapping[str, Any] | None) -> Shape | None:
+    def _field(self, field: Mapping[str, Any] | None) -> StaticType | None:
         if field is None or "validation_alias" in field or not field.get("init", True):
             return None
-        return Shape(field["schema"], self._definitions)
+        return StaticType(field["schema"], self._definitions)
 
 
-def shape_of(kind: Any) -> Shape | None:
+def static_type(kind: Any) -> StaticType | None:
     """The shape of a Python type; None where pydantic does not take it for one."""
     if isinstance(kind, Mapping | str) or kind is None:
         return None
     try:
-        return _shape_of_type(kind)
+        return _static_type(kind)
     except TypeError:  # unhashable, as an annotation that holds a list may be: not cached
-        return _shape_of_type.__wrapped__(kind)
+        return _static_type.__wrapped__(kind)
 
 
 @functools.lru_cache(maxsize=256)
-def _shape_of_type(kind: Any) -> Shape | None:
+def _static_type(kind: Any) -> StaticType | None:
     import pydantic
 
     try:
-        return Shape(pydantic.TypeAdapter(modern(kind)).core_schema, {})
+        return StaticType(pydantic.TypeAdapter(modern(kind)).core_schema, {})
     except (pydantic.errors.PydanticUserError, RecursionError):
         return None
 

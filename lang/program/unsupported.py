@@ -1,4 +1,4 @@
-"""Names that users of SGLang's frontend may call and that are not there: each refuses by its name."""
+"""Names of SGLang's frontend that Ramify lacks: calling one raises `UnsupportedField` with a remedy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ramify.errors import UnsupportedField
 
 OTHER_BACKEND = "Use Engine, RuntimeEndpoint, OpenAI or ScriptedBackend."
 
-REFUSED = {
+UNSUPPORTED = {
     "image": "Only text models are served.",
     "video": "Only text models are served.",
     "separate_reasoning": "The whole output is one text; split it in the program.",
@@ -23,17 +23,12 @@ REFUSED = {
 """Public name → what to do instead."""
 
 
-def refuse(name: str, remedy: str) -> NoReturn:
-    """Raise `UnsupportedField` for `name`."""
-    raise UnsupportedField(f"{name} is not there.", field=name, remedy=remedy)
-
-
-def refused(name: str, remedy: str) -> Callable[..., NoReturn]:
-    """A function that refuses when it is called."""
+def unsupported(name: str, remedy: str) -> Callable[..., NoReturn]:
+    """A function that raises `UnsupportedField` when it is called."""
 
     def call(*args: Any, **kwargs: Any) -> NoReturn:
-        refuse(name, remedy)
+        raise UnsupportedField(f"{name} is not there.", field=name, remedy=remedy)
 
     call.__name__ = call.__qualname__ = name
-    call.__doc__ = f"Not there. {remedy}"
+    call.__doc__ = f"Not supported. {remedy}"
     return call
