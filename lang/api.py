@@ -1,4 +1,4 @@
-"""The words that programs are written in. Names and meaning follow SGLang's frontend where it has them."""
+"""The functions that programs are written with. Names and meaning follow SGLang's frontend."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def function(
     body: None = None, /, *, num_api_spec_tokens: None = None
 ) -> Callable[[Callable[Concatenate[ProgramState, P], Any]], Function[P]]: ...
 def function(body: Callable[..., Any] | None = None, /, *, num_api_spec_tokens: int | None = None) -> Any:
-    """Make a program of a function (plain or ``async``) whose first parameter is the state."""
+    """Turn a function, plain or ``async``, into a program. Its first parameter is the program state."""
     if num_api_spec_tokens is not None:
         raise UnsupportedField("function has no option 'num_api_spec_tokens'.", field="num_api_spec_tokens")
     if body is None:
@@ -71,31 +71,30 @@ def gen(
     timeout: float | None = None,
     **options: Any,
 ) -> Node:
-    """Generate text, and keep it in the variable `name`.
+    """Generate text, append it, and set the variable `name` to it.
 
     Args:
-        max_tokens: Most tokens; unset, that of `run`, else 128.
-        schema: What to generate: a pydantic model, dataclass, TypedDict, Literal, Enum, int, float, bool,
-            str, list[T], Optional[T], ..., a JSON schema as a mapping, or JSON text. The variable holds
-            the parsed value.
+        max_tokens: Most tokens; by default that of `run`, else 128.
+        schema: The type of the value: a pydantic model, dataclass, TypedDict, Literal, Enum, int, float,
+            bool, str, list[T], Optional[T], ...; or a JSON schema as a mapping or as JSON text. The variable
+            holds the parsed value.
         dtype: int, float, bool or str as in SGLang: the output is constrained and stays text.
         regex, json_schema, ebnf, structural_tag: Constraints; the variable holds text.
-        choices, choices_method: As for `select`, which this then is.
-        validate: Called with the value; raises ValueError (pydantic's errors are such) or AssertionError
-            for one that will not do, which fails the step.
-        retries: So many times an output that does not parse or that `validate` refuses is shown to the
-            model with what is wrong with it, and generated again. The model sees its failed attempts in a
-            view of the program of their own: the program goes on with the valid output alone. Only that
-            one is streamed, when it has been found valid.
-        keep_failed: The failed attempts and their corrections stay in the program.
-        timeout: Seconds for the whole step, retries included; after them the request is aborted and the
-            step fails with `RequestTimeout` as the cause.
+        choices, choices_method: As for `select`; with `choices` this function is `select`.
+        validate: Called with the value. It rejects the value with a ValueError (such as pydantic's errors)
+            or an AssertionError, which fails the step.
+        retries: Most further attempts after an output that does not parse or that `validate` rejects. The
+            model is shown the failed output and its error, and generates again. The program goes on with the
+            valid output alone, which is streamed once it is known to be valid.
+        keep_failed: Keep the failed attempts and their corrections in the program.
+        timeout: Seconds for the whole step, retries included. Then the request is aborted and the step fails
+            with `RequestTimeout` as the cause.
         options: Fields of `ramify.sampling_params.SamplingParams`, or SGLang's spellings of them:
             max_new_tokens, min_new_tokens, sampling_seed, return_logprob, top_logprobs_num,
-            logprob_start_len. With n > 1 the variable holds a list, and the first is appended.
+            logprob_start_len. With n > 1 the variable holds a list, whose first output is appended.
 
-    Raises `UnsupportedField` for an option that is not honoured, `InvalidRequest` for a wrong value, and
-    `InvalidConstraint` for a constraint that is none.
+    Raises `UnsupportedField` for an unknown option, `InvalidRequest` for a wrong value, and
+    `InvalidConstraint` for an invalid constraint.
     """
     line = caller_line()
     given = {
@@ -107,7 +106,7 @@ def gen(
         "structural_tag": structural_tag,
         "choices": choices,
     }
-    set_ones = _only_one(given)
+    constraints = _at_most_one(given)
     if retries < 0:
         raise InvalidRequest(f"retries is {retries}; it must be 0 or more.", field="retries")
     if keep_failed and not retries:
@@ -118,7 +117,7 @@ def gen(
         return _scored(name, choices, options, choices_method, timeout, line)
     if choices_method is not None:
         raise InvalidRequest("choices_method needs choices.", field="choices_method")
-    wanted = _wanted(set_ones)
+    wanted = _schema(constraints)
     return Gen(
         name=name,
         options=read_options(options, of="gen"),
@@ -134,8 +133,8 @@ def gen(
     )
 
 
-def _only_one(constraints: Mapping[str, Any]) -> dict[str, Any]:
-    """The constraints that are given; raises `InvalidConstraint` where they are several."""
+def _at_most_one(constraints: Mapping[str, Any]) -> dict[str, Any]:
+    """The constraints that are not None; raises `InvalidConstraint` where there are several."""
     found = {key: value for key, value in constraints.items() if value is not None}
     if len(found) > 1:
         raise InvalidConstraint(
@@ -152,7 +151,7 @@ def _scored(
     timeout: float | None,
     line: str | None,
 ) -> Node:
-    """A gen with choices, which is a select; raises `UnsupportedField` for what then has no effect."""
+    """The `select` of a `gen` with choices; raises `UnsupportedField` for options that have no effect."""
     temperature = options.pop("temperature", None) or 0.0
     for extra, value in options.items():
         if value is not None:
@@ -178,9 +177,9 @@ def select(
     *,
     timeout: float | None = None,
 ) -> Node:
-    """Append the choice that the model finds most likely here, by `choices_method`.
+    """Append the choice that the model finds most likely, scored by `choices_method`.
 
-    After `timeout` seconds, if given, the step fails with `RequestTimeout` as the cause.
+    After `timeout` seconds the step fails with `RequestTimeout` as the cause.
     """
     if choices is None:
         raise InvalidRequest("select needs choices.", field="choices")
@@ -208,8 +207,8 @@ def _seconds(timeout: float | None) -> float | None:
     return timeout
 
 
-def _wanted(given: Mapping[str, Any]) -> Schema:
-    """The constraint that is given, if any, and how its text is read."""
+def _schema(given: Mapping[str, Any]) -> Schema:
+    """The constraint and the parser of the one argument in `given`; plain text without one."""
     for kind, value in given.items():
         return CONSTRAINTS[kind](value)
     return Schema(None, str)
@@ -241,15 +240,15 @@ def tool(
     timeout: float | None = None,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Make a function, plain or ``async``, one that a model may call; see `ProgramState.call_tools`.
+    """Turn a function, plain or ``async``, into a tool that a model may call; see `ProgramState.call_tools`.
 
-    Its parameters must have types; their JSON schema is that of pydantic. The docstring says what it does,
-    and under ``Args:`` (or as ``:param name:``) what each parameter means.
+    Every parameter must have a type, from which pydantic makes its JSON schema. The model is shown the
+    function's docstring, and each parameter's description under ``Args:`` (or as ``:param name:``).
 
     Args:
-        name: What the model calls it; unset, the function's name.
-        description: In place of the docstring's.
-        timeout: Seconds after which a call of it fails.
+        name: The name that the model is shown; by default the function's.
+        description: Replaces the docstring.
+        timeout: Seconds after which a call fails.
     """
     if function is None:
         return lambda function: make_tool(function, **options)
@@ -257,24 +256,24 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
 
 def system(content: str | Node | None = None, *, tools: Sequence[object] | None = None) -> Node:
-    """A system turn; with `tools` it ends with what the model must know to call them."""
+    """A system turn. With `tools` it ends with their descriptions."""
     return _turn("system", content, tools)
 
 
 def user(content: str | Node | None = None, *, tools: Sequence[object] | None = None) -> Node:
-    """A user turn; `tools` as of `system`, for models whose template has no system turn, or no tools."""
+    """A user turn. `tools` as in `system`, for models whose template has no system turn or no tools."""
     return _turn("user", content, tools)
 
 
 def assistant(content: str | Node | None = None) -> Node:
-    """An assistant turn; usually of a `gen`."""
+    """An assistant turn, usually of a `gen`."""
     return _turn("assistant", content)
 
 
 def _turn(role: str, content: str | Node | None, tools: Sequence[object] | None = None) -> Node:
     inside = () if content is None else as_node(content).steps()
-    told = () if tools is None else (DescribeTools(as_tools(tools)),)
-    return Row((RoleBegin(role, caller_line(), tools is not None), *inside, *told, RoleEnd(role)))
+    described = () if tools is None else (DescribeTools(as_tools(tools)),)
+    return Row((RoleBegin(role, caller_line(), tools is not None), *inside, *described, RoleEnd(role)))
 
 
 def system_begin() -> Node:
@@ -302,10 +301,10 @@ def assistant_end() -> Node:
 
 
 def flush_cache(backend: Backend | None = None) -> Any:
-    """Have the backend (or the default one) drop every cached prefix that nothing uses."""
+    """Drop every unused cached prefix of `backend`, or of the default backend."""
     return call_backend(backend, "flush_cache")
 
 
 def get_server_info(backend: Backend | None = None) -> Any:
-    """What the backend (or the default one) says of its configuration and state."""
+    """The configuration and state of `backend`, or of the default backend."""
     return call_backend(backend, "get_server_info")

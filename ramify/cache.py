@@ -1,4 +1,4 @@
-"""Ramify's cache folder: entries that appear whole or not at all, also under concurrent writers."""
+"""Ramify's cache folder. An entry becomes visible complete or not at all, also under concurrent writers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class NotWritable(EngineError):
-    """The cache folder takes nothing: who can do without an entry does."""
+    """The cache folder cannot be written. Callers for which the cache is optional go on without it."""
 
 
 def home() -> Path:
@@ -26,36 +26,37 @@ def home() -> Path:
     return Path(given).expanduser() if given else Path.home() / ".cache" / "ramify"
 
 
-def made_of(files: Sequence[Path], kind: str, name: str, *identity: object) -> Path:
-    """The entry of what is made of `files` in the way that `identity` tells.
+def entry_of(files: Sequence[Path], kind: str, name: str, *identity: object) -> Path:
+    """The entry for a product of `files`; `identity` holds the versions and options that made it.
 
-    Named by the files' paths and what tells their contents apart: sizes and times of change.
+    The entry's name is a hash of `identity` and of the files' sizes and modification times. Its folder is
+    named by `name` and by a hash of the files' paths.
     """
     paths = [path.resolve() for path in files]
-    place = hashlib.sha256("\0".join(map(str, paths)).encode()).hexdigest()[:12]
+    folder = hashlib.sha256("\0".join(map(str, paths)).encode()).hexdigest()[:12]
     stats = [path.stat() for path in paths]
-    whole = repr((*identity, [(stat.st_size, stat.st_mtime_ns) for stat in stats]))
-    return home() / kind / f"{name}-{place}" / hashlib.sha256(whole.encode()).hexdigest()[:16]
+    version = repr((*identity, [(stat.st_size, stat.st_mtime_ns) for stat in stats]))
+    return home() / kind / f"{name}-{folder}" / hashlib.sha256(version.encode()).hexdigest()[:16]
 
 
-def remove_older(entry: Path) -> None:
-    """Remove what was made of the same files when they, or the way, were others."""
+def remove_outdated(entry: Path) -> None:
+    """Remove the entries of the same files with another `identity`, size or modification time."""
     for old in entry.parent.iterdir():
         if old.is_dir() and old != entry and not old.name.startswith("."):
             shutil.rmtree(old, ignore_errors=True)
 
 
 def ensure(entry: Path, build: Callable[[Path], None]) -> Path:
-    """The folder `entry`; where it does not exist yet, `build` fills a folder that then becomes it.
+    """Return the folder `entry`, which `build` fills where it does not exist.
 
-    A folder under its final name is complete: it is built under another name, flushed to disk, and
-    renamed. Of several processes one builds and the others wait for it. What an interrupted build
-    left behind is removed by the next.
+    The folder is built under another name, flushed to disk and then renamed, so a folder under its final
+    name is complete. Of several processes one builds and the others wait. The remains of an interrupted
+    build are removed by the next one.
     """
     if entry.is_dir():
         return entry
     with _lock(entry.with_name(f".{entry.name}.lock")):
-        if entry.is_dir():  # somebody else has built it meanwhile
+        if entry.is_dir():  # another process has built it meanwhile
             return entry
         partial = entry.with_name(f".{entry.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
@@ -73,7 +74,8 @@ def ensure(entry: Path, build: Callable[[Path], None]) -> Path:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Held until the block or the process ends. The file stays: removing it would let two hold it."""
+    """Lock `path` until the block or the process ends. The file stays, as removing it would let two processes
+    hold the lock: one on the old file and one on a new file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         opened = path.open("a")

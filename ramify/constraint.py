@@ -1,4 +1,4 @@
-"""What an output must look like: one type for every kind of constraint."""
+"""Constraints on the output of a generation: one type for schemas, expressions, grammars and choices."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ramify.errors import InvalidConstraint
 Kind = Literal["json_schema", "json_object", "regex", "ebnf", "lark", "choices", "structural_tag"]
 
 Whitespace = Literal["natural", "compact"] | int
-"""White space in JSON: "natural" is one space after each comma and colon, "compact" none, and a number
-up to so many spaces, tabs and line ends wherever JSON allows them."""
+"""White space in JSON: "natural" is one space after each comma and colon, "compact" is none, and a number n
+allows up to n spaces, tabs and line ends wherever JSON does."""
 
 Strict = bool | Literal["validate"]
-"""What becomes of a schema keyword that cannot be enforced: it is refused (True), checked once the value
-is there ("validate"), or left out (False)."""
+"""How a schema keyword that cannot be enforced token by token is treated: True refuses the schema,
+"validate" checks the complete value, False ignores the keyword."""
 
 MAX_WHITESPACE = 100
-"""Most white space between two tokens that can be asked for."""
+"""Largest number that `whitespace` may be, in characters between two JSON tokens."""
 
 MAX_SOURCE_BYTES = 1 << 20
-"""Longest constraint accepted, in UTF-8 bytes; a larger one is refused before anybody parses it."""
+"""Longest constraint accepted, in UTF-8 bytes. A longer one is refused unparsed."""
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -35,8 +35,8 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     or Lark grammar, a JSON array of strings for ``choices``, the JSON text of a structural tag, or empty
     for ``json_object``.
 
-    The other fields are for JSON alone. `any_order`: the properties that a schema names may come in any
-    order, not only in the schema's.
+    The other fields apply to JSON kinds only. With `any_order` the properties that a schema names may come
+    in any order; without it, in the order of the schema.
     """
 
     kind: Kind
@@ -47,16 +47,16 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def key(self) -> str:
-        """A stable hash: equal constraints compile once."""
-        said = f"{self.kind}\0{self.source}"
+        """A hash that is stable across processes and versions: the key of compiled grammars."""
+        content = f"{self.kind}\0{self.source}"
         options = (self.whitespace, self.any_order, self.strict)
         if options != ("natural", False, True):
-            said += f"\0{options}"
-        return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()
+            content += f"\0{options}"
+        return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
     def check(self) -> Constraint:
-        """Return self; raise `InvalidConstraint` when it is too large, empty or not text, or an option has
-        a value that it cannot have."""
+        """Return self; raise `InvalidConstraint` where the source is too long, empty or not valid Unicode,
+        or where an option has a wrong value."""
         self._check_options()
         try:
             size = len(self.source.encode())

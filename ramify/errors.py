@@ -1,22 +1,22 @@
 """Every error Ramify raises, in the client and in the server alike.
 
     RamifyError
-    ├── InvalidRequest            400  a field is wrong; says which one and how to mend it
-    │   ├── UnsupportedField      400  a field we do not honour
-    │   ├── InvalidConstraint     400  a schema, regex or grammar; carries the JSON pointer
-    │   └── PromptTooLong         400  prompt and budget do not fit the context or the KV pages
+    ├── InvalidRequest            400  a field is wrong; names the field and a remedy
+    │   ├── UnsupportedField      400  a field or value that Ramify does not support
+    │   ├── InvalidConstraint     400  a schema, regex or grammar is wrong; carries the JSON pointer
+    │   └── PromptTooLong         400  prompt and max_tokens do not fit the context or the KV pages
     ├── Unauthorized              401  missing or wrong API key
     ├── NotFound                  404  no such model, file or route
     ├── Overloaded                429  the queue is full; carries retry_after seconds
-    ├── Cancelled                 499  aborted by its caller
-    ├── EngineError               500  our fault
-    │   ├── WorkerDied            503  a process of the ring died; the request may be sent again
+    ├── Cancelled                 499  the caller aborted the request
+    ├── EngineError               500  the engine failed
+    │   ├── WorkerDied            503  a process of the engine died; the request may be sent again
     │   └── EngineClosed          503  shut down, draining, or never started
-    ├── RequestTimeout            504  a time limit of the caller passed
+    ├── RequestTimeout            504  a time limit set by the caller passed
     ├── BackendError              502  a remote endpoint answered with an error
     └── ProgramError                   a step of a program failed; raised where its variable is read
         ├── UnsupportedNode            this backend cannot run that step
-        └── CompileError               a program cannot be made a graph; says at which line
+        └── CompileError               a program cannot be compiled to a graph; names the line
 
 `to_info` and `from_info` carry an error across processes without pickling.
 """
@@ -37,6 +37,9 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pointer: str | None = None
     remedy: str | None = None
     retry_after: float | None = None
+
+
+_FIELDS = [name for name in ErrorInfo.__struct_fields__ if name != "code"]
 
 
 class RamifyError(Exception):
@@ -66,14 +69,7 @@ class RamifyError(Exception):
         return f"{where}{self.message} {self.remedy or ''}".rstrip()
 
     def to_info(self) -> ErrorInfo:
-        return ErrorInfo(
-            code=self.code,
-            message=self.message,
-            field=self.field,
-            pointer=self.pointer,
-            remedy=self.remedy,
-            retry_after=self.retry_after,
-        )
+        return ErrorInfo(code=self.code, **{name: getattr(self, name) for name in _FIELDS})
 
 
 class InvalidRequest(RamifyError):
@@ -139,9 +135,11 @@ class BackendError(RamifyError):
 
 
 class ProgramError(RamifyError):
-    """A failed step. `variable` names it, `line` is the caller's file:line, `__cause__` says why.
+    """A failed step.
 
-    `prompt` and `partial` hold what was sent and what had come back, when known.
+    `variable` is the variable that the step sets, `line` the file:line of the step in the user's program, and
+    `__cause__` the reason. `prompt` is the text that was sent and `partial` the output up to the failure;
+    both are None for a step that sent nothing.
     """
 
     code = "program_error"
@@ -183,10 +181,4 @@ _BY_CODE = {error.code: error for error in _all_errors(RamifyError)}
 def from_info(info: ErrorInfo) -> RamifyError:
     """The exception that `info` describes; an unknown code becomes a plain `RamifyError`."""
     kind = _BY_CODE.get(info.code, RamifyError)
-    return kind(
-        info.message,
-        field=info.field,
-        pointer=info.pointer,
-        remedy=info.remedy,
-        retry_after=info.retry_after,
-    )
+    return kind(**{name: getattr(info, name) for name in _FIELDS})

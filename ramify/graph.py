@@ -1,8 +1,8 @@
-"""A program as a graph: what `compile` makes of it and `POST /v1/programs` takes, in one definition.
+"""A program as a graph: the result of `compile` and the body of `POST /v1/programs`, in one definition.
 
-Nodes stand in the order of the program. A node appends to one branch, behind all earlier nodes of that
-branch; branch 0 is the program, others begin at a `Fork`. A text may hold arguments and the results of
-earlier nodes, so that every edge leads back and there are no cycles.
+Nodes stand in the order of the program. Each node appends to one branch, after all earlier nodes of that
+branch. Branch 0 is the program; the other branches begin at a `Fork`. A text may hold arguments and the
+results of earlier nodes only, so a graph has no cycles.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ramify.sampling_params import SamplingParams
 
 MAX_NODES = 4096
 MAX_BRANCHES = 1024
-"""Most branches of one graph, the program itself included."""
+"""Most branches of one graph, branch 0 included."""
 MAX_DEPTH = 64
-"""Most forks below each other."""
+"""Most nested forks."""
 
 Role = Literal["system", "user", "assistant"]
 Method = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
@@ -34,7 +34,7 @@ Change = Literal["strip", "lstrip", "rstrip", "lower", "upper", "capitalize", "t
 
 
 def changed(text: str, changes: Iterable[Change]) -> str:
-    """`text` after these methods."""
+    """Apply the methods to `text`, in their order."""
     for change in changes:
         text = getattr(text, change)()
     return text
@@ -46,13 +46,13 @@ SCALARS: dict[Scalar, tuple[type, ...]] = {
     "float": (float, int),
     "bool": (bool,),
 }
-"""What stands in JSON for a value of a kind; the first makes one of it."""
+"""Scalar → the Python types of its JSON values. The first one converts a value to the scalar."""
 
 
 def scalar_text(text: str, path: Sequence[str | int], kind: Scalar) -> str:
-    """The value at `path` in the JSON `text`, as Python writes one of this kind: ``True``, ``1.0``.
+    """The value at `path` in the JSON `text`, written as Python's `str` does: ``True``, ``1.0``.
 
-    Raises `ProgramError` where there is none.
+    Raises `ProgramError` where `path` leads nowhere or to a value of another type.
     """
     try:
         value = json.loads(text)
@@ -64,34 +64,34 @@ def scalar_text(text: str, path: Sequence[str | int], kind: Scalar) -> str:
     except (ValueError, TypeError, LookupError) as error:
         place = "".join(f"[{key!r}]" for key in path)
         raise ProgramError(
-            f"A result has no {kind} at {place or 'its beginning'}: {error}", partial=text
+            f"A result has no {kind} at {place or 'its root'}: {error}", partial=text
         ) from None
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Something in a text that is known only when the graph runs."""
+    """A part of a text whose value is known only when the graph runs."""
 
     then: tuple[Change, ...] = ()
-    """What becomes of it before it is put into the text."""
+    """Methods applied to the value before it becomes part of the text."""
 
 
 class Argument(Part, frozen=True, kw_only=True, tag_field="from", tag="argument"):
-    """The argument of this name."""
+    """The value of an argument."""
 
     name: str
 
 
 class Result(Part, frozen=True, kw_only=True, tag_field="from", tag="node"):
-    """The text that an earlier node has made."""
+    """The result of an earlier node, or a value in it."""
 
     node: int
-    """Its place in `Graph.nodes`."""
+    """The index of the node in `Graph.nodes`."""
     index: int | None = None
-    """Which of its outputs, where its ``n`` is more than 1."""
+    """The index of one output of a node with ``n`` > 1; None for a node with one output."""
     type: Scalar | None = None
-    """The text is JSON, and what is meant is a value of this type in it; see `scalar_text`."""
+    """With a type, the result is JSON text and the part is the scalar at `path` in it; see `scalar_text`."""
     path: tuple[str | Annotated[int, msgspec.Meta(ge=0)], ...] = ()
-    """Where that value is: names of fields and places in lists, from the outermost."""
+    """Field names and list indices, outermost first."""
 
 
 class Node(
@@ -122,7 +122,7 @@ class RoleEnd(Node, frozen=True, kw_only=True, tag="role_end"):
 
 
 class ScopeBegin(Node, frozen=True, kw_only=True, tag="scope_begin"):
-    """From here to the `ScopeEnd` of the same name, all text becomes the variable's value."""
+    """Begin a scope: the text up to the `ScopeEnd` of the same name becomes the variable's value."""
 
     name: str
 
@@ -132,11 +132,11 @@ class ScopeEnd(Node, frozen=True, kw_only=True, tag="scope_end"):
 
 
 class Gen(Node, frozen=True, kw_only=True, tag="gen"):
-    """Generate, append, and keep the text in a variable."""
+    """Append generated text, and set a variable to it."""
 
     name: str | None = None
     options: dict[str, Any] = {}
-    """Fields of `SamplingParams`; the options of the run fill in the rest."""
+    """Fields of `SamplingParams`. Fields not set here come from the options of the run."""
     constraint: Constraint | None = None
     stop: tuple[str, ...] = ()
     """Stop strings beside those in `options`."""
@@ -145,7 +145,7 @@ class Gen(Node, frozen=True, kw_only=True, tag="gen"):
 
 
 class Select(Node, frozen=True, kw_only=True, tag="select"):
-    """Append the likeliest choice, and keep it in a variable."""
+    """Append the likeliest choice, and set a variable to it."""
 
     name: str | None = None
     choices: tuple[str, ...]
@@ -154,15 +154,15 @@ class Select(Node, frozen=True, kw_only=True, tag="select"):
 
 
 class Fork(Node, frozen=True, kw_only=True, tag="fork"):
-    """Begin branches with what this one holds here."""
+    """Begin branches that share the content of this one."""
 
     children: tuple[int, ...]
-    """Their numbers, which no earlier fork has used."""
+    """The numbers of the new branches, which no earlier fork has used."""
 
 
 class Join(Node, frozen=True, kw_only=True, tag="join"):
-    """End branches. ``gather``: each variable that they set becomes a list here; ``append``: what each of
-    them added is appended here, in order."""
+    """End branches. ``gather``: each variable that they set becomes the list of its values in this branch.
+    ``append``: the text that each of them added is appended to this branch, in order."""
 
     children: tuple[int, ...]
     mode: Literal["gather", "append"] = "gather"
@@ -172,15 +172,15 @@ AnyNode = Text | RoleBegin | RoleEnd | ScopeBegin | ScopeEnd | Gen | Select | Fo
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A program without control flow of its own."""
+    """A program without control flow."""
 
     name: str = "program"
     arguments: tuple[str, ...] = ()
-    """Names of what every row must give."""
+    """The names of the arguments, all of which every row must give."""
     nodes: tuple[AnyNode, ...]
 
     def check(self, field: str = "graph") -> Graph:
-        """Return self; raise `InvalidRequest` that names the node which is wrong, below `field`."""
+        """Return self; raise `InvalidRequest` for the first wrong node, with its path below `field`."""
         _Check(self, field).all()
         return self
 
@@ -199,7 +199,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
     @property
     def width(self) -> int:
-        """Most requests that one run can have in flight: those of the widest step of every branch."""
+        """Most requests that one run can have in flight: the sum over branches of the widest step."""
         widest: dict[int, int] = {}
         for node in self.nodes:
             match node:
@@ -214,7 +214,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
 
 class _Check:
-    """What `Graph.check` knows on its way through the nodes."""
+    """The state of `Graph.check` as it goes through the nodes."""
 
     def __init__(self, graph: Graph, field: str) -> None:
         self.graph, self.field = graph, field
@@ -223,6 +223,7 @@ class _Check:
         self.ended: set[int] = set()
         self.scopes: set[tuple[int, str]] = set()
         self.here = ""
+        """The path of the node that is being checked."""
 
     def all(self) -> None:
         nodes = self.graph.nodes

@@ -1,4 +1,4 @@
-"""One background event loop for the whole process: the sync facade of everything async runs on it."""
+"""One background event loop for the whole process. Blocking functions run their coroutines on it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 SIGNAL_CHECK_S = 1.0
+"""Seconds a thread waits in one piece. CPython handles a signal that arrives just before such a wait only
+when the wait ends."""
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
@@ -50,11 +52,10 @@ def wait(coroutine: Coroutine[Any, Any, T]) -> T:
     future = submit(coroutine)
     try:
         while True:
-            # CPython misses a signal that comes just before a wait without a time limit begins.
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 return future.result(SIGNAL_CHECK_S)
             if future.done():
-                return future.result()  # it was the coroutine that timed out
+                return future.result()  # the TimeoutError was the coroutine's own
     except BaseException:
         future.cancel()
         raise
@@ -68,18 +69,18 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-_of_parents: list[asyncio.AbstractEventLoop] = []
-"""Loops that a forked child has no thread for; not freed, as they share files with those of the parent."""
+_parents_loops: list[asyncio.AbstractEventLoop] = []
+"""In a subprocess made by `os.fork`: the parent's loops. Freeing them would close files of the parent."""
 
 
-def _begin_anew() -> None:
-    """In a forked child: the thread of the background loop has stayed behind."""
+def _reset_after_fork() -> None:
+    """Forget the loop in a subprocess made by `os.fork`, which has no thread that runs it."""
     global _loop, _lock
     _lock = threading.Lock()
     if _loop is not None:
-        _of_parents.append(_loop)
+        _parents_loops.append(_loop)
         _loop = None
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+    os.register_at_fork(after_in_child=_reset_after_fork)

@@ -1,4 +1,4 @@
-"""Sampling options: the one definition from which defaults, checks and the wire form derive."""
+"""Sampling options: names, defaults, limits and the wire form, in one definition."""
 
 from __future__ import annotations
 
@@ -13,20 +13,39 @@ MAX_CHOICES = 128
 MAX_STOP_STRINGS = 64
 
 
+_RANGES = {
+    "temperature": (0.0, 100.0, "between 0 and 100"),
+    "top_p": (0.0, 1.0, "between 0 and 1"),
+    "min_p": (0.0, 1.0, "between 0 and 1"),
+    "repetition_penalty": (0.0, 100.0, "between 0 and 100"),
+    "presence_penalty": (-2.0, 2.0, "between -2 and 2"),
+    "frequency_penalty": (-2.0, 2.0, "between -2 and 2"),
+    "max_tokens": (0, math.inf, "0 or more"),
+    "min_tokens": (0, math.inf, "0 or more"),
+    "top_k": (0, math.inf, "0 (off) or more"),
+    "n": (1, MAX_CHOICES, f"between 1 and {MAX_CHOICES}"),
+    "logprobs": (0, MAX_TOP_LOGPROBS, f"between 0 and {MAX_TOP_LOGPROBS}"),
+    "prompt_logprobs_start": (0, math.inf, "0 or more"),
+    "seed": (-(2**63), 2**64 - 1, "a 64-bit integer"),
+}
+"""Field → least value, greatest value, and how an error names them."""
+_OPTIONAL = frozenset(["max_tokens", "logprobs", "prompt_logprobs_start", "seed"])
+
+
 class SamplingParams(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """How the tokens of one request are chosen.
+    """How the tokens of one request are sampled.
 
-    The order of operations is: logit bias and penalties, grammar mask, temperature, top-k, top-p,
-    min-p, then one draw from a generator that belongs to the request alone, so that a seed gives
-    the same tokens in any batch. ``temperature=0`` is greedy.
+    The order of operations is: logit bias and penalties, grammar mask, temperature, top-k, top-p, min-p, then
+    one draw. Each request has its own random generator, so a seed gives the same tokens in any batch.
+    ``temperature=0`` is greedy.
     """
 
     max_tokens: int | None = None
-    """Most tokens to generate; 0 only caches the prompt; None means as many as the context holds."""
+    """Most tokens to generate. 0 only caches the prompt; None generates until the context is full."""
     min_tokens: int = 0
-    """End-of-sequence and stop token ids are masked until this many tokens are out."""
+    """End-of-sequence and stop token ids are masked until the output has this many tokens."""
     temperature: float = 1.0
     top_k: int = 0
     """Keep the k most likely tokens; 0 keeps all."""
@@ -48,57 +67,37 @@ class SamplingParams(
     ignore_eos: bool = False
     n: int = 1
     logprobs: int | None = None
-    """None: none. 0: of the chosen output tokens. k: also of the k most likely."""
+    """Log-probabilities of the output. None: none. 0: of the sampled tokens. k: also of the k most likely
+    tokens at each position."""
     prompt_logprobs_start: int | None = None
-    """None: none. p: log-probabilities of the prompt's tokens from position p on."""
+    """Log-probabilities of the prompt's tokens from this position on; None for none."""
     skip_special_tokens: bool = True
     token_healing: bool = True
-    """A prompt that ends in text may have its last tokens replaced by longer ones that begin with them, so
-    that the output goes on where a token could have. Prompts that end in ids or in a chat template never
-    have."""
+    """Token healing: the last tokens of a prompt that ends in text may be replaced by tokens that begin with
+    the same text and go beyond it. Prompts that end in token ids or in a chat template are never healed."""
 
     @property
     def penalises(self) -> bool:
-        """Logits depend on which tokens came before."""
+        """Some penalty is set, so that logits depend on earlier tokens."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     def check(self) -> SamplingParams:
         """Return self; raise `InvalidRequest` naming the first field that is out of range."""
-        for field, low, high in (
-            ("temperature", 0.0, 100.0),
-            ("top_p", 0.0, 1.0),
-            ("min_p", 0.0, 1.0),
-            ("repetition_penalty", 0.0, 100.0),
-            ("presence_penalty", -2.0, 2.0),
-            ("frequency_penalty", -2.0, 2.0),
-        ):
+        for field, (low, high, wanted) in _RANGES.items():
             value = getattr(self, field)
-            if not math.isfinite(value) or not low <= value <= high:
-                raise _out_of_range(field, value, f"between {low:g} and {high:g}")
-        if self.top_p == 0.0:
-            raise _out_of_range("top_p", self.top_p, "above 0")
-        if self.repetition_penalty == 0.0:
-            raise _out_of_range("repetition_penalty", self.repetition_penalty, "above 0")
-        if self.max_tokens is not None and self.max_tokens < 0:
-            raise _out_of_range("max_tokens", self.max_tokens, "0 or more")
-        if self.min_tokens < 0:
-            raise _out_of_range("min_tokens", self.min_tokens, "0 or more")
+            if value is None and field in _OPTIONAL:
+                continue
+            if not low <= value <= high:  # also true for NaN
+                raise _out_of_range(field, value, wanted)
+        for field in ("top_p", "repetition_penalty"):
+            if getattr(self, field) == 0.0:
+                raise _out_of_range(field, 0.0, "above 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _out_of_range("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
-        if self.top_k < 0:
-            raise _out_of_range("top_k", self.top_k, "0 (off) or more")
-        if not 1 <= self.n <= MAX_CHOICES:
-            raise _out_of_range("n", self.n, f"between 1 and {MAX_CHOICES}")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
-            raise _out_of_range("logprobs", self.logprobs, f"between 0 and {MAX_TOP_LOGPROBS}")
-        if self.prompt_logprobs_start is not None and self.prompt_logprobs_start < 0:
-            raise _out_of_range("prompt_logprobs_start", self.prompt_logprobs_start, "0 or more")
         for field in ("max_tokens", "min_tokens", "top_k", "prompt_logprobs_start"):
             value = getattr(self, field)
-            if value is not None and value >= 2**63:  # messages hold no such number
+            if value is not None and value >= 2**63:  # msgpack's integers end there
                 raise _out_of_range(field, value, "below 2**63")
-        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
-            raise _out_of_range("seed", self.seed, "a 64-bit integer")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise _out_of_range("stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")
         if "" in self.stop:

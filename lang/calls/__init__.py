@@ -1,1 +1,1 @@
-"""One call of a program: from the prompt of a branch to a request, and from chunks to an output."""
+"""One call of a program: from a branch's prompt to a request, and from its chunks to an output."""

@@ -1,7 +1,7 @@
-"""Chat turns as text that is only ever appended: the model's own template, taken apart into pieces.
+"""Chat turns as text that is only ever appended.
 
-`ChatFormat` says what stands before and after each role's content. Here those pieces are put in order;
-no template is rendered again.
+`ChatFormat` holds the text that the model's template writes before and after the content of each role. A turn
+appends that text around its content, so no template is rendered while a program runs.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Dialogue(msgspec.Struct, frozen=True):
     messages: tuple[ChatMessage, ...] = ()
     """Finished turns."""
     role: str | None = None
-    """The turn that is open."""
+    """The role of the open turn; None between turns."""
     start: Piece | None = None
-    """The open turn's content begins after this piece."""
+    """The piece before the open turn's content."""
     pending: str = ""
-    """What the next user turn begins with: some templates tell of the tools there."""
+    """Text at the beginning of the next user turn, where some templates describe the tools."""
 
     @property
     def previous(self) -> str:
@@ -36,7 +36,7 @@ def begin_turn(
 ) -> tuple[Dialogue, Piece | None]:
     """Open a turn; raises `InvalidRequest` where the model's template has no such turn.
 
-    `tools`: it is a system turn that tells of tools.
+    `tools` is set for a turn that describes tools.
     """
     if dialogue.role is not None:
         raise InvalidRequest(
@@ -59,18 +59,19 @@ def begin_turn(
 
 
 def turn(role: str) -> str:
-    """A turn of `role`, for messages."""
+    """``a user turn``, ``an assistant turn``: for error messages."""
     return f"an {role} turn" if role == "assistant" else f"a {role} turn"
 
 
 def end_turn(
     dialogue: Dialogue, tail: Piece | None, role: str, info: ModelInfo, *, content: str | None = None
 ) -> tuple[Dialogue, Piece | None]:
-    """Close the open turn. `content` is what it says, where the template shows it in another spelling."""
+    """Close the open turn. `content` is its content where the template writes that in another form."""
     if dialogue.role != role:
         raise InvalidRequest(f"{role}_end() without {role}_begin().")
-    said = text_of(tail, dialogue.start).lstrip() if content is None else content
-    message = ChatMessage(role=role, content=said)
+    if content is None:
+        content = text_of(tail, dialogue.start).lstrip()
+    message = ChatMessage(role=role, content=content)
     suffix = _format_of(info).suffix.get(role, "")
     tail = append_text(tail, suffix, boundary=True)
     return Dialogue(messages=(*dialogue.messages, message), pending=dialogue.pending), tail
@@ -89,7 +90,7 @@ ROLES = ("system", "user", "assistant")
 
 
 def chatml() -> ChatFormat:
-    """The ChatML format, for backends that have no template of their own."""
+    """The ChatML format, for backends without a template."""
     return ChatFormat(
         prefix={f"{before}>{role}": f"<|im_start|>{role}\n" for before in ("", *ROLES) for role in ROLES},
         suffix=dict.fromkeys(ROLES, "<|im_end|>\n"),

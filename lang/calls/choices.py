@@ -1,6 +1,11 @@
-"""How a `select` picks: pure scoring of the choices' token log-probabilities.
+"""How `select` decides among choices from the log-probabilities of their tokens.
 
-The three methods and their names are those of SGLang's frontend.
+The three methods and their names are those of SGLang's frontend. Example, with the log-probabilities of the
+tokens of two choices:
+
+    "Paris"   [-1.0]        mean -1.0
+    "Lyon"    [-0.2, -2.4]  mean -1.3
+    token_length_normalized decides for "Paris", greedy_token_selection for "Lyon" (-0.2 > -1.0 comes first).
 """
 
 from __future__ import annotations
@@ -14,7 +19,10 @@ from ramify.messages import TokenLogprobs
 
 @dataclass(frozen=True)
 class Scored:
-    """One choice: the log-probabilities of its tokens after the prompt, and without a prompt if asked for."""
+    """One choice with the log-probabilities of its tokens after the prompt.
+
+    `unconditional` are those without a prompt, where the method requires them.
+    """
 
     choice: str
     tokens: TokenLogprobs
@@ -33,7 +41,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class ChoicesDecision:
-    """The index of the chosen one, and the scores that decided, for `get_meta_info`."""
+    """The index of the chosen choice, and the method's scores for `get_meta_info`."""
 
     index: int
     meta_info: dict[str, Any]
@@ -61,8 +69,8 @@ class TokenLengthNormalized(ChoicesSamplingMethod):
 class GreedyTokenSelection(ChoicesSamplingMethod):
     """The choice that greedy decoding would follow, token by token.
 
-    A choice that is shorter than the others is extended by its own mean, so that a choice that is the
-    beginning of another can win.
+    A shorter choice is extended by its own mean up to the length of the longest, so that a choice which is a
+    prefix of another can win.
     """
 
     def __call__(self, scored: Sequence[Scored]) -> ChoicesDecision:
@@ -98,7 +106,7 @@ METHODS: dict[str, ChoicesSamplingMethod] = {
     "greedy_token_selection": greedy_token_selection,
     "unconditional_likelihood_normalized": unconditional_likelihood_normalized,
 }
-"""Those that have a name, in the graphs of programs."""
+"""Name in the graphs of programs → method."""
 
 
 def _mean(values: Sequence[float]) -> float:

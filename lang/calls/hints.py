@@ -1,4 +1,4 @@
-"""What the runtime is told of a program with each request: who asks, and when its pages are needed again."""
+"""The hint that goes with each request: its program and branch, and when its KV pages are needed again."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from ramify.lang.trace.calls import Call
 
 LEASE_S = 60.0
-"""How long the pages of a branch that may go on are kept from eviction, unless its program ends before."""
+"""Seconds for which the pages of a branch that may continue are leased, unless its program ends before."""
 
 
 def hint_of(branch: Branch, call: Call, next_use: NextUse | None) -> ProgramHint:
-    """The hint of a request. `next_use` is what its step knows; None: nothing."""
+    """The hint of a request. `next_use` is given by steps that know when the branch continues."""
     run = branch.run
     if branch.is_last_step:
         next_use = "never"

@@ -1,4 +1,4 @@
-"""Outputs as SGLang's ``meta_info`` dictionary: the form of `get_meta_info` and of native HTTP."""
+"""SGLang's ``meta_info`` dictionary of an output, for `get_meta_info` and for the server's native API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ramify.messages import Finish, TokenLogprobs, Usage
 USAGE_FIELDS = Usage.__struct_fields__
 SUMMED = tuple(name for name in USAGE_FIELDS if name != "evicted_by")
 SPELLINGS = {"retractions": "num_retractions"}
-"""Fields of `Usage` → SGLang's names; the others are the same, or are not SGLang's."""
+"""Field of `Usage` → SGLang's name, where that differs."""
 
 
 def meta_info(
@@ -20,7 +20,7 @@ def meta_info(
     logprobs: TokenLogprobs | None = None,
     prompt_logprobs: TokenLogprobs | None = None,
 ) -> dict[str, Any]:
-    """SGLang's ``meta_info`` of one generation, with all fields of our `Usage` beside its own."""
+    """SGLang's ``meta_info`` of one generation, and all fields of `Usage`."""
     meta: dict[str, Any] = {"id": rid}
     meta.update((SPELLINGS.get(name, name), getattr(usage, name)) for name in USAGE_FIELDS)
     meta["finish_reason"] = None
@@ -53,7 +53,7 @@ def _top_logprobs(found: TokenLogprobs) -> list[list[list[Any]]]:
 
 
 def add_logprobs(first: TokenLogprobs | None, second: TokenLogprobs | None) -> TokenLogprobs | None:
-    """One run of tokens after another."""
+    """`first` followed by `second`; None where both are."""
     if first is None or second is None:
         return first or second
     return TokenLogprobs(
@@ -62,10 +62,10 @@ def add_logprobs(first: TokenLogprobs | None, second: TokenLogprobs | None) -> T
 
 
 def add_usage(first: Usage, second: Usage) -> Usage:
-    """The sum, field by field; times add up over concurrent requests as well.
+    """The sum, field by field. Times are summed over concurrent requests too.
 
-    Of two that say who evicted something, the one stays that lost more.
+    `evicted_by` is that of the usage with more evicted tokens.
     """
     sums = {name: getattr(first, name) + getattr(second, name) for name in SUMMED}
-    loser = first if first.evicted_tokens >= second.evicted_tokens else second
-    return Usage(**sums, evicted_by=loser.evicted_by)
+    larger = first if first.evicted_tokens >= second.evicted_tokens else second
+    return Usage(**sums, evicted_by=larger.evicted_by)

@@ -1,7 +1,6 @@
-"""Sampling options as users spell them, mapped onto the one definition in `ramify.sampling_params`.
+"""Sampling options as users spell them, mapped onto the fields of `ramify.sampling_params.SamplingParams`.
 
-Names are the fields of `SamplingParams`. SGLang's other spellings are the table below; what is in
-neither is refused by name.
+`SPELLINGS` and `LOGPROB_OPTIONS` are SGLang's spellings. Any other name is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.sampling_params import SamplingParams
 
 DEFAULT_MAX_TOKENS = 128
-"""Tokens that a `gen` may take when neither it nor the run says otherwise, as in SGLang."""
+"""``max_tokens`` of a `gen` where neither the `gen` nor the run sets it, as in SGLang."""
 
 SPELLINGS = {
     "max_new_tokens": "max_tokens",
@@ -25,17 +24,15 @@ SPELLINGS = {
 
 LOGPROB_OPTIONS = ("return_logprob", "top_logprobs_num", "logprob_start_len", "return_text_in_logprobs")
 
-_LOGPROBS = frozenset(LOGPROB_OPTIONS)
-
 NAMES = frozenset(SamplingParams.__struct_fields__) | SPELLINGS.keys() | frozenset(LOGPROB_OPTIONS)
-"""Every option that is understood."""
+"""Every known option."""
 
 
 def read_options(given: Mapping[str, Any], *, of: str) -> dict[str, Any]:
-    """`given` as fields of `SamplingParams`, None left out, checked for type and range.
+    """`given` as fields of `SamplingParams`, without those that are None, checked for type and range.
 
-    Raises `UnsupportedField` for a name that is not understood (`of` says where it was given), and
-    `InvalidRequest` for a value that is wrong.
+    Raises `UnsupportedField` for an unknown name and `InvalidRequest` for a wrong value. `of` names the
+    function that was given the options, for error messages.
     """
     options: dict[str, Any] = {}
     for name, value in given.items():
@@ -53,7 +50,7 @@ def read_options(given: Mapping[str, Any], *, of: str) -> dict[str, Any]:
 
 
 def resolve_options(*layers: Mapping[str, Any]) -> SamplingParams:
-    """The options of one call: later layers win. Raises `InvalidRequest` naming what is wrong."""
+    """The options of one call, where later layers win. Raises `InvalidRequest` with the wrong field."""
     merged: dict[str, Any] = {}
     for layer in layers:
         merged.update(layer)
@@ -65,9 +62,7 @@ def resolve_options(*layers: Mapping[str, Any]) -> SamplingParams:
 
 
 def _logprob_fields(given: Mapping[str, Any]) -> dict[str, int]:
-    """SGLang's four log-probability options as our two."""
-    if _LOGPROBS.isdisjoint(given):
-        return {}
+    """SGLang's four log-probability options as ``logprobs`` and ``prompt_logprobs_start``."""
     wanted, top, start, text = (given.get(name) for name in LOGPROB_OPTIONS)
     if text is False:
         raise UnsupportedField(

@@ -1,4 +1,4 @@
-"""One request of a program to its backend, from the prompt of a branch to the put-together output."""
+"""One request of a program to its backend: the prompt of a branch goes out, the output comes back."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Output:
-    """All chunks of one generation, put together."""
+    """The joined chunks of one generation. `text` is the text of ``ids[:kept_ids]`` followed by `tail`."""
 
     rid: str
     text: str
@@ -70,14 +70,15 @@ async def send(
     next_use: NextUse | None = None,
     choices: Choices | None = None,
 ) -> Output:
-    """Generate after `call.prompt_end`; `call` is filled in, and `follow` is told of each chunk.
+    """Generate after `call.prompt_end`, or score `choices` there, and record the result in `call`.
 
-    With `choices` these are scored there instead.
+    Args:
+        follow: The variable that receives each chunk while it is generated, if the run streams.
+        dialogue: The turns up to the prompt's end, where they differ from those of the branch.
+        next_use: When the branch continues from here, where the step knows it.
 
-    `dialogue` are the turns up to there, where they are not those of the branch; `next_use` is when the
-    branch goes on from here, where the step knows that.
-
-    Raises what the backend raises, `Cancelled` where it aborts, and `BackendError` where it stops short.
+    Raises the backend's errors, `Cancelled` where the backend aborts, and `BackendError` where the chunks end
+    without a final one.
     """
     run = branch.run
     if ends_on_token(call.prompt_end):
@@ -135,7 +136,8 @@ async def send(
 
 
 def _first_text_s(call: Call) -> float | None:
-    """When the text began: a backend may have held it back from a call that nobody follows."""
+    """When the first text was generated. A backend may deliver the text of an unstreamed call late, so that
+    the time of the first chunk says too little."""
     usage = call.own_usage
     if call.followed or call.first_text_s is None or call.end_s is None or not usage.first_token_s:
         return call.first_text_s
@@ -143,7 +145,7 @@ def _first_text_s(call: Call) -> float | None:
 
 
 def _prompt(branch: Branch, call: Call, dialogue: Dialogue) -> dict[str, Any]:
-    """The prompt as segments, or as messages for a backend that takes nothing else."""
+    """The prompt as segments, or as messages for a backend that takes messages only."""
     if not branch.run.takes_messages:
         prompt = prompt_of(call.prompt_end, branch.prompt)
         if prompt.end is branch.tail:
@@ -158,7 +160,7 @@ def _prompt(branch: Branch, call: Call, dialogue: Dialogue) -> dict[str, Any]:
 
 
 async def all_of(work: Iterable[Awaitable[T]]) -> list[T]:
-    """The results of all, concurrently; when one fails, the others are cancelled and waited for."""
+    """Run all concurrently and return the results. Where one fails, the others are cancelled and awaited."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         return await asyncio.gather(*tasks)

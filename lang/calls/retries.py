@@ -1,9 +1,11 @@
-"""Attempts at a valid output: one that will not do is shown to the model with what is wrong with it.
+"""Retries of a `gen`: the model is shown an invalid output with its error, and generates again.
 
-In an open assistant turn the failed output ends that turn, a user turn says what is wrong, and a new
-assistant turn begins with the text that the old one began with. Elsewhere the correction is plain text.
-Unless the failed attempts are to be kept, all this is a view of the branch that is given up as soon as an
-output is valid: the branch then holds what it held before, followed by the valid output.
+    assistant: Answer: {"age": "x"}            the invalid output ends its turn
+    user: That is not valid. age: Input …      the correction
+    assistant: Answer: {"age": 3}              a new turn, which begins like the first one
+
+Outside of an assistant turn the correction is plain text. By default the branch drops the failed attempts and
+their corrections once an output is valid, and continues as if that had been the first one.
 """
 
 from __future__ import annotations
@@ -23,16 +25,16 @@ if TYPE_CHECKING:
     from ramify.lang.program.branch import Branch
 
 CORRECTION = "That is not valid. {problem}\nGive the whole answer again, corrected."
-"""The user turn after an output that will not do."""
+"""The user turn after an invalid output."""
 PLAIN_CORRECTION = "\nThat is not valid. {problem}\nThe same again, corrected:\n"
-"""What follows such an output where there are no turns."""
+"""The text after an invalid output where there are no turns."""
 MAX_PROBLEM = 600
-"""Characters of an error that the model is shown."""
+"""Longest error that the model is shown, in characters."""
 
 
 @dataclass(frozen=True)
 class Attempted:
-    """A valid output, its value, and what the branch holds after it."""
+    """A valid output, its value, and the content of the branch after it."""
 
     output: Output
     value: Any
@@ -41,7 +43,7 @@ class Attempted:
 
 
 async def attempt(branch: Branch, step: Call, sampling: SamplingParams, node: Gen) -> Attempted:
-    """Generate up to ``1 + node.retries`` times; raises what is wrong with the last output."""
+    """Generate up to ``1 + node.retries`` times; raises the error of the last output."""
     tail, dialogue = branch.tail, branch.dialogue
     opening = pieces(tail, dialogue.start) if dialogue.role == "assistant" else []
     for left in range(node.retries, -1, -1):
@@ -64,7 +66,7 @@ async def attempt(branch: Branch, step: Call, sampling: SamplingParams, node: Ge
 
 
 def read_value(node: Gen, text: str) -> Any:
-    """The value of an output; raises what its schema's parser or `node.validate` raises."""
+    """The value of an output; raises the errors of its schema's parser and of `node.validate`."""
     value = text if node.parse is None else node.parse(text)
     if node.validate is not None:
         node.validate(value)
@@ -72,13 +74,12 @@ def read_value(node: Gen, text: str) -> Any:
 
 
 def describe(error: Exception) -> str:
-    """What is wrong, for the model to read: pydantic's errors by path, without links."""
-    listed = getattr(error, "errors", None)
-    if callable(listed):
-        lines = [
-            f"{'.'.join(map(str, one['loc'])) or 'It'}: {one['msg']}" for one in listed(include_url=False)
-        ]
-        text = "; ".join(lines)
+    """An error as the model is shown it: pydantic's errors by path, without links."""
+    errors = getattr(error, "errors", None)
+    if callable(errors):
+        text = "; ".join(
+            f"{'.'.join(map(str, one['loc'])) or 'It'}: {one['msg']}" for one in errors(include_url=False)
+        )
     else:
         text = str(error) or type(error).__name__
     text = text if len(text) <= MAX_PROBLEM else text[: MAX_PROBLEM - 1] + "…"

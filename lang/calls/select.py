@@ -1,7 +1,7 @@
-"""The request of a `select`: one that scores all choices behind the prompt, from which one of them is chosen.
+"""The request of a `select`, which scores all choices after the prompt.
 
-A choice is scored by the log-probabilities of its tokens behind the prompt. Where the prompt ends in
-text, the first token of a choice may reach back into it ("Answer: " + "Yes" may hold the token " Yes").
+A choice is scored by the log-probabilities of its tokens. Where the prompt ends in text, the first token of a
+choice may begin in the prompt: "Answer: " + "Yes" may be tokenized as ["Answer", ":", " Yes"].
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SCORING = SamplingParams(max_tokens=0, temperature=0.0)
 
 @dataclass(frozen=True)
 class Choice:
-    """The choice made. `ids` are its tokens where they are exactly those behind the prompt, else empty."""
+    """The choice made. `ids` are its tokens; empty where its first token begins in the prompt."""
 
     text: str
     ids: tuple[int, ...]
@@ -35,11 +35,10 @@ class Choice:
 
 async def choose(branch: Branch, step: Call, choices: Sequence[str], method: ChoicesSamplingMethod) -> Choice:
     """Score `choices` after `step.prompt_end` and decide by `method`."""
-    asked = Choices(texts=tuple(choices), unconditional=method.requires_unconditional_logprobs)
-    found = (await send(branch, step, SCORING, choices=asked)).choices
-    if len(found) != len(choices) or (
-        asked.unconditional and any(one.unconditional is None for one in found)
-    ):
+    unconditional = method.requires_unconditional_logprobs
+    request = Choices(texts=tuple(choices), unconditional=unconditional)
+    found = (await send(branch, step, SCORING, choices=request)).choices
+    if len(found) != len(choices) or (unconditional and any(one.unconditional is None for one in found)):
         raise BackendError("The backend returned no log-probabilities of the choices, which select needs.")
     step.finish = None  # nothing was generated
     step.choices = tuple(zip(choices, found, strict=True))

@@ -1,8 +1,8 @@
-"""What a branch of a program holds: text and token ids, as a list that forks share by reference.
+"""The content of a branch: text and token ids, as a linked list that forks share.
 
-Each piece points at the one before it, so a fork is one pointer and nothing is copied. Generated text
-is kept as the ids that the backend returned and is never tokenised again; adjacent constant texts are
-sent as one string, so that they are tokenised as the user wrote them.
+Each piece points at the piece before it, so a fork copies one pointer. Generated text is kept as the token
+ids that the backend returned and is never tokenized again. Adjacent constant texts are sent as one string,
+so that they are tokenized as one text.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ramify.messages import Segment
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """One segment after `before`, and the text that it stands for."""
+    """One segment after the piece `before`, and its text."""
 
     before: Piece | None
     segment: Segment
     text: str
     boundary: bool = False
-    """A chat template ends here, so that no token can span what follows."""
+    """The text of a chat template ends here, so that no token spans this piece and the next one."""
 
 
 def append_text(tail: Piece | None, text: str, *, boundary: bool = False) -> Piece | None:
@@ -34,7 +34,7 @@ def append_output(
 ) -> Piece | None:
     """`tail` with generated text after it: ``ids[:kept_ids]`` as ids, and `cut`, the end of `text`, as text.
 
-    A backend that tells no ids has its text kept as text.
+    Without ids, from a backend that returns none, all of `text` is kept as text.
     """
     if not kept_ids:
         return append_text(tail, text)
@@ -53,7 +53,7 @@ EMPTY = Prompt()
 
 
 def prompt_of(tail: Piece | None, known: Prompt = EMPTY) -> Prompt:
-    """The prompt up to `tail`; where `known` is an earlier part of it, only the rest is walked."""
+    """The prompt up to `tail`. Where `known` ends in an earlier piece, only later pieces are walked."""
     new = pieces(tail, known.end)
     if (new[0].before if new else tail) is not known.end:
         known, new = EMPTY, pieces(tail)
@@ -76,7 +76,7 @@ def prompt_of(tail: Piece | None, known: Prompt = EMPTY) -> Prompt:
 
 
 def text_of(tail: Piece | None, since: Piece | None = None) -> str:
-    """The text after `since`, which is `tail` or a piece before it; all of it for None."""
+    """The text after `since`, which is `tail` or a piece before it; with None, all text."""
     return "".join([piece.text for piece in pieces(tail, since)])
 
 
@@ -91,5 +91,5 @@ def pieces(tail: Piece | None, since: Piece | None = None) -> list[Piece]:
 
 
 def ends_on_token(tail: Piece | None) -> bool:
-    """What is appended to `tail` begins a new token: it ends in ids, at a chat boundary, or is empty."""
+    """Text after `tail` begins a new token, because `tail` ends in ids, at a chat boundary, or is empty."""
     return tail is None or tail.boundary or not isinstance(tail.segment, str)

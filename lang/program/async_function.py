@@ -1,4 +1,4 @@
-"""Programs whose body is a coroutine function: run in the caller's event loop."""
+"""Programs whose body is a coroutine function, which runs in the caller's event loop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class AsyncFunction(Program[P]):
     _graph_body = staticmethod(async_body_of)
 
     def compile(self, **given: Any) -> AsyncCompiled[...]:
-        """`Function.compile`. The body may await its own steps alone."""
+        """`Function.compile`. The body may await only its own steps."""
         from ramify.lang.graph.compiled import AsyncCompiled
 
         traced, left, bound = self._compile(given)
@@ -41,10 +41,6 @@ class AsyncFunction(Program[P]):
     def bind(self, **bound: Any) -> AsyncFunction[...]:
         """The same program with some arguments, or options of `run`, given."""
         return self._with(bound)
-
-    def with_options(self, **options: Any) -> AsyncFunction[P]:
-        """The same program with a backend or sampling options; keeps its parameters' types."""
-        return self._with(options)
 
     @overload
     async def __call__(self, state: ProgramState, /, *args: P.args, **kwargs: P.kwargs) -> Any: ...
@@ -69,9 +65,9 @@ class AsyncFunction(Program[P]):
     @overload
     async def run(self, *args: Any, max_tokens: int, **kwargs: Any) -> ProgramState: ...
     async def run(self, *args: Any, **kwargs: Any) -> ProgramState:
-        """`Function.run` in this event loop. Cancelling it aborts what is in flight.
+        """`Function.run` in this event loop. Cancelling the call aborts the requests in flight.
 
-        With ``stream=True`` the body runs in a task of its own and the state is returned at once.
+        With ``stream=True`` the body runs in a new task and the state is returned at once.
         """
         settings, own = self._sort(kwargs, "run")
         bound = self._signature.bind(*args, **own)
@@ -104,11 +100,11 @@ class AsyncFunction(Program[P]):
     ) -> list[ProgramState] | BatchSummary:
         """`Function.run_batch` in this event loop."""
         writing = {"key": key, "look_ahead": look_ahead, "retry_failed": retry_failed}
-        asked = self._batch(options, num_threads, concurrency, progress or progress_bar, out, **writing)
-        if asked.plan is None:
-            return [state async for state in self._states(asked, rows)]
-        work = functools.partial(self._run_row, asked, await _info(asked.settings.backend))
-        return await results.run_in_tasks(work, rows, asked.plan)
+        batch = self._batch(options, num_threads, concurrency, progress or progress_bar, out, **writing)
+        if batch.plan is None:
+            return [state async for state in self._states(batch, rows)]
+        work = functools.partial(self._run_row, batch, await _info(batch.settings.backend))
+        return await results.run_in_tasks(work, rows, batch.plan)
 
     async def iter_batch(
         self,
@@ -119,18 +115,18 @@ class AsyncFunction(Program[P]):
         progress_bar: bool = False,
         **options: Any,
     ) -> AsyncIterator[ProgramState]:
-        """The states of `run_batch` as they are ready, in order; reads no more rows than are needed."""
-        asked = self._batch(options, num_threads, concurrency, progress_bar)
-        async for state in self._states(asked, rows):
+        """The states of `run_batch`, yielded in the order of the rows, which are read as they are needed."""
+        batch = self._batch(options, num_threads, concurrency, progress_bar)
+        async for state in self._states(batch, rows):
             yield state
 
-    async def _states(self, of: Batch, rows: Iterable[Any]) -> AsyncIterator[ProgramState]:
-        work = functools.partial(self._run_row, of, await _info(of.settings.backend))
-        async for state in runs.run_in_tasks(work, rows, of.limit, of.progress):
+    async def _states(self, batch: Batch, rows: Iterable[Any]) -> AsyncIterator[ProgramState]:
+        work = functools.partial(self._run_row, batch, await _info(batch.settings.backend))
+        async for state in runs.run_in_tasks(work, rows, batch.limit, batch.progress):
             yield state
 
-    async def _run_row(self, of: Batch, info: ModelInfo, row: Any) -> ProgramState:
-        started = self._start_row(of, info, row, asynchronous=True)
+    async def _run_row(self, batch: Batch, info: ModelInfo, row: Any) -> ProgramState:
+        started = self._start_row(batch, info, row, asynchronous=True)
         await _stream(started)
         return started.state
 
@@ -149,7 +145,7 @@ async def _execute(started: Started) -> None:
 
 
 async def _stream(started: Started) -> None:
-    """`_execute`; exceptions are kept in the run, whose states raise them to every reader."""
+    """`_execute`, but exceptions are kept in the run, whose states raise them where they are read."""
     with contextlib.suppress(Exception):
         await _execute(started)
 

@@ -1,8 +1,13 @@
-"""One branch of a program: what it holds, and the ordered queue of its steps.
+"""One branch of a program: its content, and the ordered queue of its steps.
 
-A branch takes steps from any thread. Steps that need no waiting are run at once when nothing is ahead
-of them; otherwise one task on the background loop runs the queue in order, and ends when it is empty.
-Whoever runs steps (that task, or the caller while there is none) owns what the branch holds.
+Steps are submitted from any thread. A step that does not wait runs at once, in the submitting thread, while
+the queue is empty and no task runs. Otherwise the step is queued. One task on the background loop runs the
+queue in order, and ends when the queue is empty. Only the task, or the submitting thread while there is no
+task, changes the content of the branch.
+
+    s += "Q: "          runs at once
+    s += gen("a")       queued; a task starts and sends the request
+    s += "\n"           queued behind it
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from ramify.lang.calls.transcript import EMPTY, Piece, text_of
 from ramify.lang.program.event import Event
 from ramify.lang.program.interpreter import Interpreter
 from ramify.lang.program.nodes import Fork, Node, RoleBegin, RoleEnd, Splice, Step
-from ramify.lang.program.variables import GatheredVariable, Variable, unknown
+from ramify.lang.program.variables import GatheredVariable, Variable, unknown_variable
 from ramify.lang.trace.calls import Call
 
 if TYPE_CHECKING:
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Branch:
-    """The state of a program, or of one side of a fork."""
+    """The content and the steps of a program, or of one branch of a fork."""
 
     def __init__(
         self, run: Run, call: Call, parent: Branch | None = None, forks: tuple[str, ...] = ()
@@ -37,33 +42,33 @@ class Branch:
         self.call = call
         self.key = run.branch_key()
         self.forks = forks
-        """The forks that it comes from, outermost first."""
+        """The keys of the forks that the branch comes from, outermost first."""
         self.tail: Piece | None = None
         self.fork_point: Piece | None = None
-        """`tail` at the fork; what comes after it is this branch's own."""
+        """`tail` at the fork. Later pieces belong to this branch alone."""
         self.prompt = EMPTY
-        """The prompt that was sent last, which the next one goes on from."""
+        """The last prompt that was sent, of which the next one is a continuation."""
         self.dialogue = Dialogue()
         self.scopes: dict[str, Piece | None] = {}
         self.variables: dict[str, Variable] = {} if parent is None else dict(parent.variables)
         self._inherited = dict(self.variables)
         self.children: list[Branch] = []
         self.feed: list[str] = []
-        """All text in order of arrival; kept only while somebody may stream it."""
+        """All text in order of arrival, kept only in runs that stream."""
         self.error: ProgramError | None = None
         self.joined = False
-        self._over = False
+        self._end_noted = False
         self._interpreter = Interpreter(self)
         self._queue: deque[tuple[Step, Variable | None]] = deque()
         self._lock = threading.RLock()
         self._busy = parent is not None
-        """A task runs the queue or is about to; a forked branch waits for its parent to reach the fork."""
+        """A task runs the queue or is about to, or the branch waits for its parent to reach the fork."""
         self._idle: Event | None = None
 
-    # --- taking steps ---
+    # --- submitting steps ---
 
     def submit(self, node: Node) -> Variable | None:
-        """Run the steps of `node` after all earlier ones. Returns at once, with the last step's outcome."""
+        """Run the steps of `node` after all earlier ones. Returns at once, with the last step's variable."""
         variable = None
         for step in node.steps():
             variable = self._submit(step)
@@ -71,7 +76,7 @@ class Branch:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Steps that are appended in the block begin together, at its end. The branch must be idle."""
+        """Queue the steps submitted in the block, and start them at its end. The branch must be idle."""
         self._busy = True
         try:
             yield
@@ -79,7 +84,7 @@ class Branch:
             self.run.loop.call_soon_threadsafe(self._start)
 
     def _declare(self, step: Step) -> Variable | None:
-        """The variable that `step` sets; raises `ProgramError` where nothing can be appended."""
+        """Make the variable that `step` sets; raises `ProgramError` where the branch has ended."""
         if self.joined or self.run.body_done.is_set():
             why = "it was joined" if self.joined else "its program has ended"
             raise ProgramError(f"Nothing can be appended to this state: {why}.")
@@ -111,7 +116,7 @@ class Branch:
         return variable
 
     def fork(self, size: int) -> list[Branch]:
-        """`size` branches that begin with what this one holds after its steps so far."""
+        """`size` branches that begin with the content of this one after its steps so far."""
         with self._lock:
             forks = (*self.forks, self.run.fork_key(size))
             children = [Branch(self.run, Call("fork", f"fork {index}"), self, forks) for index in range(size)]
@@ -120,7 +125,7 @@ class Branch:
         return children
 
     def begin(self, parent: Branch) -> None:
-        """Called by the parent at the fork: take over what it holds, and go."""
+        """Called when the parent has reached the fork: take its content and start."""
         with self._lock:
             self.tail = self.fork_point = parent.tail
             self.prompt, self.dialogue = parent.prompt, parent.dialogue
@@ -130,10 +135,10 @@ class Branch:
             if self._queue:
                 self.run.loop.call_soon_threadsafe(self._start)
             else:
-                self._rest()
+                self._become_idle()
 
     def gather(self, children: Iterable[Branch]) -> None:
-        """Close the children; each variable that they set becomes the list of its values here."""
+        """Close the children. Each variable that they set becomes the list of its values in this branch."""
         children = list(children)
         for child in children:
             child.close()
@@ -148,25 +153,25 @@ class Branch:
             self.run.notify()
 
     def splice(self, children: Iterable[Branch]) -> None:
-        """Close the children; append what each of them added."""
+        """Close the children, and append the content that each of them added."""
         children = tuple(children)
         for child in children:
             child.close()
         self.submit(Splice(children))
 
     def close(self) -> None:
-        """Nothing more can be appended."""
+        """Reject further steps."""
         with self._lock:
             self.joined = True
-            self._end_if_over()
+            self._end_if_complete()
 
     def _enqueue(self, step: Step, variable: Variable | None) -> None:
         self._queue.append((step, variable))
-        self.run.count_queued(step.asks)
+        self.run.count_queued(step.calls_model)
 
     def _dequeue(self) -> tuple[Step, Variable | None]:
         step, variable = self._queue.popleft()
-        self.run.count_queued(-step.asks)
+        self.run.count_queued(-step.calls_model)
         return step, variable
 
     # --- running them ---
@@ -194,12 +199,12 @@ class Branch:
         with self._lock:
             if self._queue:
                 return self._dequeue()
-            self._rest()
+            self._become_idle()
             return None
 
-    def _rest(self) -> None:
+    def _become_idle(self) -> None:
         self._busy = False
-        self._end_if_over()
+        self._end_if_complete()
         self.call.end_s = self.run.clock()
         if self._idle is not None:
             self._idle.set()
@@ -207,25 +212,25 @@ class Branch:
         if self.run.stream:
             self.run.notify()
 
-    def _end_if_over(self) -> None:
-        if self.joined and not self._busy and not self._over:
-            self._over = True
+    def _end_if_complete(self) -> None:
+        if self.joined and not self._busy and not self._end_noted:
+            self._end_noted = True
             self.run.end_branch(self)
 
     @property
     def has_steps(self) -> bool:
-        """Further steps follow the one that runs now."""
+        """Steps are queued behind the one that runs now."""
         return bool(self._queue)
 
     @property
     def is_last_step(self) -> bool:
-        """No further step can follow the one that runs now."""
+        """No step can follow the one that runs now."""
         return not self._queue and (self.joined or self.run.body_done.is_set())
 
     # --- failing ---
 
     def fail(self, error: Exception) -> None:
-        """Fail this branch and all below it, unless they have ended."""
+        """Fail this branch and all branches forked from it, unless they have failed before."""
         with self._lock:
             if self.error is None:
                 self._fail(_as_program_error(error, None), None)
@@ -241,7 +246,7 @@ class Branch:
                 variable.fail(error)
             while self._queue:
                 self._skip(*self._dequeue(), self.error)
-            self._rest()
+            self._become_idle()
 
     def _skip(self, step: Step, variable: Variable | None, error: ProgramError) -> None:
         skipped = ProgramError(
@@ -260,34 +265,40 @@ class Branch:
     # --- reading ---
 
     def idle(self) -> Event:
-        """Opens when all steps so far are done."""
+        """An event that is set when all steps so far are done."""
         with self._lock:
-            if self._idle is None:
-                event = Event()
-                if not self._busy:
-                    event.set()
-                    return event
+            if self._idle is not None:
+                return self._idle
+            event = Event()
+            if self._busy:
                 self._idle = event
-            return self._idle
+            else:
+                event.set()
+            return event
 
     @property
     def text(self) -> str:
-        """All that it holds."""
+        """The content as text."""
         return text_of(self.tail)
 
     @property
     def ended(self) -> bool:
-        """Nothing runs, and nothing more will be appended."""
+        """No step runs, and none will be submitted."""
         return not self._busy and (self.joined or self.run.body_done.is_set())
 
+    def is_final(self, name: str) -> bool:
+        """The variable `name` is set, or no step will set it."""
+        variable = self.variables.get(name)
+        return self.run.body_done.is_set() if variable is None else variable.ready.is_set()
+
     def variable(self, name: str) -> Variable:
-        """The variable of this name; raises `UnknownVariable`, or what the program's body raised."""
+        """The variable `name`; raises `UnknownVariable`, or the error of the program's body."""
         found = self.variables.get(name)
         if found is not None:
             return found
         if self.run.error is not None:
             raise self.run.error.with_traceback(None)
-        raise unknown(name, list(self.variables))
+        raise unknown_variable(name, list(self.variables))
 
     def set_variable(self, name: str, value: Any) -> None:
         variable = Variable(name)

@@ -1,4 +1,4 @@
-"""Where in the user's program a step was written."""
+"""The file, line and local names of the user's code that calls this package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def caller_line() -> str | None:
-    """file:line of the nearest caller outside this package; None where there is none."""
+    """file:line of the nearest caller outside this package; None where all callers are inside."""
     frame = _caller()
     return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 

@@ -1,4 +1,4 @@
-"""The branches of one fork, together."""
+"""The branches of one fork as a group."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ if TYPE_CHECKING:
 
 
 class ForkGroup:
-    """What `fork` returns: a sequence of states, and of each variable's values over them."""
+    """The result of `fork`: a sequence of states. Indexed with a name, the variable's values over them."""
 
     def __init__(self, states: Sequence[ProgramState], parent: Branch) -> None:
         self.states = list(states)
         self._parent = parent
 
     def join(self, mode: str = "gather_variable") -> None:
-        """Close the branches.
+        """Close the branches and return at once.
 
-        ``gather_variable``: each variable they set becomes, in the forked state, the list of its values.
-        ``concate_and_append``: what each branch added is appended to the forked state, in order.
-        Neither waits; reading does.
+        ``gather_variable``: each variable that they set becomes, in the forked state, the list of its values.
+        ``concate_and_append``: the content that each branch added is appended to the forked state, in order.
         """
         branches = [state._branch for state in self.states]
         if mode == "gather_variable":
@@ -65,7 +64,7 @@ class ForkGroup:
         return len(self.states)
 
     def __iadd__(self, item: str | Node | Sequence[str | Node] | Callable[[int], str | Node]) -> ForkGroup:
-        """Append to all branches: the same, one item each, or what a function of the index returns."""
+        """Append to all branches: the same item, one item of a sequence each, or a function of the index."""
         if isinstance(item, Node | str):
             items: Sequence[str | Node] = [item] * len(self.states)
         elif callable(item):

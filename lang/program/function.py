@@ -1,4 +1,4 @@
-"""Programs whose body is a plain function: run in the caller's thread, or in one of their own."""
+"""Programs whose body is a plain function. It runs in the caller's thread, or streams from its own thread."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Function(Program[P]):
     _graph_body = staticmethod(body_of)
 
     def compile(self, **given: Any) -> Compiled[...]:
-        """The program as a graph that runs with no Python between its calls; see ``docs/programs.md``.
+        """The program as a graph, which runs without Python between its calls; see ``docs/programs.md``.
 
-        The body is called once, with results that are not there yet, and with the arguments in `given`;
-        parameters with defaults have these. The others are texts that each run of the graph is given.
-        `given` may also hold options of `run`. Raises `CompileError`, with the line, where what the body
-        does depends on a result, or on an argument that was not given.
+        The body is called once, with placeholders for results. Its arguments are those in `given`, the
+        defaults of its parameters, and placeholders for the rest, which each run of the graph is given as
+        text. `given` may also hold options of `run`. Raises `CompileError`, with the line, where the body
+        branches on a placeholder.
         """
         from ramify.lang.graph.compiled import Compiled
 
@@ -49,17 +49,13 @@ class Function(Program[P]):
         """The same program with some arguments, or options of `run`, given."""
         return self._with(bound)
 
-    def with_options(self, **options: Any) -> Function[P]:
-        """The same program with a backend or sampling options; keeps its parameters' types."""
-        return self._with(options)
-
     @overload
     def __call__(self, state: ProgramState, /, *args: P.args, **kwargs: P.kwargs) -> Any: ...
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ProgramState: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]  # it takes all of both
-        """With the state of another program first: append this one's steps to it, and return what its body
-        returns. Otherwise `run`."""
+        """`run`; or, with the state of another program as the first argument, append this program's steps to
+        that state and return the result of the body."""
         if args and isinstance(args[0], ProgramState):
             return self._on_state(*args, **kwargs)
         return self.run(*args, **kwargs)
@@ -79,12 +75,11 @@ class Function(Program[P]):
     def run(self, *args: Any, **kwargs: Any) -> ProgramState:
         """Run the program in this thread and wait for all its steps.
 
-        Besides the program's own arguments: `backend`, `stream` (run the body in a thread of its own and
-        return at once), `cache_scope`, `compiled` (run the program as a graph where it has one; the body is
-        called to find out, and once more where it has none), and sampling options for every `gen` that does
-        not set its own.
-        An exception of the body, or Ctrl-C, cancels what is in flight and is raised. A step that fails
-        raises where its variable is read.
+        Beside the program's own arguments it takes `backend`, `stream` (run the body in a new thread and
+        return at once), `cache_scope`, `compiled` (trace the body and run its graph; a body that cannot
+        be traced is called once more and runs as it is), and default sampling options for every `gen`.
+        An exception of the body, or Ctrl-C, cancels the requests in flight and is raised. The error of a step
+        is raised where its variable is read.
         """
         settings, own = self._sort(kwargs, "run")
         bound = self._signature.bind(*args, **own)
@@ -124,32 +119,32 @@ class Function(Program[P]):
         retry_failed: bool = False,
         **options: Any,
     ) -> list[ProgramState] | Iterator[ProgramState] | BatchSummary:
-        """Run the program once for each row, `concurrency` (or `num_threads`) at a time.
+        """Run the program once for each row, `concurrency` (or `num_threads`) rows at a time.
 
-        Returns the states in the order of the rows. A row whose program raises does not end the others:
-        its state raises the error where it is read, and has it as `error()`; so does a row that does
-        not fit the program's parameters. With `generator_style` the
-        states are yielded in order, and no more rows are read than are needed for that.
+        Returns the states in the order of the rows. An exception in one row does not end the others: the
+        state of that row has it as `error()` and raises it where a variable is read. The same holds for a row
+        that does not fit the program's parameters. With `generator_style` the states are yielded in order,
+        and rows are read only as they are needed.
 
-        With `out`, each finished row becomes a line of that JSONL file, in the order in which they finish,
-        nothing else is kept, and a summary is returned. Rows that the file has already are not run again,
-        so the same call goes on where a run was stopped, by whatever means (`ramify.lang.batch.checkpoint`).
-        `look_ahead` rows are read before they are begun (16 times the concurrency), so that rows which
-        share a prefix can be run together. `key` names a column that is copied into each line.
-        `retry_failed` runs the rows again that failed before.
+        With `out`, each finished row is written as a line of that JSONL file, in the order in which rows
+        finish. No states are kept, and a summary is returned. Rows that are in the file already are skipped,
+        so a repeated call continues a run that was stopped or killed (`ramify.lang.batch.checkpoint`).
+        `look_ahead` rows (default: 16 times the concurrency) are read in advance, so that rows which share a
+        prefix run together. `key` names a column that is copied into each line. `retry_failed` runs failed
+        rows of the file again.
         """
         writing = {"key": key, "look_ahead": look_ahead, "retry_failed": retry_failed}
-        asked = self._batch(options, num_threads, concurrency, progress or progress_bar, out, **writing)
-        work = functools.partial(self._run_row, asked, _info(asked.settings.backend))
-        if asked.plan is not None:
+        batch = self._batch(options, num_threads, concurrency, progress or progress_bar, out, **writing)
+        work = functools.partial(self._run_row, batch, _info(batch.settings.backend))
+        if batch.plan is not None:
             if generator_style:
                 raise InvalidRequest("With out there are no states to yield.", field="generator_style")
-            return results.run_in_threads(work, rows, asked.plan)
-        states = runs.run_in_threads(work, rows, asked.limit, asked.progress)
+            return results.run_in_threads(work, rows, batch.plan)
+        states = runs.run_in_threads(work, rows, batch.limit, batch.progress)
         return states if generator_style else list(states)
 
-    def _run_row(self, of: Batch, info: ModelInfo, register: runs.Register, row: Any) -> ProgramState:
-        started = self._start_row(of, info, row)
+    def _run_row(self, batch: Batch, info: ModelInfo, register: runs.Register, row: Any) -> ProgramState:
+        started = self._start_row(batch, info, row)
         with register(started.run):
             _stream(started)
         return started.state
@@ -169,7 +164,7 @@ def _execute(started: Started) -> None:
 
 
 def _stream(started: Started) -> None:
-    """`_execute`; exceptions are kept in the run, whose states raise them to every reader."""
+    """`_execute`, but exceptions are kept in the run, whose states raise them where they are read."""
     with contextlib.suppress(Exception):
         _execute(started)
 

@@ -1,4 +1,4 @@
-"""What each node does to a branch. Double dispatch: a node calls the method of its own kind."""
+"""The effect of each node on a branch. Double dispatch: a node calls the method of its own class."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ OPTION_DEFAULTS = {"max_tokens": DEFAULT_MAX_TOKENS}
 
 
 class Interpreter:
-    """Runs the steps of one branch. Only the owner of the branch's content calls it."""
+    """Runs the steps of one branch, in the task or thread that may change the branch's content."""
 
     def __init__(self, branch: Branch) -> None:
         self._branch = branch
         self._run = branch.run
 
-    # --- steps that are done on return ---
+    # --- steps that do not wait ---
 
     def text(self, node: Text) -> None:
         if self._run.takes_messages and self._branch.dialogue.role is None and node.value.strip():
@@ -149,7 +149,7 @@ class Interpreter:
             variable.resolve(values, meta=lambda: [output.meta for output in outputs])
 
     async def _attempts(self, call: Call, sampling: SamplingParams, node: Gen, variable: Variable) -> None:
-        """One generation that may be repeated; only the valid output is streamed."""
+        """One generation with retries, of which only the valid output is streamed."""
         if sampling.n != 1:
             raise InvalidRequest("A gen with retries has n=1.", field="n")
         valid = await attempt(self._branch, call, sampling, node)
@@ -164,7 +164,7 @@ class Interpreter:
     async def _outputs(
         self, call: Call, sampling: SamplingParams, node: Gen, variable: Variable
     ) -> list[Output]:
-        """n independent generations; the first is the one that is streamed and appended."""
+        """n independent generations, of which the first is streamed and appended."""
         if sampling.n == 1:
             return [await send(self._branch, call, sampling, node.constraint, variable)]
         seeds = [None if sampling.seed is None else sampling.seed + index for index in range(sampling.n)]
@@ -194,7 +194,7 @@ class Interpreter:
         variable.resolve(chosen.text, text=chosen.text, meta=lambda: chosen.meta)
 
     async def _constrained_select(self, node: Select, variable: Variable) -> None:
-        """A select where nothing can be scored: the model writes its choice, and can write nothing else."""
+        """A select on a backend that scores nothing: the model generates one of the choices."""
         with self._step("select", node, variable) as call:
             if node.method is not token_length_normalized:
                 raise UnsupportedNode(
@@ -218,16 +218,16 @@ class Interpreter:
             constraint = form.constraint(node.tools, node.required, node.max_calls)
             async with _within(node.timeout):
                 output = await send(branch, call, sampling, constraint, variable, next_use="tool")
-            words, asked = form.read(opening + output.text)
+            text, written = form.read(opening + output.text)
         branch.tail = append_output(branch.tail, output.text, output.ids, output.kept_ids, output.tail)
         try:
-            calls = await run_calls(branch, node, asked)
+            calls = await run_calls(branch, node, written)
         except ToolFailed as error:
             raise _located(error, node, call) from error.__cause__
         self._append(append_results(branch, form, calls, turns))
-        variable.resolve(ToolCalls(calls, words), text=opening + output.text, meta=lambda: output.meta)
+        variable.resolve(ToolCalls(calls, text), text=opening + output.text, meta=lambda: output.meta)
 
-    # --- small change ---
+    # --- helpers ---
 
     def _append(self, tail: Piece | None) -> None:
         branch = self._branch
@@ -239,7 +239,7 @@ class Interpreter:
     def _step(
         self, kind: Literal["gen", "select"], node: Gen | Select | CallTools, variable: Variable
     ) -> Iterator[Call]:
-        """The call of a step. An error becomes a `ProgramError` that says where, and after what."""
+        """The call of a step. Errors become a `ProgramError` with the step's line, prompt and output."""
         branch = self._branch
         call = branch.call.child(kind, node.name or "", branch.tail, self._run.clock(), line=node.line)
         variable.call = call
@@ -258,7 +258,7 @@ class Interpreter:
 
 
 def _within(seconds: float | None) -> contextlib.AbstractAsyncContextManager[None]:
-    """Raise `RequestTimeout` when the block takes longer; what it waits for is cancelled."""
+    """Cancel the block after `seconds` and raise `RequestTimeout`; None sets no limit."""
     return contextlib.nullcontext() if seconds is None else _limited(seconds)
 
 

@@ -1,7 +1,6 @@
-"""The nodes of a program: frozen values, each of which calls its own method on an interpreter.
+"""The nodes of a program: frozen values, each of which calls the method of its class on a visitor.
 
-A backend or a tracer that treats a node differently overrides one method of the interpreter; nothing
-asks a node for its type.
+`Interpreter` is the visitor that runs a program; the recorder in `lang/graph` is the one that traces it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Visitor(Protocol):
-    """What runs nodes. Methods of nodes that wait return an awaitable; the others are done on return."""
+    """Runs nodes. The methods for nodes that wait return an awaitable."""
 
     def text(self, node: Text) -> None: ...
     def role_begin(self, node: RoleBegin) -> None: ...
@@ -39,20 +38,20 @@ class Visitor(Protocol):
 
 @dataclass(frozen=True)
 class Node:
-    """One step of a program, or several in a row; ``+`` puts text and nodes in a row."""
+    """One step of a program, or a sequence of steps. ``+`` concatenates nodes and texts."""
 
     waits: ClassVar[bool] = False
-    """Running it waits for the backend or for other branches."""
+    """The node waits for the backend or for other branches."""
 
     def steps(self) -> Iterator[Step]:
-        """The single steps, in order."""
+        """The steps, in order."""
         raise NotImplementedError
 
     def __add__(self, other: object) -> Node:
-        return _in_a_row(self, other)
+        return _concatenate(self, other)
 
     def __radd__(self, other: object) -> Node:
-        return _in_a_row(other, self)
+        return _concatenate(other, self)
 
     def __format__(self, spec: str) -> NoReturn:
         raise TypeError(
@@ -63,51 +62,45 @@ class Node:
 
 @dataclass(frozen=True)
 class Step(Node):
-    """A node that is run as one."""
+    """A single step."""
+
+    sets: ClassVar[bool] = False
+    """The step has a result, which is kept in a variable, with or without a name."""
 
     def steps(self) -> Iterator[Step]:
         yield self
 
     @property
     def variable(self) -> str | None:
-        """The variable that this step sets."""
+        """The name of the variable that the step sets."""
         return None
 
     @property
-    def sets(self) -> bool:
-        """The step has an outcome that is kept, named or not."""
-        return False
-
-    @property
-    def asks(self) -> bool:
-        """The step asks the model."""
+    def calls_model(self) -> bool:
         return self.waits and self.sets
 
     def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None] | None:
         raise NotImplementedError
 
     def abandon(self, error: Exception) -> None:
-        """Called in place of `run` when an earlier step has failed."""
+        """Called instead of `run` when an earlier step has failed."""
 
 
 @dataclass(frozen=True)
 class VariableStep(Step):
-    """A step whose outcome is kept, under `name` where it has one."""
+    """A step whose result is kept in a variable, which has a `name` or none."""
 
+    sets: ClassVar[bool] = True
     name: str | None
 
     @property
     def variable(self) -> str | None:
         return self.name
 
-    @property
-    def sets(self) -> bool:
-        return True
-
 
 @dataclass(frozen=True)
 class Row(Node):
-    """Steps in a row."""
+    """A sequence of steps."""
 
     items: tuple[Step, ...]
 
@@ -125,7 +118,7 @@ class Text(Step):
 
 @dataclass(frozen=True)
 class Interpolated(Step):
-    """Append text that the outcomes of other steps are a part of, once they are there."""
+    """Append text that contains results of other steps, once these are ready."""
 
     waits: ClassVar[bool] = True
     parts: tuple[str | ResultRef, ...]
@@ -136,26 +129,26 @@ class Interpolated(Step):
 
 @dataclass(frozen=True)
 class ResultRef:
-    """The outcome of a variable that may still have to be set; with `index`, one of its several outputs, and
-    with `path`, what is there in it. `read` and `value` raise what the variable's step failed with; the
-    variable must be ready."""
+    """A reference to a variable's value, or to a part of it. `read` and `value` need a ready variable, and raise
+    the error of its step."""
 
     variable: Variable
     index: int | None = None
+    """The index of one output of a step with ``n`` > 1."""
     then: tuple[Change, ...] = ()
     type: Scalar | None = None
-    """Of what is at `path`, where the variable's text is JSON."""
+    """The type of the value at `path`, where the variable's text is JSON."""
     path: tuple[str | int, ...] = ()
 
     def read(self) -> str:
-        """The text of it."""
+        """The value as text, changed by the methods in `then`."""
         if self.type is None:
             return changed(self.value(), self.then)
         self.variable.read()
         return changed(scalar_text(self.variable.text or "", self.path, self.type), self.then)
 
     def value(self) -> Any:
-        """The value itself, as the program gets it."""
+        """The value as the program reads it, without the methods in `then`."""
         value: Any = self.variable.read()
         value = value if self.index is None else value[self.index]
         for key in self.path:
@@ -168,7 +161,7 @@ class RoleBegin(Step):
     role: str
     line: str | None = None
     tools: bool = False
-    """The turn tells of tools."""
+    """The turn describes tools."""
 
     def run(self, visitor: Visitor, variable: Variable | None) -> None:
         visitor.role_begin(self)
@@ -184,7 +177,7 @@ class RoleEnd(Step):
 
 @dataclass(frozen=True)
 class ScopeBegin(Step):
-    """From here to the `ScopeEnd` of the same name, all text becomes the value of the variable."""
+    """Begin a scope: the text up to the `ScopeEnd` of the same name becomes the variable's value."""
 
     name: str
 
@@ -203,19 +196,19 @@ class ScopeEnd(VariableStep):
 
 @dataclass(frozen=True)
 class Gen(VariableStep):
-    """Generate text. `options` are fields of `SamplingParams`; those of the run fill in the rest."""
+    """Generate text. `options` are fields of `SamplingParams`, which override those of the run."""
 
     waits: ClassVar[bool] = True
     options: Mapping[str, Any] = field(default_factory=dict)
     constraint: Constraint | None = None
     parse: Callable[[str], Any] | None = None
-    """Text to value; None keeps the text. Any exception it raises fails the step."""
+    """Parses the text to the value; None keeps the text. Any exception fails the step."""
     stop: tuple[str, ...] = ()
-    """Stop strings that belong to the constraint, beside those in `options`."""
+    """The constraint's stop strings, in addition to those in `options`."""
     kind: Any = None
     """The schema as the user gave it; None without one."""
     validate: Callable[[Any], object] | None = None
-    """Called with the value; raises ValueError or AssertionError for one that will not do."""
+    """Called with the value; rejects it with a ValueError or AssertionError."""
     retries: int = 0
     keep_failed: bool = False
     timeout: float | None = None
@@ -244,7 +237,7 @@ class Select(VariableStep):
 
 @dataclass(frozen=True)
 class DescribeTools(Step):
-    """Append what the model must know to call the tools."""
+    """Append the descriptions of tools."""
 
     tools: tuple[Tool[..., Any], ...]
 
@@ -254,14 +247,14 @@ class DescribeTools(Step):
 
 @dataclass(frozen=True)
 class CallTools(VariableStep):
-    """Have the model call tools, run them, and append their results."""
+    """Generate tool calls, run them, and append their results."""
 
     waits: ClassVar[bool] = True
     tools: tuple[Tool[..., Any], ...]
     max_calls: int
     required: bool
     raises: bool
-    """The error of a tool fails the step, and is not shown to the model."""
+    """The error of a tool fails the step instead of being shown to the model."""
     options: Mapping[str, Any]
     timeout: float | None = None
     line: str | None = None
@@ -273,7 +266,7 @@ class CallTools(VariableStep):
 
 @dataclass(frozen=True)
 class Fork(Step):
-    """The children begin with what the branch holds here."""
+    """Start the children with the content of the branch."""
 
     children: tuple[Branch, ...]
 
@@ -287,7 +280,7 @@ class Fork(Step):
 
 @dataclass(frozen=True)
 class Splice(Step):
-    """Append what each child holds beyond the fork, in order, once all of them are done."""
+    """Append the content that each child added after the fork, in order, once all children are done."""
 
     waits: ClassVar[bool] = True
     children: tuple[Branch, ...]
@@ -307,5 +300,5 @@ def as_node(item: object) -> Node:
     raise TypeError(f"Only text and expressions can be appended, not {type(item).__name__}; write str(...).")
 
 
-def _in_a_row(left: object, right: object) -> Node:
+def _concatenate(left: object, right: object) -> Node:
     return Row((*as_node(left).steps(), *as_node(right).steps()))

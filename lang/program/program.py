@@ -1,4 +1,4 @@
-"""What sync and async programs have in common: arguments, what is bound to them, and how a run begins."""
+"""The base of sync and async programs: their arguments and options, and the start of a run."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ from ramify.messages import ModelInfo
 P = ParamSpec("P")
 
 RESERVED = ("backend", "stream", "cache_scope", "compiled")
-"""Arguments of `run` that no program can have as its own."""
+"""Arguments of `run`, which no program can have as parameters."""
 
-
-NOTHING_LEFT = inspect.Signature()
+NO_PARAMETERS = inspect.Signature()
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to run, as given to `run` beside the program's own arguments."""
+    """The arguments of `run` beside the program's own."""
 
     options: dict[str, Any]
     backend: Backend
@@ -48,30 +47,30 @@ class Started:
 
     run: Run
     state: ProgramState
-    """For its caller."""
+    """The caller's handle of the run."""
     body: Callable[[], Any]
     """Calls the program's body; raises TypeError or `InvalidRequest` where its arguments do not fit."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """How to run many rows."""
+    """The arguments of `run_batch`."""
 
     settings: Settings
     common: Mapping[str, Any]
-    """The arguments that all rows share."""
+    """The program's arguments that are the same for all rows."""
     limit: int
     """Most rows that run at once."""
     progress: bool
     plan: results.Plan | None
-    """How it is written to a results file, if it is."""
+    """How the results file is written; None without one."""
 
 
 class Program(Generic[P]):
-    """What sync and async programs have in common: their signature and what is bound to it."""
+    """The base of sync and async programs: a body, its signature, and bound arguments."""
 
     _graph_body: Callable[[Traced, inspect.Signature, Callable[..., Any]], Callable[..., Any]]
-    """Makes a body that runs a graph."""
+    """Makes a body that runs the graph."""
 
     def __init__(self, body: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
         self.body = body
@@ -94,8 +93,12 @@ class Program(Generic[P]):
     trace = unsupported("trace", "Use compile().")
     cache = unsupported("cache", "The runtime finds shared prefixes by itself.")
 
+    def with_options(self, **options: Any) -> Self:
+        """The same program with a backend or sampling options; keeps its parameters' types."""
+        return self._with(options)
+
     def _sort(self, kwargs: Mapping[str, Any], of: str) -> tuple[Settings, dict[str, Any]]:
-        """Tell the run's settings from the program's own arguments, with what is bound filled in."""
+        """Split `kwargs` and the bound arguments into the run's settings and the program's own arguments."""
         given = {**self.bound, **kwargs}
         backend, stream = given.pop("backend", None), given.pop("stream", False)
         scope, compiled = given.pop("cache_scope", ""), given.pop("compiled", False)
@@ -104,7 +107,7 @@ class Program(Generic[P]):
         return Settings(options, find_backend(backend), stream, scope, compiled), own
 
     def _on_state(self, state: ProgramState, *args: Any, **kwargs: Any) -> Any:
-        """Call the body on the state of another program, with what is bound filled in."""
+        """Call the body on the state of another program, with the bound arguments added."""
         given = {**self.bound, **kwargs}
         for name in given:
             if name not in self.arg_names and name in (*NAMES, *RESERVED):
@@ -117,17 +120,17 @@ class Program(Generic[P]):
         return self.body(state, *bound.args, **bound.kwargs)
 
     def _compile(self, given: Mapping[str, Any]) -> tuple[Traced, inspect.Signature, dict[str, Any]]:
-        """The program traced, the signature of what is left to be given, and what stays bound."""
+        """The traced program, the signature of the arguments still to be given, and the bound options."""
         bound = self._bind(given)
         own = {name: bound.pop(name) for name in self.arg_names if name in bound}
         return *compile_body(self.body, self._signature, own), bound
 
     def _calling(self, bound: inspect.BoundArguments, compiled: bool) -> Callable[[ProgramState], Any]:
-        """What runs the program on a state: its body, or its graph where it is to be compiled and has one."""
+        """A function that runs the program on a state: its body, or with `compiled` its graph."""
         if compiled:
             traced = trace_as_far(self.body, copy.copy(bound))
             if isinstance(traced, Traced):
-                return self._graph_body(traced, NOTHING_LEFT, self.body)
+                return self._graph_body(traced, NO_PARAMETERS, self.body)
             return lambda s: self.body(begun(s, traced), *bound.args, **bound.kwargs)
         return lambda s: self.body(s, *bound.args, **bound.kwargs)
 
@@ -139,7 +142,7 @@ class Program(Generic[P]):
         *,
         asynchronous: bool = False,
     ) -> Started:
-        """Begin a run; `arguments` gives those of the body, or raises where they do not fit."""
+        """Begin a run. `arguments` returns the body's arguments; its errors are those of the run."""
         run = Run(
             self.body.__name__,
             settings.backend,
@@ -156,10 +159,10 @@ class Program(Generic[P]):
 
         return Started(run, ProgramState(run.root, outside=True), body)
 
-    def _start_row(self, of: Batch, info: ModelInfo, row: Any, *, asynchronous: bool = False) -> Started:
+    def _start_row(self, batch: Batch, info: ModelInfo, row: Any, *, asynchronous: bool = False) -> Started:
         """`_start` for a row of a batch."""
-        arguments = functools.partial(self._row, of.common, row)
-        return self._start(of.settings, info, arguments, asynchronous=asynchronous)
+        arguments = functools.partial(self._row, batch.common, row)
+        return self._start(batch.settings, info, arguments, asynchronous=asynchronous)
 
     def _batch(
         self,
@@ -170,7 +173,7 @@ class Program(Generic[P]):
         out: str | os.PathLike[str] | None = None,
         **writing: Any,
     ) -> Batch:
-        """What is asked of `run_batch`, checked before any row runs; `writing` is for `out` only."""
+        """The arguments of `run_batch`, checked before any row runs. `writing` needs `out`."""
         settings, common = self._sort(options, "run_batch")
         if "stream" in options:
             raise InvalidRequest("A batch does not stream.", field="stream")
@@ -195,7 +198,7 @@ class Program(Generic[P]):
         return Batch(settings, common, limit, progress, plan)
 
     def _row(self, common: Mapping[str, Any], row: Any) -> inspect.BoundArguments:
-        """A row of a batch as arguments: a mapping by name, a list or tuple by position."""
+        """The arguments of a row: a mapping gives them by name, a list or tuple by position."""
         if isinstance(row, Mapping):
             return self._signature.bind(**{**common, **row})
         if isinstance(row, list | tuple):

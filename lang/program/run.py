@@ -1,4 +1,4 @@
-"""One run of a program: its backend, its options, its branches, and how it ends."""
+"""One run of a program: its backend, options and branches, and its end."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _infos: weakref.WeakKeyDictionary[Backend, ModelInfo] = weakref.WeakKeyDictionar
 
 
 def set_default_backend(backend: Backend | None) -> None:
-    """The backend of every run that is given none."""
+    """Set the backend of every run that is given none."""
     global _default_backend
     _default_backend = None if backend is None else _checked(backend)
 
 
 def find_backend(backend: Backend | None) -> Backend:
-    """`backend`, or the default one; raises `InvalidRequest` when there is neither."""
+    """`backend`, or the default one; raises `InvalidRequest` where neither is set."""
     found = _default_backend if backend is None else _checked(backend)
     if found is None:
         raise InvalidRequest(
@@ -50,7 +50,7 @@ def find_backend(backend: Backend | None) -> Backend:
 def _checked(backend: Backend) -> Backend:
     if isinstance(backend, type):
         raise InvalidRequest(
-            f"{backend.__name__} is a class, not a backend.", field="backend", remedy="Make one of it."
+            f"{backend.__name__} is a class, not a backend.", field="backend", remedy="Make an instance."
         )
     if not isinstance(backend, Backend):
         raise InvalidRequest(
@@ -60,12 +60,12 @@ def _checked(backend: Backend) -> Backend:
 
 
 def cached_model_info(backend: Backend) -> ModelInfo | None:
-    """What `model_info` has learnt before."""
+    """The result of an earlier `model_info`; None before the first."""
     return _infos.get(backend)
 
 
 async def model_info(backend: Backend) -> ModelInfo:
-    """What the backend serves, asked for once. Runs on the background loop."""
+    """The backend's model information, requested once. Runs on the background loop."""
     info = _infos.get(backend)
     if info is None:
         info = _infos[backend] = await backend.info()
@@ -73,7 +73,7 @@ async def model_info(backend: Backend) -> ModelInfo:
 
 
 def call_backend(backend: Backend | None, method: str) -> Any:
-    """Call a method that only some backends have, and wait for its result."""
+    """Call a method that only some backends have, and wait for its result; raises `UnsupportedField`."""
     found = find_backend(backend)
     function = getattr(found, method, None)
     if function is None:
@@ -85,7 +85,7 @@ def call_backend(backend: Backend | None, method: str) -> Any:
 
 
 class Run:
-    """What all branches of one program run share."""
+    """The state that all branches of one run share."""
 
     def __init__(
         self,
@@ -105,40 +105,40 @@ class Run:
         self.options = options
         self.scope = scope
         self.stream = stream
-        """Somebody may iterate over the text while the program runs."""
+        """The caller may iterate over the text while the program runs."""
         self.asynchronous = asynchronous
-        """The body is a coroutine, so that no read may block."""
+        """The body is a coroutine, so no read may block."""
         self.caller_loop = asyncio.get_running_loop() if asynchronous else None
-        """The event loop that the body, and so its async tools, run in."""
+        """The event loop of the body and of its async tools."""
         self.takes_messages = bool(getattr(backend, "takes_messages", False))
-        """The backend has no prompts, only finished chat messages."""
+        """The backend takes finished chat messages instead of prompts."""
         self.loop = loop or background_loop()
-        """Where its steps run, and its backend."""
+        """The event loop of the steps and of the backend."""
         self.tasks: set[asyncio.Task[None]] = set()
-        """The branches that have steps to run; touched on `loop` only."""
+        """A task for each branch that has steps to run; used on `loop` only."""
         self.error: ProgramError | None = None
-        """The exception that the body raised, as the cause."""
+        """The exception of the body, as the cause of a `ProgramError`."""
         self.body_done = Event()
-        """Nothing more will be appended."""
+        """The body has ended, so no step will be appended any more."""
         self.finished = Event()
         """All steps are done."""
         self.started = time.perf_counter()
-        self._told_end = False
+        self._end_sent = False
         self._ended: list[str] = []
         self._open_forks: dict[str, int] = {}
-        """By fork: its branches that may still be extended."""
+        """Fork key → number of its branches that may still be extended."""
         self._numbers = itertools.count()
         self.queued_calls = 0
-        """Steps that wait in some branch and will ask the model."""
+        """Steps in the queues of all branches that will call the model."""
         self._keys = itertools.count()
         self._listeners: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self.watch: Callable[[Branch, Step, Variable | None], None] | None = None
-        """Is told of each step when it is appended."""
+        """Called with each step when it is appended."""
         self.root = self.branch(Call(kind="program", name=name))
 
     def branch(self, call: Call) -> Branch:
-        """The program's own branch."""
+        """Make the program's first branch."""
         return Branch(self, call)
 
     def clock(self) -> float:
@@ -149,17 +149,18 @@ class Run:
         return f"{self.program}-{next(self._numbers)}"
 
     def branch_key(self) -> str:
-        """A name for a branch."""
+        """A key for a new branch."""
         return f"b{next(self._keys)}"
 
     def fork_key(self, size: int) -> str:
-        """A name for a fork into so many branches."""
+        """A key for a new fork into `size` branches."""
         key = f"f{next(self._keys)}"
         self._open_forks[key] = size
         return key
 
     def end_branch(self, branch: Branch) -> None:
-        """Nobody will extend it any more; the next request says so, and of its fork when it was the last."""
+        """Note that `branch`, and with its last branch a fork, will not be extended. The hint of the next
+        request carries their keys."""
         with self._lock:
             self._ended.append(branch.key)
             for fork in branch.forks[-1:]:
@@ -169,13 +170,13 @@ class Run:
                     self._ended.append(fork)
 
     def take_ended(self) -> tuple[str, ...]:
-        """The branches and forks that have ended since this was last asked."""
+        """The keys of the branches and forks that have ended since the last call."""
         with self._lock:
             ended, self._ended = tuple(self._ended), []
         return ended
 
     def count_queued(self, calls: int) -> None:
-        """So many steps that ask the model have come to wait, or (below 0) wait no more."""
+        """Add `calls` to the number of queued steps that call the model; below 0 for steps taken out."""
         if calls:
             with self._lock:
                 self.queued_calls += calls
@@ -183,7 +184,7 @@ class Run:
     # --- the end ---
 
     def end_body(self, error: BaseException | None = None) -> None:
-        """The body has returned, or has raised `error`."""
+        """Called when the body has returned or has raised `error`."""
         if error is not None and self.error is None:
             self.error = body_error(error)
         self.body_done.set()
@@ -193,11 +194,11 @@ class Run:
         """Wait for all steps, then end the program on the backend. Runs on `loop`."""
         while self.tasks:
             await asyncio.wait(self.tasks)
-        if not self._told_end:
-            self._told_end = True
+        if not self._end_sent:
+            self._end_sent = True
             try:
                 await self.backend.end_program(self.program)
-            except Exception as error:  # its leases run out by themselves
+            except Exception as error:  # the program's leases on pages expire on the backend
                 logger.warning("Program %s could not be ended on its backend: %s", self.program, error)
         if not self.finished.is_set():
             self.root.call.end_s = self.clock()
@@ -205,9 +206,9 @@ class Run:
             self.notify()
 
     async def cancel(self) -> None:
-        """Abort what is in flight; unset variables fail with `cancel_error`. Does nothing after the end.
+        """Abort the requests in flight; unset variables fail with `cancel_error`. Runs on `loop`.
 
-        Runs on `loop`.
+        Does nothing once the run has finished.
         """
         if self.finished.is_set():
             return
@@ -218,7 +219,7 @@ class Run:
 
     @property
     def cancel_error(self) -> ProgramError:
-        """Why steps were cancelled: the body's exception, or `Cancelled` as the cause."""
+        """The error of cancelled steps: the body's exception, or a `ProgramError` caused by `Cancelled`."""
         if self.error is not None:
             return self.error
         error = ProgramError("The run was cancelled.")
@@ -226,22 +227,22 @@ class Run:
         return error
 
     def request_cancel(self) -> None:
-        """`cancel` without waiting for it; from any thread."""
+        """Start `cancel` from any thread, without waiting for it."""
         asyncio.run_coroutine_threadsafe(self.cancel(), self.loop)
 
     def check_may_block(self) -> None:
-        """Raise RuntimeError where blocking would stop the event loop that the body runs in."""
+        """Raise RuntimeError where blocking would stop the body's event loop."""
         if self.asynchronous and not self.finished.is_set():
             raise RuntimeError(
                 "This would block the event loop of an async program; there, "
                 'write await s.aget("name"), await s.wait(), or s.text_async_iter().'
             )
 
-    # --- progress, for those who iterate over text ---
+    # --- progress, for iteration over text ---
 
     @contextlib.contextmanager
     def listening(self, wake: Callable[[], None]) -> Iterator[None]:
-        """Have `wake` called after every change; it must be quick and safe in any thread."""
+        """Call `wake` after every change in the block. It must be quick and thread-safe."""
         with self._lock:
             self._listeners = [*self._listeners, wake]
         try:
@@ -255,7 +256,7 @@ class Run:
             wake()
 
     def changes(self) -> Iterator[None]:
-        """Now, and after every change; blocks in between. Ctrl-C cancels the run."""
+        """Yield at once and after every change; blocks in between. Ctrl-C cancels the run."""
         self.check_may_block()
         event = threading.Event()
         with self.listening(event.set):
@@ -285,7 +286,7 @@ class Run:
 
 
 def body_error(error: BaseException) -> ProgramError:
-    """A `ProgramError` for an exception of the program's own body, which is its cause."""
+    """The exception of a program's body as a `ProgramError`, of which it is the cause."""
     if isinstance(error, ProgramError):
         return error
     raised = ProgramError(f"The program raised {type(error).__name__}: {error}")

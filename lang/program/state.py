@@ -1,4 +1,4 @@
-"""The `s` of a program: what its body appends to and reads from, and what `run` returns."""
+"""The program state `s`: the body appends to it and reads from it, and `run` returns it."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class ProgramState:
     """A running or finished program, or one branch of a fork.
 
     Appending returns at once. Reading a variable waits for its step alone; `text`, `messages`, `error`
-    and `sync` wait for all steps so far. In an ``async def`` program, where nothing may block the event
-    loop, ``await s.aget("x")`` and ``await s.wait()`` do the waiting.
+    and `sync` wait for all steps so far. An ``async def`` program, which must not block its event loop,
+    writes ``await s.aget("x")`` and ``await s.wait()`` instead.
     """
 
     def __init__(self, branch: Branch, *, outside: bool = False) -> None:
         self._branch = branch
         self._outside = outside
-        """Not the body's own handle: a variable may still be declared by the body."""
+        """This is the caller's handle: the body may still declare variables."""
         self._body: asyncio.Task[None] | None = None
         self.ret_value: Any = None
-        """What the body returned."""
+        """The return value of the body."""
 
     # --- appending ---
 
@@ -68,7 +68,7 @@ class ProgramState:
         return self._turn("assistant", content)
 
     def _turn(self, role: str, content: str | Node | None) -> contextlib.AbstractContextManager[None]:
-        """Append a whole turn, or, without content, return a ``with`` block that is the turn."""
+        """Append a turn; without content, return a ``with`` block whose text is the turn."""
         line = caller_line()
         if content is None:
             return self._block(RoleBegin(role, line), RoleEnd(role))
@@ -97,21 +97,21 @@ class ProgramState:
         timeout: float | None = None,
         **options: Any,
     ) -> ToolTurn:
-        """Have the model call `tools`, run the calls, and append their results. Returns at once.
+        """Generate calls of `tools`, run them, and append their results. Returns at once.
 
-        The calls are held to the names and to the schemas of the functions. They run all at once: coroutine
-        functions in the program's event loop, others in a thread each. In a chat the calls are an assistant
-        turn and the results, in the order of the calls, a turn after it.
+        The generated calls are constrained to the names and schemas of the functions. All calls run
+        concurrently: coroutine functions in the program's event loop, the others in a thread each. In a chat
+        the calls are an assistant turn, followed by a turn with the results in the order of the calls.
 
         Args:
-            tools: Functions, or what `tool` makes of them; how the model is told of them, see ``tools=`` of
-                `system` and `user`.
+            tools: Functions, or tools made by `tool`. `system` and `user` with ``tools=`` describe them to
+                the model.
             name: The variable that holds the `ToolCalls`.
             max_calls: Most calls in this turn.
-            required: False leaves it to the model to answer in words; there are then no calls.
-            errors: ``show``: an exception of a function is its result, which the model sees. ``raise``: it
+            required: With False the model may answer in words, without any call.
+            errors: ``show``: an exception of a function is shown to the model as its result. ``raise``: it
                 fails the step.
-            timeout: Seconds for the model's turn; that of a function is its own (`tool`).
+            timeout: Seconds for the model's turn. Functions have their own timeout (`tool`).
             options: As of `gen`.
         """
         if errors not in ("show", "raise"):
@@ -147,7 +147,7 @@ class ProgramState:
     # --- branches ---
 
     def fork(self, size: int = 1, position_ids_offset: None = None) -> ForkGroup:
-        """`size` branches that share everything so far and run concurrently."""
+        """`size` branches that share the content so far and run concurrently."""
         if position_ids_offset is not None:
             unsupported("fork(position_ids_offset=...)", "Fork without it.")()
         if size < 1:
@@ -156,7 +156,7 @@ class ProgramState:
 
     @contextlib.contextmanager
     def copy(self) -> Iterator[ProgramState]:
-        """A ``with`` block over one branch, joined at its end."""
+        """A ``with`` block over a fork of one branch, which is joined at its end."""
         group = self.fork(1)
         yield group[0]
         group.join()
@@ -176,7 +176,7 @@ class ProgramState:
     @overload
     def get(self, name: str, kind: Any) -> Any: ...
     def get(self, name: str, kind: Any = None) -> Any:
-        """The value of a variable as a `kind`, parsed from its text if it is not one yet."""
+        """The value of a variable as a `kind`, parsed from its text unless it is of that type."""
         return _as(self._read(name), kind)
 
     @overload
@@ -203,8 +203,8 @@ class ProgramState:
         return variable.meta
 
     def prompt_of(self, name: str) -> str:
-        """The exact text that was sent for a variable, also where its step failed; with retries, the last
-        that was. Raises `ProgramError` for a variable that nothing was sent for."""
+        """The exact prompt of a variable's request, also of a failed step; with retries, the last prompt.
+        Raises `ProgramError` for a variable without a request."""
         variable = self._read(name)
         if variable.call is None:
             variable.read()
@@ -215,7 +215,7 @@ class ProgramState:
         return name in self._branch.variables
 
     def text(self) -> str:
-        """Everything so far, prompts included; raises `ProgramError` if a step failed."""
+        """All text so far, prompts included; raises `ProgramError` if a step failed."""
         self.sync()
         self._raise()
         return self._branch.text
@@ -227,7 +227,7 @@ class ProgramState:
         return [{"role": turn.role, "content": turn.content} for turn in self._branch.dialogue.messages]
 
     def sync(self) -> None:
-        """Block until all steps so far are done; for a state that `run` returned, until the program is."""
+        """Block until all steps so far are done; for a state returned by `run`, until the program is done."""
         self._block_on(self._all_done())
 
     async def wait(self) -> None:
@@ -235,14 +235,14 @@ class ProgramState:
         await self._all_done().wait()
 
     def error(self) -> ProgramError | None:
-        """The first error of this branch or of the program's body; None if all went well."""
+        """The first error of this branch or of the program's body; None without one."""
         self.sync()
         return self._branch.error or self._branch.run.error
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """Text as it is generated, of one variable or of everything; raises at the end if a step failed.
+        """The text of one variable, or all text, while it is generated. Raises at the end if a step failed.
 
-        Without ``run(stream=True)`` all of it comes at once, when it is complete.
+        Without ``run(stream=True)`` the text is yielded in one piece, when it is complete.
         """
         return streaming.text_iter(self, self._branch, var_name)
 
@@ -259,14 +259,14 @@ class ProgramState:
     @overload
     def stream_objects(self, name: str, kind: Any) -> ObjectStream[Any]: ...
     def stream_objects(self, name: str, kind: Any = None) -> ObjectStream[Any]:
-        """The variable's value while it is generated, for ``for`` and ``async for``: a `Partial` whenever it
-        has grown, then the whole value as the last one.
+        """The variable's value while it is generated, for ``for`` and ``async for``: a `Partial` after each
+        change, and the complete value as the last one.
 
-        Every closed value in a partial one is validated against its own type or subschema; one that does
-        not fit raises `ProgramError`, as does a step that fails. The whole is validated once more by its
-        `gen`. `kind` is a type or JSON schema, by default that of the `gen`. What is not JSON (``int``,
-        a `Literal` of texts) comes at its end; so does everything without ``run(stream=True)``, and the
-        output of a `gen` with retries.
+        A value inside a partial value is validated when it closes, against its own type or subschema. One
+        that does not fit raises `ProgramError`, as a failed step does. `gen` validates the complete value
+        again. `kind` is a type or JSON schema, by default that of the `gen`. Only the complete value is
+        yielded for types that are not generated as JSON (``int``, a `Literal` of texts), for a `gen` with
+        retries, and without ``run(stream=True)``.
         """
         return ObjectStream(self, self._branch, name, kind)
 
@@ -277,21 +277,21 @@ class ProgramState:
     @overload
     def partial(self, name: str, kind: Any) -> Partial[Any]: ...
     def partial(self, name: str, kind: Any = None) -> Partial[Any]:
-        """How far the variable's value has come by now, as `stream_objects` would say; does not wait."""
+        """The variable's value so far, as `stream_objects` would yield it; does not wait."""
         return snapshot(self._branch, name, kind)
 
     @property
     def usage(self) -> Usage:
-        """Tokens and times, summed over all requests of this state and its branches."""
+        """The sum of tokens and times over all requests of this state and its branches."""
         return self._branch.call.usage
 
     @property
     def trace(self) -> Call:
-        """The tree of calls; print it."""
+        """The tree of calls, which can be printed."""
         return self._branch.call
 
     def cancel(self) -> None:
-        """Abort the whole program; steps that have not ended fail with `Cancelled` as the cause."""
+        """Abort the program. Unfinished steps fail with `Cancelled` as the cause."""
         self._branch.run.request_cancel()
 
     def __repr__(self) -> str:
@@ -311,7 +311,7 @@ class ProgramState:
         return variable
 
     def _declared(self, name: str) -> bool:
-        """The variable is there, or will never be."""
+        """The variable is declared, or no step can declare it any more."""
         return name in self._branch.variables or self._branch.run.body_done.is_set()
 
     def _all_done(self) -> Event:

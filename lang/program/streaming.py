@@ -1,38 +1,71 @@
-"""Text while it is generated, for threads and for event loops."""
+"""Text and values while they are generated, for threads and for event loops."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ramify.lang.calls.meta_info import add_logprobs, meta_info, token_logprobs
 from ramify.lang.program.branch import Branch
 from ramify.messages import TextChunk, TokenLogprobs, Usage
 
 if TYPE_CHECKING:
+    from ramify.lang.program.run import Run
     from ramify.lang.program.state import ProgramState
+
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+
+
+class Source(Protocol[T_co]):
+    """Something that grows during a run."""
+
+    @property
+    def ended(self) -> bool:
+        """Nothing will be added any more."""
+        ...
+
+    def new(self) -> Iterator[T_co]:
+        """The additions since the last call."""
+        ...
+
+
+def follow(run: Run, source: Source[T]) -> Iterator[T]:
+    """The additions to `source` until it has ended; blocks for changes of the run."""
+    for _ in run.changes():
+        ended = source.ended  # read before the additions, so that none is missed
+        yield from source.new()
+        if ended:
+            break
+
+
+async def async_follow(run: Run, source: Source[T]) -> AsyncGenerator[T, None]:
+    """`follow` for any event loop."""
+    async with aclosing(run.async_changes()) as changes:
+        async for _ in changes:
+            ended = source.ended
+            for item in source.new():
+                yield item
+            if ended:
+                break
 
 
 def text_iter(state: ProgramState, branch: Branch, name: str | None) -> Iterator[str]:
-    """What `ProgramState.text_iter` returns."""
+    """The implementation of `ProgramState.text_iter`."""
     if not branch.run.stream:
         yield state.text() if name is None else str(state._read(name).text or state[name])
         return
-    source = _Everything(state, branch) if name is None else _OneVariable(state, branch, name)
-    for _ in branch.run.changes():
-        ended = source.ended  # asked before the text is read, so that nothing is missed
-        for text, _meta in source.new():
-            yield text
-        if ended:
-            break
+    source = _source(state, branch, name)
+    for text, _meta in follow(branch.run, source):
+        yield text
     source.check()
 
 
 async def text_async_iter(
     state: ProgramState, branch: Branch, name: str | None, with_meta: bool
 ) -> AsyncIterator[Any]:
-    """What `ProgramState.text_async_iter` returns."""
+    """The implementation of `ProgramState.text_async_iter`."""
     if with_meta and name is None:
         raise ValueError("return_meta_data needs the name of a variable.")
     if not branch.run.stream:
@@ -44,18 +77,18 @@ async def text_async_iter(
             text = str(branch.variables[name].text or value)
             yield (text, state.get_meta_info(name)) if with_meta else text
         return
-    source = _Everything(state, branch) if name is None else _OneVariable(state, branch, name)
-    async with aclosing(branch.run.async_changes()) as changes:
-        async for _ in changes:
-            ended = source.ended
-            for text, meta in source.new():
-                yield (text, meta) if with_meta else text
-            if ended:
-                break
+    source = _source(state, branch, name)
+    async with aclosing(async_follow(branch.run, source)) as additions:
+        async for text, meta in additions:
+            yield (text, meta) if with_meta else text
     source.check()
 
 
-class _Everything:
+def _source(state: ProgramState, branch: Branch, name: str | None) -> _BranchText | _VariableText:
+    return _BranchText(state, branch) if name is None else _VariableText(branch, name)
+
+
+class _BranchText:
     """All text of a branch."""
 
     def __init__(self, state: ProgramState, branch: Branch) -> None:
@@ -75,19 +108,18 @@ class _Everything:
         self._state._raise()
 
 
-class _OneVariable:
-    """The chunks of one variable; of one that was not generated in chunks, its text at the end."""
+class _VariableText:
+    """The chunks of one variable. A variable that has no chunks adds its text once it is set."""
 
-    def __init__(self, state: ProgramState, branch: Branch, name: str) -> None:
-        self._state, self._branch, self._name = state, branch, name
+    def __init__(self, branch: Branch, name: str) -> None:
+        self._branch, self._name = branch, name
         self._read = self._tokens = 0
         self._logprobs: TokenLogprobs | None = None
-        """Of the tokens since text was last handed out."""
+        """Log-probabilities of the tokens since the last chunk with text."""
 
     @property
     def ended(self) -> bool:
-        variable = self._branch.variables.get(self._name)
-        return self._branch.run.body_done.is_set() if variable is None else variable.ready.is_set()
+        return self._branch.is_final(self._name)
 
     def new(self) -> Iterator[tuple[str, Any]]:
         variable = self._branch.variables.get(self._name)
@@ -107,7 +139,7 @@ class _OneVariable:
             yield str(variable.text if variable.text is not None else variable.value), variable.meta
 
     def _meta(self, chunk: TextChunk) -> dict[str, Any]:
-        """``meta_info`` so far; log-probabilities are those of this text alone, as in SGLang."""
+        """``meta_info`` up to this chunk, with log-probabilities of this chunk alone, as in SGLang."""
         usage = chunk.usage or Usage(completion_tokens=self._tokens)
         meta = meta_info(chunk.rid, usage, chunk.finish)
         if self._logprobs is not None:

@@ -1,4 +1,4 @@
-"""The outcome of one step, which readers wait for and which raises where it failed."""
+"""The result of one step. Readers wait for it, and are raised the step's error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class UnknownVariable(ProgramError, KeyError):
-    """No step of the program sets this variable."""
+    """A variable was read that no step of the program sets."""
 
     code = "unknown_variable"
 
@@ -29,15 +29,15 @@ class Variable:
         self.ready = Event()
         self.value: Any = None
         self.text: str | None = None
-        """The generated text, of which `value` is the parsed form; None for a value that was never text."""
+        """The generated text, from which `value` was parsed; None for a value that was not parsed."""
         self._meta: Any = None
         self.error: ProgramError | None = None
         self.chunks: list[TextChunk] = []
-        """What has arrived so far."""
+        """The chunks that have arrived so far."""
         self.kind: Any = None
         """The schema of its `gen`, as the user gave it."""
         self.call: Call | None = None
-        """The step that sets it, once that has begun."""
+        """The call of the step that sets the variable; None before the step has begun."""
 
     def resolve(self, value: Any, *, text: str | None = None, meta: Callable[[], Any] | None = None) -> None:
         self.value, self.text, self._meta = value, text, meta
@@ -45,7 +45,7 @@ class Variable:
 
     @property
     def meta(self) -> Any:
-        """The answer to `get_meta_info`; made when it is first asked for, as most never are."""
+        """The result of `get_meta_info`, made at the first read."""
         if callable(self._meta):
             self._meta = self._meta()
         return self._meta
@@ -71,9 +71,9 @@ class GatheredVariable(Variable):
         super().__init__(name)
         self.parts = list(parts)
         for part in self.parts:
-            part.ready.on_set(self._one_more)
+            part.ready.on_set(self._resolve_if_complete)
 
-    def _one_more(self) -> None:
+    def _resolve_if_complete(self) -> None:
         if all(part.ready.is_set() for part in self.parts) and not self.ready.is_set():
             failed = next((part.error for part in self.parts if part.error is not None), None)
             if failed is not None:
@@ -83,7 +83,7 @@ class GatheredVariable(Variable):
                 self.resolve(values, meta=lambda: [part.meta for part in self.parts])
 
 
-def unknown(name: str, known: Iterable[str]) -> UnknownVariable:
+def unknown_variable(name: str, known: Iterable[str]) -> UnknownVariable:
     names = ", ".join(sorted(map(repr, known)))
     return UnknownVariable(
         f"The program sets no variable {name!r}.",

@@ -1,4 +1,4 @@
-"""Values while they are generated, for threads and for event loops."""
+"""Partial values while they are generated, for threads and for event loops."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ramify.errors import InvalidRequest, ProgramError
 from ramify.lang.program.branch import Branch
+from ramify.lang.program.streaming import async_follow, follow
 from ramify.lang.program.variables import Variable
 from ramify.lang.typed.partial import Partial, PartialReader
 from ramify.lang.typed.partial_types import checker_of
@@ -20,7 +21,7 @@ T = TypeVar("T")
 
 
 class ObjectStream(Generic[T]):
-    """What `ProgramState.stream_objects` returns; may be iterated several times."""
+    """The result of `ProgramState.stream_objects`; may be iterated several times."""
 
     def __init__(self, state: ProgramState, branch: Branch, name: str, kind: Any) -> None:
         self._state, self._branch, self._name, self._kind = state, branch, name, kind
@@ -28,41 +29,30 @@ class ObjectStream(Generic[T]):
     def __iter__(self) -> Iterator[Partial[T]]:
         run = self._branch.run
         if run.stream:
-            growing = _Growing(self._branch, self._name, self._kind)
-            for _ in run.changes():
-                ended = growing.ended
-                if (partial := growing.new()) is not None:
-                    yield partial
-                if ended:
-                    break
-        yield _whole(self._state._read(self._name), self._kind)
+            yield from follow(run, _PartialValue(self._branch, self._name, self._kind))
+        yield _complete(self._state._read(self._name), self._kind)
 
     async def __aiter__(self) -> AsyncIterator[Partial[T]]:
         run = self._branch.run
         if run.stream:
-            growing = _Growing(self._branch, self._name, self._kind)
-            async with aclosing(run.async_changes()) as changes:
-                async for _ in changes:
-                    ended = growing.ended
-                    if (partial := growing.new()) is not None:
-                        yield partial
-                    if ended:
-                        break
+            source = _PartialValue(self._branch, self._name, self._kind)
+            async with aclosing(async_follow(run, source)) as partials:
+                async for partial in partials:
+                    yield partial
         await self._state.aget(self._name)
-        yield _whole(self._branch.variable(self._name), self._kind)
+        yield _complete(self._branch.variable(self._name), self._kind)
 
 
 def snapshot(branch: Branch, name: str, kind: Any) -> Partial[Any]:
-    """What `ProgramState.partial` returns."""
+    """The implementation of `ProgramState.partial`."""
     variable = branch.variables.get(name)
     if variable is not None and variable.ready.is_set():
-        return _whole(variable, kind)
-    growing = _Growing(branch, name, kind)
-    return growing.new() or Partial(None)
+        return _complete(variable, kind)
+    return next(_PartialValue(branch, name, kind).new(), Partial(None))
 
 
-class _Growing:
-    """One variable's value as its chunks arrive."""
+class _PartialValue:
+    """One variable's value while its chunks arrive."""
 
     def __init__(self, branch: Branch, name: str, kind: Any) -> None:
         self._branch, self._name, self._kind = branch, name, kind
@@ -71,27 +61,26 @@ class _Growing:
 
     @property
     def ended(self) -> bool:
-        variable = self._branch.variables.get(self._name)
-        return self._branch.run.body_done.is_set() if variable is None else variable.ready.is_set()
+        return self._branch.is_final(self._name)
 
-    def new(self) -> Partial[Any] | None:
-        """What there is now, if it has grown since the last call."""
+    def new(self) -> Iterator[Partial[Any]]:
+        """The partial value, if it has changed since the last call."""
         variable = self._branch.variables.get(self._name)
         if variable is None or not variable.chunks:
-            return None
+            return
         kind = _kind_of(variable, self._kind)
         if not _is_json(kind):
-            return None
+            return
         if self._reader is None:
             self._reader = PartialReader(checker_of(kind))
         chunks = variable.chunks[self._read :]
         self._read += len(chunks)
         try:
-            grown = self._reader.push("".join([chunk.text for chunk in chunks]))
+            changed = self._reader.push("".join([chunk.text for chunk in chunks]))
         except ValueError as error:
             raise _located(error, variable) from error
-        # The whole value comes from the step itself, which has validated it once more.
-        return self._reader.partial if grown and not self._reader.ended else None
+        if changed and not self._reader.ended:  # the complete value comes from the step, which validates it
+            yield self._reader.partial
 
 
 def _kind_of(variable: Variable, kind: Any) -> Any:
@@ -110,7 +99,7 @@ def _is_json(kind: Any) -> bool:
     return constraint is not None and constraint.kind == "json_schema"
 
 
-def _whole(variable: Variable, kind: Any) -> Partial[Any]:
+def _complete(variable: Variable, kind: Any) -> Partial[Any]:
     value = variable.read()
     if kind is not None and variable.text is not None and kind != variable.kind:
         value = schema_of(kind).parse(variable.text)

@@ -37,7 +37,7 @@ def load_packed(
     """
     if sum(path.stat().st_size for path in weights) < CACHED_FROM:
         return full()
-    entry = cache.made_of(
+    entry = cache.entry_of(
         weights, "packed", f"{weights[0].resolve().stem}-{variant}", LAYOUT_VERSION, torch.__version__
     )
     built: list[Model] = []
@@ -52,7 +52,7 @@ def load_packed(
         log.warning("The packed model cannot be cached, so every start packs it again: %s", error)
         return built[0] if built else full()
     built.clear()
-    cache.remove_older(entry)
+    cache.remove_outdated(entry)
     model = empty()
     _read(model, entry)
     return model

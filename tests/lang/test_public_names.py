@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -26,19 +24,6 @@ def test_every_public_name_is_there():
     for name in set(rm.__all__) - {"Engine"}:
         assert getattr(rm, name) is not None
     assert set(dir(rm)) == set(rm.__all__)
-
-
-def test_type_checkers_see_the_names_where_they_are():
-    tree = ast.parse(Path(rm.__file__).read_text(encoding="utf-8"))
-    imports = [
-        node
-        for block in tree.body
-        if isinstance(block, ast.If)
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-    ]
-    found = {(node.module, alias.asname) for node in imports for alias in node.names}
-    assert found == {(module, name) for module, names in rm._MODULES.items() for name in names}
 
 
 def test_every_name_of_sglangs_frontend_is_there_or_refused_when_called():

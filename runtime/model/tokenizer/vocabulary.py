@@ -29,10 +29,10 @@ def load_vocabulary(folder: Path, *, vocab_size: int, stop_ids: Iterable[int]) -
     source = tokenizer_file(folder)
     if source.stat().st_size < CACHED_FROM:
         return made()
-    entry = cache.made_of([source], "vocabularies", str(vocab_size), FORMAT_VERSION, stops)
+    entry = cache.entry_of([source], "vocabularies", str(vocab_size), FORMAT_VERSION, stops)
     try:
         cache.ensure(entry, lambda folder: _write(made(), folder))
-        cache.remove_older(entry)
+        cache.remove_outdated(entry)
     except (OSError, cache.NotWritable):
         return made()
     return Vocabulary.from_bytes((entry / VOCABULARY_FILE).read_bytes())

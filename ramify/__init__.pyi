@@ -1,0 +1,48 @@
+"""The public names and the modules that hold them: for type checkers, and for the lazy import at run time."""
+
+from ramify.errors import Cancelled as Cancelled
+from ramify.errors import CompileError as CompileError
+from ramify.errors import InvalidConstraint as InvalidConstraint
+from ramify.errors import InvalidRequest as InvalidRequest
+from ramify.errors import ProgramError as ProgramError
+from ramify.errors import RamifyError as RamifyError
+from ramify.errors import UnsupportedField as UnsupportedField
+from ramify.errors import UnsupportedNode as UnsupportedNode
+from ramify.lang.api import assistant as assistant
+from ramify.lang.api import assistant_begin as assistant_begin
+from ramify.lang.api import assistant_end as assistant_end
+from ramify.lang.api import flush_cache as flush_cache
+from ramify.lang.api import function as function
+from ramify.lang.api import gen as gen
+from ramify.lang.api import gen_int as gen_int
+from ramify.lang.api import gen_string as gen_string
+from ramify.lang.api import get_server_info as get_server_info
+from ramify.lang.api import select as select
+from ramify.lang.api import system as system
+from ramify.lang.api import system_begin as system_begin
+from ramify.lang.api import system_end as system_end
+from ramify.lang.api import tool as tool
+from ramify.lang.api import user as user
+from ramify.lang.api import user_begin as user_begin
+from ramify.lang.api import user_end as user_end
+from ramify.lang.backends.base import Backend as Backend
+from ramify.lang.backends.endpoint import RuntimeEndpoint as RuntimeEndpoint
+from ramify.lang.backends.openai import OpenAI as OpenAI
+from ramify.lang.backends.replay import NotRecorded as NotRecorded
+from ramify.lang.backends.replay import RecordingBackend as RecordingBackend
+from ramify.lang.backends.replay import ReplayBackend as ReplayBackend
+from ramify.lang.backends.scripted import ScriptedBackend as ScriptedBackend
+from ramify.lang.batch.results import BatchSummary as BatchSummary
+from ramify.lang.calls.choices import greedy_token_selection as greedy_token_selection
+from ramify.lang.calls.choices import token_length_normalized as token_length_normalized
+from ramify.lang.calls.choices import (
+    unconditional_likelihood_normalized as unconditional_likelihood_normalized,
+)
+from ramify.lang.program.fork import ForkGroup as ForkGroup
+from ramify.lang.program.run import set_default_backend as set_default_backend
+from ramify.lang.program.state import ProgramState as ProgramState
+from ramify.lang.tools.tool import Tool as Tool
+from ramify.lang.tools.tool import ToolCall as ToolCall
+from ramify.runtime.engine import Engine as Engine
+
+__version__: str
