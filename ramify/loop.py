@@ -7,7 +7,7 @@ import concurrent.futures
 import contextlib
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -59,6 +59,18 @@ def wait(coroutine: Coroutine[Any, Any, T]) -> T:
     except BaseException:
         future.cancel()
         raise
+
+
+@contextlib.asynccontextmanager
+async def cancel_at_end(tasks: Iterable[asyncio.Future[Any]]) -> AsyncIterator[None]:
+    """Cancel the tasks that are left at the end of the block, and wait for them."""
+    try:
+        yield
+    finally:
+        left = list(tasks)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -1,9 +1,9 @@
-"""The results file of a batch: one line per finished row, and what of it a second run need not do again.
+"""The results file of a batch: one line per finished row, and the rows that a second run can skip.
 
-A line is written with one system call when its row has ended, so whatever kills the process leaves whole
-lines and at most one torn one, which the next run cuts off. The file is flushed to the disk at most once in
-`SYNC_S` seconds and at the end: a crash of the machine, unlike one of the process, may cost the rows of the
-last second, which are then run again. Two processes cannot write one file at a time.
+A line is written with one system call when its row has ended, so a killed process leaves complete lines and
+at most one torn line, which the next run cuts off. The file is flushed to the disk at most once in `SYNC_S`
+seconds and at the end, so a crash of the machine may lose the rows of the last second, which then run again.
+A lock keeps two processes from writing one file at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PREFIX = b'{"index":'
 
 
 class _Line(msgspec.Struct):
-    """What of a line matters to the next run."""
+    """The fields of a line that the next run reads."""
 
     index: int
     digest: str
@@ -34,19 +34,18 @@ class _Line(msgspec.Struct):
 
 
 class ResultsFile:
-    """`path`, opened to be appended to, by this process alone.
+    """`path`, opened for appending by this process alone.
 
-    What was finished before is held in four bytes a row. With `retry_failed` the lines of rows that failed
-    are dropped first. Raises `InvalidRequest` where another process writes the file, and where it holds
-    anything but results.
+    Finished rows take four bytes of memory each. With `retry_failed` the lines of failed rows are removed
+    first. Raises `InvalidRequest` where another process writes the file, and where a line is not a result.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, retry_failed: bool = False) -> None:
         self.path = Path(path)
         self.lines = 0
-        """Rows that were finished before."""
+        """Number of rows in the file when it was opened."""
         self._done = array("I")
-        """Row index → digest; `NOT_DONE` for a row that is not in the file."""
+        """Row index → digest of the row; `NOT_DONE` for a row that is not in the file."""
         self._file = self._open()
         try:
             self._read(retry_failed)
@@ -56,7 +55,7 @@ class ResultsFile:
         self._synced = time.monotonic()
 
     def is_done(self, index: int, digest: int) -> bool:
-        """Whether row `index` is in the file; raises `InvalidRequest` if another row was there under it."""
+        """Whether row `index` is in the file; raises `InvalidRequest` where its digest differs."""
         found = self._done[index] if index < len(self._done) else NOT_DONE
         if found not in (NOT_DONE, digest):
             raise InvalidRequest(
@@ -84,7 +83,7 @@ class ResultsFile:
         self._synced = time.monotonic()
 
     def _open(self) -> Any:
-        import fcntl  # not there on Windows, where the rest of the package can be imported
+        import fcntl  # missing on Windows, where the rest of the package can be imported
 
         file = self.path.open("ab+", buffering=0)
         try:
@@ -94,23 +93,23 @@ class ResultsFile:
             raise InvalidRequest(f"Another process writes {self.path}.", field="out") from None
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)  # the file's name is to survive a crash as its lines do
+            os.fsync(folder)  # so that the file's name survives a crash as its lines do
         finally:
             os.close(folder)
         return file
 
     def _read(self, retry_failed: bool) -> None:
-        """Learn what is done, and leave a file of whole lines."""
+        """Read which rows are done, and cut off a torn line."""
         with self.path.open("rb") as file:
-            whole, failed = self._scan(file)
+            length, failed = self._scan(file)
         if failed and retry_failed:
             self._drop_failed()
-        elif whole < os.fstat(self._file.fileno()).st_size:
-            self._file.truncate(whole)
+        elif length < os.fstat(self._file.fileno()).st_size:
+            self._file.truncate(length)
 
     def _scan(self, file: BinaryIO) -> tuple[int, int]:
-        """The length in bytes of the file's whole lines, and how many rows failed."""
-        whole = failed = 0
+        """The length of the file's complete lines in bytes, and the number of failed rows."""
+        length = failed = 0
         for number, text in enumerate(file, 1):
             if not text.endswith(b"\n") and (PREFIX.startswith(text[: len(PREFIX)]) or not text.strip(b"\0")):
                 break  # torn
@@ -119,8 +118,8 @@ class ResultsFile:
                 raise InvalidRequest(f"{self.path}, line {number}, is not a result of a batch.", field="out")
             self._enter(line, number)
             failed += line.error is not None
-            whole += len(text)
-        return whole, failed
+            length += len(text)
+        return length, failed
 
     def _enter(self, line: _Line, number: int) -> None:
         index, digest = line.index, int(line.digest, 16)
@@ -132,7 +131,7 @@ class ResultsFile:
         self.lines += 1
 
     def _drop_failed(self) -> None:
-        """Replace the file by one without its failed rows, in one step."""
+        """Replace the file atomically by one without its failed rows."""
         kept = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")
         try:
             with self.path.open("rb") as old, kept.open("wb") as new:
@@ -155,7 +154,7 @@ class ResultsFile:
 
 
 def _parse(text: bytes) -> _Line | None:
-    """A whole line; None where it is torn, or none of ours."""
+    """The fields of a line; None where it is torn or not a result."""
     if not text.endswith(b"\n"):
         return None
     try:
@@ -173,13 +172,13 @@ def _parse(text: bytes) -> _Line | None:
 def digest_of(value: Any, start: int = 0) -> int:
     """CRC-32 of `value` as JSON, after a digest `start`; never `NOT_DONE`.
 
-    It tells a row that was changed by mistake, not one that was made to look the same.
+    It detects a row that was changed by mistake, not one that was forged.
     """
-    return zlib.crc32(msgspec.json.encode(value, enc_hook=_named, order="deterministic"), start) or 1
+    return zlib.crc32(msgspec.json.encode(value, enc_hook=_stable, order="deterministic"), start) or 1
 
 
 def encode(value: Any) -> bytes:
-    """JSON text. pydantic models, dataclasses, enums and dates as themselves; anything else as its str()."""
+    """`value` as JSON text. Types that neither msgspec nor pydantic can encode are written as their str()."""
     return msgspec.json.encode(value, enc_hook=_plain)
 
 
@@ -188,7 +187,7 @@ def _plain(value: Any) -> Any:
     return dump(mode="json") if callable(dump) else str(value)
 
 
-def _named(value: Any) -> Any:
-    """The same in every process: no str(), which may hold an address."""
+def _stable(value: Any) -> Any:
+    """The same text in every process. Not str(), which may contain a memory address."""
     dump = getattr(value, "model_dump", None)
     return dump(mode="json") if callable(dump) else type(value).__qualname__

@@ -1,4 +1,4 @@
-"""A batch that writes a results file: rows in, one line per finished row out, and a summary at the end."""
+"""Batches that write a results file: one line per finished row, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from ramify.lang.program.state import ProgramState
 
 LOOK_AHEAD = 16
-"""The window holds so many rows for each that runs at once, unless it is told how many."""
+"""Default size of the window, in rows per row that runs at once."""
 
 
 @dataclass(slots=True)
 class BatchSummary:
-    """What a batch did, from its first row read to its last line written. Rates are of this run alone."""
+    """The counts, times and tokens of one run of a batch."""
 
     rows: int = 0
-    """Rows that this run finished, failed ones among them."""
+    """Rows that this run finished, including failed rows."""
     failed: int = 0
     skipped: int = 0
     """Rows that an earlier run had finished."""
     duration_s: float = 0.0
     usage: Usage = field(default_factory=Usage)
-    """Summed over all requests of this run."""
+    """The sum over all requests of this run."""
     first_error: str | None = None
 
     @property
@@ -53,7 +53,7 @@ class BatchSummary:
 
     @property
     def cached_share(self) -> float:
-        """Of the prompt tokens."""
+        """The share of prompt tokens that were cached."""
         return self.usage.cached_tokens / self.usage.prompt_tokens if self.usage.prompt_tokens else 0.0
 
     def __str__(self) -> str:
@@ -71,18 +71,18 @@ class BatchSummary:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a batch is run and written."""
+    """The arguments of a batch that writes a results file."""
 
     out: str | os.PathLike[str]
     program: str
     columns: list[str]
     """The program's parameters."""
     same: Any
-    """What all rows have in common and their results depend on: arguments and sampling options."""
+    """The arguments and sampling options that all rows share. A file with others is refused."""
     concurrency: int
     key: str | None = None
     look_ahead: int | None = None
-    """Rows read before they are begun; None for `LOOK_AHEAD` times the concurrency."""
+    """The window's size in rows; None for `LOOK_AHEAD` times the concurrency."""
     retry_failed: bool = False
     progress: bool = False
 
@@ -90,7 +90,7 @@ class Plan:
 def run_in_threads(
     one: Callable[[runs.Register, Any], ProgramState], rows: Iterable[Any], plan: Plan
 ) -> BatchSummary:
-    """Run ``one(register, values)`` for each row that the results file does not have yet; write its line."""
+    """Run ``one(register, values)`` for each row that is not in the results file, and write its line."""
 
     def work(register: runs.Register, row: Row) -> tuple[Row, ProgramState]:
         return row, one(register, row.values)
@@ -106,7 +106,7 @@ def run_in_threads(
 async def run_in_tasks(
     one: Callable[[Any], Awaitable[ProgramState]], rows: Iterable[Any], plan: Plan
 ) -> BatchSummary:
-    """`run_in_threads` in this event loop, which waits while a line is written."""
+    """`run_in_threads` in this event loop, which is blocked while a line is written."""
 
     async def work(row: Row) -> tuple[Row, ProgramState]:
         return row, await one(row.values)
@@ -120,7 +120,7 @@ async def run_in_tasks(
 
 
 class _Writer:
-    """The results file of one run of a batch, its window of rows, and its figures."""
+    """The results file of one run of a batch, with its window of rows and its summary."""
 
     def __init__(self, plan: Plan, rows: Iterable[Any]) -> None:
         if plan.look_ahead is not None and plan.look_ahead < 1:
@@ -146,7 +146,7 @@ class _Writer:
         self._stack.close()
 
     def _read(self) -> Iterator[Row]:
-        """The rows that are not done."""
+        """The rows that are not in the file."""
         for index, values in enumerate(self._rows):
             digest = digest_of(values, self._start)
             if self._file.is_done(index, digest):
@@ -157,12 +157,12 @@ class _Writer:
                 yield Row(index, arguments, digest, key)
 
     def _split(self, index: int, values: Any) -> tuple[Any, Any]:
-        """A row's key and the program's arguments; a key that is no parameter is not among them."""
+        """A row's key and the program's arguments. A key column that is not a parameter is removed."""
         name = self._plan.key
         if name is None:
             return None, values
         if not isinstance(values, Mapping) or name not in values:
-            raise InvalidRequest(f"Row {index} has no {name!r}, which is to be its key.", field="key")
+            raise InvalidRequest(f"Row {index} has no {name!r}, the key column.", field="key")
         if name in self._plan.columns:
             return values[name], values
         return values[name], {column: value for column, value in values.items() if column != name}
@@ -192,11 +192,10 @@ class _Writer:
 
 
 def _outcome(state: ProgramState, error: ProgramError | None) -> dict[str, Any]:
-    """What a line says of a run: the variables that were set, what the body returned, the error, the cost."""
-    variables = state._branch.variables
+    """The fields of a line: the variables that were set, the body's return value, the error, the usage."""
     outputs = {
         name: variable.value
-        for name, variable in variables.items()
+        for name, variable in state._branch.variables.items()
         if variable.ready.is_set() and variable.error is None
     }
     return {
@@ -220,11 +219,6 @@ def _failure(error: ProgramError) -> dict[str, Any]:
 
 def _usage(state: ProgramState) -> dict[str, Any]:
     usage, trace = state.usage, state.trace
-    return {
-        "requests": trace.requests,
-        "prompt_tokens": usage.prompt_tokens,
-        "cached_tokens": usage.cached_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "forced_tokens": usage.forced_tokens,
-        "duration_s": trace.duration_s,
-    }
+    counts = ("prompt_tokens", "cached_tokens", "completion_tokens", "forced_tokens")
+    tokens = {name: getattr(usage, name) for name in counts}
+    return {"requests": trace.requests, **tokens, "duration_s": trace.duration_s}

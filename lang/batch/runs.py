@@ -1,4 +1,4 @@
-"""Many runs at once: bounded in number, results in the order of the rows."""
+"""Bounded concurrency for the rows of a batch, in threads or tasks; results in order or as they come."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from ramify.errors import InvalidRequest
 from ramify.lang.program.event import SIGNAL_S
+from ramify.loop import cancel_at_end
 
 if TYPE_CHECKING:
     from ramify.lang.program.run import Run
@@ -32,21 +33,20 @@ T = TypeVar("T")
 
 DEFAULT_CONCURRENCY = 64
 AHEAD = 4
-"""A window of so many times the concurrency is in work or waits for an earlier row to be taken."""
-
-
+"""Results in order: at most `AHEAD` times the concurrency of rows are running, queued, or wait for an earlier
+row's result to be taken."""
 BACKLOG = 2
-"""So many rows for each thread are begun or about to be, so that no thread waits while a line is written."""
+"""Results as they come: rows submitted for each thread, so that no thread is idle while a line is written."""
 
 
 class Register(Protocol):
-    """Notes a run as long as it lasts, so that it can be cancelled."""
+    """Registers a run for the length of a block, so that the run can be cancelled."""
 
     def __call__(self, run: Run) -> contextlib.AbstractContextManager[None]: ...
 
 
 def limit(num_threads: int | Literal["auto"], concurrency: int | None) -> int:
-    """How many rows run at once; `concurrency` and SGLang's `num_threads` mean the same."""
+    """The number of rows that run at once, from `concurrency` or its SGLang name `num_threads`."""
     if concurrency is not None and num_threads != "auto":
         raise InvalidRequest("num_threads and concurrency mean the same; give one.", field="concurrency")
     found = num_threads if concurrency is None else concurrency
@@ -58,20 +58,20 @@ def limit(num_threads: int | Literal["auto"], concurrency: int | None) -> int:
 
 
 class _Threads:
-    """`concurrency` threads, and the runs that they are at, to be cancelled when the batch is given up."""
+    """`concurrency` threads and their current runs, which are cancelled when the batch is abandoned."""
 
     def __init__(self, concurrency: int) -> None:
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="ramify-batch")
         self._running: set[Run] = set()
-        self._given_up = False
+        self._abandoned = False
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def register(self, run: Run) -> Iterator[None]:
         with self._lock:
             self._running.add(run)
-            given_up = self._given_up
-        if given_up:
+            abandoned = self._abandoned
+        if abandoned:
             run.request_cancel()
         try:
             yield
@@ -87,7 +87,7 @@ class _Threads:
 
     def __exit__(self, *error: object) -> None:
         with self._lock:
-            self._given_up = True
+            self._abandoned = True
             for run in self._running:
                 run.request_cancel()
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -96,9 +96,9 @@ class _Threads:
 def run_in_threads(
     one: Callable[[Register, Any], T], rows: Iterable[Any], concurrency: int, progress_bar: bool
 ) -> Iterator[T]:
-    """Yield ``one(register, row)`` for each row, in order; `concurrency` threads do the work.
+    """Yield ``one(register, row)`` for each row, in order, from `concurrency` threads.
 
-    When the iteration is given up (Ctrl-C included), the registered runs are cancelled.
+    The registered runs are cancelled when the iteration is abandoned, also by Ctrl-C.
     """
     pending: deque[Future[T]] = deque()
     source = iter(rows)
@@ -121,7 +121,7 @@ def run_in_threads(
 def finished_in_threads(
     one: Callable[[Register, Any], T], rows: Iterator[Any], concurrency: int
 ) -> Generator[T, None, None]:
-    """`run_in_threads`, with the results as they come; a row is read when a thread is about to be free."""
+    """`run_in_threads` with the results as they come. Rows are read as threads become free."""
     results: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
     pending = 0
     with _Threads(concurrency) as threads:
@@ -136,7 +136,7 @@ def finished_in_threads(
 
 
 def _get(results: queue.SimpleQueue[T]) -> T:
-    """The next result; Ctrl-C gets through."""
+    """Wait for the next result; Ctrl-C interrupts it."""
     while True:
         with contextlib.suppress(queue.Empty):
             return results.get(timeout=SIGNAL_S)
@@ -147,46 +147,38 @@ async def run_in_tasks(
 ) -> AsyncIterator[T]:
     """Yield ``await one(row)`` for each row, in order, `concurrency` at a time.
 
-    When the iteration is given up, the tasks that are left are cancelled.
+    The remaining tasks are cancelled when the iteration is abandoned.
     """
-    places = asyncio.Semaphore(concurrency)
+    slots = asyncio.Semaphore(concurrency)
     pending: deque[asyncio.Task[T]] = deque()
     source = iter(rows)
+    with progress(rows, progress_bar) as advance:
 
-    async def bounded(row: Any, advance: Callable[[], None]) -> T:
-        async with places:
-            try:
-                return await one(row)
-            finally:
-                advance()
+        async def work(row: Any) -> T:
+            async with slots:
+                try:
+                    return await one(row)
+                finally:
+                    advance()
 
-    try:
-        with progress(rows, progress_bar) as advance:
+        async with cancel_at_end(pending):
             while True:
-                while len(pending) < concurrency * AHEAD:
-                    try:
-                        row = next(source)
-                    except StopIteration:
-                        break
-                    pending.append(asyncio.create_task(bounded(row, advance)))
+                for row in itertools.islice(source, concurrency * AHEAD - len(pending)):
+                    pending.append(asyncio.create_task(work(row)))
                 if not pending:
                     break
-                # Not `await pending[0]`: a cancelled caller would then cancel that one before the others.
+                # Not `await pending[0]`: cancelling the caller would cancel that task before the others.
                 await asyncio.wait([pending[0]])
                 yield pending.popleft().result()
-    finally:
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
 
 
 async def finished_in_tasks(
     one: Callable[[Any], Coroutine[Any, Any, T]], rows: Iterator[Any], concurrency: int
 ) -> AsyncGenerator[T, None]:
-    """`run_in_tasks`, with the results as they come; a row is read when there is a place for it."""
+    """`run_in_tasks` with the results as they come. A row is read when its task can start."""
     pending: set[asyncio.Task[T]] = set()
     done: asyncio.Queue[asyncio.Task[T]] = asyncio.Queue()
-    try:
+    async with cancel_at_end(pending):
         while True:
             for row in itertools.islice(rows, concurrency - len(pending)):
                 task = asyncio.create_task(one(row))
@@ -197,15 +189,11 @@ async def finished_in_tasks(
             task = await done.get()
             pending.remove(task)
             yield task.result()
-    finally:
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
 
 
 @contextlib.contextmanager
 def progress(rows: Iterable[Any], shown: bool) -> Iterator[Callable[..., None]]:
-    """A function that counts one row as done, and takes figures to show, on a progress bar if `shown`."""
+    """A function that advances a progress bar by one row and shows figures on it; a no-op unless `shown`."""
     if not shown:
         yield lambda **figures: None
         return

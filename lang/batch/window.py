@@ -1,10 +1,15 @@
-"""The order in which a batch runs its rows: those that share a prefix together, as far as it looks ahead.
+"""The order in which a batch runs its rows, which brings rows with a common prefix together.
 
-The window holds a bounded number of rows that were read but not begun. It gives the next one in the order of
-their values, going upwards through the window and then from its start again (replacement selection, Knuth,
-The Art of Computer Programming 3, 5.4.1), so rows of one document, or of one few-shot prompt, meet although
-they lie thousands apart in the input. Values are compared in the order in which the program's prompts hold
-them, which is learnt from the first rows that have ended.
+The window holds a bounded number of rows that were read and not started. Replacement selection (Knuth, The
+Art of Computer Programming 3, 5.4.1) yields them in sorted order: upwards through the window, then from its
+least row again. Example with a window of 3 rows:
+
+    rows in      b1 a1 c1 b2 a2 c2
+    rows out     a1 b1 b2 c1 c2 a2
+
+So rows of one document, or of one few-shot prompt, run together although they are far apart in the input.
+Rows are compared column by column, in the order in which the columns appear in the program's prompts. That
+order is learned from the first `SAMPLE_ROWS` finished rows.
 """
 
 from __future__ import annotations
@@ -14,8 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-LESSONS = 8
-"""So many ended rows tell in which order the prompts hold the columns."""
+SAMPLE_ROWS = 8
+"""Finished rows from which the order of the columns in the prompts is learned."""
 
 Key = tuple[str, ...]
 
@@ -25,18 +30,18 @@ class Row:
     """A row of a batch."""
 
     index: int
-    """From 0, in the input."""
+    """The row's number in the input, from 0."""
     values: Any
-    """The program's arguments; anything but a mapping, a list or a tuple becomes an error."""
+    """The program's arguments as a mapping, list or tuple; any other type fails the row."""
     digest: int = 0
     key: Any = None
 
 
 class Window:
-    """The rows of `source` in the order in which they are best run.
+    """An iterator over the rows of `source` in the order in which they are to run.
 
     Args:
-        source: In the order of the input; no more than `size` of them are held.
+        source: The rows in the order of the input, of which at most `size` are held.
         columns: The program's parameters, in the order of its signature.
     """
 
@@ -46,11 +51,11 @@ class Window:
         self._columns = list(columns)
         self._order = list(columns)
         self._heap: list[tuple[int, Key, int, Row]] = []
-        """(how often the window was gone through, key, index, row)"""
+        """(number of the pass through the window, key, index, row)"""
         self._round = 0
         self._last: Key = ()
-        self._lessons = 0
-        self._places = dict.fromkeys(columns, 0.0)
+        self._sampled = 0
+        self._positions = dict.fromkeys(columns, 0.0)
 
     def __iter__(self) -> Iterator[Row]:
         return self
@@ -68,15 +73,15 @@ class Window:
         return row
 
     def learn(self, row: Row, text: str) -> None:
-        """`text` is what came of `row`, prompts included."""
-        if self._lessons == LESSONS or len(self._columns) < 2:
+        """Learn the order of the columns from the `text` of a finished row, prompts included."""
+        if self._sampled == SAMPLE_ROWS or len(self._columns) < 2:
             return
-        self._lessons += 1
+        self._sampled += 1
         for column in self._columns:
             found = text.find(self._value(row.values, column))
-            self._places[column] += len(text) if found < 0 else found
-        if self._lessons == LESSONS:
-            self._order = sorted(self._columns, key=lambda column: self._places[column])
+            self._positions[column] += len(text) if found < 0 else found
+        if self._sampled == SAMPLE_ROWS:
+            self._order = sorted(self._columns, key=lambda column: self._positions[column])
             self._heap = [(0, self._key(row.values), row.index, row) for *_, row in self._heap]
             heapq.heapify(self._heap)
             self._round, self._last = 0, ()

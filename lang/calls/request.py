@@ -20,6 +20,7 @@ from ramify.lang.calls.transcript import ends_on_token, prompt_of
 from ramify.lang.program.variables import Variable
 from ramify.lang.trace.calls import CURRENT, Call
 from ramify.lang.trace.tokens import tokens_of
+from ramify.loop import cancel_at_end
 from ramify.messages import (
     HELD_S,
     Choices,
@@ -162,10 +163,5 @@ def _prompt(branch: Branch, call: Call, dialogue: Dialogue) -> dict[str, Any]:
 async def all_of(work: Iterable[Awaitable[T]]) -> list[T]:
     """Run all concurrently and return the results. Where one fails, the others are cancelled and awaited."""
     tasks = [asyncio.ensure_future(one) for one in work]
-    try:
+    async with cancel_at_end(tasks):
         return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise

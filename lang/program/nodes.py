@@ -129,8 +129,10 @@ class Interpolated(Step):
 
 @dataclass(frozen=True)
 class ResultRef:
-    """A reference to a variable's value, or to a part of it. `read` and `value` need a ready variable, and raise
-    the error of its step."""
+    """A reference to a variable's value, or to a part of it.
+
+    `read` and `value` need a variable that is ready. They raise the error of its step.
+    """
 
     variable: Variable
     index: int | None = None

@@ -1,1 +1,1 @@
-"""Functions that a model may call: their schemas, their spelling in a prompt, and turns that call them."""
+"""Tools: functions that a model may call. Their schemas, their text in prompts, and turns of calls."""

@@ -1,7 +1,8 @@
-"""How tools, their calls and their results are written for one model: as tagged text, or as a JSON object.
+"""The text of tools, calls and results for one model.
 
-Tagged text is that of `ramify.tool_calls`. One JSON object ``{"calls": [{"name": …, "arguments": …}]}`` is
-for endpoints that take whole messages and no other constraint than a JSON schema.
+`TaggedCalls` writes calls in a format of `ramify.tool_calls`. `JsonCalls` writes one JSON object
+``{"calls": [{"name": …, "arguments": …}]}``, for endpoints that take messages only and no constraint but a
+JSON schema.
 """
 
 from __future__ import annotations
@@ -21,43 +22,44 @@ from ramify.tool_calls.prompt import plain_turns
 from ramify.tool_calls.reader import Arguments, CallBegins, CallReader, Content
 
 Tools = Sequence[Tool[..., Any]]
-Asked = list[tuple[str, str]]
-"""Calls as the model wrote them: name, and arguments as JSON text."""
+WrittenCalls = list[tuple[str, str]]
+"""The calls of an output in order: name, and arguments as JSON text."""
 
 
 class CallForm(Protocol):
     """The texts and the constraint of a turn of calls."""
 
     def instructions(self, tools: Tools) -> str:
-        """What the model is told of the tools."""
+        """The descriptions of the tools, and how to call them."""
         ...
 
     def opening(self, required: bool) -> str:
-        """What the turn begins with before the model writes."""
+        """The beginning of the turn, which is given to the model."""
         ...
 
     def constraint(self, tools: Tools, required: bool, most: int) -> Constraint:
-        """What the model may write after the opening."""
+        """The constraint on the output after the opening, with at most `most` calls."""
         ...
 
-    def read(self, text: str) -> tuple[str, Asked]:
-        """The words and the calls of a turn, opening included; raises ValueError where a call is cut off."""
+    def read(self, text: str) -> tuple[str, WrittenCalls]:
+        """The words and the calls of a turn, which begins with the opening. Raises ValueError where a call is
+        cut off."""
         ...
 
     def result(self, text: str) -> str:
-        """A result as it is shown in the turn that brings the results, which are lines of it."""
+        """One result as a line of the turn of results."""
         ...
 
 
 @dataclass(frozen=True)
-class Tagged:
-    """Calls as text of a format of `ramify.tool_calls`."""
+class TaggedCalls:
+    """Calls in a format of `ramify.tool_calls`."""
 
     form: ToolFormat = GENERIC
 
     def instructions(self, tools: Tools) -> str:
-        told = plain_turns(self.form, [tool.described for tool in tools], (), system_role=True)
-        return told[0].content
+        turns = plain_turns(self.form, [tool.described for tool in tools], (), system_role=True)
+        return turns[0].content
 
     def opening(self, required: bool) -> str:
         return self.form.trigger if required else ""
@@ -77,27 +79,29 @@ class Tagged:
         words = {"type": "any_text", "excludes": [self.form.trigger]}
         return calls_or_content(self.form, described, parallel=parallel, content=words, most=most)
 
-    def read(self, text: str) -> tuple[str, Asked]:
+    def read(self, text: str) -> tuple[str, WrittenCalls]:
         reader = CallReader(self.form)
-        words: list[str] = []
-        asked: list[tuple[str, list[str]]] = []
+        content = ""
+        names: list[str] = []
+        arguments: list[str] = []
         for part in (*reader.push(text), *reader.close()):
             if isinstance(part, Content):
-                words.append(part.text)
+                content += part.text
             elif isinstance(part, CallBegins):
-                asked.append((part.name, []))
+                names.append(part.name)
+                arguments.append("")
             elif isinstance(part, Arguments):
-                asked[part.index][1].append(part.text)
+                arguments[part.index] += part.text
         if reader.inside:
             raise ValueError("The output ended inside a call; raise max_tokens.")
-        return "".join(words).strip(), [(name, "".join(parts)) for name, parts in asked]
+        return content.strip(), list(zip(names, arguments, strict=True))
 
     def result(self, text: str) -> str:
         return text.join(self.form.result or GENERIC.result)
 
 
 def native_instructions(pieces: ToolPieces, tools: Tools) -> str:
-    """What the model is told of the tools, as its own template says it."""
+    """The descriptions of the tools as the model's own template writes them."""
     listed = [
         json.dumps(
             {
@@ -117,7 +121,7 @@ def native_instructions(pieces: ToolPieces, tools: Tools) -> str:
 
 
 @dataclass(frozen=True)
-class Whole:
+class JsonCalls:
     """Calls as one JSON object."""
 
     def instructions(self, tools: Tools) -> str:
@@ -149,7 +153,7 @@ class Whole:
         schema = _closed(properties)
         return json_schema(schema | {"$defs": definitions} if definitions else schema)
 
-    def read(self, text: str) -> tuple[str, Asked]:
+    def read(self, text: str) -> tuple[str, WrittenCalls]:
         found = json.loads(text)
         try:
             calls = [(one["name"], json.dumps(one["arguments"])) for one in found["calls"]]
@@ -171,15 +175,15 @@ def _call_schema(tool: Tool[..., Any], definitions: dict[str, Any]) -> dict[str,
 
 
 def _rerooted(schema: Any, tool: str) -> Any:
-    """`schema` with its references into ``$defs`` pointing at the definitions of `tool`."""
+    """`schema` with its references into ``$defs`` changed to the definitions of `tool`."""
     if isinstance(schema, list):
         return [_rerooted(one, tool) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {key: _rerooted(value, tool) for key, value in schema.items()}
-    if isinstance(reference := moved.get("$ref"), str):
-        moved["$ref"] = reference.replace("#/$defs/", f"#/$defs/{tool}.", 1)
-    return moved
+    changed = {key: _rerooted(value, tool) for key, value in schema.items()}
+    if isinstance(reference := changed.get("$ref"), str):
+        changed["$ref"] = reference.replace("#/$defs/", f"#/$defs/{tool}.", 1)
+    return changed
 
 
 def _closed(properties: dict[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""A turn of tool calls: the model writes them, the functions run together, their results are appended.
+"""A turn of tool calls: the model writes the calls, the functions run concurrently, the results are appended.
 
-In a chat the calls are an assistant turn. Where the model's own template tells of tools in a way that can be
-appended (`ChatFormat.tools`), calls and results are in its form, a tool turn for each result; elsewhere they
-are in the generic form of `ramify.tool_calls`, with all results in one user turn. In a program without turns
-that form is plain text.
+In a chat the calls are an assistant turn. If the model's own template writes tools in a way that can be
+appended (`ChatFormat.tools`), calls and results follow the template, with a tool turn for each result. If
+not, they are in the generic format of `ramify.tool_calls`, with all results in one user turn. In a program
+without turns they are plain text in the generic format.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ramify.lang.calls.chat import Dialogue, begin_turn, end_turn
 from ramify.lang.calls.request import all_of
 from ramify.lang.calls.transcript import Piece, append_text
 from ramify.lang.program.nodes import CallTools
-from ramify.lang.tools.forms import Asked, CallForm, Tagged, Tools, Whole, native_instructions
+from ramify.lang.tools.forms import CallForm, JsonCalls, TaggedCalls, Tools, WrittenCalls, native_instructions
 from ramify.lang.tools.tool import ToolCall, shown
 from ramify.lang.trace.calls import Call
 from ramify.messages import ToolPieces
@@ -31,49 +31,49 @@ if TYPE_CHECKING:
     from ramify.lang.program.run import Run
 
 RESULTS = "user"
-"""The role of the turn that brings results where the template has none for them."""
+"""The role of the turn of results where the template has no tool turns."""
 SHOWN_ERROR = "Error: {kind}: {message}"
-"""What the model is shown of a tool that failed."""
+"""The result of a failed tool."""
 
 
 def form_of(run: Run) -> CallForm:
-    """How tools are written for the model that `run` runs on."""
+    """The form of calls for the model that `run` runs on."""
     if run.takes_messages:
-        return Whole()
+        return JsonCalls()
     chat = run.info.chat_format
     native = chat is not None and chat.tools is not None
-    return Tagged(FORMATS[chat.tool_format]) if chat is not None and native else Tagged()
+    return TaggedCalls(FORMATS[chat.tool_format]) if chat is not None and native else TaggedCalls()
 
 
 def pieces_of(branch: Branch, form: CallForm) -> ToolPieces | None:
-    """How the model's own template writes what is told of tools; None where all of it is plain text."""
+    """The texts of the model's own template for tools; None where `form` is generic."""
     chat = branch.run.info.chat_format
-    native = isinstance(form, Tagged) and form.form.native
+    native = isinstance(form, TaggedCalls) and form.form.native
     return chat.tools if native and chat is not None else None
 
 
 def describe(branch: Branch, form: CallForm, tools: Tools) -> tuple[Dialogue, Piece | None]:
-    """What the branch holds when the model has been told of `tools`, in the turn that is open."""
+    """Append the descriptions of `tools` to the open turn; returns the new content of the branch."""
     dialogue, tail = branch.dialogue, branch.tail
     pieces = pieces_of(branch, form)
     if pieces is None:
-        told = form.instructions(tools)
+        text = form.instructions(tools)
         if tail is not dialogue.start:
-            told = "\n\n" + told  # what the caller says comes first
-        return dialogue, append_text(tail, told if dialogue.role else told + "\n")
+            text = "\n\n" + text  # the turn begins with the caller's own content
+        return dialogue, append_text(tail, text if dialogue.role else text + "\n")
     if dialogue.role != "system" or dialogue.messages:
         raise InvalidRequest(
-            f"The chat template of {branch.run.info.name} tells of tools in the first system turn.",
+            f"The chat template of {branch.run.info.name} describes tools in the first system turn.",
             remedy="Write system(..., tools=...) at the beginning.",
         )
-    told = native_instructions(pieces, tools)
+    text = native_instructions(pieces, tools)
     if pieces.place == "user":
-        return replace(dialogue, pending=told), tail
-    return dialogue, append_text(tail, told)
+        return replace(dialogue, pending=text), tail
+    return dialogue, append_text(tail, text)
 
 
 def in_turns(branch: Branch) -> bool:
-    """The branch is a chat; raises `InvalidRequest` inside a turn, which calls would have to be part of."""
+    """Whether the branch is a chat. Raises `InvalidRequest` inside an open turn."""
     dialogue = branch.dialogue
     if dialogue.role is not None:
         raise InvalidRequest(
@@ -85,7 +85,7 @@ def in_turns(branch: Branch) -> bool:
 
 
 def open_calls(branch: Branch, opening: str, turns: bool) -> Piece | None:
-    """What the branch holds when the model begins to write; opens the assistant turn."""
+    """The content of the branch before the generation; opens the assistant turn in a chat."""
     tail = branch.tail
     if turns:
         branch.dialogue, tail = begin_turn(branch.dialogue, tail, "assistant", branch.run.info)
@@ -93,12 +93,12 @@ def open_calls(branch: Branch, opening: str, turns: bool) -> Piece | None:
 
 
 def append_results(branch: Branch, form: CallForm, calls: list[ToolCall], turns: bool) -> Piece | None:
-    """What the branch holds after the results; the assistant turn ends here."""
+    """The content of the branch after the results; ends the assistant turn in a chat."""
     tail, info = branch.tail, branch.run.info
     pieces = pieces_of(branch, form)
-    told = "\n".join(form.result(call.shown) for call in calls)
+    results = "\n".join(form.result(call.shown) for call in calls)
     if not turns:
-        return append_text(tail, f"\n{told}\n" if calls else "\n")
+        return append_text(tail, f"\n{results}\n" if calls else "\n")
     dialogue, tail = end_turn(branch.dialogue, tail, "assistant", info)
     if pieces is not None:
         for call in calls:
@@ -107,17 +107,17 @@ def append_results(branch: Branch, form: CallForm, calls: list[ToolCall], turns:
             dialogue, tail = end_turn(dialogue, append_text(tail, text), "tool", info, content=call.shown)
     elif calls:
         dialogue, tail = begin_turn(dialogue, tail, RESULTS, info)
-        dialogue, tail = end_turn(dialogue, append_text(tail, told), RESULTS, info)
+        dialogue, tail = end_turn(dialogue, append_text(tail, results), RESULTS, info)
     branch.dialogue = dialogue
     return tail
 
 
-async def run_calls(branch: Branch, node: CallTools, asked: Asked) -> list[ToolCall]:
-    """All calls at once, in their order; raises the first error where the node says so."""
-    tell = getattr(branch.run.backend, "await_tools", None)
-    if tell is not None and asked:
-        await tell(branch.run.program, branch.key, tuple(dict.fromkeys(name for name, _ in asked)))
-    return await all_of(_run_call(branch, node, name, arguments) for name, arguments in asked)
+async def run_calls(branch: Branch, node: CallTools, written: WrittenCalls) -> list[ToolCall]:
+    """Run all calls concurrently and return them in order. With `node.raises` the first error is raised."""
+    await_tools = getattr(branch.run.backend, "await_tools", None)
+    if await_tools is not None and written:
+        await await_tools(branch.run.program, branch.key, tuple(dict.fromkeys(name for name, _ in written)))
+    return await all_of(_run_call(branch, node, name, arguments) for name, arguments in written)
 
 
 async def _run_call(branch: Branch, node: CallTools, name: str, arguments: str) -> ToolCall:
@@ -147,7 +147,7 @@ async def _run_call(branch: Branch, node: CallTools, name: str, arguments: str) 
 
 
 class ToolFailed(Exception):
-    """A tool raised; the exception is the cause."""
+    """A tool raised an exception, which is the cause."""
 
     def __init__(self, name: str, call: Call) -> None:
         super().__init__(f"The tool {name} raised {call.error}")

@@ -1,4 +1,4 @@
-"""Functions that a model may call: their schemas from signatures and docstrings, and what a call came to."""
+"""Tools: functions that a model may call, with schemas from signatures and docstrings, and their calls."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, NotRequired, ParamSpec, Required, TypeVar, cast, overload
 
@@ -23,13 +24,12 @@ P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-"""What OpenAI's API, and with it most chat templates, takes as the name of a function."""
+"""The names of functions that OpenAI's API and most chat templates accept."""
 
 
 class Tool(Generic[P, R]):
-    """A function, plain or ``async``, with what a model needs to know to call it; made by `tool`.
-
-    Calling it calls the function.
+    """A function, plain or ``async``, with the name, description and schema that a model is shown; made by
+    `tool`. Calling the tool calls the function.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Tool(Generic[P, R]):
             raise InvalidRequest(f"timeout is {timeout}; it must be above 0.", field="timeout")
         self._adapter = _adapter_of(self.name, function, arguments, names or {})
         self.parameters: dict[str, Any] = _schema_of(self._adapter)
-        """The JSON schema of the arguments: an object, with the parameters in their order."""
+        """The JSON schema of the arguments: an object with the parameters in their order."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -65,19 +65,20 @@ class Tool(Generic[P, R]):
 
     @property
     def described(self) -> DescribedTool:
-        """In the form that chat templates and grammars take."""
+        """The tool as chat templates and grammars take it."""
         parameters = json.dumps(self.parameters, ensure_ascii=False, separators=(",", ":"))
         return DescribedTool(name=self.name, description=self.description, parameters=parameters)
 
     def read(self, arguments: str) -> dict[str, Any]:
-        """JSON text as keyword arguments of their declared types; raises ValueError."""
+        """Parse JSON text to keyword arguments of their declared types; raises ValueError."""
         return dict(self._adapter.validate_json(arguments))
 
     async def run(self, arguments: Mapping[str, Any], caller: asyncio.AbstractEventLoop | None) -> Any:
-        """The function's result: a coroutine runs on `caller`, or else here, a plain function in a thread.
+        """Run the function and return its result. A coroutine function runs on the event loop `caller`, or on
+        this one if `caller` is None; a plain function runs in a thread.
 
-        Raises what it raises, and `RequestTimeout` where it takes longer than `timeout`. A thread cannot
-        be ended: what it does after that is lost.
+        Raises the function's exceptions, and `RequestTimeout` after `timeout` seconds. A thread cannot be
+        ended; its result is then dropped.
         """
         call: Callable[[], Any] = functools.partial(cast("Any", self.function), **arguments)
         work: Coroutine[Any, Any, Any]
@@ -86,41 +87,42 @@ class Tool(Generic[P, R]):
         elif caller is None or caller is asyncio.get_running_loop():
             work = call()
         else:
-            work = _elsewhere(call(), caller)
+            work = _on_loop(call(), caller)
         try:
             async with asyncio.timeout(self.timeout) as limit:
                 return await work
         except TimeoutError:
             if not limit.expired():
-                raise  # the function's own
+                raise  # the TimeoutError was the function's own
             raise RequestTimeout(f"{self.name} took longer than {self.timeout:g} s.") from None
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call that the model made, and what came of it."""
+    """One call that the model made, with its result."""
 
     name: str
     arguments: dict[str, Any]
-    """Of their declared types; as the JSON said them where they were not valid."""
+    """The arguments with their declared types; empty where they were invalid."""
     result: Any
-    """What the function returned; None where it failed."""
+    """The return value of the function; None where the call failed."""
     error: Exception | None
     shown: str
-    """The result, or the error, as the model was shown it."""
+    """The text of the result, or of the error, that the model was shown."""
 
 
 class ToolCalls(list[ToolCall]):
-    """The calls of one turn in their order; empty where the model answered in words, its `text`."""
+    """The calls of one turn in their order; empty where the model answered in words."""
 
     def __init__(self, calls: list[ToolCall], text: str = "") -> None:
         super().__init__(calls)
         self.text = text
-        """What the model wrote beside its calls."""
+        """The model's words beside its calls."""
 
 
 class ToolTurn(Sequence[ToolCall]):
-    """What `call_tools` returns: the calls, once they are there. Reading them waits, as ``await`` does."""
+    """The result of `call_tools`: the calls of the turn. Reading them waits for the turn, and so does
+    ``await``."""
 
     def __init__(self, done: Event, read: Callable[[], ToolCalls]) -> None:
         self._done, self._read = done, read
@@ -141,19 +143,19 @@ class ToolTurn(Sequence[ToolCall]):
 
     @property
     def text(self) -> str:
-        """What the model wrote beside its calls."""
+        """The model's words beside its calls."""
         return self._read().text
 
 
 def make_tool(function: Callable[P, R], **options: Any) -> Tool[P, R]:
-    """`function` as a tool; names in its annotations may be local ones of whoever makes it one."""
+    """`function` as a tool. Its annotations may use local names of the caller outside this package."""
     if not callable(function):
         raise InvalidRequest(f"{function!r} is no function, so it cannot be a tool.", field="tools")
     return Tool(function, names=caller_names(), **options)
 
 
 def as_tools(tools: object) -> tuple[Tool[..., Any], ...]:
-    """A list of tools and functions as tools; raises `InvalidRequest` where it is none."""
+    """The tools of a list of tools and functions; raises `InvalidRequest` for anything else."""
     if not isinstance(tools, list | tuple) or not tools:
         raise InvalidRequest("tools must be a list of functions, and not empty.", field="tools")
     for one in tools:
@@ -168,7 +170,7 @@ def as_tools(tools: object) -> tuple[Tool[..., Any], ...]:
 
 
 def shown(result: Any) -> str:
-    """A result as the model is shown it: text as it is, all else as JSON; raises ValueError."""
+    """The text of a result for the model: a string as it is, other types as JSON; raises ValueError."""
     if isinstance(result, str):
         return result
     import pydantic_core
@@ -184,7 +186,7 @@ _FIELD = re.compile(r":(?:param|parameter|arg)\s+(?:[^:]*\s)?(\w+)\s*:\s*(.*)")
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """What a docstring says of the function, and of each parameter, in Google's or Sphinx' style."""
+    """The descriptions of a function and of its parameters in a docstring of Google's or Sphinx' style."""
     summary: list[str] = []
     arguments: dict[str, list[str]] = {}
     section, current = "", None
@@ -215,7 +217,7 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _adapter_of(
-    name: str, function: Callable[..., Any], told: Mapping[str, str], names: Mapping[str, Any]
+    name: str, function: Callable[..., Any], descriptions: Mapping[str, str], names: Mapping[str, Any]
 ) -> Any:
     """A pydantic adapter of the function's keyword arguments."""
     import pydantic
@@ -244,8 +246,8 @@ def _adapter_of(
                 remedy=f"Write {parameter.name}: str, for example.",
             )
         kind = modern(parameter.annotation)
-        if parameter.name in told:
-            kind = Annotated[kind, pydantic.Field(description=told[parameter.name])]
+        if parameter.name in descriptions:
+            kind = Annotated[kind, pydantic.Field(description=descriptions[parameter.name])]
         required = parameter.default is parameter.empty
         fields[parameter.name] = Required[kind] if required else NotRequired[kind]
     make: Any = typing_extensions.TypedDict
@@ -266,7 +268,7 @@ def _schema_of(adapter: Any) -> dict[str, Any]:
     from pydantic.json_schema import GenerateJsonSchema
 
     class Untitled(GenerateJsonSchema):
-        """Titles repeat the names, and cost tokens."""
+        """Without titles, which repeat the names of the parameters and cost tokens."""
 
         def field_title_should_be_set(self, schema: Any) -> bool:
             return False
@@ -280,32 +282,21 @@ def _schema_of(adapter: Any) -> dict[str, Any]:
 
 
 async def _in_thread(call: Callable[[], Any]) -> Any:
-    """A thread of its own: a tool may run a program that waits for tools itself, which no pool would bear."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
+    """Run `call` in a new thread. In a pool, tools that run programs with tools could wait for each other."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()  # from here on the caller cannot cancel it
     context = contextvars.copy_context()
 
     def work() -> None:
         try:
-            result = context.run(call)
+            future.set_result(context.run(call))
         except BaseException as error:
-            loop.call_soon_threadsafe(_settle, done, None, error)
-        else:
-            loop.call_soon_threadsafe(_settle, done, result, None)
+            plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            future.set_exception(error if plain else RuntimeError(repr(error)))
 
     threading.Thread(target=work, name="ramify-tool", daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(future)
 
 
-def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
-        future.set_exception(error if plain else RuntimeError(repr(error)))
-
-
-async def _elsewhere(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> Any:
+async def _on_loop(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> Any:
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))

@@ -1,1 +1,1 @@
-"""Python types as JSON schemas, and values that are read back from complete or partial JSON."""
+"""Python types as JSON schemas, and values parsed from complete or partial JSON."""

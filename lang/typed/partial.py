@@ -1,14 +1,18 @@
-"""JSON that is still being written, as a value: what is closed is there and valid, what is open is not.
+"""Partial values: incomplete JSON text as the values that are complete in it.
 
-A value is closed when its text can no longer go on: a string at its closing quote, an object or array at
-its bracket, a number or a word at the character after it. An object or array that is still open is there,
-with its closed members. Each value is validated when it closes, against its own type or subschema.
+    text      {"name": "Café", "days": [1, 12        (3 could follow: 123)
+    value     {"name": "Café", "days": [1]}
+    path      ("days", 1)
+
+A string closes at its quote, an object or array at its bracket, a number or a word at the character after it.
+Open objects and arrays are part of the value, with their closed members. Each value is validated when it
+closes, against its own type or subschema.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ramify.lang.typed.partial_types import Checker
@@ -17,25 +21,25 @@ T = TypeVar("T")
 
 BLANK = " \t\r\n"
 ENDS = BLANK + ",]}"
-"""What a number or a word ends before."""
+"""The characters after a number or a word."""
 
 
 @dataclass(frozen=True)
 class Partial(Generic[T]):
-    """How far an object has come."""
+    """A value while it is generated."""
 
     value: T | Any
-    """Plain dicts and lists where it is open, closed values inside them of their types; None before its first
-    character. When `complete`, the value of the variable."""
+    """Open objects and arrays as dicts and lists, with closed values of their types inside; None before the
+    first character. When `complete`, the value of the variable."""
     complete: bool = False
     path: tuple[str | int, ...] = ()
-    """Where the value that is being written stands: keys and indices."""
+    """The keys and indices that lead to the innermost open value."""
     open_text: str = ""
-    """What there is of the string that is being written."""
+    """The text so far of an open string."""
 
 
 class InvalidPart(ValueError):
-    """A closed value that does not fit; `path` says where it stands."""
+    """A closed value is invalid. `path` has the keys and indices that lead to it."""
 
     def __init__(self, path: tuple[str | int, ...], problem: Exception) -> None:
         pointer = "".join(f"/{key}" for key in path)
@@ -45,43 +49,43 @@ class InvalidPart(ValueError):
 
 @dataclass
 class _Open:
-    """An object or array that is not closed yet."""
+    """An open object or array."""
 
     checker: Checker
     start: int
     members: dict[str, Any] | list[Any]
     key: str | None = None
-    """The member that is being written."""
-    reads_key: bool = field(default=False)
-    """An object's next string is a key."""
+    """The key of an object's open member."""
+    reads_key: bool = False
+    """The next string of an object is a key."""
 
     @property
     def place(self) -> str | int:
+        """The key or index of the open member."""
         return len(self.members) if isinstance(self.members, list) else self.key or ""
 
 
 class PartialReader:
-    """Takes the text of one JSON value piece by piece; raises `InvalidPart` where a closed value is wrong.
+    """Reads the text of one JSON value piece by piece; raises `InvalidPart` for an invalid closed value.
 
-    It is no parser of its own: that the text is JSON is taken from whoever constrains it, and text that is
-    not raises ValueError when a value closes.
+    The text should be JSON, as constrained output is. Other text raises ValueError when a value closes.
     """
 
     def __init__(self, checker: Checker) -> None:
         self._root = checker
         self._text = ""
         self._at = 0
-        """Characters read."""
+        """Number of characters read."""
         self._stack: list[_Open] = []
         self._start: int | None = None
-        """Where the string, number or word that is open begins."""
+        """The index at which the open string, number or word begins; None outside of these."""
         self._in_string = False
         self._closed: Any = None
         self.ended = False
         """The root value is closed."""
 
     def push(self, text: str) -> bool:
-        """Take `text`; whether it changed anything that `partial` shows."""
+        """Read `text`; return whether `partial` has changed."""
         self._text += text
         before = (self._at, self._start)
         changed = False
@@ -92,7 +96,7 @@ class PartialReader:
                 at = self._at
                 changed |= self._string()
                 if self._at == at:
-                    break  # an escape is cut off
+                    break  # the text ends inside an escape
             elif self._text[self._at] in ENDS:
                 self._close(self._start)
                 self._start = None
@@ -103,7 +107,7 @@ class PartialReader:
 
     @property
     def partial(self) -> Partial[Any]:
-        """What there is so far; open objects and arrays in it are copies."""
+        """The value so far, with copies of its open objects and arrays."""
         if self.ended:
             return Partial(self._closed)
         value: Any = None
@@ -128,7 +132,7 @@ class PartialReader:
         if self._start is None or not self._in_string or self._reads_key:
             return ""
         text = self._text[self._start + 1 : self._at]
-        for cut in range(7):  # an escape, at most \uXXXX, may be cut off
+        for cut in range(7):  # the text may end inside an escape of up to 6 characters: \uXXXX
             try:
                 return str(json.loads(f'"{text[: len(text) - cut]}"', strict=False))
             except ValueError:
@@ -136,7 +140,7 @@ class PartialReader:
         return ""
 
     def _between(self, char: str) -> bool:
-        """A character outside of strings, numbers and words; whether a value opened or closed."""
+        """Read a character outside of strings, numbers and words; return whether a value opened or closed."""
         top = self._stack[-1] if self._stack else None
         if char in "{[":
             checker = self._root if top is None else top.checker.child(top.place)
@@ -161,7 +165,7 @@ class PartialReader:
         return False
 
     def _string(self) -> bool:
-        """Go on to the end of the open string, or of the text."""
+        """Read to the end of the open string or of the text; return whether a value closed."""
         assert self._start is not None
         while self._at < len(self._text):
             char = self._text[self._at]
@@ -186,7 +190,8 @@ class PartialReader:
         self._put(self._root if top is None else top.checker.child(top.place), start)
 
     def _put(self, checker: Checker, start: int) -> None:
-        """The value from `start` to here is closed: validate it, and give it to what it lies in."""
+        """Validate the value from `start` to here, which has closed, and add it to the object or array around
+        it."""
         raw = self._text[start : self._at]
         path = self._path()
         try:

@@ -1,4 +1,4 @@
-"""What a value inside of a typed value, or of one with a JSON schema, must be."""
+"""Checkers of partial values: the type or subschema of each value inside a typed value."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ramify.lang.typed.typed_dict import modern
 
 
 class Checker(Protocol):
-    """Validates one value, and knows who validates the values inside of it."""
+    """Validates the values at one place inside a value."""
 
     def check(self, raw: str) -> Any:
-        """JSON text as a value; raises ValueError where it does not fit."""
+        """Parse and validate JSON text; raises ValueError."""
         ...
 
     def child(self, key: str | int) -> Checker:
-        """Of a member of an object, or an item of an array."""
+        """The checker of a member of an object, or of an item of an array."""
         ...
 
 
 def checker_of(kind: Any) -> Checker:
-    """Of a Python type, or of a JSON schema as a mapping or as text."""
+    """The checker of a Python type, or of a JSON schema as a mapping or as text."""
     if isinstance(kind, str):
         kind = json.loads(kind)
     if not isinstance(kind, Mapping | bool):
@@ -35,9 +35,6 @@ def checker_of(kind: Any) -> Checker:
     from ramify.lang.typed.partial_schema import schema_checker
 
     return schema_checker(kind)
-
-
-# --- Python types -------------------------------------------------------------------------------
 
 
 class TypeChecker:
@@ -70,7 +67,7 @@ def _known_adapter(kind: Any) -> Any:
 
 
 def _member(kind: Any, key: str | int) -> Any:
-    """The type of a member of a `kind`; Any where the type does not say."""
+    """The type of a member or item of a `kind`; Any where the type does not define it."""
     kind = _bare(kind)
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
@@ -87,7 +84,7 @@ def _member(kind: Any, key: str | int) -> Any:
 
 
 def _bare(kind: Any) -> Any:
-    """Without alias, annotations and root model around it: none of them shows in JSON."""
+    """The type without aliases, annotations and root models around it, none of which shows in JSON."""
     while True:
         if get_origin(kind) is Annotated:
             kind = get_args(kind)[0]
@@ -100,7 +97,7 @@ def _bare(kind: Any) -> Any:
 
 
 def _holds(kind: Any, key: str | int) -> bool:
-    """A `kind` may have this member."""
+    """Values of a `kind` may have this member or item."""
     kind = _bare(kind)
     plain = get_origin(kind) or kind
     if isinstance(key, int):
@@ -110,15 +107,15 @@ def _holds(kind: Any, key: str | int) -> bool:
 
 
 def _fields(kind: Any) -> dict[str, Any] | None:
-    """The members of an object type by their names in JSON; None for what has no fixed ones."""
+    """The types of an object type's members by their names in JSON; None for types without fixed members."""
     models = getattr(kind, "model_fields", None)
     if isinstance(models, Mapping):
         return {_json_name(name, info): _annotated(info) for name, info in models.items()}
-    # Not `typing.is_typeddict`, which knows only typing's own.
+    # Not `typing.is_typeddict`, which does not know the TypedDict of typing_extensions.
     if isinstance(kind, type) and (hasattr(kind, "__required_keys__") or dataclasses.is_dataclass(kind)):
         try:
             hints = typing.get_type_hints(kind, include_extras=True)
-        except NameError:  # a name of some function's own: the value is validated with what it lies in
+        except NameError:  # a local name of a function: the value is validated with the object around it
             return {}
         qualifiers = (typing.Required, typing.NotRequired)
         return {

@@ -1,4 +1,4 @@
-"""Python types as constraints: what text a type allows, and how that text becomes a value.
+"""Python types as constraints: the text that a type allows, and the parser of that text.
 
 Plain `str`, `int`, `float`, `bool`, and `Literal` or `Enum` of strings or integers are generated as
 plain text. Everything else (pydantic models, dataclasses, TypedDict, lists, dicts, optional and
@@ -20,9 +20,9 @@ from ramify.errors import InvalidConstraint
 from ramify.lang.typed.typed_dict import modern
 
 END = (" ", "\n")
-"""What ends a number: a base model that goes on with prose never gives an end-of-sequence token."""
+"""Stop strings after a number: a base model continues with prose instead of an end-of-sequence token."""
 
-# 18 digits fit a signed 64-bit integer; an unbounded run of digits would never have to end.
+# 18 digits fit a signed 64-bit integer. Without a bound, the grammar would never force a number to end.
 INT = r"-?(0|[1-9][0-9]{0,17})[ \n]?"
 FLOAT = r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][-+]?[0-9]{1,3})?[ \n]?"
 
@@ -38,7 +38,7 @@ DTYPE_NAMES: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": 
 
 @dataclass(frozen=True)
 class Schema:
-    """What a type asks of the text, and how the text is read. `parse` raises ValueError."""
+    """The constraint of a type, its stop strings, and its parser, which raises ValueError."""
 
     constraint: Constraint | None
     parse: Callable[[str], Any]
@@ -48,7 +48,7 @@ class Schema:
 def schema_of(kind: Any) -> Schema:
     """The schema of a Python type, of a JSON schema as a mapping, or of JSON text.
 
-    Raises `InvalidConstraint` for what has no JSON schema.
+    Raises `InvalidConstraint` for a type without a JSON schema.
     """
     if isinstance(kind, Mapping | str):
         return Schema(json_schema(kind), json.loads)
@@ -59,7 +59,7 @@ def schema_of(kind: Any) -> Schema:
 
 
 def dtype_schema(dtype: Any) -> Schema:
-    """The constraint of SGLang's ``dtype``; the value stays text, as there."""
+    """The constraint of SGLang's ``dtype``, whose value stays text."""
     dtype = DTYPE_NAMES.get(dtype, dtype) if isinstance(dtype, str) else dtype
     found = DTYPES.get(dtype)
     if found is None:
@@ -89,7 +89,7 @@ def _schema_of_type(kind: Any) -> Schema:
 
 
 def _named_values(kind: Any) -> dict[str, Any]:
-    """Text to value for a Literal or Enum of strings and integers; empty for anything else."""
+    """Text → value for a Literal or Enum of strings and integers; empty for other types."""
     if get_origin(kind) is Literal:
         pairs = [(value, value) for value in get_args(kind)]
     elif isinstance(kind, type) and issubclass(kind, enum.Enum):
@@ -134,9 +134,9 @@ _SCHEMAS = ("items", "additionalProperties", "contains")
 
 
 def _close(schema: Any) -> None:
-    """Let objects have the fields of their type and no others, where the type does not say otherwise.
+    """Set ``additionalProperties: false`` in every object schema that leaves it open.
 
-    JSON Schema lets objects have other properties; a type that is not asked to keep them drops them.
+    JSON Schema allows other properties by default; pydantic drops them by default.
     """
     if not isinstance(schema, dict):
         return
@@ -152,7 +152,7 @@ def _close(schema: Any) -> None:
 
 
 def convert(value: Any, kind: Any) -> Any:
-    """`value`, which was never text, checked and converted to `kind` by pydantic."""
+    """`value`, which was not parsed from text, validated and converted to `kind` by pydantic."""
     import pydantic
 
     return pydantic.TypeAdapter(kind).validate_python(value)

@@ -1,4 +1,4 @@
-"""What every value of a type has: its fields, and those that can be put into text by their JSON alone."""
+"""The static types of fields and items: types that every value of a given type has at a path."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ SCALARS: dict[str, frozenset[str]] = {
     "float": frozenset({"ge", "gt", "le", "lt", "multiple_of", "allow_inf_nan"}),
     "bool": frozenset(),
 }
-"""Pydantic's scalars, and what it may ask of one without changing it."""
+"""pydantic's scalar types → the settings that reject values without changing them."""
 ALWAYS = frozenset({"type", "strict", "ref", "metadata"})
 PLAIN_CONFIG = frozenset({"title", "extra_fields_behavior", "frozen"})
-"""Settings of a class that change no value in it."""
+"""Settings of a class that change no value of its fields."""
 
 
 class StaticType:
-    """A type as pydantic reads it (``TypeAdapter.core_schema``): what is not here for certain is None.
+    """A type from pydantic's core schema (``TypeAdapter.core_schema``).
 
-    A field that may be missing, or that a function of the type makes or changes, is not here.
+    A field or item is None unless every value of the type has it as it stands in the JSON. That excludes
+    fields that may be missing, and fields that code of the type computes or changes.
     """
 
     def __init__(self, schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> None:
@@ -37,7 +38,7 @@ class StaticType:
         self._schema, self._definitions = schema, definitions
 
     def attribute(self, name: str) -> StaticType | None:
-        """What ``value.name`` is: a field of a pydantic model or of a dataclass."""
+        """The type of ``value.name``, a field of a pydantic model or of a dataclass."""
         schema = self._schema
         if schema["type"] not in ("model", "dataclass") or not _is_plain(schema):
             return None
@@ -48,11 +49,11 @@ class StaticType:
             case "dataclass-args":
                 field = next((one for one in fields["fields"] if one["name"] == name), None)
             case _:
-                return None  # a function of the class sees the values
+                return None  # a validator of the class may change the values
         return self._field(field)
 
     def item(self, key: object) -> StaticType | None:
-        """What ``value[key]`` is: of a TypedDict, a tuple, or a list that is at least so long."""
+        """The type of ``value[key]`` in a TypedDict, a tuple, or a list with more than `key` items."""
         schema = self._schema
         match schema["type"], key:
             case "typed-dict", str() if _is_plain(schema):
@@ -67,7 +68,7 @@ class StaticType:
 
     @property
     def scalar(self) -> Scalar | None:
-        """The type that it is, where JSON holds it as it is."""
+        """The name of a scalar type whose JSON is its value; None for other types."""
         schema, kind = self._schema, self._schema["type"]
         if kind == "literal":
             kinds: set[Any] = {type(value).__name__ for value in schema["expected"]}
@@ -83,7 +84,7 @@ class StaticType:
 
 
 def static_type(kind: Any) -> StaticType | None:
-    """The shape of a Python type; None where pydantic does not take it for one."""
+    """The static type of a Python type; None for JSON schemas and types that pydantic does not support."""
     if isinstance(kind, Mapping | str) or kind is None:
         return None
     try:
@@ -103,7 +104,7 @@ def _static_type(kind: Any) -> StaticType | None:
 
 
 def _is_plain(schema: Mapping[str, Any]) -> bool:
-    """Nothing of the class stands between its JSON and its fields."""
+    """No code of the class runs between its JSON and its fields."""
     owner = schema.get("cls", dict)
     return (
         PLAIN_CONFIG.issuperset(schema.get("config", {}))

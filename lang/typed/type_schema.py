@@ -1,7 +1,7 @@
-"""The JSON schemas of Python types, as narrow as what pydantic accepts of them.
+"""JSON schemas of Python types, narrowed to the values that pydantic accepts.
 
-pydantic's own say less than it checks: that keys of ``dict[int, str]`` are integers, which schemes a URL may
-have. An output that satisfies them may still be refused.
+pydantic's own schemas allow more than pydantic accepts: any keys in ``dict[int, str]``, any scheme in a URL.
+Without this, an output could satisfy its schema and still fail to parse.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ KEYS = {
     "number": r"^-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?$",
     "boolean": "^(true|false)$",
 }
-"""What the text of a key must match, by the type of the key in JSON."""
+"""JSON type of a key → the pattern of its text."""
 
 YEARS = "^([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
-"""Python has no year 0, which RFC 3339 has."""
+"""Years 1 to 9999. RFC 3339 has a year 0, Python has not."""
 
 SHORT_NUMBERS = "^[^0-9]*([0-9]{1,6}[^0-9]+)*$"
-"""A timedelta has less than 10^9 days."""
+"""Numbers of at most 6 digits: a timedelta has fewer than 10^9 days."""
 
 HOST = r"(localhost|([a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?\.){1,4}[a-z]{2,10})"
-"""No punycode and no addresses: most texts like these are none."""
+"""No punycode and no IP addresses, as most texts of that form are invalid."""
 PATH = "(:[1-9][0-9]{0,3})?([/?#][A-Za-z0-9/?#=&+._~-]{0,120})?"
 LONGEST_URL = 300
-"""Characters, at most, of what matches both."""
+"""Most characters of a text that matches `HOST` and `PATH`."""
 
 UUIDS = {f"uuid{version}": f"^.{{14}}{version}.{{4}}[89abAB]" for version in range(1, 9)}
 """The digits of version and variant (RFC 9562, section 4)."""
 
 
 class TypeSchema(GenerateJsonSchema):
-    """Overrides what pydantic generates where it accepts less."""
+    """Narrows the schemas that pydantic generates."""
 
     def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
         found = super().dict_schema(schema)
@@ -61,7 +61,7 @@ class TypeSchema(GenerateJsonSchema):
         schemes = "|".join(map(re.escape, schema.get("allowed_schemes") or ["https", "http"]))
         found = _with_pattern(super().url_schema(schema), f"^({schemes})://{HOST}{PATH}$")
         for keyword in ("format", "minLength"):
-            del found[keyword]  # they say nothing that the pattern does not
+            del found[keyword]  # implied by the pattern
         if found.get("maxLength", 0) >= LONGEST_URL:
             del found["maxLength"]
         return found

@@ -11,8 +11,10 @@ from typing import Annotated, Any, Literal, NotRequired, Required, get_args, get
 
 
 def modern(kind: Any) -> Any:
-    """`kind` with every `typing.TypedDict` in it, at any depth, made anew; raises RecursionError for one that
-    contains itself."""
+    """`kind` with every `typing.TypedDict` in it, at any depth, replaced by one of typing_extensions.
+
+    Raises RecursionError for a TypedDict that contains itself.
+    """
     if sys.version_info >= (3, 12):
         return kind
     if typing.is_typeddict(kind):
@@ -35,11 +37,11 @@ def _remade(kind: Any) -> Any:
 
     fields = {}
     for name, hint in typing.get_type_hints(kind, include_extras=True).items():
-        # Of annotations that are strings Python does not see whether they say NotRequired: the hint does.
-        said = get_origin(hint)
+        # `__required_keys__` ignores NotRequired in annotations that are strings; the evaluated hint has it.
+        qualifier = get_origin(hint)
         required: Any = Required if name in kind.__required_keys__ else NotRequired
-        if said in (Required, NotRequired):
-            required, hint = said, get_args(hint)[0]
+        if qualifier in (Required, NotRequired):
+            required, hint = qualifier, get_args(hint)[0]
         fields[name] = required[modern(hint)]
     make: Any = typing_extensions.TypedDict  # mypy takes only literal names
     remade = make(kind.__name__, fields)

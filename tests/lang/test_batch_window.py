@@ -6,7 +6,7 @@ import itertools
 import random
 
 import ramify as rm
-from ramify.lang.batch.window import LESSONS, Row, Window
+from ramify.lang.batch.window import SAMPLE_ROWS, Row, Window
 
 
 def shuffled(documents, questions):
@@ -36,7 +36,7 @@ def test_the_order_of_the_columns_is_learnt_from_the_prompts():
         given.append(row)
         window.learn(row, f"Read: {row.values['doc']}\nAnswer: {row.values['question']}")
     assert window.order == ["doc", "question"]
-    assert changes(given[LESSONS:]) <= 10
+    assert changes(given[SAMPLE_ROWS:]) <= 10
 
 
 def test_a_window_reads_no_further_than_its_size():
