@@ -16,7 +16,7 @@ import msgspec
 
 from ramify.constraint import Constraint
 from ramify.errors import BackendError, PromptTooLong, UnsupportedNode
-from ramify.lang.backends.tag_check import check_tag
+from ramify.lang.backends.tag_check import check_schema, check_tag
 from ramify.lang.calls.chat import chatml
 from ramify.lang.trace.calls import CURRENT
 from ramify.messages import (
@@ -400,18 +400,12 @@ def _check_object(text: str, source: str) -> str | None:
 
 
 def _check_schema(text: str, source: str) -> str | None:
-    from ramify.grammar.schema.instance import validate
-
-    try:
-        failures = validate(json.loads(source), json.loads(text))
-    except ValueError as error:
-        return str(error)
-    return f"{failures[0].message} ({failures[0].schema})" if failures else None
+    return check_schema(text, json.loads(source))
 
 
 def _check_structural_tag(text: str, source: str) -> str | None:
     try:
-        return check_tag(text, source, _check_schema)
+        return check_tag(text, source)
     except NotImplementedError as unknown:
         raise UnsupportedNode(
             f"A scripted backend cannot check the format {unknown} of a structural tag."

@@ -1,27 +1,35 @@
-"""Does a text fit a structural tag? For scripted answers, which nothing has held to their constraint."""
+"""Checks of scripted answers, which no grammar constrains: JSON schemas and structural tags."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-Check = Callable[[str, str], str | None]
-"""(JSON text, JSON text of a schema) to what is wrong, or None."""
+
+def check_schema(text: str, schema: Any) -> str | None:
+    """The first problem of a JSON text under a JSON schema; None if it is valid."""
+    from ramify.grammar.schema.instance import validate
+
+    try:
+        failures = validate(schema, json.loads(text))
+    except ValueError as error:
+        return str(error)
+    return f"{failures[0].message} ({failures[0].schema})" if failures else None
 
 
-def check_tag(text: str, source: str, check_schema: Check) -> str | None:
-    """What is wrong with `text` under the structural tag `source`; None if it fits.
+def check_tag(text: str, source: str) -> str | None:
+    """The problem of `text` under the structural tag `source`; None if it fits.
 
     Raises `NotImplementedError` for a format that is not known here.
     """
     tag = json.loads(source)
-    ends = _ends(text, 0, tag["format"], check_schema)
+    ends = _ends(text, 0, tag["format"])
     return None if any(end == len(text) for end in ends) else "it does not fit the structural tag"
 
 
-def _ends(text: str, start: int, form: dict[str, Any], check: Check) -> Iterator[int]:
+def _ends(text: str, start: int, form: dict[str, Any]) -> Iterator[int]:
     """Where a text of `form` that begins at `start` may end."""
     kind = form["type"]
     if kind == "const_string":
@@ -34,20 +42,20 @@ def _ends(text: str, start: int, form: dict[str, Any], check: Check) -> Iterator
         whole = re.compile(form["pattern"])
         yield from (end for end in range(len(text), start - 1, -1) if whole.fullmatch(text, start, end))
     elif kind == "json_schema":
-        yield from _json_end(text, start, json.dumps(form["json_schema"]), check)
+        yield from _json_end(text, start, form["json_schema"])
     elif kind == "sequence":
-        yield from _sequence(text, start, form["elements"], check)
+        yield from _sequence(text, start, form["elements"])
     elif kind == "or":
         for element in form["elements"]:
-            yield from _ends(text, start, element, check)
+            yield from _ends(text, start, element)
     elif kind == "tag":
         parts = [_const(form["begin"]), form["content"], _const(form["end"])]
-        yield from _sequence(text, start, parts, check)
+        yield from _sequence(text, start, parts)
     elif kind in ("optional", "plus", "star", "repeat"):
         low, high = {"optional": (0, 1), "plus": (1, None), "star": (0, None)}.get(
             kind, (form.get("min", 0), form.get("max"))
         )
-        yield from _repeated(text, start, form["content"], check, low, high)
+        yield from _repeated(text, start, form["content"], low, high)
     else:
         raise NotImplementedError(kind)
 
@@ -56,29 +64,27 @@ def _const(value: str) -> dict[str, str]:
     return {"type": "const_string", "value": value}
 
 
-def _json_end(text: str, start: int, schema: str, check: Check) -> Iterator[int]:
+def _json_end(text: str, start: int, schema: Any) -> Iterator[int]:
     try:
         _, end = json.JSONDecoder().raw_decode(text, start)
     except ValueError:
         return
-    if check(text[start:end], schema) is None:
+    if check_schema(text[start:end], schema) is None:
         yield end
 
 
-def _sequence(text: str, start: int, elements: list[dict[str, Any]], check: Check) -> Iterator[int]:
+def _sequence(text: str, start: int, elements: list[dict[str, Any]]) -> Iterator[int]:
     if not elements:
         yield start
         return
-    for end in _ends(text, start, elements[0], check):
-        yield from _sequence(text, end, elements[1:], check)
+    for end in _ends(text, start, elements[0]):
+        yield from _sequence(text, end, elements[1:])
 
 
-def _repeated(
-    text: str, start: int, content: dict[str, Any], check: Check, low: int, high: int | None
-) -> Iterator[int]:
+def _repeated(text: str, start: int, content: dict[str, Any], low: int, high: int | None) -> Iterator[int]:
     if low <= 0:
         yield start
     if high is None or high > 0:
-        for end in _ends(text, start, content, check):
+        for end in _ends(text, start, content):
             if end > start:
-                yield from _repeated(text, end, content, check, low - 1, None if high is None else high - 1)
+                yield from _repeated(text, end, content, low - 1, None if high is None else high - 1)

@@ -1,4 +1,4 @@
-"""What tests of compiled programs need: source lines and refusals."""
+"""Helpers for tests of compiled programs: source lines and compile errors."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Recording:
         await self._backend.end_program(program)
 
     async def aclose(self) -> None:
-        """The backend is closed by whoever opened it."""
+        """Does nothing: the test that opened the backend closes it."""
 
     @property
     def asked(self) -> list[Asked]:
@@ -75,36 +75,36 @@ class Work:
 
     sent: int
     computed: int
-    """What the backend says that it computed."""
+    """The number of prompt tokens that the backend computed."""
     distinct: int
-    """Nodes of the tree of all prompts that no request had generated itself."""
+    """Tokens in the tree of all prompts, without those that a request had generated before."""
     for_logits: int
-    """Tokens computed although they were known: the logits behind them were needed, and are not kept."""
+    """Known tokens that are computed again, because their logits are needed and logits are not cached."""
     forced: int
-    """Output tokens that a grammar forced. Those at the end of an output are never computed with it."""
+    """Output tokens that a grammar forced. Forced tokens at the end of an output are never computed."""
     requests: int
     programs: int
-    told: int
-    """What the backend says that is distinct, each program by itself."""
+    reported: int
+    """The sum of the backend's `distinct_tokens`, which it counts for each program by itself."""
 
     def check(self) -> None:
         """Nothing was computed twice, and nothing was saved that had to be computed."""
         least = self.distinct + self.for_logits
         assert least <= self.computed <= least + self.forced, self
         if self.programs == 1:
-            assert self.computed == self.told + self.for_logits, self
+            assert self.computed == self.reported + self.for_logits, self
         else:  # they share what is in the cache
-            assert self.computed <= self.told + self.for_logits, self
+            assert self.computed <= self.reported + self.for_logits, self
 
 
 def work_of(events: Sequence[tuple[bool, Asked]], tokenise: Callable[[Generate], Submit]) -> Work:
-    """What `events` should have cost, by a tree of single tokens, beside what it did cost.
+    """The tokens that `events` had to compute, counted on a tree of single tokens, and those that they did.
 
-    A prompt is known from the moment it is sent, as requests wait for others that compute what they share;
-    an output from its end on, but for its last token, which is never computed.
+    A prompt is known from the moment it is sent, as a request waits for another one that computes a shared
+    prefix. An output without its last token, which is never computed, is known from its end on.
     """
     tree: dict[int, Any] = {}
-    sent = computed = distinct = for_logits = forced = requests = told = 0
+    sent = computed = distinct = for_logits = forced = requests = reported = 0
     for ended, asked in events:
         request = tokenise(asked.request)
         if ended:
@@ -122,14 +122,17 @@ def work_of(events: Sequence[tuple[bool, Asked]], tokenise: Callable[[Generate],
         if ended:
             computed += asked.usage.prompt_tokens - asked.usage.cached_tokens
             forced += asked.usage.forced_tokens
-            told += asked.usage.distinct_tokens
+            reported += asked.usage.distinct_tokens
     programs = {asked.request.hint.program for _, asked in events if asked.request.hint is not None}
-    return Work(sent, computed, distinct, for_logits, forced, requests, len(programs), told)
+    return Work(sent, computed, distinct, for_logits, forced, requests, len(programs), reported)
 
 
 def _paths(request: Submit) -> list[tuple[Sequence[int], int]]:
-    """What a request computes, as sequences, and how much of each may be taken from the cache: not the tokens
-    whose logits are asked for. The last token of a choice is scored, and not computed."""
+    """The sequences that a request computes, each with the number of its tokens that the cache can supply.
+
+    Tokens whose logits are requested cannot come from the cache. The last token of a choice is scored without
+    being computed.
+    """
     if not request.choices:
         return [(request.ids, _reusable(request.sampling, len(request.ids)))]
     first = min(choice.shared + choice.dropped for choice in request.choices)
@@ -140,14 +143,14 @@ def _paths(request: Submit) -> list[tuple[Sequence[int], int]]:
 
 
 def _reusable(sampling: SamplingParams, length: int) -> int:
-    """How many tokens of a prompt can be taken from the cache: not those whose logits are asked for."""
+    """Most tokens of a prompt that the cache can supply: not those whose logits are requested."""
     if sampling.prompt_logprobs_start is not None:
         return max(sampling.prompt_logprobs_start - 1, 0)
     return length if sampling.max_tokens == 0 else length - 1
 
 
 def _insert(tree: dict[int, Any], ids: Sequence[int]) -> int:
-    """Insert `ids`; how many of them were known."""
+    """Insert `ids`; returns the number of them that were known."""
     known = 0
     for token in ids:
         if token in tree:
@@ -157,5 +160,5 @@ def _insert(tree: dict[int, Any], ids: Sequence[int]) -> int:
 
 
 def tokeniser(folder: Path) -> Callable[[Generate], Submit]:
-    """How the engine turns a request into tokens."""
+    """The engine's own tokenization of requests."""
     return PromptTokenizer(load_tokenizer(folder)).submit

@@ -1,4 +1,4 @@
-"""What a batch keeps of its rows: nothing that grows with their number but four bytes a row."""
+"""The memory of a batch with a results file grows by four bytes a row."""
 
 from __future__ import annotations
 

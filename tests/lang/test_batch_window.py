@@ -1,4 +1,4 @@
-"""The order in which a batch runs its rows: those that share a prefix come together."""
+"""The order in which a batch runs its rows: rows with a common prefix run together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chats are appended piece by piece; the prompts are those of the model's own template all the same."""
+"""Chats are appended piece by piece, and the prompts equal those that the model's template renders."""
 
 from __future__ import annotations
 

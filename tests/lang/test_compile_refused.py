@@ -1,4 +1,4 @@
-"""What has no graph is refused with its line, and what the source says is kept."""
+"""Bodies that cannot be traced are refused with their line, and the source's meaning is kept."""
 
 from __future__ import annotations
 

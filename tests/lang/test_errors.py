@@ -1,4 +1,4 @@
-"""What fails, fails where it is read, says why, and blocks nobody."""
+"""The error of a step is raised where its variable is read, names its cause, and blocks no reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the runtime is told of a program: who asks, and when its pages are needed again."""
+"""The hints in requests: the program and branch, and when the branch's pages are needed again."""
 
 from __future__ import annotations
 

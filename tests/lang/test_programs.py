@@ -63,7 +63,7 @@ def test_streaming_changes_nothing(case: Case, engine: rm.Engine) -> None:
 
 @every_case
 def test_nothing_is_computed_twice(case: Case, engine: rm.Engine, model_folder: Path) -> None:
-    """What a program computes of its prompts is the distinct tokens of its tree of calls."""
+    """The prompt tokens that a program computes are the distinct tokens of its tree of calls."""
     for rows in (case.arguments[:1], case.arguments):
         engine.flush_cache()
         recording = Recording(engine)

@@ -1,4 +1,4 @@
-"""What `import ramify` offers, what it costs, and what it refuses by name."""
+"""The public names of `import ramify`, its cost, and the names of SGLang that are refused."""
 
 from __future__ import annotations
 

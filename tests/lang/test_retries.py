@@ -1,4 +1,4 @@
-"""Outputs that will not do, and outputs that take too long."""
+"""Retries after invalid outputs, and time limits."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def written(name: str, **arguments: Any) -> str:
 
 
 def after_trigger(*calls: str) -> str:
-    """What a model writes after the first trigger, which the program has written."""
+    """The output of a model after the trigger of the first call, which the program has appended."""
     return "\n".join(calls).removeprefix("<tool_call>")
 
 

@@ -1,4 +1,4 @@
-"""Why a prompt was computed: told from the program's own requests."""
+"""The reasons for computed prompt tokens, found from the program's own requests."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_generated_text_is_told_by_its_tokens():
 
 
 def test_a_prompt_of_ids_is_told_by_its_tokens():
-    """Two requests that go on from different outputs, as those of two samples do."""
+    """Two requests that continue from different outputs, like the samples of one gen."""
     generated = {8: " red", 9: " round"}
     root = Call("program", "p")
     for number, (token, text) in enumerate(generated.items()):

@@ -1,4 +1,4 @@
-"""What the schema of a type lets through, pydantic accepts: random outputs."""
+"""Random outputs of a type's schema are accepted by pydantic."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ REPLIES = {
 
 @rm.function
 def speculative_select(s: rm.ProgramState, mail: str) -> str:
-    """All replies are begun while the select decides; the one that it chose is taken."""
+    """All replies are generated while the select decides; the chosen one is appended."""
     s += "Mail to the shop:\n" + mail + "\n\n"
     drafts = s.fork(len(REPLIES))
     for draft, (kind, opening) in zip(drafts, REPLIES.items(), strict=True):

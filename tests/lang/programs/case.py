@@ -1,4 +1,4 @@
-"""What a test or a benchmark needs to know of one program."""
+"""One program with its arguments and scripts, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Case:
     varied: str
     """The argument that tells the rows that `rows` makes apart: a text, or a list of texts."""
     streams: tuple[str, ...] = field(default=())
-    """Variables that somebody reads while they are generated."""
+    """Variables that are read while they are generated."""
 
     def rows(self, count: int) -> list[dict[str, Any]]:
         """`count` rows, no two alike."""

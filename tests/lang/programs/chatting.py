@@ -1,4 +1,4 @@
-"""Chats: several turns, and a story that is read while it is told."""
+"""Chats: several turns, and a story that is streamed."""
 
 from __future__ import annotations
 
