@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, Self
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, ParamSpec, Self, TypeVar
 
 from ramify.lang.graph.tracing import Traced
 from ramify.lang.graph.view import GraphView
@@ -14,9 +14,10 @@ from ramify.lang.program.program import Program
 from ramify.lang.program.state import ProgramState
 
 P = ParamSpec("P")
+R = TypeVar("R")
 
 
-class _Compiled(Program[P]):
+class _Compiled(Program[P, R]):
     """What `Compiled` and `AsyncCompiled` have in common. Its parameters are what was not given."""
 
     def __init__(
@@ -37,9 +38,9 @@ class _Compiled(Program[P]):
         return super()._calling(bound, False)
 
 
-class Compiled(_Compiled[P], Function[P]):
+class Compiled(_Compiled[P, ProgramState], Function[P]):
     """A program that runs as a graph; made by `Function.compile`."""
 
 
-class AsyncCompiled(_Compiled[P], AsyncFunction[P]):
+class AsyncCompiled(_Compiled[P, Coroutine[Any, Any, ProgramState]], AsyncFunction[P]):
     """`Compiled` for the caller's event loop; made by `AsyncFunction.compile`."""

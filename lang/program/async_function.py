@@ -26,7 +26,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class AsyncFunction(Program[P]):
+class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
     """A program whose body is a coroutine function, run in the caller's event loop; made by `function`."""
 
     _graph_body = staticmethod(async_body_of)
@@ -42,33 +42,7 @@ class AsyncFunction(Program[P]):
         """The same program with some arguments, or options of `run`, given."""
         return self._with(bound)
 
-    @overload
-    async def __call__(self, state: ProgramState, /, *args: P.args, **kwargs: P.kwargs) -> Any: ...
-    @overload
-    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ProgramState: ...
-    async def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]  # it takes all of both
-        """`Function.__call__` in this event loop."""
-        if args and isinstance(args[0], ProgramState):
-            return await self._on_state(*args, **kwargs)
-        return await self.run(*args, **kwargs)
-
-    @overload
-    async def run(self, *args: P.args, **kwargs: P.kwargs) -> ProgramState: ...
-    @overload
-    async def run(self, *args: Any, backend: Backend | None, **kwargs: Any) -> ProgramState: ...
-    @overload
-    async def run(self, *args: Any, stream: bool, **kwargs: Any) -> ProgramState: ...
-    @overload
-    async def run(self, *args: Any, temperature: float, **kwargs: Any) -> ProgramState: ...
-    @overload
-    async def run(self, *args: Any, max_new_tokens: int, **kwargs: Any) -> ProgramState: ...
-    @overload
-    async def run(self, *args: Any, max_tokens: int, **kwargs: Any) -> ProgramState: ...
-    async def run(self, *args: Any, **kwargs: Any) -> ProgramState:
-        """`Function.run` in this event loop. Cancelling the call aborts the requests in flight.
-
-        With ``stream=True`` the body runs in a new task and the state is returned at once.
-        """
+    async def _run(self, *args: Any, **kwargs: Any) -> ProgramState:
         settings, own = self._sort(kwargs, "run")
         bound = self._signature.bind(*args, **own)
         started = self._start(settings, await _info(settings.backend), lambda: bound, asynchronous=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 
-class Function(Program[P]):
+class Function(Program[P, ProgramState]):
     """A program whose body is a plain function; made by `function`."""
 
     _graph_body = staticmethod(body_of)
@@ -49,38 +49,7 @@ class Function(Program[P]):
         """The same program with some arguments, or options of `run`, given."""
         return self._with(bound)
 
-    @overload
-    def __call__(self, state: ProgramState, /, *args: P.args, **kwargs: P.kwargs) -> Any: ...
-    @overload
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ProgramState: ...
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]  # it takes all of both
-        """`run`; or, with the state of another program as the first argument, append this program's steps to
-        that state and return the result of the body."""
-        if args and isinstance(args[0], ProgramState):
-            return self._on_state(*args, **kwargs)
-        return self.run(*args, **kwargs)
-
-    @overload
-    def run(self, *args: P.args, **kwargs: P.kwargs) -> ProgramState: ...
-    @overload
-    def run(self, *args: Any, backend: Backend | None, **kwargs: Any) -> ProgramState: ...
-    @overload
-    def run(self, *args: Any, stream: bool, **kwargs: Any) -> ProgramState: ...
-    @overload
-    def run(self, *args: Any, temperature: float, **kwargs: Any) -> ProgramState: ...
-    @overload
-    def run(self, *args: Any, max_new_tokens: int, **kwargs: Any) -> ProgramState: ...
-    @overload
-    def run(self, *args: Any, max_tokens: int, **kwargs: Any) -> ProgramState: ...
-    def run(self, *args: Any, **kwargs: Any) -> ProgramState:
-        """Run the program in this thread and wait for all its steps.
-
-        Beside the program's own arguments it takes `backend`, `stream` (run the body in a new thread and
-        return at once), `cache_scope`, `compiled` (trace the body and run its graph; a body that cannot
-        be traced is called once more and runs as it is), and default sampling options for every `gen`.
-        An exception of the body, or Ctrl-C, cancels the requests in flight and is raised. The error of a step
-        is raised where its variable is read.
-        """
+    def _run(self, *args: Any, **kwargs: Any) -> ProgramState:
         settings, own = self._sort(kwargs, "run")
         bound = self._signature.bind(*args, **own)
         started = self._start(settings, _info(settings.backend), lambda: bound)

@@ -8,7 +8,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, ParamSpec, Self
+from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, overload
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.lang.backends.base import Backend
@@ -23,6 +23,8 @@ from ramify.lang.program.unsupported import unsupported
 from ramify.messages import ModelInfo
 
 P = ParamSpec("P")
+R = TypeVar("R")
+"""The result of `run`: a state, or a coroutine of one."""
 
 RESERVED = ("backend", "stream", "cache_scope", "compiled")
 """Arguments of `run`, which no program can have as parameters."""
@@ -66,7 +68,7 @@ class Batch:
     """How the results file is written; None without one."""
 
 
-class Program(Generic[P]):
+class Program(Generic[P, R]):
     """The base of sync and async programs: a body, its signature, and bound arguments."""
 
     _graph_body: Callable[[Traced, inspect.Signature, Callable[..., Any]], Callable[..., Any]]
@@ -88,10 +90,47 @@ class Program(Generic[P]):
         for name in RESERVED:
             if name in self.arg_names:
                 raise TypeError(f"{body.__qualname__} cannot have a parameter {name!r}: run() has one.")
-        functools.update_wrapper(self, body)  # type: ignore[arg-type]
+        functools.update_wrapper(self, body)
 
     trace = unsupported("trace", "Use compile().")
     cache = unsupported("cache", "The runtime finds shared prefixes by itself.")
+
+    @overload
+    def __call__(self, state: ProgramState, /, *args: P.args, **kwargs: P.kwargs) -> Any: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]  # it takes all of both
+        """`run`; or, with the state of another program as the first argument, append this program's steps to
+        that state and return the result of the body."""
+        if args and isinstance(args[0], ProgramState):
+            return self._on_state(*args, **kwargs)
+        return self.run(*args, **kwargs)
+
+    @overload
+    def run(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def run(self, *args: Any, backend: Backend | None, **kwargs: Any) -> R: ...
+    @overload
+    def run(self, *args: Any, stream: bool, **kwargs: Any) -> R: ...
+    @overload
+    def run(self, *args: Any, temperature: float, **kwargs: Any) -> R: ...
+    @overload
+    def run(self, *args: Any, max_new_tokens: int, **kwargs: Any) -> R: ...
+    @overload
+    def run(self, *args: Any, max_tokens: int, **kwargs: Any) -> R: ...
+    def run(self, *args: Any, **kwargs: Any) -> R:
+        """Run the program and wait for all its steps: in this thread, or in this event loop if it is async.
+
+        Beside the program's own arguments it takes `backend`, `stream` (run the body in a new thread or task
+        and return at once), `cache_scope`, `compiled` (trace the body and run its graph; a body that cannot
+        be traced is called once more and runs as it is), and default sampling options for every `gen`.
+        An exception of the body, Ctrl-C, or cancelling an async run, cancels the requests in flight and is
+        raised. The error of a step is raised where its variable is read.
+        """
+        return self._run(*args, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> R:
+        raise NotImplementedError
 
     def with_options(self, **options: Any) -> Self:
         """The same program with a backend or sampling options; keeps its parameters' types."""

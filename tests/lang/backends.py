@@ -1,4 +1,4 @@
-"""Backends for tests that a script cannot express: ones that fail, and ones that wait."""
+"""Backends that fail and backends that wait, which a script cannot express."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ramify.messages import Generate, TextChunk
 
 
 class Breaking(ScriptedBackend):
-    """Raises `error` after `after` chunks of every generation whose prompt holds `where`."""
+    """Raises `error` after `after` chunks of every generation whose prompt contains `where`."""
 
     def __init__(self, answers, error: Exception, after: int, where: str = "") -> None:
         super().__init__(answers)
@@ -27,9 +27,9 @@ class Breaking(ScriptedBackend):
 
 
 class Holding(ScriptedBackend):
-    """Stops after the first chunk of each generation until `release` is opened.
+    """Waits after the first chunk of each generation until `release` is set.
 
-    `started` opens at the first such stop; `aborted` counts generations that were closed there.
+    `started` is set at the first such wait; `aborted` counts the generations that were closed while waiting.
     """
 
     def __init__(self, answers) -> None:

@@ -1,4 +1,4 @@
-"""Real engines for programs: a tiny random model in float32, and what it was asked and answered."""
+"""Real engines for programs: a tiny random model in float32, and a record of its requests and outputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write_long(folder: Path) -> Path:
 
 @dataclass
 class Asked:
-    """One request: what was sent, and what came back."""
+    """One request with its output."""
 
     request: Generate
     ids: tuple[int, ...] = ()
@@ -37,7 +37,7 @@ class Asked:
 
 
 class Recording:
-    """A backend that passes everything on and notes, in order, when a request is sent and when it ends."""
+    """A backend that passes requests on and records their beginnings and ends in order."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend

@@ -1,4 +1,4 @@
-"""A batch that is killed: writes results to its first argument, and prints which rows it begins."""
+"""A batch to be killed: writes results to its first argument, and prints each row that it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents on a real engine: nothing is computed again, and cancelling one frees what it held."""
+"""Agents on a real engine: no token is computed twice, and cancelling an agent frees its pages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def librarian(s: rm.ProgramState, turns: int) -> None:
 
 
 def shares(state: rm.ProgramState) -> tuple[int, int]:
-    """Tokens that each request after the first had before it, and how many of them were found."""
+    """Summed over all requests but the first: tokens of the request before it, and cached tokens."""
     calls = [call for call in state.trace.children if call.kind == "gen"]
     known = found = 0
     for before, after in pairwise(calls):

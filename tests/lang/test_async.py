@@ -1,4 +1,4 @@
-"""Every blocking word has an awaiting form that does the same, in the caller's own event loop."""
+"""Every blocking function has an awaitable form with the same result, in the caller's event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many rows: in order, bounded, and one bad row spoils nothing."""
+"""Batches: results in order, bounded concurrency, and a failing row that leaves the others alone."""
 
 from __future__ import annotations
 

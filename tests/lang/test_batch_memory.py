@@ -28,7 +28,7 @@ def _collect_new_objects_only():
 
 
 class Forgetting(rm.ScriptedBackend):
-    """Keeps nothing of what it was asked."""
+    """A backend that keeps no requests."""
 
     async def generate(self, request):
         yield TextChunk(

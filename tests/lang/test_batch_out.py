@@ -1,4 +1,4 @@
-"""Batches into a results file: one line a row, resumed after any end."""
+"""Batches with a results file: one line a row, continued after any kind of end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that Python decides: what comes before the decision runs as a graph, what follows step by step."""
+"""Programs with control flow on results: the steps before it run as a graph, the others one by one."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_body_that_does_something_else_each_time_is_answered_for_what_it_does(
 
 @pytest.mark.parametrize("change", ["name", "options", "choices", "role", "fork", "branch", "less"])
 def test_no_step_is_taken_for_another(change: str) -> None:
-    """The second call of the body does something else; only what comes before that is the graph's."""
+    """The second call of the body takes another path; only the steps before that come from the graph."""
     calls = itertools.count()
 
     @rm.function

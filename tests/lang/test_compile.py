@@ -1,4 +1,4 @@
-"""Compiled programs do what they do step by step, and what cannot be compiled says at which line."""
+"""Compiled programs equal the same programs run step by step; others fail to compile with their line."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ ASKS = {
     "json-by-regex": "its type",
     "speculative-select": "a comparison",
 }
-"""What the programs of the ten ask that have no whole graph: Python goes on by a result."""
+"""Programs without a complete graph → the question that their control flow asks of a result."""
 CALLS_ALONE = {"react", "speculative-select"}
-"""Those that ask before their last call, so that calls are left that no graph has."""
+"""The programs of these that ask before their last call, so that some calls are in no graph."""
 
 
 # --- the ten programs -----------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def everything(s, topic: str, style="plain"):
 
 
 def everything_answers(request: Generate) -> str:
-    """What a script answers, whoever asks first."""
+    """Scripted answers that do not depend on the order of the requests."""
     if request.sampling.max_tokens == 0:
         return "b"
     if request.constraint is not None:

@@ -1,4 +1,4 @@
-"""Branches share what was before them, run at once, and join."""
+"""Branches share the content before the fork, run concurrently, and join."""
 
 from __future__ import annotations
 

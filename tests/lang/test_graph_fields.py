@@ -1,4 +1,4 @@
-"""Fields of typed results in graphs: what is put into text is what Python would put there."""
+"""Fields of typed results in graphs are written into text as Python would write them."""
 
 from __future__ import annotations
 

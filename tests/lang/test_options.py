@@ -1,4 +1,4 @@
-"""Options: SGLang's spellings mean ours, and what is not honoured is refused by name."""
+"""Options: SGLang's spellings map to fields of SamplingParams, and unknown options are refused by name."""
 
 from __future__ import annotations
 

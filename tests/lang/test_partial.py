@@ -1,4 +1,4 @@
-"""Objects while they are generated: closed values are there and valid, at every cut of the text."""
+"""Partial values: closed values are present and valid wherever the text is cut."""
 
 from __future__ import annotations
 

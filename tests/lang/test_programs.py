@@ -1,4 +1,4 @@
-"""The ten programs: the same everywhere, and nothing in them is computed twice."""
+"""The ten programs: equal results on all backends, and no token computed twice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ every_case = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 
 
 def outcome(state: rm.ProgramState) -> dict[str, Any]:
-    """All that a run says, times aside."""
+    """The results of a run without its times."""
     names = sorted(state._branch.variables)
     calls = [(call.kind, call.name, call.prompt, call.text) for call in state.trace.walk()]
     return {

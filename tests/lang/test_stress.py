@@ -1,4 +1,4 @@
-"""Many programs of random shape at once give what they give one by one."""
+"""Random programs have the same results concurrently as one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that the model calls: their schemas, the turns that they make, and what failures come to."""
+"""Tools: their schemas, the turns of calls and results, and failures."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ def test_calls_of_a_program_without_turns():
 
 def test_a_cut_off_call_fails():
     class Cut(rm.ScriptedBackend):
-        """Ends before the constraint does, as an endpoint without our grammars would."""
+        """Ends its output early, as an endpoint without our grammars may."""
 
         def _answer(self, request: Generate) -> str:
             return '\n{"name": "sum", "arguments": {"a": 1'

@@ -1,4 +1,4 @@
-"""What type checkers see of programs: checked by mypy with the package, imported by the tests.
+"""The types of programs: checked by mypy with the package, and imported by the tests.
 
 Each ``type: ignore`` below marks a mistake that a type checker must find; one that it does not find is
 reported as unused.
