@@ -97,7 +97,7 @@ class SubmittedProgram:
             error = raised
         except msgspec.ValidationError as wrong:
             error = BackendError(
-                f"{self._http.base_url} told something else than events of a program: {wrong}."
+                f"{self._http.base_url} answered something else than events of a program: {wrong}."
             )
         finally:
             self._error = error

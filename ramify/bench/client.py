@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
-
-CONNECT_S = 10.0
+from ramify.errors import RamifyError
+from ramify.lang.backends.http import HttpClient
 
 
 @dataclass(frozen=True)
@@ -68,16 +67,14 @@ class Sample:
 
 
 class LoadClient:
-    """Sends streaming requests to one endpoint, any number at a time."""
+    """Sends streaming requests to one endpoint, any number at a time, over kept connections.
+
+    Connections are kept on Ramify's background loop alone (`ramify.loop`): run load tests there.
+    """
 
     def __init__(self, endpoint: Endpoint, timeout_s: float | None = 600.0) -> None:
         self.endpoint = endpoint
-        self._http = httpx.AsyncClient(
-            base_url=endpoint.url,
-            headers={"authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else None,
-            timeout=httpx.Timeout(timeout_s, connect=CONNECT_S, pool=None),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
-        )
+        self._http = HttpClient(endpoint.url, endpoint.api_key, timeout_s=timeout_s)
 
     async def send(self, path: str, body: Mapping[str, Any], due: float | None = None) -> Sample:
         """One request, to its end; failures are in the sample."""
@@ -88,25 +85,15 @@ class LoadClient:
             "stream_options": {"include_usage": True},
             **body,
         }
-        sample = Sample(time.perf_counter() if due is None else due)
-        clock, keep = time.perf_counter, sample.chunks.append
+        clock = time.perf_counter
+        sample = Sample(clock() if due is None else due)
         try:
-            async with self._http.stream("POST", path, json=request) as response:
-                if response.status_code != 200:
-                    body_text = (await response.aread()).decode(errors="replace")
-                    sample.error = f"{response.status_code}: {_message(body_text)}"
-                else:
-                    async for data in response.aiter_raw():
-                        keep((clock(), data))
-        except httpx.HTTPError as error:
-            sample.error = f"{type(error).__name__}: {error}".removesuffix(": ")
+            async for data in self._http.stream(path, request):
+                sample.chunks.append((clock(), data))
+        except RamifyError as error:
+            sample.error = f"{error.code}: {error.message}"
         sample.end = clock()
         return sample
-
-    async def get(self, path: str) -> Any:
-        response = await self._http.get(path)
-        response.raise_for_status()
-        return response.json()
 
     async def aclose(self) -> None:
         await self._http.aclose()
@@ -137,7 +124,8 @@ def _read_event(sample: Sample, stamp: float, data: bytes, texts: list[str]) -> 
         sample.error = f"The server sent an event that is not JSON: {data[:100]!r}"
         return
     if event.get("error"):
-        sample.error = _message(json.dumps(event))
+        error = event["error"]
+        sample.error = str(error.get("message") if isinstance(error, dict) else error)[:300]
     for choice in event.get("choices") or ():
         piece = choice.get("text") or (choice.get("delta") or {}).get("content")
         if piece:
@@ -148,13 +136,3 @@ def _read_event(sample: Sample, stamp: float, data: bytes, texts: list[str]) -> 
         sample.prompt_tokens = usage.get("prompt_tokens") or 0
         sample.output_tokens = usage.get("completion_tokens") or 0
         sample.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-
-
-def _message(text: str) -> str:
-    """The message of an error body, whichever form it has."""
-    try:
-        error = json.loads(text)["error"]
-        text = error["message"] if isinstance(error, dict) else str(error)
-    except (ValueError, KeyError, TypeError):
-        pass
-    return text[:300]

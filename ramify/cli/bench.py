@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import functools
 import json
 import sys
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ramify.errors import BackendError, InvalidRequest
+from ramify.loop import wait
 
 if TYPE_CHECKING:
     from ramify.bench.client import Endpoint
     from ramify.bench.plan import Plan
-
-T = TypeVar("T")
 
 USUAL = "single,batch,prefix,tree"
 
@@ -77,10 +74,10 @@ def run(options: argparse.Namespace) -> int:
     from ramify.bench.page import page
     from ramify.bench.table import table
 
-    plan = _run(_plan(options))
+    plan = wait(_plan(options))
     with contextlib.ExitStack() as stack:
         lines = None if options.jsonl is None else stack.enter_context(_open(options.jsonl))
-        series = _run(plans.run(plan, functools.partial(_tell, options.json, lines)))
+        series = wait(plans.run(plan, functools.partial(_tell, options.json, lines)))
         for line in plans.ratios(series):
             _tell(options.json, lines, line)
     if not options.json:
@@ -177,11 +174,3 @@ async def _endpoint(url: str, model: str | None, name: str | None, api_key: str 
     finally:
         await client.aclose()
     return Endpoint(name or base.removesuffix("/v1"), base, found, api_key)
-
-
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(work)
-    return uvloop.run(work)

@@ -66,7 +66,7 @@ def test_every_workload(server: LiveServer, capsys: pytest.CaptureFixture[str]) 
     for line in found.values():
         assert (line["failed"], line["first_error"]) == (0, None)
         assert line["output_tokens"] == 5 * line["requests"]
-        assert line["itl_s"]["p99"] >= line["itl_s"]["p50"] > 0
+        assert line["itl_s"]["max"] > 0  # pieces that arrive together have no time between them
         assert line["e2e_s"]["max"] >= line["ttft_s"]["p50"] > 0
     assert found["tree"]["requests"] == 5 * found["single"]["requests"] == 30
     assert found["prefix-warm"]["cached_share"] > 0.5 > found["batch"]["cached_share"]
@@ -193,7 +193,7 @@ def test_a_phase_that_fails_leaves_the_others(server: LiveServer, capsys: pytest
     assert bench(server, *arguments, "--requests", "2") == 1
     out = capsys.readouterr().out
     assert "single" in out
-    assert "first error of prefix-cold: 400: The prompt is too long." in out
+    assert "first error of prefix-cold: invalid_request: The prompt is too long." in out
 
 
 def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
