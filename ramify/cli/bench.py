@@ -71,9 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from ramify.bench import plan as plans
-    from ramify.bench.page import page
-    from ramify.bench.table import table
+    from ramify.bench.report import check_matplotlib, report
+    from ramify.bench.table import terminal
 
+    if options.html is not None:
+        check_matplotlib()
     plan = wait(_plan(options))
     with contextlib.ExitStack() as stack:
         lines = None if options.jsonl is None else stack.enter_context(_open(options.jsonl))
@@ -81,10 +83,10 @@ def run(options: argparse.Namespace) -> int:
         for line in plans.ratios(series):
             _tell(options.json, lines, line)
     if not options.json:
-        print(table(series))
+        print(terminal(series))
     if options.html is not None:
         with _open(options.html) as file:
-            file.write(page(series, plan))
+            file.write(report(series, plan))
     return 1 if any(one.median["failed"] for one in series) else 0
 
 
