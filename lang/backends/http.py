@@ -218,8 +218,8 @@ class HttpClient:
 _abandoned: list[object] = []
 """Sessions that can be neither used nor freed.
 
-aiohttp would report the session of a closed loop when it is freed. Closing what a forked child inherited would
-also stop the parent from hearing of that connection: both share one epoll instance.
+aiohttp would report the session of a closed loop when it is freed. Closing what a forked child inherited
+would also stop the parent from hearing of that connection: both share one epoll instance.
 """
 
 
