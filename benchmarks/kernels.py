@@ -97,7 +97,7 @@ def main() -> int:
         print("benchmarks.kernels needs a CUDA device: torch.cuda.is_available() is False.", file=sys.stderr)
         return 2
     from benchmarks.gpu_timing import Timer, ceilings
-    from benchmarks.kernel_cases.base import cases
+    from tests.kernels.kernel_cases.base import cases
 
     torch.manual_seed(0)
     timer = Timer()
