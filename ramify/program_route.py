@@ -31,7 +31,7 @@ from starlette.responses import Response
 from ramify.errors import InvalidRequest, from_info
 from ramify.graph import Graph
 from ramify.lang.calls.options import read_options
-from ramify.lang.graph.hosting import Events, Job, run_row
+from ramify.lang.graph.serve import Events, Job, run_row
 from ramify.messages import Generate, ModelInfo, TextChunk
 from ramify.runtime.server.fields import Fields, json_response, read_fields
 from ramify.runtime.server.service import Service
@@ -98,8 +98,8 @@ def _take_job(fields: Fields, service: Service, stream: bool) -> tuple[Job, list
 async def _whole(job: Job, rows: list[dict[str, str]], at_once: int) -> list[dict[str, Any]]:
     """What came of each row."""
     answers: list[dict[str, Any]] = [{}] * len(rows)
-    async with aclosing(_told(job, rows, at_once)) as told:
-        async for event in told:
+    async with aclosing(_row_events(job, rows, at_once)) as queue:
+        async for event in queue:
             if event is not None and event.last:
                 answers[event.row] = event.data
     if len(rows) == 1:
@@ -110,8 +110,8 @@ async def _whole(job: Job, rows: list[dict[str, str]], at_once: int) -> list[dic
 async def _events(job: Job, rows: list[dict[str, str]], at_once: int) -> AsyncGenerator[bytes, None]:
     # Ramify's own client looks at each request for itself.
     first = len(rows) == 1 and job.events == "nodes"
-    async with aclosing(_told(job, rows, at_once)) as told:
-        async for event in told:
+    async with aclosing(_row_events(job, rows, at_once)) as queue:
+        async for event in queue:
             if event is None:
                 yield b":\n\n"
                 continue
@@ -135,21 +135,23 @@ class Event(NamedTuple):
     """The row has ended with it."""
 
 
-async def _told(job: Job, rows: list[dict[str, str]], at_once: int) -> AsyncGenerator[Event | None, None]:
+async def _row_events(
+    job: Job, rows: list[dict[str, str]], at_once: int
+) -> AsyncGenerator[Event | None, None]:
     """The events of all rows, `at_once` of which run at a time, and None whenever there has been none for a
     while. Giving up ends their work.
     """
-    told: asyncio.Queue[Event | Exception] = asyncio.Queue()
+    queue: asyncio.Queue[Event | Exception] = asyncio.Queue()
     places = asyncio.Semaphore(at_once)
 
     async def one(number: int, row: dict[str, str]) -> None:
         async with places:
             try:
-                summary = await run_row(job, row, lambda data: told.put_nowait(Event(number, data, False)))
+                summary = await run_row(job, row, lambda data: queue.put_nowait(Event(number, data, False)))
             except Exception as error:
-                told.put_nowait(error)
+                queue.put_nowait(error)
             else:
-                told.put_nowait(Event(number, summary, True))
+                queue.put_nowait(Event(number, summary, True))
 
     work = [asyncio.create_task(one(number, row)) for number, row in enumerate(rows)]
     left = len(work)
@@ -157,7 +159,7 @@ async def _told(job: Job, rows: list[dict[str, str]], at_once: int) -> AsyncGene
         while left:
             try:
                 async with asyncio.timeout(SILENCE_S):
-                    event = await told.get()
+                    event = await queue.get()
             except TimeoutError:
                 yield None
                 continue

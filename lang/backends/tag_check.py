@@ -1,4 +1,4 @@
-"""Does a text fit a structural tag? For scripted answers, which nothing has held to their constraint."""
+"""Validate a text against a structural tag, by backtracking over the possible ends of each format."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Check = Callable[[str, str], str | None]
-"""(JSON text, JSON text of a schema) to what is wrong, or None."""
+"""(JSON text, JSON text of a schema) → a problem, or None."""
 
 
 def check_tag(text: str, source: str, check_schema: Check) -> str | None:
-    """What is wrong with `text` under the structural tag `source`; None if it fits.
+    """The problem of `text` under the structural tag `source`; None if it fits.
 
     Raises `NotImplementedError` for a format that is not known here.
     """
@@ -22,7 +22,7 @@ def check_tag(text: str, source: str, check_schema: Check) -> str | None:
 
 
 def _ends(text: str, start: int, form: dict[str, Any], check: Check) -> Iterator[int]:
-    """Where a text of `form` that begins at `start` may end."""
+    """The positions at which a text of `form` that begins at `start` may end."""
     kind = form["type"]
     if kind == "const_string":
         if text.startswith(form["value"], start):

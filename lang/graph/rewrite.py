@@ -1,7 +1,7 @@
 """A program's body with f-strings, `join` and `str` that keep text which is not there yet.
 
 Python makes a finished string of an f-string. So a body that is traced is compiled once more from its source,
-with these few expressions replaced by functions of `ramify.lang.graph.unknown`, which give the same wherever
+with these few expressions replaced by functions of `ramify.lang.graph.symbolic`, which give the same wherever
 all text is there. Lines, names, closures and globals stay as they are.
 """
 
@@ -15,14 +15,14 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ramify.lang.graph import unknown
+from ramify.lang.graph import symbolic
 
 PREFIX = "__ramify_"
 HELPERS: dict[str, Callable[..., Any]] = {
-    f"{PREFIX}piece": unknown.piece,
-    f"{PREFIX}joined": unknown.joined,
-    f"{PREFIX}join": unknown.join,
-    f"{PREFIX}call": unknown.call_of_one,
+    f"{PREFIX}piece": symbolic.piece,
+    f"{PREFIX}joined": symbolic.joined,
+    f"{PREFIX}join": symbolic.join,
+    f"{PREFIX}call": symbolic.call,
 }
 CAUGHT = f"{PREFIX}caught"
 """Called first in every ``except`` of the body."""

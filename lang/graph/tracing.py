@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 
 import ramify.graph as graph
 from ramify.errors import CompileError, InvalidRequest
-from ramify.lang.graph.recorder import BY_STEPS, NoteOf, Notes, RecordedBranch, Submitted
+from ramify.lang.graph.recorder import BY_STEPS, GraphBuilder, RecordedBranch, Source, Submitted
 from ramify.lang.graph.rewrite import rewritten
-from ramify.lang.graph.unknown import NotKnown, Unknown, UnknownText, UnknownValue
+from ramify.lang.graph.symbolic import NotConcrete, Symbolic, SymbolicText, SymbolicValue
 from ramify.lang.program.nodes import Gen, Select
 from ramify.lang.program.state import ProgramState
 from ramify.lang.program.variables import Variable
@@ -31,14 +31,14 @@ class Traced:
     """Variables that the program set itself: before which node, of which branch, name, value."""
     reads: list[Variable]
     """What the program read, in its order."""
-    sources: dict[Variable, NoteOf]
+    sources: dict[Variable, Source]
     """What the variables of the trace stand for."""
     returned: Any
     """What the body returned, in terms of these variables."""
 
 
 @dataclass(frozen=True)
-class Beginning:
+class GraphPrefix:
     """A program up to the first question that only a run can answer."""
 
     graph: graph.Graph | None
@@ -56,45 +56,47 @@ def trace(body: Callable[..., Any], arguments: inspect.BoundArguments, unknown: 
 
     Raises `CompileError`, with the line, where its control flow asks for what only a run can tell.
     """
-    traced = trace_as_far(body, arguments, unknown)
-    if isinstance(traced, Beginning):
+    traced = trace_prefix(body, arguments, unknown)
+    if isinstance(traced, GraphPrefix):
         raise traced.error
     return traced
 
 
-def trace_as_far(
+def trace_prefix(
     body: Callable[..., Any], arguments: inspect.BoundArguments, unknown: Sequence[str] = ()
-) -> Traced | Beginning:
+) -> Traced | GraphPrefix:
     """`trace`, or what comes before the line where it would raise."""
-    notes = Notes(body.__name__)
-    arguments.arguments.update((name, notes.argument(name)) for name in unknown)
+    builder = GraphBuilder(body.__name__)
+    arguments.arguments.update((name, builder.argument(name)) for name in unknown)
     try:
-        returned = _call(rewritten(body, notes.caught), TracedState(notes.root), arguments, notes)
-        _check_returned(returned, notes)
-        made = graph.Graph(name=body.__name__, arguments=tuple(unknown), nodes=tuple(notes.nodes))
+        returned = _call(rewritten(body, builder.caught), TracedState(builder.root), arguments, builder)
+        _check_returned(returned, builder)
+        made = graph.Graph(name=body.__name__, arguments=tuple(unknown), nodes=tuple(builder.nodes))
         made.check()
-    except (NotKnown, Exception) as error:
-        return _beginning(notes, body.__code__, error)
+    except (NotConcrete, Exception) as error:
+        return _prefix_of(builder, body.__code__, error)
     finally:
-        notes.end_body()
-    if notes.refused is not None:
-        return _beginning(notes, body.__code__, notes.refused)
-    return Traced(made, notes.lines, notes.steps, notes.values, notes.reads, notes.sources, returned)
+        builder.end_body()
+    if builder.refused is not None:
+        return _prefix_of(builder, body.__code__, builder.refused)
+    return Traced(
+        made, builder.lines, builder.steps, builder.values, builder.reads, builder.sources, returned
+    )
 
 
-def _beginning(notes: Notes, code: CodeType, error: BaseException) -> Beginning:
-    refused = _compile_error(notes.refused or error, code)
+def _prefix_of(builder: GraphBuilder, code: CodeType, error: BaseException) -> GraphPrefix:
+    refused = _compile_error(builder.refused or error, code)
     refused.__cause__ = error
-    known = [place for place in notes.steps if place < notes.known]
+    known = [place for place in builder.steps if place < builder.known]
     made: graph.Graph | None = None
     # What the body did beside its steps before an exception of its own is not known.
-    if known and notes.refused is not None:
-        made = graph.Graph(name=code.co_name, nodes=tuple(notes.nodes[: max(known) + 1]))
-    return Beginning(made, notes.steps, notes.submitted, refused)
+    if known and builder.refused is not None:
+        made = graph.Graph(name=code.co_name, nodes=tuple(builder.nodes[: max(known) + 1]))
+    return GraphPrefix(made, builder.steps, builder.submitted, refused)
 
 
 def _call(
-    body: Callable[..., Any], state: TracedState, arguments: inspect.BoundArguments, notes: Notes
+    body: Callable[..., Any], state: TracedState, arguments: inspect.BoundArguments, builder: GraphBuilder
 ) -> Any:
     """What the body returns. A coroutine is run as long as it waits for its own steps alone."""
     result = body(state, *arguments.args, **arguments.kwargs)
@@ -106,25 +108,25 @@ def _call(
         return end.value
     finally:
         result.close()
-    return notes.not_here("The program waits for something other than its own steps.")
+    return builder.refuse_node("The program waits for something other than its own steps.")
 
 
 PLAIN = (str, int, float, bool, bytes, type(None))
 """Types in which nothing can be hidden that is not known."""
 
 
-def _check_returned(value: Any, notes: Notes) -> None:
+def _check_returned(value: Any, builder: GraphBuilder) -> None:
     """Refuse to return what may hold results where nobody would find them."""
     kind = type(value)
-    if issubclass(kind, Unknown | TracedState) or kind in PLAIN:
+    if issubclass(kind, Symbolic | TracedState) or kind in PLAIN:
         return
     if kind not in (list, tuple, dict):
-        notes.not_here(
+        builder.refuse_node(
             f"The program returns a {kind.__name__}. What is not known yet can be returned in lists, "
             "tuples and dicts."
         )
     for item in [*value, *value.values()] if kind is dict else value:
-        _check_returned(item, notes)
+        _check_returned(item, builder)
 
 
 class TracedState(ProgramState):
@@ -134,17 +136,17 @@ class TracedState(ProgramState):
 
     def __getitem__(self, name: str) -> Any:
         variable = self._branch.variable(name)
-        self._branch.notes.reads.append(variable)
+        self._branch.builder.reads.append(variable)
         return variable.value
 
     get_var = __getitem__
 
     def get(self, name: str, kind: Any = None) -> Any:
         value = self[name]
-        known = type(value) is UnknownText and kind is str
-        if kind is None or known or (type(value) is UnknownValue and value._kind is kind):
+        known = type(value) is SymbolicText and kind is str
+        if kind is None or known or (type(value) is SymbolicValue and value._kind is kind):
             return value
-        return self._branch.notes.not_here(f"{name!r} is read as another type than its own.")
+        return self._branch.builder.refuse_node(f"{name!r} is read as another type than its own.")
 
     async def aget(self, name: str, kind: Any = None) -> Any:
         return self.get(name, kind)
@@ -152,7 +154,7 @@ class TracedState(ProgramState):
 
 def _refused(name: str) -> Callable[..., NoReturn]:
     def refuse(self: TracedState, *args: Any, **kwargs: Any) -> NoReturn:
-        self._branch.notes.not_here(f"What {name} tells is not known before the program runs.")
+        self._branch.builder.refuse_node(f"What {name} tells is not known before the program runs.")
 
     return refuse
 
@@ -172,7 +174,7 @@ def _compile_error(error: BaseException, code: CodeType) -> CompileError:
     if isinstance(error, CompileError):
         return error
     line = _line_of(error.__traceback__, code) or f"{code.co_filename}:{code.co_firstlineno}"
-    if isinstance(error, NotKnown | InvalidRequest):
+    if isinstance(error, NotConcrete | InvalidRequest):
         message, remedy = error.message, error.remedy
     else:
         message, remedy = f"The program raised {type(error).__name__} while it was traced: {error}", BY_STEPS

@@ -83,7 +83,7 @@ def check_workloads(names: Sequence[str], prompts: bool) -> None:
             )
 
 
-async def run(plan: Plan, tell: Callable[[dict[str, Any]], None]) -> list[Series]:
+async def run(plan: Plan, emit: Callable[[dict[str, Any]], None]) -> list[Series]:
     """Carry `plan` out; `tell` is given each run's line as it is measured.
 
     Raises `BackendError` where no request succeeds.
@@ -105,7 +105,7 @@ async def run(plan: Plan, tell: Callable[[dict[str, Any]], None]) -> list[Series
                 series = found.setdefault(key, Series(*key))
                 series.add(measured, result)
                 line = {"workload": key[0], "endpoint": key[1], "rate": rate, "run": run_number}
-                tell({**line, **result})
+                emit({**line, **result})
     if not any(one.ttft_s for one in found.values()):
         first = next(iter(found.values()))
         raise BackendError(f"No request succeeded on {first.endpoint}. {first.runs[0]['first_error']}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ramify.bench.plan import Plan, Series
 from ramify.bench.table import Table, figures_table, ratios_table
 from ramify.errors import InvalidRequest
-from ramify.pages.page import fill
+from ramify.html.template import fill
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,7 @@ from ramify.lang.program.nodes import Filled, Node, Outcoming, Step
 from ramify.lang.typed.shape import Shape, shape_of
 
 
-class NotKnown(BaseException):
+class NotConcrete(BaseException):
     """Refuses a question about something unknown. No `Exception`, so that programs do not catch it."""
 
     def __init__(self, message: str, remedy: str) -> None:
@@ -31,11 +31,11 @@ class About:
     """Its name for people."""
     remedy: str
     """What a program that needs it can do."""
-    tell: Callable[[NotKnown], None]
+    report: Callable[[NotConcrete], None]
     """Is told of every refusal."""
 
 
-class Unknown:
+class Symbolic:
     """A value that is not there yet."""
 
     def __init__(self, about: About) -> None:
@@ -50,14 +50,14 @@ class Unknown:
         refuse(self, f"its {name}")
 
 
-def refuse(unknown: Unknown, question: str) -> NoReturn:
+def refuse(unknown: Symbolic, question: str) -> NoReturn:
     """Raise `NotKnown`: the program asks for `question`."""
     about = unknown._about
-    error = NotKnown(
+    error = NotConcrete(
         f"{about.what} is not known before the program runs, and this line asks for {question}.",
         about.remedy,
     )
-    about.tell(error)
+    about.report(error)
     raise error
 
 
@@ -85,10 +85,10 @@ def _refusing(question: str) -> Callable[..., NoReturn]:
 
 for _question, _names in QUESTIONS.items():
     for _name in _names:
-        setattr(Unknown, f"__{_name}__", _refusing(_question))
+        setattr(Symbolic, f"__{_name}__", _refusing(_question))
 
 
-class UnknownText(Unknown, Node):
+class SymbolicText(Symbolic, Node):
     """Text, some parts of which are not there yet. It can be put behind and before other text."""
 
     def __init__(self, about: About, parts: Sequence[str | Outcoming]) -> None:
@@ -111,22 +111,22 @@ class UnknownText(Unknown, Node):
         if name not in get_args(Change) or part is None or isinstance(part, str):
             refuse(self, f"its {name}")
 
-        def change(*arguments: Any) -> UnknownText:
+        def change(*arguments: Any) -> SymbolicText:
             if arguments:
                 refuse(self, f"its {name} with arguments")
             later = replace(part, then=(*part.then, cast(Change, name)))
-            return UnknownText(self._about, (later,))
+            return SymbolicText(self._about, (later,))
 
         return change
 
-    def _with(self, *texts: Any) -> UnknownText:
+    def _with(self, *texts: Any) -> SymbolicText:
         parts: list[str | Outcoming] = []
         for text in texts:
             parts += (text,) if type(text) is str else text.parts
-        return UnknownText(self._about, parts)
+        return SymbolicText(self._about, parts)
 
 
-class UnknownValue(Unknown):
+class SymbolicValue(Symbolic):
     """A result that is no text, or a part of one.
 
     It can be returned. Its fields can be read where every value of its type has them, and a text, a number
@@ -146,13 +146,13 @@ class UnknownValue(Unknown):
         shape = self._of_type()
         return self._part(key, None if shape is None else shape.item(key), "its items")
 
-    def as_text(self) -> UnknownText | None:
+    def as_text(self) -> SymbolicText | None:
         """What `str` makes of it; None where only the value itself can tell."""
         shape = self._of_type()
         scalar = None if shape is None else shape.scalar
         if scalar is None:
             return None
-        return UnknownText(self._about, (replace(self._source, type=scalar),))
+        return SymbolicText(self._about, (replace(self._source, type=scalar),))
 
     def _of_type(self) -> Shape | None:
         if self._shape is None and self._source.index is None:
@@ -163,12 +163,12 @@ class UnknownValue(Unknown):
         if shape is None:
             refuse(self, question)
         source = replace(self._source, path=(*self._source.path, key))
-        part = UnknownValue(self._about, source, shape=shape)
+        part = SymbolicValue(self._about, source, shape=shape)
         return part.as_text() if shape.scalar == "str" else part
 
 
 def _is_text(value: object) -> bool:
-    return issubclass(type(value), str | UnknownText)
+    return issubclass(type(value), str | SymbolicText)
 
 
 # --- what `ramify.lang.graph.rewrite` puts in the place of Python's own --------------------------------
@@ -181,7 +181,7 @@ def piece(value: Any, conversion: str, spec: Any) -> Any:
     """One piece of an f-string: a string, or text that is not there yet."""
     if conversion in ("", "s") and type(spec) is str and not spec:
         value = _text_of(value)
-        if type(value) is UnknownText:
+        if type(value) is SymbolicText:
             return value
     if conversion:
         value = CONVERSIONS[conversion](value)
@@ -190,7 +190,7 @@ def piece(value: Any, conversion: str, spec: Any) -> Any:
 
 def _text_of(value: Any) -> Any:
     """A value of a result as its text, where that is certain; else as it is."""
-    text = value.as_text() if type(value) is UnknownValue else None
+    text = value.as_text() if type(value) is SymbolicValue else None
     return value if text is None else text
 
 
@@ -201,14 +201,14 @@ def joined(*pieces: Any) -> Any:
 
 def join(separator: Any, items: Any) -> Any:
     """``separator.join(items)``."""
-    if type(separator) is not str or issubclass(type(items), Unknown | str):
+    if type(separator) is not str or issubclass(type(items), Symbolic | str):
         return separator.join(items)
     return _put_together(separator, list(items))
 
 
 def _put_together(separator: str, items: Iterable[Any]) -> Any:
     items = list(items)
-    unknown = next((item for item in items if type(item) is UnknownText), None)
+    unknown = next((item for item in items if type(item) is SymbolicText), None)
     if unknown is None or not all(_is_text(item) for item in items):
         return separator.join(items)
     parts: list[Any] = []
@@ -217,12 +217,12 @@ def _put_together(separator: str, items: Iterable[Any]) -> Any:
     return unknown._with(*parts)
 
 
-def call_of_one(function: Any, value: Any) -> Any:
+def call(function: Any, value: Any) -> Any:
     """``function(value)``, where the function may be `str` or `type`."""
     if function is str:
         value = _text_of(value)
-        if type(value) is UnknownText:
+        if type(value) is SymbolicText:
             return value
-    if function is type and issubclass(type(value), Unknown):
+    if function is type and issubclass(type(value), Symbolic):
         refuse(value, "its type")
     return function(value)

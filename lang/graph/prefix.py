@@ -17,7 +17,7 @@ from typing import Any, cast
 from ramify.errors import InvalidRequest, ProgramError
 from ramify.lang.backends.base import Backend, RunsPrograms, Submission
 from ramify.lang.graph.body import stays_here
-from ramify.lang.graph.tracing import Beginning
+from ramify.lang.graph.tracing import GraphPrefix
 from ramify.lang.program.branch import Branch
 from ramify.lang.program.nodes import Filled, Step, Text
 from ramify.lang.program.run import Run
@@ -30,29 +30,29 @@ OF_THIS_PROCESS = ("line", "parse", "kind", "validate")
 """Fields of a step that change nothing of its request."""
 
 
-def begun(s: ProgramState, beginning: Beginning) -> ProgramState:
+def submit_prefix(s: ProgramState, prefix: GraphPrefix) -> ProgramState:
     """`s`, whose run has submitted `beginning` if its backend is a server that takes it."""
     run = s._branch.run
-    graph = beginning.graph
-    if graph is None or not isinstance(run.backend, RunsPrograms) or stays_here(beginning.steps):
+    graph = prefix.graph
+    if graph is None or not isinstance(run.backend, RunsPrograms) or stays_here(prefix.steps):
         return s
     try:
         graph.check()
     except InvalidRequest:  # too large: the body alone can do it
         return s
     submission = Submission(graph, {}, run.options, run.scope, run.stream)
-    run.backend = _Begun(run, beginning, run.backend, submission)
+    run.backend = _PrefixBackend(run, prefix, run.backend, submission)
     return s
 
 
-class _Begun:
+class _PrefixBackend:
     """The backend of such a run."""
 
-    def __init__(self, run: Run, beginning: Beginning, backend: RunsPrograms, submission: Submission) -> None:
+    def __init__(self, run: Run, prefix: GraphPrefix, backend: RunsPrograms, submission: Submission) -> None:
         self._run = run
         self._backend = cast(Backend, backend)
         self._server = backend.submit_program(submission, self._is_other)
-        self._ahead = deque(beginning.submitted)
+        self._ahead = deque(prefix.submitted)
         """The steps of the graph that the body has not reached yet."""
         self._parted = False
         self._same: list[Variable] = []
@@ -99,27 +99,27 @@ class _Begun:
         with self._lock:
             if self._parted or not self._ahead:
                 return
-            key, noted, known = self._ahead.popleft()
-            self._parted = key != branch.key or not self._is_same(noted, step)
+            key, node, known = self._ahead.popleft()
+            self._parted = key != branch.key or not self._is_same(node, step)
             if not self._parted and variable is not None and known is not None:
                 self._of[known] = variable
                 self._same.append(variable)
 
-    def _is_same(self, noted: Step, step: Step) -> bool:
+    def _is_same(self, node: Step, step: Step) -> bool:
         """The body's step is that of the graph."""
-        if isinstance(noted, Filled):
-            return isinstance(step, Text) and step.value == self._text(noted)
-        return type(noted) is type(step) and all(
-            _comparable(getattr(noted, field.name)) == _comparable(getattr(step, field.name))
+        if isinstance(node, Filled):
+            return isinstance(step, Text) and step.value == self._text(node)
+        return type(node) is type(step) and all(
+            _comparable(getattr(node, field.name)) == _comparable(getattr(step, field.name))
             for field in fields(step)
             if field.name not in OF_THIS_PROCESS
         )
 
-    def _text(self, noted: Filled) -> str | None:
+    def _text(self, node: Filled) -> str | None:
         """What a text of the graph came to; None while that is not known."""
         parts = [
             part if isinstance(part, str) else replace(part, variable=self._of[part.variable])
-            for part in noted.parts
+            for part in node.parts
         ]
         if not all(isinstance(part, str) or part.variable.gate.is_open for part in parts):
             return None
