@@ -85,13 +85,13 @@ class SubmittedProgram:
         try:
             async with aclosing(cast("Any", self._http.events("/v1/programs", self._body))) as events:
                 async for event in events:
-                    told = msgspec.convert(event, _ProgramEvent)
-                    failed = None if told.failed is None else from_info(told.failed)
-                    if told.request is None:
+                    found = msgspec.convert(event, _ProgramEvent)
+                    failed = None if found.failed is None else from_info(found.failed)
+                    if found.request is None:
                         error = failed or error
                         continue
-                    answers = self._of(told.request)
-                    answers.put_nowait(told.chunks)
+                    answers = self._of(found.request)
+                    answers.put_nowait(found.chunks)
                     if failed is not None:
                         answers.put_nowait(failed)
         except RamifyError as raised:

@@ -1,4 +1,4 @@
-"""A traced program as a body to run: its graph, at the server's end where the backend is a server."""
+"""A traced program as a body: calling it runs the graph, remotely where the backend is a server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ramify.lang.program.variables import Gathered, Variable
 def compile_body(
     body: Callable[..., Any], signature: inspect.Signature, given: Mapping[str, Any]
 ) -> tuple[Traced, inspect.Signature]:
-    """`body` traced with the arguments in `given`, and the signature of what is left to be given.
+    """`body` traced with the arguments in `given`, and the signature of the remaining arguments.
 
     Raises TypeError for arguments that the body does not take, and `CompileError`.
     """
@@ -70,7 +70,7 @@ def _signed(body: Callable[..., Any], left: inspect.Signature) -> Callable[..., 
 
 
 def _start(traced: Traced, s: ProgramState, row: Row) -> Execution:
-    """Submit all of the graph: here, and to the backend where that runs graphs itself."""
+    """Submit the whole graph: here, and to the backend if it runs graphs itself."""
     traced.graph.check_row(row, "arguments")
     root = s._branch
     run = root.run
@@ -85,7 +85,7 @@ def _start(traced: Traced, s: ProgramState, row: Row) -> Execution:
 
 
 def stays_here(steps: Mapping[int, Gen | Select]) -> bool:
-    """A step calls a function of this process, on which the next request depends."""
+    """A step needs a function of this process before the next request: `retries` or a select's own method."""
     return any(
         step.retries > 0 if isinstance(step, Gen) else step.method not in METHODS.values()
         for step in steps.values()
@@ -93,7 +93,7 @@ def stays_here(steps: Mapping[int, Gen | Select]) -> bool:
 
 
 def _read(traced: Traced, execution: Execution) -> Iterator[Variable]:
-    """The variables that the body reads, in its order: reading one that failed ends the program."""
+    """The variables that the body reads, in order: reading a failed one ends the program."""
     for variable in traced.reads:
         for part in _parts(variable):
             source = traced.sources.get(part)
@@ -110,7 +110,7 @@ def _parts(variable: Variable) -> Iterator[Variable]:
 
 
 class _Result:
-    """What the body returned in the trace, with what a run has found."""
+    """The body's return value: that of the trace, with a run's results in place of symbolic values."""
 
     def __init__(self, traced: Traced, execution: Execution, row: Row) -> None:
         self._traced, self._played, self._row = traced, execution, row

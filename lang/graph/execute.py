@@ -1,4 +1,4 @@
-"""Runs a graph: its nodes become the steps of branches, all of them submitted before the first one begins."""
+"""Runs a graph: all nodes are submitted to branches as steps before the first step begins."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Row = Mapping[str, str]
 
 @dataclass
 class Execution:
-    """A graph that runs."""
+    """A running graph: its branches by number, and its variables."""
 
     branches: dict[int, Branch]
     outcomes: dict[int, Variable] = field(default_factory=dict)
-    """Of the nodes that have one, by their place in the graph."""
+    """Variables by the index of their node in the graph."""
 
     @property
     def failed(self) -> bool:
@@ -46,11 +46,13 @@ def execute(
 ) -> Execution:
     """Submit the nodes of `made` to `root`, which is idle. Returns at once.
 
-    `steps` take the place of nodes where their Python types and functions are at hand, `lines` say where
-    nodes were written, and `values` are variables to set: before which node, of which branch, name, value.
+    Args:
+        steps: Node index → step, which has the Python types and functions that a node lacks.
+        lines: Node index → source line.
+        values: Variables that the program sets: (index of the next node, branch, name, value).
     """
     if root.run.options.get("n", 1) != 1:
-        raise InvalidRequest("A graph has one output where its gen says nothing of n.", field="n")
+        raise InvalidRequest("A graph has one output for each gen that does not set n.", field="n")
     submitter = _Submitter(Execution({0: root}), row, steps or {}, lines or {})
     waiting = list(values)
     with root.held():
@@ -65,7 +67,8 @@ def execute(
 
 
 def place_of(call: Call | None) -> str:
-    """Which call of its program it is, as places below each other: the same in every run of a graph."""
+    """The path of child indices from the program to `call`, such as ``0.2``: the same in every run of a
+    graph."""
     places: list[str] = []
     while call is not None and call.parent is not None:
         places.append(str(call.parent.children.index(call)))

@@ -1,4 +1,4 @@
-"""Steps noted as the nodes of a graph instead of being run: the branches of a program that is traced."""
+"""Tracing: a traced program's branches add their steps to a graph instead of running them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class Submitted(NamedTuple):
 
 
 class GraphBuilder(Run):
-    """The run of a traced program, on no backend: what has been noted of it."""
+    """The run of a traced program, without a backend: the graph so far, and what tracing learned beside
+    it."""
 
     def __init__(self, name: str) -> None:
         self.branches = 0
@@ -66,15 +67,15 @@ class GraphBuilder(Run):
         self.submitted: list[Submitted] = []
         """The steps before the first refusal, of all branches, in the order of the program."""
         self.refused: NotConcrete | None = None
-        """The first refusal, also where the program caught it."""
+        """The first refusal, even if the program caught it."""
         self.known = 0
-        """How many nodes there were then."""
+        """Number of nodes at the first refusal."""
 
     def branch(self, call: Call) -> RecordedBranch:
         return RecordedBranch(self, call)
 
     def argument(self, name: str) -> SymbolicText:
-        """What stands for an argument that is given only when the graph is run."""
+        """A placeholder for an argument that is given only when the graph runs."""
         variable = Variable(name)
         self.sources[variable] = graph.Argument(name=name)
         remedy = f"Give it when compiling: compile({name}=...)."
@@ -82,24 +83,23 @@ class GraphBuilder(Run):
 
     def refuse(self, error: NotConcrete) -> None:
         if self.body_done.is_open:
-            raise ProgramError(
-                error.message
-            )  # a function of the program is called in a run, and still has it
+            # A function that the program defined is called in a run, and still holds a symbolic value.
+            raise ProgramError(error.message)
         if self.refused is None:
             self.refused, self.known = error, len(self.nodes)
 
     def caught(self) -> None:
-        """Called where the program catches an exception, which may be there only because it is traced."""
+        """Called where the program catches an exception: tracing itself may have caused it."""
         self.refuse_node("The program catches an exception, which a graph cannot do.")
 
     def refuse_node(self, message: str) -> NoReturn:
-        """Raise `NotKnown` for what no graph can do."""
+        """Raise `NotConcrete` for an operation that no graph has."""
         error = NotConcrete(message, BY_STEPS)
         self.refuse(error)
         raise error
 
     def add(self, node: graph.AnyNode, line: str | None = None) -> int:
-        """Append a node; its place."""
+        """Append a node; returns its index."""
         place = len(self.nodes)
         if line is not None:
             self.lines[place] = line
@@ -107,7 +107,7 @@ class GraphBuilder(Run):
         return place
 
     def value_of(self, step: Outcome, variable: Variable) -> Any:
-        """What the program gets when it reads the variable of `step`."""
+        """The symbolic value that the program gets when it reads the variable of `step`."""
         kind = type(step).__name__.lower()
         what = f"The result of {kind} {step.name!r}" if step.name else f"The result of a {kind}"
 
@@ -122,14 +122,14 @@ class GraphBuilder(Run):
 
 
 def _is_text(step: Gen) -> bool:
-    """The value is the very text that was generated."""
+    """The value is the generated text itself."""
     if get_origin(step.kind) is Literal:
         return all(type(value) is str for value in get_args(step.kind))
     return step.parse in (None, str)
 
 
 class RecordedBranch(Branch):
-    """Notes the steps that are appended to it."""
+    """A branch that adds its steps to the graph."""
 
     def __init__(self, builder: GraphBuilder, call: Call, parent: Branch | None = None) -> None:
         super().__init__(builder, call, parent)
@@ -172,14 +172,14 @@ def _numbers(branches: Sequence[Branch]) -> tuple[int, ...]:
 
 
 class Done:
-    """What steps that wait return where they are only noted."""
+    """The awaitable that steps return while tracing: done at once."""
 
     def __await__(self) -> Generator[Any, None, None]:
         yield from ()
 
 
 class Recorder:
-    """Notes each step of one branch as a node; a `ramify.lang.program.nodes.Visitor`."""
+    """Adds each step of one branch as a node; a `ramify.lang.program.nodes.Visitor`."""
 
     def __init__(self, branch: RecordedBranch) -> None:
         self._number, self._builder = branch.number, branch.builder
@@ -200,7 +200,7 @@ class Recorder:
         return graph.Argument(name=source.name, then=part.then)
 
     def _append(self, parts: Sequence[str | Source]) -> None:
-        """Note text; right behind other text of the branch it is one node with it."""
+        """Add text, merged with a text node of the same branch right before."""
         nodes = self._builder.nodes
         last = nodes[-1] if nodes else None
         if isinstance(last, graph.Text) and last.branch == self._number:
@@ -224,7 +224,7 @@ class Recorder:
     def gen(self, node: Gen, variable: Variable) -> Awaitable[None]:
         cells = getattr(node.validate, "__closure__", None) or ()
         if any(issubclass(type(_inside(cell)), Symbolic | ProgramState) for cell in cells):
-            self._builder.refuse_node("validate uses what is not known before the program runs.")
+            self._builder.refuse_node("validate uses a value that is not known before the program runs.")
         made = graph.Gen(
             branch=self._number,
             name=node.name,
@@ -266,14 +266,14 @@ class Recorder:
         return Done()
 
     def describe_tools(self, node: DescribeTools) -> None:
-        self._builder.refuse_node("A turn that tells of tools has no place in a graph.")
+        self._builder.refuse_node("A graph cannot describe tools to the model.")
 
     def call_tools(self, node: CallTools, variable: Variable) -> Awaitable[None]:
         self._builder.refuse_node("call_tools runs functions of this process.")
 
 
 def _inside(cell: CellType) -> object:
-    """What a closure holds; None where it holds nothing yet."""
+    """The value of a closure cell; None while it is empty."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -281,7 +281,7 @@ def _inside(cell: CellType) -> object:
 
 
 def _tied(parts: Sequence[str | Source]) -> tuple[str | Source, ...]:
-    """`parts` with neighbouring strings in one, and without empty ones."""
+    """`parts` with adjacent strings merged and empty ones dropped."""
     tied: list[str | Source] = []
     for part in parts:
         if isinstance(part, str) and tied and isinstance(tied[-1], str):
@@ -305,7 +305,7 @@ NO_MODEL = ModelInfo(
 
 
 class _Nowhere:
-    """The backend of a run that sends nothing."""
+    """A backend that refuses to generate."""
 
     async def info(self) -> ModelInfo:
         return NO_MODEL

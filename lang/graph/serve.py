@@ -1,4 +1,4 @@
-"""Runs graphs for somebody else, as a server does, and tells what comes of their nodes."""
+"""Runs graphs on behalf of a client, as a server does, and emits events about their progress."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from ramify.messages import Generate, ModelInfo, TextChunk
 logger = logging.getLogger(__name__)
 
 Events = Literal["nodes", "requests", "chunks"]
-"""What is told while a graph runs: results of nodes; or what each request was answered with, when it has
-ended or as it comes."""
+"""The events of a run: the result of each node; or the chunks of each request, when it has ended (requests)
+or as they come (chunks)."""
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -43,9 +43,9 @@ class Job:
 
 
 async def run_row(job: Job, row: Row, emit: Emit) -> dict[str, Any]:
-    """Run the graph once in this event loop; returns what came of it. Cancelling it ends its requests.
+    """Run the graph once in this event loop, calling `emit` with each event.
 
-    `tell` is given each event as it comes.
+    Returns the summary of the row. Cancelling the coroutine cancels the requests.
     """
     nodes = job.events == "nodes"
     backend = job.backend if nodes else _Emitting(job, emit)
@@ -63,7 +63,7 @@ async def run_row(job: Job, row: Row, emit: Emit) -> dict[str, Any]:
 
             variable.gate.on_open(done)
     try:
-        # A task of its own: it begins after those that `play` has asked for.
+        # A task of its own: it begins after the tasks that `execute` has started.
         await asyncio.create_task(run.finish())
     finally:
         await asyncio.shield(run.cancel())
@@ -76,7 +76,7 @@ async def run_row(job: Job, row: Row, emit: Emit) -> dict[str, Any]:
 
 
 def _node(graph: Graph, place: int, variable: Variable) -> dict[str, Any]:
-    """What came of one node."""
+    """The event about one node that has ended."""
     node = graph.nodes[place]
     assert isinstance(node, Gen | Select | ScopeEnd)
     event: dict[str, Any] = {"node": place, "branch": node.branch, "name": node.name}
@@ -103,7 +103,7 @@ def _summary(run: Run, results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def problem_of(error: RamifyError) -> RamifyError:
-    """A failed step as the error that caused it, with the words that say which step it was."""
+    """The error that caused a step to fail, with the message that names the step."""
     cause: BaseException | None = error
     while cause is not None and not (isinstance(cause, RamifyError) and cause.code != error.code):
         cause = cause.__cause__
@@ -113,7 +113,7 @@ def problem_of(error: RamifyError) -> RamifyError:
 
 
 class _Emitting:
-    """The backend of a job, with every answer told: ``{"request": place, "chunks": […]}``."""
+    """The backend of a job; emits ``{"request": place, "chunks": […]}`` for the answers."""
 
     def __init__(self, job: Job, emit: Emit) -> None:
         self._backend, self._emit = job.backend, emit
@@ -145,4 +145,4 @@ class _Emitting:
         await self._backend.end_program(program)
 
     async def aclose(self) -> None:
-        """The backend is closed by whoever opened it."""
+        """Does nothing: the caller who opened the backend closes it."""

@@ -1,7 +1,7 @@
-"""What a program holds while it is traced, in place of what only a run can tell.
+"""Symbolic values: placeholders, in a traced program, for results and arguments that only a run has.
 
-Text can be put together and appended, and so can fields of typed results. Whatever else Python asks is
-refused, as a program that goes by the answer has a control flow that no graph has.
+Symbolic text can be concatenated and appended, and fields of typed results can be read. Every other operation
+raises `NotConcrete`: a program that depends on its outcome has a control flow that no graph has.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ramify.lang.typed.shape import Shape, shape_of
 
 
 class NotConcrete(BaseException):
-    """Refuses a question about something unknown. No `Exception`, so that programs do not catch it."""
+    """An operation needs the value of a symbol. Not an `Exception`, so that programs do not catch it."""
 
     def __init__(self, message: str, remedy: str) -> None:
         super().__init__(message)
@@ -25,25 +25,25 @@ class NotConcrete(BaseException):
 
 @dataclass(frozen=True)
 class About:
-    """What a refusal says of an unknown value."""
+    """How errors describe a symbolic value."""
 
     what: str
-    """Its name for people."""
+    """The name shown in messages."""
     remedy: str
-    """What a program that needs it can do."""
+    """What to do about the error."""
     report: Callable[[NotConcrete], None]
-    """Is told of every refusal."""
+    """Called with every error before it is raised."""
 
 
 class Symbolic:
-    """A value that is not there yet."""
+    """A value that only a run has."""
 
     def __init__(self, about: About) -> None:
         self._about = about
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """What `isinstance` looks at, when the type itself did not answer it."""
+        """`isinstance` reads it when `type` alone does not decide."""
         refuse(self, "its type")
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -51,7 +51,7 @@ class Symbolic:
 
 
 def refuse(unknown: Symbolic, question: str) -> NoReturn:
-    """Raise `NotKnown`: the program asks for `question`."""
+    """Raise `NotConcrete`: the program asks `question` of a symbol."""
     about = unknown._about
     error = NotConcrete(
         f"{about.what} is not known before the program runs, and this line asks for {question}.",
@@ -76,7 +76,7 @@ QUESTIONS = {
     ),
     "a call of it": ("call", "await", "enter", "aenter", "aiter"),
 }
-"""What is asked for → the special methods that ask for it."""
+"""A question, as messages name it → the special methods that ask it."""
 
 
 def _refusing(question: str) -> Callable[..., NoReturn]:
@@ -89,7 +89,7 @@ for _question, _names in QUESTIONS.items():
 
 
 class SymbolicText(Symbolic, Node):
-    """Text, some parts of which are not there yet. It can be put behind and before other text."""
+    """Text with symbolic parts. It can be concatenated with other text."""
 
     def __init__(self, about: About, parts: Sequence[str | Outcoming]) -> None:
         self.__dict__.update(_about=about, parts=tuple(parts))
@@ -106,7 +106,7 @@ class SymbolicText(Symbolic, Node):
         return self._with(other, self) if _is_text(other) else Node.__radd__(self, other)
 
     def __getattr__(self, name: str) -> Any:
-        """The methods that a graph can note, of a text that is a single result or argument."""
+        """The methods of `str` in `Change`, for text that is a single result or argument."""
         part = self.parts[0] if len(self.parts) == 1 else None
         if name not in get_args(Change) or part is None or isinstance(part, str):
             refuse(self, f"its {name}")
@@ -127,13 +127,13 @@ class SymbolicText(Symbolic, Node):
 
 
 class SymbolicValue(Symbolic):
-    """A result that is no text, or a part of one.
+    """A typed result, or a part of one.
 
-    It can be returned. Its fields can be read where every value of its type has them, and a text, a number
-    or a truth value among them can be put into text.
+    It can be returned. Fields that every value of its type has can be read; a field that is a str, int, float
+    or bool can be put into text.
     """
 
-    # A field of the result may have any name: what is kept here begins with an underscore.
+    # A field of the result may have any name, so attributes of this class begin with an underscore.
     def __init__(self, about: About, source: Outcoming, kind: Any = None, shape: Shape | None = None) -> None:
         super().__init__(about)
         self._source, self._kind, self._shape = source, kind, shape
@@ -147,7 +147,7 @@ class SymbolicValue(Symbolic):
         return self._part(key, None if shape is None else shape.item(key), "its items")
 
     def as_text(self) -> SymbolicText | None:
-        """What `str` makes of it; None where only the value itself can tell."""
+        """The value as `str` would give it; None for types other than str, int, float and bool."""
         shape = self._of_type()
         scalar = None if shape is None else shape.scalar
         if scalar is None:
@@ -171,14 +171,14 @@ def _is_text(value: object) -> bool:
     return issubclass(type(value), str | SymbolicText)
 
 
-# --- what `ramify.lang.graph.rewrite` puts in the place of Python's own --------------------------------
+# --- what `ramify.lang.graph.rewrite` calls instead of Python's own --------------------------------
 
 
 CONVERSIONS: dict[str, Callable[[Any], str]] = {"s": str, "r": repr, "a": ascii}
 
 
 def piece(value: Any, conversion: str, spec: Any) -> Any:
-    """One piece of an f-string: a string, or text that is not there yet."""
+    """One piece of an f-string: a string or symbolic text."""
     if conversion in ("", "s") and type(spec) is str and not spec:
         value = _text_of(value)
         if type(value) is SymbolicText:
@@ -189,7 +189,7 @@ def piece(value: Any, conversion: str, spec: Any) -> Any:
 
 
 def _text_of(value: Any) -> Any:
-    """A value of a result as its text, where that is certain; else as it is."""
+    """The symbolic text of a scalar symbolic value; other values unchanged."""
     text = value.as_text() if type(value) is SymbolicValue else None
     return value if text is None else text
 

@@ -1,4 +1,5 @@
-"""From a program to its graph: the body is called once, on a state that notes its steps and runs none."""
+"""Symbolic tracing: a program's body is called once, on a state that adds its steps to a graph and runs
+none."""
 
 from __future__ import annotations
 
@@ -20,41 +21,41 @@ from ramify.lang.program.variables import Variable
 
 @dataclass(frozen=True)
 class Traced:
-    """A program as a graph, and what of it only this process has."""
+    """A program as a graph, with the Python objects that a graph cannot hold."""
 
     graph: graph.Graph
     lines: dict[int, str]
-    """Where in the source a node was written, by the node's place in the graph."""
+    """Node index → source line."""
     steps: dict[int, Gen | Select]
-    """Its gens and selects as they were written, with their Python types and functions."""
+    """Node index → the gen or select as written, with its Python types and functions."""
     values: list[tuple[int, int, str, Any]]
-    """Variables that the program set itself: before which node, of which branch, name, value."""
+    """Variables that the program set: (index of the next node, branch, name, value)."""
     reads: list[Variable]
-    """What the program read, in its order."""
+    """The variables that the program read, in order."""
     sources: dict[Variable, Source]
-    """What the variables of the trace stand for."""
+    """Variable of the trace → the argument or node that it stands for."""
     returned: Any
-    """What the body returned, in terms of these variables."""
+    """The return value of the body, which may hold symbolic values."""
 
 
 @dataclass(frozen=True)
 class GraphPrefix:
-    """A program up to the first question that only a run can answer."""
+    """The steps of a program before the first one that depends on a result."""
 
     graph: graph.Graph | None
-    """Its calls before that; None where there are none."""
+    """The graph of these steps; None where they contain no call."""
     steps: dict[int, Gen | Select]
-    """As those of `Traced`."""
+    """As in `Traced`."""
     submitted: list[Submitted]
-    """Its steps as the body appended them."""
+    """The steps as the body appended them."""
     error: CompileError
-    """Why it has no whole graph."""
+    """The reason why the program has no whole graph."""
 
 
 def trace(body: Callable[..., Any], arguments: inspect.BoundArguments, unknown: Sequence[str]) -> Traced:
-    """The graph of `body`, called once with `arguments` and those in `unknown`, which every run will give.
+    """The graph of `body`, called once with `arguments`; those named in `unknown` are given by each run.
 
-    Raises `CompileError`, with the line, where its control flow asks for what only a run can tell.
+    Raises `CompileError`, with the line, where its control flow depends on a result or on such an argument.
     """
     traced = trace_prefix(body, arguments, unknown)
     if isinstance(traced, GraphPrefix):
@@ -65,7 +66,7 @@ def trace(body: Callable[..., Any], arguments: inspect.BoundArguments, unknown: 
 def trace_prefix(
     body: Callable[..., Any], arguments: inspect.BoundArguments, unknown: Sequence[str] = ()
 ) -> Traced | GraphPrefix:
-    """`trace`, or what comes before the line where it would raise."""
+    """`trace`, or the steps before the line where `trace` would raise."""
     builder = GraphBuilder(body.__name__)
     arguments.arguments.update((name, builder.argument(name)) for name in unknown)
     try:
@@ -89,7 +90,7 @@ def _prefix_of(builder: GraphBuilder, code: CodeType, error: BaseException) -> G
     refused.__cause__ = error
     known = [place for place in builder.steps if place < builder.known]
     made: graph.Graph | None = None
-    # What the body did beside its steps before an exception of its own is not known.
+    # After an exception of the body's own, side effects outside its steps are unknown: no prefix.
     if known and builder.refused is not None:
         made = graph.Graph(name=code.co_name, nodes=tuple(builder.nodes[: max(known) + 1]))
     return GraphPrefix(made, builder.steps, builder.submitted, refused)
@@ -98,7 +99,7 @@ def _prefix_of(builder: GraphBuilder, code: CodeType, error: BaseException) -> G
 def _call(
     body: Callable[..., Any], state: TracedState, arguments: inspect.BoundArguments, builder: GraphBuilder
 ) -> Any:
-    """What the body returns. A coroutine is run as long as it waits for its own steps alone."""
+    """The return value of the body. A coroutine may wait for its own steps only, which are done at once."""
     result = body(state, *arguments.args, **arguments.kwargs)
     if type(result) is not CoroutineType:
         return result
@@ -112,11 +113,11 @@ def _call(
 
 
 PLAIN = (str, int, float, bool, bytes, type(None))
-"""Types in which nothing can be hidden that is not known."""
+"""Types that cannot contain symbolic values."""
 
 
 def _check_returned(value: Any, builder: GraphBuilder) -> None:
-    """Refuse to return what may hold results where nobody would find them."""
+    """Refuse a return value that may hide symbolic values: only lists, tuples and dicts are searched."""
     kind = type(value)
     if issubclass(kind, Symbolic | TracedState) or kind in PLAIN:
         return
@@ -130,7 +131,8 @@ def _check_returned(value: Any, builder: GraphBuilder) -> None:
 
 
 class TracedState(ProgramState):
-    """The state of a traced body. Results can be read, and are unknown; all else that waits is refused."""
+    """The state of a traced body. Reading a result gives a symbolic value; other waiting methods are
+    refused."""
 
     _branch: RecordedBranch
 
@@ -154,7 +156,7 @@ class TracedState(ProgramState):
 
 def _refused(name: str) -> Callable[..., NoReturn]:
     def refuse(self: TracedState, *args: Any, **kwargs: Any) -> NoReturn:
-        self._branch.builder.refuse_node(f"What {name} tells is not known before the program runs.")
+        self._branch.builder.refuse_node(f"The result of {name} is not known before the program runs.")
 
     return refuse
 
@@ -170,7 +172,7 @@ for _name in ("usage", "trace"):
 
 
 def _compile_error(error: BaseException, code: CodeType) -> CompileError:
-    """`error` as one that says at which line of the program it came up."""
+    """`error` as a `CompileError` that names the line of the program."""
     if isinstance(error, CompileError):
         return error
     line = _line_of(error.__traceback__, code) or f"{code.co_filename}:{code.co_firstlineno}"

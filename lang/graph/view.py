@@ -21,14 +21,14 @@ from ramify.graph import (
 )
 
 MAX_TEXT = 40
-"""Characters of a constant text that are shown."""
+"""Longest constant text that is shown whole, in characters."""
 
 MERMAID = str.maketrans({'"': "#quot;", "#": "#35;", "&": "#amp;", "<": "#lt;", ">": "#gt;"})
 """Escapes within a label of Mermaid."""
 
 
 class GraphView:
-    """A graph. Print it for its nodes, a line each, indented by branch."""
+    """A graph. ``print`` shows its nodes, a line each, indented by branch."""
 
     def __init__(self, graph: Graph, lines: Mapping[int, str] | None = None) -> None:
         self.graph = graph
@@ -91,7 +91,7 @@ class GraphView:
                     pending[node.branch] = {place: "-->"}
 
     def label(self, place: int) -> str:
-        """A node in a few words."""
+        """A short description of a node."""
         node = self.graph.nodes[place]
         match node:
             case Text():

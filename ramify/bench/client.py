@@ -1,4 +1,4 @@
-"""The client of a load test: it stamps what arrives with the time, and reads it off the clock."""
+"""The client of a load test. Chunks are stamped as they arrive and parsed later, off the measured path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ramify.lang.backends.http import HttpClient
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where requests go."""
+    """An endpoint under test."""
 
     name: str
     url: str
@@ -28,12 +28,13 @@ class Sample:
     """One request. Times in seconds on the client's clock."""
 
     due: float
-    """When it was to be sent: a client that is late must not make the server look quick."""
+    """When the request was due. Latencies count from here, so that a late client does not flatter the
+    server."""
     chunks: list[tuple[float, bytes]] = field(default_factory=list)
-    """What came, and when; empty once it was read."""
+    """(time of arrival, bytes); emptied by `read`."""
     end: float = 0.0
     stamps: list[float] = field(default_factory=list)
-    """When each piece of text came."""
+    """The arrival of each piece of text."""
     text: str = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -45,22 +46,22 @@ class Sample:
 
     @property
     def ttft_s(self) -> float:
-        """To the first text."""
+        """Time to the first text."""
         return self.stamps[0] - self.due
 
     @property
     def e2e_s(self) -> float:
-        """To the last byte."""
+        """Time to the last byte."""
         return self.end - self.due
 
     @property
     def itl_s(self) -> list[float]:
-        """Between one piece of text and the next; a piece may hold several tokens."""
+        """Inter-token latencies: times between pieces of text, each of one token or more."""
         return [after - before for before, after in zip(self.stamps, self.stamps[1:], strict=False)]
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first; None of a single one."""
+        """Time per output token after the first; None for fewer than two tokens."""
         if self.output_tokens < 2:
             return None
         return (self.stamps[-1] - self.stamps[0]) / (self.output_tokens - 1)
@@ -77,7 +78,8 @@ class LoadClient:
         self._http = HttpClient(endpoint.url, endpoint.api_key, timeout_s=timeout_s)
 
     async def send(self, path: str, body: Mapping[str, Any], due: float | None = None) -> Sample:
-        """One request, to its end; failures are in the sample."""
+        """Send one request and read its answer to the end. Failures are recorded in the sample, not
+        raised."""
         request = {
             "model": self.endpoint.model,
             "temperature": 0,
@@ -100,7 +102,7 @@ class LoadClient:
 
 
 def read(sample: Sample) -> Sample:
-    """Fill `sample` in from what arrived; done once, it does nothing more."""
+    """Parse the chunks of `sample` into its other fields, unless that was done before."""
     if sample.stamps or sample.error is not None:
         return sample
     rest = b""

@@ -24,19 +24,20 @@ COMPARED = {
     "e2e_p50": ("e2e_s", "p50"),
     "valid_per_s": ("valid_per_s",),
 }
-"""Where the figures are whose ratios are reported."""
+"""Figure whose ratio is reported → its path in a run's figures."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured."""
+    """A load test."""
 
     endpoints: Sequence[Endpoint]
-    """In one run all get the same prompts: two names of one server would share its cache."""
+    """Within a run all endpoints get the same prompts. Two names of one server would therefore share its
+    cache."""
     workloads: Sequence[str]
     sizes: Sizes
     rates: Sequence[float | None] = (None,)
-    """Requests a second; None sends as many at a time as the workload says."""
+    """Requests per second; None sends with the workload's concurrency."""
     runs: int = 1
     seed: str = "0"
     bounds: Mapping[str, float] = field(default_factory=dict)
@@ -69,7 +70,7 @@ class Series:
 
 
 def check_workloads(names: Sequence[str], prompts: bool) -> None:
-    """Raise `InvalidRequest` for a workload that is not there, or that lacks what it needs."""
+    """Raise `InvalidRequest` for an unknown workload, or one whose requirements are missing."""
     for name in names:
         if name not in WORKLOADS:
             raise InvalidRequest(f"--workload {name!r} is none of {', '.join(WORKLOADS)}.", field="workload")
@@ -84,7 +85,7 @@ def check_workloads(names: Sequence[str], prompts: bool) -> None:
 
 
 async def run(plan: Plan, emit: Callable[[dict[str, Any]], None]) -> list[Series]:
-    """Carry `plan` out; `tell` is given each run's line as it is measured.
+    """Carry `plan` out; `emit` is called with the line of each run as it is measured.
 
     Raises `BackendError` where no request succeeds.
     """
@@ -116,7 +117,7 @@ async def run(plan: Plan, emit: Callable[[dict[str, Any]], None]) -> list[Series
 async def _turns(
     plan: Plan, clients: Sequence[LoadClient]
 ) -> AsyncIterator[tuple[str, float | None, int, LoadClient]]:
-    """Every repetition on every endpoint, which alternate, each going first as often as the other."""
+    """Every repetition on every endpoint, in alternating order (A B, B A, …), so that drift cancels out."""
     for workload in plan.workloads:
         for rate in plan.rates:
             for number in range(plan.runs):
@@ -125,7 +126,7 @@ async def _turns(
 
 
 async def _warm_up(client: LoadClient) -> None:
-    """Two short requests that are not measured: connections, and what a server does at its first request."""
+    """Send two short requests that are not measured: they open connections and warm the server up."""
     for number in range(2):
         body = {"prompt": words(16, client.endpoint.name, number), "max_tokens": 8}
         sample = read(await client.send(COMPLETIONS, body))
@@ -134,7 +135,7 @@ async def _warm_up(client: LoadClient) -> None:
 
 
 def ratios(series: Sequence[Series]) -> list[dict[str, Any]]:
-    """The first endpoint against the second, per phase and rate: medians of the ratios of paired runs."""
+    """First endpoint over second, per phase and rate: the median of the ratios of paired runs."""
     lines = []
     names = list(dict.fromkeys(one.endpoint for one in series))
     if len(names) != 2:

@@ -1,1 +1,1 @@
-"""Pages that need nothing else: what the trace, the load test and the live page share."""
+"""What the trace report, the load-test report and the dashboard share: templates, styles, scripts."""

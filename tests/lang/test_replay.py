@@ -92,7 +92,7 @@ def test_another_prompt_is_refused_with_the_place(recorded):
         essay.run("bees", backend=ReplayBackend(path))["draft"]
     assert isinstance(raised.value.__cause__, NotRecorded)
     message = str(raised.value.__cause__)
-    assert message.startswith(f"essay/gen draft is not in {path}. The most similar is request 0 (essay/gen draft)")
+    assert message.startswith(f"essay/gen draft is not in {path}. The most similar is request 0 (essay")
     assert r"user\nWrite about ': it" in message
     assert "it continues with 'bees." in message
     assert "recorded was 'trees." in message
