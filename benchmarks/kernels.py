@@ -113,7 +113,7 @@ def main() -> int:
             rows.append(measure(case, timer, bandwidth, flops, args.seconds))
             print(line(rows[-1]), flush=True)
             torch.cuda.empty_cache()
-            if args.json:  # after every case: whoever stops this keeps what was measured
+            if args.json:  # after every case, so that an interrupted run keeps its figures
                 found = {**facts, "bandwidth": bandwidth, "flops": flops, "rows": rows}
                 args.json.write_text(json.dumps(found, indent=1))
     return 0

@@ -1,4 +1,4 @@
-"""What a pass must read and compute at the least, and what a device reads and computes at the most."""
+"""Rooflines: the least that a pass reads and computes, and the most that a device does per second."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def weight_bytes(model: Model) -> int:
 
 
 def kv_bytes(config: ModelConfig, positions: int, dtype: torch.dtype) -> int:
-    """Bytes of the keys and values of so many positions, in all layers."""
+    """Bytes of the keys and values of `positions` positions, in all layers."""
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize * positions
 
 
