@@ -1,4 +1,4 @@
-"""The HTTP client under the backends: connections that are kept, lost and let go; TLS, proxies, garbage."""
+"""The HTTP client of the backends: kept and lost connections, cancellation, TLS, proxies, bad answers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_request_on_a_connection_that_was_closed_meanwhile_is_sent_again():
     assert server.connections == 3
 
 
-def test_a_server_that_is_gone_is_told_plainly_and_found_again():
+def test_a_lost_server_is_an_error_until_it_is_back():
     answers = iter([whole(b"1"), None, None, whole(b"2")])
 
     async def use(client: HttpClient) -> int:
@@ -152,7 +152,7 @@ def test_the_last_bytes_of_a_stream_are_not_waited_for(monkeypatch):
         (whole(b'data: "\xff"\n'), "answered something else"),
     ],
 )
-def test_garbage_is_told_plainly(reply, message):
+def test_bad_answers_are_backend_errors(reply, message):
     async def use(client: HttpClient) -> None:
         with pytest.raises(BackendError, match=message):
             await events_of(client)
@@ -161,7 +161,7 @@ def test_garbage_is_told_plainly(reply, message):
         on_client(server.url, use)
 
 
-def test_what_the_protocol_allows_is_understood():
+def test_interim_answers_pipelined_bytes_and_old_versions_are_handled():
     replies = [
         b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n" + whole(b"1"),
         whole(b"2", "connection: close\r\n"),
@@ -224,7 +224,7 @@ def test_a_proxy_of_another_kind_is_refused(scheme, monkeypatch):
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "http://x:port", "http://[::1"])
-def test_what_is_no_url_is_refused(url):
+def test_bad_urls_are_refused(url):
     with pytest.raises(InvalidRequest, match="is not a URL of a server"):
         rm.get_server_info(rm.RuntimeEndpoint(url))
 
@@ -282,7 +282,7 @@ elif how == "fork":
 
 
 @pytest.mark.parametrize("how", ["exit", "collected", "stream", "loops", "own loop", "fork"])
-def test_nothing_is_heard_of_a_client_that_nobody_closes(how):
+def test_an_unclosed_client_writes_nothing_to_standard_error(how):
     if how == "fork" and not hasattr(os, "fork"):
         pytest.skip("needs fork")
     expected = {"loops": "one\none\n", "own loop": "\n\n", "fork": "one\none\none\n"}
