@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import argparse
 import functools
-import math
-import time
 from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 
+from benchmarks.timing import fastest
 from ramify.kernels.cpu.attention import last_plan, paged_attention
 from ramify.kernels.registry import ops
 
@@ -31,26 +30,8 @@ BRANCHES, SHARED, SUFFIXES = (8, 32, 64), (512, 1536, 4096, 8192), (16, 64, 256)
 PREFILLS = [(512, 0), (512, 1500), (64, 1500), (2048, 0)]
 
 
-def best(call: Callable[[], object], seconds: float = 0.4) -> float:
-    """Seconds of the fastest call."""
-    call()
-    fastest, ends = math.inf, time.perf_counter() + seconds
-    while time.perf_counter() < ends:
-        began = time.perf_counter()
-        call()
-        fastest = min(fastest, time.perf_counter() - began)
-    return fastest
-
-
-def in_turn(calls: list[Callable[[], object]], seconds: float = 0.5) -> list[float]:
-    """Seconds of each one's fastest call."""
-    fastest, ends = [math.inf] * len(calls), time.perf_counter() + seconds
-    while time.perf_counter() < ends:
-        for place, call in enumerate(calls):
-            began = time.perf_counter()
-            call()
-            fastest[place] = min(fastest[place], time.perf_counter() - began)
-    return fastest
+def best(call: Callable[[], object]) -> float:
+    return fastest([call], 0.4)[0]
 
 
 def ceilings() -> tuple[float, float]:
@@ -168,9 +149,8 @@ def cascades(args: argparse.Namespace) -> None:
                 lengths = (branches, 1, shared + suffix)
                 case = Case(lengths, tuple(args.heads), args.head_dim, args)
                 case.share(shared)
-                flat, cascade = in_turn(
-                    [case.paged(functools.partial(paged_attention, cascade=on)) for on in (False, True)]
-                )
+                calls = [case.paged(functools.partial(paged_attention, cascade=on)) for on in (False, True)]
+                flat, cascade = fastest(calls, 0.25)
                 rows = last_plan()["cascade_rows"]
                 columns.append(
                     f"+ {suffix}: {flat * 1e6:.0f}, {cascade * 1e6:.0f} ({flat / cascade:.2f}x) {rows}"

@@ -6,7 +6,7 @@ Measures two ceilings first: the bandwidth of a large copy (read plus written) a
 product in the model's dtype. Then, through a real scheduler:
 
 decode     tokens/s at several batch sizes; the roofline is the time in which a copy would move the weights
-           and the KV of a step. `host` is what of a step's time is not the device's, also as a share of it.
+           and the KV of a step. `host` is a step's time less the device's time, also as a share.
 prefill    tokens/s of one long prompt in chunks; the roofline is the time of as many operations in products.
 cascade    a step of many branches over one prefix with cascade on and off.
 
@@ -121,7 +121,7 @@ def measure(args: argparse.Namespace, shape: Path, facts: Row) -> None:
     def show(row: Row) -> None:
         rows.append(row)
         print(line(row), flush=True)
-        if args.json:  # after every row: whoever stops this keeps what was measured
+        if args.json:  # after every row, so that an interrupted run keeps its figures
             args.json.write_text(json.dumps({**facts, "rows": rows}, indent=1))
 
     engine = LocalEngine(shape, engine_config(args))

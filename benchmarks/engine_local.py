@@ -122,7 +122,7 @@ class LocalEngine:
         return Step(wall, device)
 
     def prefill(self, tokens: int) -> float:
-        """Seconds from a prompt of so many unknown tokens to its first token."""
+        """Time to first token of a prompt of `tokens` uncached tokens, in seconds."""
         self._submit(self.prompt(tokens), 1)
         self._wait()
         began = time.perf_counter()

@@ -97,7 +97,7 @@ def main() -> int:
         print("benchmarks.kernels needs a CUDA device: torch.cuda.is_available() is False.", file=sys.stderr)
         return 2
     from benchmarks.gpu_timing import Timer, ceilings
-    from benchmarks.kernel_cases.base import cases
+    from tests.kernels.kernel_cases.base import cases
 
     torch.manual_seed(0)
     timer = Timer()
@@ -113,7 +113,7 @@ def main() -> int:
             rows.append(measure(case, timer, bandwidth, flops, args.seconds))
             print(line(rows[-1]), flush=True)
             torch.cuda.empty_cache()
-            if args.json:  # after every case: whoever stops this keeps what was measured
+            if args.json:  # after every case, so that an interrupted run keeps its figures
                 found = {**facts, "bandwidth": bandwidth, "flops": flops, "rows": rows}
                 args.json.write_text(json.dumps(found, indent=1))
     return 0

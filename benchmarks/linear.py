@@ -14,8 +14,7 @@ with an offset.
 from __future__ import annotations
 
 import argparse
-import math
-import time
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -23,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.timing import fastest
 from ramify.kernels.packed import PackedWeight, Rows, pack, quantised
 from ramify.kernels.registry import Linear, ops
 from ramify.runtime.config import DEFAULT_MODEL
@@ -38,19 +38,9 @@ Contender = tuple[str, int, Callable[[int], object]]
 
 
 def best(contenders: list[Contender], copies: int, seconds: float) -> list[float]:
-    """Seconds of each one's fastest call; they take turns of three calls."""
-    fastest = [math.inf] * len(contenders)
-    ends, index = time.perf_counter() + seconds * len(contenders), 0
-    for _, _, call in contenders:
-        call(0)
-    while time.perf_counter() < ends:
-        for place, (_, _, call) in enumerate(contenders):
-            for _ in range(3):
-                index = (index + 1) % copies
-                began = time.perf_counter()
-                call(index)
-                fastest[place] = min(fastest[place], time.perf_counter() - began)
-    return fastest
+    """Seconds of each one's fastest product; copies of the weights are taken in turn."""
+    copy = itertools.cycle(range(copies))
+    return fastest([lambda call=call: call(next(copy)) for _, _, call in contenders], seconds, repeat=3)
 
 
 def shapes(config: ModelConfig) -> Iterator[tuple[str, int, int, bool, int]]:

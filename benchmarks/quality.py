@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import argparse
 import math
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.quality_text import PROMPTS, TEXT
 from ramify.kernels.registry import ops
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.executor.batch import Extension, pack
@@ -34,6 +34,26 @@ from ramify.runtime.model.quantization import Quantization
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 
 PAGE_SIZE = 16
+TEXT = Path(__file__).with_name("quality.txt")
+"""Prose, instructions, talk and code, written for this benchmark."""
+PROMPTS = (
+    "The capital of France is",
+    "Once upon a time, in a village by the sea,",
+    "def fibonacci(n):\n",
+    "The three laws of thermodynamics state that",
+    "Dear Sir or Madam, I am writing to",
+    "To make a cup of tea, first",
+    "The difference between a virus and a bacterium is",
+    "In 1969, astronauts",
+    "Q: What is 17 plus 25?\nA:",
+    "Here is a list of five fruits:\n1.",
+    "The most important invention of the nineteenth century was",
+    "Photosynthesis is the process by which",
+    "SELECT name, age FROM users WHERE",
+    "My favourite season is autumn, because",
+    "Water boils at",
+    "A good teacher should",
+)
 
 
 class Sequence:
@@ -107,7 +127,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     files = resolve(args.model)
     tokenizer = load_tokenizer(files.tokenizer)
-    ids = np.array(tokenizer(TEXT).input_ids)
+    ids = np.array(tokenizer(TEXT.read_text(encoding="utf-8")).input_ids)
     prompts = [tokenizer(prompt).input_ids for prompt in PROMPTS]
     reference = Sequence(files, "none", torch.float32, packed=False)
     exact = reference.text(ids, 256)

@@ -1,13 +1,11 @@
-"""What a pass must read and compute at the least, and what a device reads and computes at the most."""
+"""Rooflines: the least that a pass reads and computes, and the most that a device does per second."""
 
 from __future__ import annotations
-
-import time
-from collections.abc import Callable
 
 import torch
 from torch import nn
 
+from benchmarks.timing import fastest
 from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import Linear
@@ -28,7 +26,7 @@ def weight_bytes(model: Model) -> int:
 
 
 def kv_bytes(config: ModelConfig, positions: int, dtype: torch.dtype) -> int:
-    """Bytes of the keys and values of so many positions, in all layers."""
+    """Bytes of the keys and values of `positions` positions, in all layers."""
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize * positions
 
 
@@ -56,18 +54,8 @@ def ceilings(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
     source = torch.zeros(CPU_COPY_BYTES, dtype=torch.int8)
     target = torch.ones_like(source)
     a = torch.randn(CPU_PRODUCT, CPU_PRODUCT).to(dtype)
-    copy = _best(lambda: target.copy_(source))
-    product = _best(lambda: a @ a)
+    copy, product = fastest([lambda: target.copy_(source), lambda: a @ a], 0.1)
     return 2 * CPU_COPY_BYTES / copy, 2 * CPU_PRODUCT**3 / product
-
-
-def _best(call: Callable[[], object], times: int = 5) -> float:
-    taken = []
-    for _ in range(times):
-        began = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - began)
-    return min(taken)
 
 
 def _size(tensor: torch.Tensor | nn.Parameter) -> int:

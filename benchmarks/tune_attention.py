@@ -16,9 +16,9 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.gpu_timing import Timer
-from benchmarks.kernel_cases.attention import Inputs, Lengths, Model
 from ramify.kernels.triton.attention import plan_attention, plan_shape, run_plan
 from ramify.kernels.triton.plan.attention_config import Tile, device_of, tiles
+from tests.kernels.kernel_cases.attention import Inputs, Lengths, Model
 
 CASES = {16: Lengths(1, (4096,) * 64), 64: Lengths(16, (8192,) * 8), 128: Lengths(8192, (8192,))}
 """By rows of the tile: a decode, short chunks over a long prefix, a prefill."""

@@ -6,15 +6,15 @@ The body:
 - ``arguments``: one object of texts, or ``rows``: a list of them. Without either the graph runs once.
 - ``sampling_params``: fields of `ramify.sampling_params.SamplingParams` (or SGLang's spellings) for every gen
   that does not set its own.
-- ``cache_scope``: as of /generate.
+- ``cache_scope``: as in ``POST /generate``.
 - ``stream``: answer with server-sent events, ended by ``[DONE]``.
 - ``events``, with ``stream``: ``nodes`` (the default) sends ``{row, node, branch, name, value, usage,
   finish_reason}`` for each gen, select and scope as it ends. ``requests`` sends ``{row, request, chunks}``
-  for each request when it has ended, ``chunks`` as its text comes: Ramify's own client makes a state of them.
+  for each request when it has ended, ``chunks`` the same as its text comes: for Ramify's own client.
 
-A row ends in ``{row, text, variables, nodes, usage}``; without ``stream`` the answer is ``{"rows": […]}``
-of these. A node, a request or a row that failed has ``failed``: ``{code, message, …}``. Where a single row
-fails before anything of it was sent, the answer is that error, with its status.
+The last event of a row is ``{row, text, variables, nodes, usage}``; without ``stream`` the answer is
+``{"rows": […]}`` of these. A node, request or row that failed has ``failed``: ``{code, message, …}``. If the
+only row fails before its first event was sent, the answer is that error, with its HTTP status.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from starlette.responses import Response
 from ramify.errors import InvalidRequest, from_info
 from ramify.graph import Graph
 from ramify.lang.calls.options import read_options
-from ramify.lang.graph.hosting import Events, Job, run_row
+from ramify.lang.graph.serve import Events, Job, run_row
 from ramify.messages import Generate, ModelInfo, TextChunk
 from ramify.runtime.server.fields import Fields, json_response, read_fields
 from ramify.runtime.server.service import Service
@@ -42,9 +42,10 @@ router = APIRouter()
 
 PATH = "/v1/programs"
 SILENCE_S = 10.0
-"""After so long without an event a stream sends an empty comment, as silence may be taken for an end."""
+"""Seconds without an event after which a stream sends an empty comment, which keeps proxies from closing
+it."""
 MAX_ROWS = 4096
-"""Most rows of one request. Of these, as many run at a time as the batch can hold."""
+"""Most rows of one request. Only as many run at a time as fit into `max_running` requests."""
 
 
 @router.post(PATH)
@@ -96,10 +97,10 @@ def _take_job(fields: Fields, service: Service, stream: bool) -> tuple[Job, list
 
 
 async def _whole(job: Job, rows: list[dict[str, str]], at_once: int) -> list[dict[str, Any]]:
-    """What came of each row."""
+    """The summary of each row."""
     answers: list[dict[str, Any]] = [{}] * len(rows)
-    async with aclosing(_told(job, rows, at_once)) as told:
-        async for event in told:
+    async with aclosing(_row_events(job, rows, at_once)) as events:
+        async for event in events:
             if event is not None and event.last:
                 answers[event.row] = event.data
     if len(rows) == 1:
@@ -108,10 +109,10 @@ async def _whole(job: Job, rows: list[dict[str, str]], at_once: int) -> list[dic
 
 
 async def _events(job: Job, rows: list[dict[str, str]], at_once: int) -> AsyncGenerator[bytes, None]:
-    # Ramify's own client looks at each request for itself.
+    # Ramify's own client handles the failures of requests itself.
     first = len(rows) == 1 and job.events == "nodes"
-    async with aclosing(_told(job, rows, at_once)) as told:
-        async for event in told:
+    async with aclosing(_row_events(job, rows, at_once)) as events:
+        async for event in events:
             if event is None:
                 yield b":\n\n"
                 continue
@@ -123,7 +124,7 @@ async def _events(job: Job, rows: list[dict[str, str]], at_once: int) -> AsyncGe
 
 
 def _raise_failed(answer: dict[str, Any]) -> None:
-    """Raise what a row or a node failed with."""
+    """Raise the error of a row or node that failed."""
     if "failed" in answer:
         raise from_info(answer["failed"])
 
@@ -132,24 +133,27 @@ class Event(NamedTuple):
     row: int
     data: dict[str, Any]
     last: bool
-    """The row has ended with it."""
+    """The row has ended."""
 
 
-async def _told(job: Job, rows: list[dict[str, str]], at_once: int) -> AsyncGenerator[Event | None, None]:
-    """The events of all rows, `at_once` of which run at a time, and None whenever there has been none for a
-    while. Giving up ends their work.
+async def _row_events(
+    job: Job, rows: list[dict[str, str]], at_once: int
+) -> AsyncGenerator[Event | None, None]:
+    """The events of all rows, `at_once` rows at a time, and None after `SILENCE_S` without one.
+
+    Closing the generator cancels the rows.
     """
-    told: asyncio.Queue[Event | Exception] = asyncio.Queue()
+    queue: asyncio.Queue[Event | Exception] = asyncio.Queue()
     places = asyncio.Semaphore(at_once)
 
     async def one(number: int, row: dict[str, str]) -> None:
         async with places:
             try:
-                summary = await run_row(job, row, lambda data: told.put_nowait(Event(number, data, False)))
+                summary = await run_row(job, row, lambda data: queue.put_nowait(Event(number, data, False)))
             except Exception as error:
-                told.put_nowait(error)
+                queue.put_nowait(error)
             else:
-                told.put_nowait(Event(number, summary, True))
+                queue.put_nowait(Event(number, summary, True))
 
     work = [asyncio.create_task(one(number, row)) for number, row in enumerate(rows)]
     left = len(work)
@@ -157,7 +161,7 @@ async def _told(job: Job, rows: list[dict[str, str]], at_once: int) -> AsyncGene
         while left:
             try:
                 async with asyncio.timeout(SILENCE_S):
-                    event = await told.get()
+                    event = await queue.get()
             except TimeoutError:
                 yield None
                 continue
@@ -172,7 +176,7 @@ async def _told(job: Job, rows: list[dict[str, str]], at_once: int) -> AsyncGene
 
 
 class _Served:
-    """The server's model as the backend of its programs."""
+    """The server's model as a backend of programs."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -190,4 +194,4 @@ class _Served:
         await self._service.frontend.end_program(program)
 
     async def aclose(self) -> None:
-        """The server outlives its programs."""
+        """Does nothing: the server outlives its programs."""

@@ -1,4 +1,4 @@
-"""What a program runs on: the methods that every backend has, and those of one that takes whole graphs."""
+"""The interface of backends, and the optional one of backends that run whole graphs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Backend(Protocol):
     """Runs generations. All methods are called on Ramify's background loop (`ramify.loop`).
 
     A backend that cannot honour a constraint or an option raises `UnsupportedNode` naming it;
-    nothing is dropped silently. One that keeps pages may have a fifth, ``await_tools(program, branch,
-    tools)``, a coroutine: the branch of that key goes on when these tools have returned.
+    nothing is dropped silently. A backend with a prefix cache may also have a coroutine
+    ``await_tools(program, branch, tools)``: the branch continues when these tools have returned.
     """
 
     async def info(self) -> ModelInfo:
@@ -32,7 +32,7 @@ class Backend(Protocol):
         ...
 
     async def end_program(self, program: str) -> None:
-        """The program run with this id is over; its leases may go."""
+        """The program run with this id has ended; its leases can be released."""
         ...
 
     async def aclose(self) -> None:
@@ -50,16 +50,17 @@ class Submission:
     """Sampling options, as fields of `SamplingParams`, for every gen that does not set its own."""
     scope: str
     stream: bool
-    """Text is wanted as it comes, not only when a request has ended."""
+    """Send text as it is generated, not only when a request has ended."""
 
 
 @runtime_checkable
 class RunsPrograms(Protocol):
-    """A backend that runs whole graphs at its own end."""
+    """A backend that runs whole graphs remotely."""
 
     def submit_program(self, submission: Submission, failed: Callable[[], bool]) -> Backend:
-        """What the same graph then runs on here: its requests are answered with what they came to there.
+        """A backend for the same graph run locally: its requests get the answers of the remote run.
 
-        `failed` says, at the end of the program, whether it went otherwise here than there.
+        `failed` is called at the end of the program: True where the local run failed or took another course,
+        so that the remote run is cancelled.
         """
         ...

@@ -1,7 +1,7 @@
 """A Ramify server over HTTP.
 
-Requests and answers go as the messages that they are in process: prompts as segments, so that generated text
-is sent back as the token ids it came as.
+Requests and answers travel as the messages of `ramify.messages`. Prompts are lists of segments, so that
+generated text is sent back as the token ids that it was generated as.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RuntimeEndpoint:
             "verify": True if verify is None else verify,
             "timeout_s": timeout_s,
         }
-        self._told: set[asyncio.Task[Any]] = set()
+        self._in_flight: set[asyncio.Task[Any]] = set()
 
     @functools.cached_property
     def _http(self) -> HttpClient:
@@ -67,37 +67,37 @@ class RuntimeEndpoint:
         return msgspec.convert(answer["ramify"], ModelInfo)
 
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
-        events = cast("Any", self._http.events("/v1/calls", {"request": request}, _Told))
+        events = cast("Any", self._http.events("/v1/calls", {"request": request}, _CallEvent))
         async with aclosing(events):
             async for event in events:
                 for chunk in event.chunks:
                     yield chunk
 
     def submit_program(self, submission: Submission, failed: Callable[[], bool]) -> Backend:
-        """A compiled program goes to the server whole, as one request."""
+        """Send a compiled program to the server as one request."""
         return SubmittedProgram(self._http, submission, failed)
 
     async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
-        self._tell("/await_tools", {"program": program, "branch": branch, "tools": list(tools)})
+        self._send("/await_tools", {"program": program, "branch": branch, "tools": list(tools)})
 
     async def end_program(self, program: str) -> None:
-        self._tell("/end_program", {"program": program})
+        self._send("/end_program", {"program": program})
 
-    def _tell(self, path: str, body: dict[str, Any]) -> None:
-        """Without making the program wait for the answer."""
+    def _send(self, path: str, body: dict[str, Any]) -> None:
+        """Post without making the program wait for the answer."""
         task = asyncio.create_task(self._post(path, body))
-        self._told.add(task)
-        task.add_done_callback(self._told.discard)
+        self._in_flight.add(task)
+        task.add_done_callback(self._in_flight.discard)
 
     async def _post(self, path: str, body: dict[str, Any]) -> None:
         try:
             await self._http.post(path, body)
         except RamifyError:
-            return  # the server is gone, or will let the leases run out
+            return  # leases expire by themselves, and a lost server has none
 
     async def aclose(self) -> None:
-        if self._told:
-            await asyncio.wait(self._told)
+        if self._in_flight:
+            await asyncio.wait(self._in_flight)
         await self._http.aclose()
 
     # --- for users ---
@@ -122,7 +122,7 @@ class RuntimeEndpoint:
         return await (self._http.get(path) if method == "GET" else self._http.post(path))
 
 
-class _Told(Event, frozen=True, kw_only=True):
+class _CallEvent(Event, frozen=True, kw_only=True):
     """An event of the answer to a call."""
 
     chunks: tuple[TextChunk, ...] = ()

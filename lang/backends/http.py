@@ -1,12 +1,20 @@
-"""HTTP for the remote backends: JSON, server-sent events, and errors as Ramify's own."""
+"""HTTP for the remote backends and the load test: JSON, server-sent events, and errors as Ramify's own."""
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import os
+import ssl
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
+import aiohttp
+import certifi
 import msgspec
 
 from ramify.errors import (
@@ -20,10 +28,12 @@ from ramify.errors import (
     Unauthorized,
     from_info,
 )
-from ramify.lang.backends.connection import BrokenAnswer, Connection
-from ramify.lang.backends.origin import Origin
-from ramify.lang.backends.pool import Pool
+from ramify.loop import in_background
 
+CONNECT_S = 10.0
+LAST_BYTES_S = 0.5
+"""Longest wait for the end of a stream after its last event: only a stream read to its end leaves a
+connection that can be used again."""
 DONE = b"[DONE]"
 
 _BY_STATUS: dict[int, type[RamifyError]] = {
@@ -39,19 +49,22 @@ _BY_STATUS: dict[int, type[RamifyError]] = {
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server-sent event can be read as, beside a dictionary: a subclass of this."""
+    """Base of the structs that `HttpClient.events` decodes events to."""
 
     error: dict[str, Any] | None = None
 
 
 class HttpClient:
-    """One server. Closing a stream of events closes its connection, which aborts the request there.
+    """One server. Closing a stream closes its connection, which aborts the request there.
 
-    The number of connections is not limited here: a program's concurrency is. Nothing is left open, or
-    heard of, where nobody calls `aclose`.
+    On the process's background loop (`ramify.loop`) connections are kept between requests; on any other loop,
+    which may end before the next request, each request has its own. The number of connections is not limited:
+    a program's concurrency is. A client that is never closed is closed with its last reference, silently.
 
-    A request whose kept connection turns out to be closed is sent once more: none that Ramify sends does
-    harm when it arrives twice.
+    A request whose connection closes without a byte of an answer is sent once more, as servers close idle
+    connections at any moment: no request of Ramify's does harm when it arrives twice.
+
+    The proxy is the environment's (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY), read once.
     """
 
     def __init__(
@@ -62,26 +75,31 @@ class HttpClient:
         verify: str | bool = True,
         timeout_s: float | None = None,
     ) -> None:
-        """`verify`: TLS verification, or the path of a CA bundle. `timeout_s` bounds each wait for bytes.
+        """Args:
+            base_url: ``http://`` or ``https://``; the paths of requests are appended.
+            api_key: Sent as a bearer token.
+            verify: TLS verification: False, or the path of a CA bundle. True takes the bundle of
+                ``SSL_CERT_FILE`` or ``SSL_CERT_DIR``, else Mozilla's.
+            timeout_s: Longest silence of the server, in seconds; None waits for ever.
 
-        Raises `InvalidRequest` where the URL is none, or the key cannot be sent.
+        Raises `InvalidRequest` for a bad URL or key, `BackendError` for a proxy that is not HTTP.
         """
         self.base_url = base_url.rstrip("/")
-        self._origin = Origin(self.base_url, verify)
-        self._timeout_s = timeout_s
-        self._pool = Pool()
-        self._head = self._make_head(api_key)
-        weakref.finalize(self, Pool.close_from_anywhere, self._pool)
-
-    def _make_head(self, api_key: str | None) -> bytes:
-        """The headers that all requests have."""
-        headers = {**self._origin.headers, "accept": "*/*", "accept-encoding": "identity"}
-        headers["user-agent"] = "ramify"
+        parts = _checked(self.base_url)
+        if api_key and not (api_key.isascii() and api_key.isprintable()):
+            raise InvalidRequest("The API key has characters that no header can hold.", field="api_key")
+        self._headers = {"accept-encoding": "identity", "user-agent": "ramify"}
+        self._login = None
         if api_key:
-            headers["authorization"] = f"Bearer {api_key}"
-            if not (api_key.isascii() and api_key.isprintable()):
-                raise InvalidRequest("The API key has characters that no header can hold.", field="api_key")
-        return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
+            self._headers["authorization"] = f"Bearer {api_key}"
+        elif parts.username is not None:
+            self._login = aiohttp.BasicAuth(unquote(parts.username), unquote(parts.password or ""))
+        self._target = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        self._proxy = _proxy(parts.scheme, parts.netloc.rpartition("@")[2])
+        self._tls = _tls(verify) if parts.scheme == "https" else False
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=timeout_s)
+        self._kept: tuple[asyncio.AbstractEventLoop, aiohttp.ClientSession] | None = None
+        self._close: weakref.finalize[Any, Any] | None = None
 
     async def get(self, path: str) -> Any:
         """The JSON at `path`."""
@@ -91,6 +109,14 @@ class HttpClient:
         """The JSON answer to `body`."""
         return await self._json("POST", path, body)
 
+    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[bytes]:
+        """The body of the answer to `body`, as it comes. Raises the error that another status stands for."""
+        async with self._answer("POST", path, body) as response:
+            if response.status != 200:
+                raise _error_of(response, await response.read())
+            async for data in response.content.iter_any():
+                yield data
+
     async def events(
         self, path: str, body: Mapping[str, Any], kind: Any = dict[str, Any]
     ) -> AsyncIterator[Any]:
@@ -99,104 +125,190 @@ class HttpClient:
         Raises the error that an event carries, and `BackendError` when the stream breaks off or holds
         something else.
         """
-        url = self.base_url + path
         decode = msgspec.json.Decoder(kind).decode
-        with self._plainly(url):
-            connection = await self._ask("POST", path, body)
-            finished = False
-            try:
-                if connection.status != 200:
-                    raise _error_of(url, connection, await connection.body(self._timeout_s))
-                async for data in _event_data(connection, self._timeout_s):
-                    if data == DONE:
-                        finished = True
-                        return
-                    event = decode(data)
-                    problem = event.error if isinstance(event, Event) else event.get("error")
-                    if isinstance(problem, dict):
-                        raise _error_from_body(problem, 500, None)
-                    yield event
-            finally:
-                self._pool.take_back(connection, finished=finished)
-        raise BackendError(f"{url} broke off its answer.")
+        async with self._answer("POST", path, body) as response:
+            if response.status != 200:
+                raise _error_of(response, await response.read())
+            async for data in _event_data(response.content):
+                if data == DONE:
+                    with suppress(TimeoutError, aiohttp.ClientError):
+                        async with asyncio.timeout(LAST_BYTES_S):
+                            await response.read()
+                    return
+                event = decode(data)
+                problem = event.error if isinstance(event, Event) else event.get("error")
+                if isinstance(problem, dict):
+                    raise _error_from_body(problem, 500, None)
+                yield event
+        raise BackendError(f"{self.base_url + path} broke off its answer.")
 
     async def aclose(self) -> None:
-        """Close all connections; what they serve fails."""
-        await self._pool.aclose()
+        """Close all connections, from any loop; requests in flight fail."""
+        if self._close is not None and (closing := self._close()) is not None:
+            await asyncio.wrap_future(closing)
+        self._kept = self._close = None
 
     async def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        url = self.base_url + path
-        with self._plainly(url):
-            connection = await self._ask(method, path, body)
-            try:
-                answer = await connection.body(self._timeout_s)
-            finally:
-                self._pool.take_back(connection)
-        if connection.status != 200:
-            raise _error_of(url, connection, answer)
+        async with self._answer(method, path, body) as response:
+            answer = await response.read()
+        if response.status != 200:
+            raise _error_of(response, answer)
         try:
             return msgspec.json.decode(answer)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise BackendError(f"{url} did not answer in JSON.") from None
+            raise BackendError(f"{self.base_url + path} did not answer in JSON.") from None
 
-    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Connection:
-        """A connection on which the answer begins."""
-        request = self._request(method, path, body)
-        while True:
-            connection = self._pool.take()
-            if connection is None:
-                connection = await self._origin.connect()
-                self._pool.add(connection)
+    @asynccontextmanager
+    async def _answer(
+        self, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The head of an answer; its connection is kept if the body is read to its end, else closed."""
+        data, headers = None, {}
+        if body is not None:
             try:
-                connection.send(request)
-                await connection.head(self._timeout_s)
-                encoding = connection.headers.get("content-encoding", "identity")
-                if encoding != "identity":
-                    raise BrokenAnswer(f"it answered with the encoding {encoding}, which was not asked for")
-                return connection
-            except BaseException:
-                self._pool.take_back(connection)
-                if not connection.stale:
-                    raise
+                data = msgspec.json.encode(body)
+            except UnicodeEncodeError:
+                raise InvalidRequest("The prompt is not valid Unicode.", field="prompt") from None
+            headers["content-type"] = "application/json"
+        with _plainly(self.base_url + path):
+            async with self._session() as session:
 
-    def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> bytes:
-        line = f"{method} {self._origin.target}{path} HTTP/1.1\r\n".encode()
-        if body is None:
-            length = b"content-length: 0\r\n\r\n" if method == "POST" else b"\r\n"
-            return line + self._head + length
-        try:
-            data = msgspec.json.encode(body)
-        except UnicodeEncodeError:
-            raise InvalidRequest("The prompt is not valid Unicode.", field="prompt") from None
-        kind = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(data)
-        return line + self._head + kind + data
+                def request() -> Any:
+                    return session.request(
+                        method,
+                        self._target + path,
+                        data=data,
+                        headers=headers,
+                        proxy=self._proxy,
+                        allow_redirects=False,
+                    )
 
-    @contextmanager
-    def _plainly(self, url: str) -> Iterator[None]:
-        """Failures of the wire as errors of ours."""
-        try:
-            yield
-        except TimeoutError:
-            raise RequestTimeout(f"{url} did not answer in time.") from None
-        except (OSError, BrokenAnswer) as error:
-            reason = str(error) or type(error).__name__
-            raise BackendError(f"{url} cannot be reached: {reason}.") from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BackendError(f"{url} told something else than was asked for: {error}.") from error
+                try:
+                    response = await request()
+                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+                    if method == "GET" or isinstance(error, aiohttp.ClientConnectorError):
+                        raise  # aiohttp has sent it again itself, or no connection was made
+                    response = await request()
+                async with response:
+                    yield response
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[aiohttp.ClientSession]:
+        """The kept session on the background loop, elsewhere one that is closed at the end."""
+        if not in_background():
+            async with self._new_session() as session:
+                yield session
+            return
+        loop = asyncio.get_running_loop()
+        if self._kept is None or self._kept[0] is not loop:  # the first request, or that of a forked child
+            self._kept = loop, self._new_session()
+            self._close = weakref.finalize(self, _close, self._kept[1], loop, os.getpid())
+        yield self._kept[1]
+
+    def _new_session(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=self._tls),
+            headers=self._headers,
+            auth=self._login,
+            timeout=self._timeout,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
 
 
-async def _event_data(connection: Connection, silence_s: float | None) -> AsyncIterator[bytes]:
-    """The ``data:`` of each event. Lines end in LF or CRLF alone, unlike those of `str.splitlines`."""
+_abandoned: list[object] = []
+"""Sessions that can be neither used nor freed.
+
+aiohttp would report the session of a closed loop when it is freed. Closing what a forked child inherited
+would also stop the parent from hearing of that connection: both share one epoll instance.
+"""
+
+
+def _close(
+    session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop, process: int
+) -> concurrent.futures.Future[None] | None:
+    """Close `session` on its loop, from any thread, also while the interpreter ends."""
+    if process != os.getpid() or loop.is_closed():
+        _abandoned.append(session)
+        return None
+    return asyncio.run_coroutine_threadsafe(session.close(), loop)
+
+
+def _checked(url: str) -> Any:
+    """The parts of the URL of a server."""
+    with suppress(ValueError):
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    raise InvalidRequest(
+        f"{url!r} is not a URL of a server.", field="base_url", remedy="It begins with http:// or https://."
+    )
+
+
+def _proxy(scheme: str, host: str) -> str | None:
+    """The proxy that the environment or the system names for `host`.
+
+    aiohttp's `trust_env` does the same at each request, in a thread, and knows no ALL_PROXY.
+    """
+    if proxy_bypass(host):
+        return None
+    proxies = getproxies()
+    found = proxies.get(scheme) or proxies.get("all")
+    if not found:
+        return None
+    kind, _, rest = found.rpartition("://")
+    if kind not in ("", "http"):
+        raise BackendError(
+            f"The proxy {urlsplit(found).hostname} is to be reached by {kind}.",
+            remedy="Name one with http://, or name the server in NO_PROXY.",
+        )
+    return f"http://{rest}"
+
+
+def _tls(verify: str | bool) -> ssl.SSLContext | bool:
+    if not verify:
+        return False
+    if isinstance(verify, str):
+        return ssl.create_default_context(cafile=verify)
+    if os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR"):
+        return ssl.create_default_context()  # OpenSSL reads both
+    return ssl.create_default_context(cafile=certifi.where())
+
+
+@contextmanager
+def _plainly(url: str) -> Iterator[None]:
+    """Failures of the wire as Ramify's own errors."""
+    try:
+        yield
+    except aiohttp.ConnectionTimeoutError as error:
+        raise BackendError(f"{url} cannot be reached: no connection within {CONNECT_S:g} s.") from error
+    except TimeoutError:
+        raise RequestTimeout(f"{url} did not answer in time.") from None
+    except aiohttp.ClientHttpProxyError as error:
+        raise BackendError(f"{url} cannot be reached: the proxy answered {error.status}.") from error
+    except aiohttp.ClientResponseError as error:
+        reason = error.message.partition("\n")[0].rstrip(":.")
+        raise BackendError(f"{url} answered something that is not HTTP: {reason}.") from error
+    except aiohttp.ClientPayloadError as error:
+        raise BackendError(f"{url} closed the connection in the middle of its answer.") from error
+    except (OSError, aiohttp.ClientError) as error:
+        reason = str(error) or type(error).__name__
+        raise BackendError(f"{url} cannot be reached: {reason}.") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BackendError(f"{url} answered something else than was asked for: {error}.") from error
+
+
+async def _event_data(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """The ``data:`` of each event. A line ends in LF or CRLF, and may be of any length."""
     rest = b""
-    while part := await connection.part(silence_s):
+    async for part in content.iter_any():
         *lines, rest = (rest + part).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
                 yield line[5:].strip()
 
 
-def _error_of(url: str, connection: Connection, answer: bytes) -> RamifyError:
-    retry_after = connection.headers.get("retry-after", "")
+def _error_of(response: aiohttp.ClientResponse, answer: bytes) -> RamifyError:
+    retry_after = response.headers.get("retry-after", "")
     seconds = float(retry_after) if retry_after.replace(".", "", 1).isdigit() else None
     try:
         body = msgspec.json.decode(answer)
@@ -205,8 +317,8 @@ def _error_of(url: str, connection: Connection, answer: bytes) -> RamifyError:
     problem = body.get("error") if isinstance(body, dict) else None
     if not isinstance(problem, dict):
         text = answer.decode(errors="replace")[:500]
-        problem = {"message": text or f"{url} answered {connection.status}."}
-    return _error_from_body(problem, connection.status, seconds)
+        problem = {"message": text or f"{response.url} answered {response.status}."}
+    return _error_from_body(problem, response.status, seconds)
 
 
 def _error_from_body(problem: Mapping[str, Any], status: int, retry_after: float | None) -> RamifyError:

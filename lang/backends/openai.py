@@ -1,7 +1,7 @@
 """Any endpoint with OpenAI's chat or completions API.
 
-Such an endpoint takes whole messages, tells no token ids, and honours what its API names. What it
-cannot do is refused with `UnsupportedNode`; nothing is dropped.
+Such an endpoint takes whole messages and reports no token ids. Options and constraints that its API lacks are
+refused with `UnsupportedNode`; nothing is dropped silently.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EXTENSIONS = (
 )
 """Sampling options that are no part of OpenAI's API; Ramify, SGLang and vLLM servers take them."""
 UNKNOWN_ID = -1
-"""Stands for the id of a token of which only the text is told."""
+"""Stands for the id of a token of which the endpoint reports only the text."""
 
 
 class OpenAI:
@@ -46,7 +46,7 @@ class OpenAI:
         api_key: Unset, that of ``OPENAI_API_KEY``.
         is_chat_model: False uses the completions API, where programs are plain text.
         extensions: The endpoint takes the fields in `EXTENSIONS`, and `regex`, `ebnf` and `guided_choice`
-            as a Ramify server does. None finds out whether the endpoint is a Ramify server.
+            as a Ramify server does. None asks whether the endpoint is a Ramify server.
         json_choices: Where the endpoint cannot be held to a list of choices, ask for a JSON object whose
             one property is an enumeration of them. A `select` is then what the model would write in
             JSON, not a score.
@@ -77,7 +77,7 @@ class OpenAI:
         return HttpClient(self._base_url, self._api_key, timeout_s=self._timeout_s)
 
     async def info(self) -> ModelInfo:
-        """What is known without asking. The chat format is only for `text()`; messages are sent as such."""
+        """Known without a request. The chat format serves `text()` alone; messages are sent as messages."""
         return ModelInfo(
             name=self.model_name,
             path=self._base_url,
@@ -113,7 +113,7 @@ class OpenAI:
                 yield chunk
 
     async def end_program(self, program: str) -> None:
-        """Such an endpoint keeps nothing for programs."""
+        """The endpoint keeps no state of programs."""
 
     async def aclose(self) -> None:
         await self._http.aclose()

@@ -1,8 +1,8 @@
-"""The file of a recorded run: what each request was answered with, and how two requests differ.
+"""The file of a recorded run, and the differences between two requests.
 
-JSON lines: the first tells the backend, each other one is a request with its answer, written when the answer
-has ended. `rid` and `hint` are not part of a request here, as they differ from run to run, nor is `every_s`:
-who follows the text asks for nothing else.
+JSON lines: a header about the backend, then one line for each request with its answer, written when the
+answer has ended. `rid` and `hint` are left out of a request because they differ from run to run, and
+`every_s` because it changes only how the text is cut into chunks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ramify.messages import ChatMessage, Generate, ModelInfo, TextChunk
 
 VERSION = 1
 CONTEXT = 30
-"""Characters shown on each side of the place where two prompts part."""
+"""Characters shown on each side of the first difference of two prompts."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,17 +36,17 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     number: int
     """In the order in which the requests came."""
     path: str
-    """The step that asked, in its program: as `call_path` names it."""
+    """The step of the program that sent the request, as `call_path` names it."""
     request: Generate
     chunks: tuple[TextChunk, ...] = ()
     error: ErrorInfo | None = None
     """What was raised after the chunks."""
     ended: bool = True
-    """False where the caller went away before the end."""
+    """False where the caller cancelled the request."""
 
 
 def bare(request: Generate) -> Generate:
-    """`request` without what differs from run to run."""
+    """`request` without the fields that differ from run to run."""
     return msgspec.structs.replace(request, rid="", hint=None, every_s=0.0)
 
 
@@ -65,7 +65,7 @@ def call_path(call: Call | None) -> str:
 
 
 def read(path: str | os.PathLike[str]) -> tuple[Header, list[Exchange]]:
-    """The recording at `path`, in the order of the requests; raises `InvalidRequest` where it is none."""
+    """The recording at `path` in the order of the requests. Raises `InvalidRequest` for other files."""
     try:
         lines = Path(path).read_bytes().splitlines()
     except OSError as error:
@@ -107,7 +107,7 @@ def difference(request: Generate, recorded: Generate) -> str:
 
 
 def likeness(request: Generate, recorded: Generate) -> tuple[float, int]:
-    """How near two requests are: the share of the prompt before they part, then equal other fields."""
+    """Similarity of two requests: share of the prompt in a common prefix, then number of equal fields."""
     ours, theirs = list(_units(request)), list(_units(recorded))
     shared = common(ours, theirs)
     same = sum(getattr(request, name) == getattr(recorded, name) for name in Generate.__struct_fields__)
@@ -115,7 +115,7 @@ def likeness(request: Generate, recorded: Generate) -> tuple[float, int]:
 
 
 def common(one: Sequence[object], other: Sequence[object]) -> int:
-    """How many items two sequences begin with alike."""
+    """Length of the common prefix."""
     length = min(len(one), len(other))
     return next((index for index in range(length) if one[index] != other[index]), length)
 
@@ -137,13 +137,13 @@ def _prompt_difference(request: Generate, recorded: Generate) -> str:
     ours, theirs = list(_units(request)), list(_units(recorded))
     place = common(ours, theirs)
     if ours == theirs:
-        return "the prompt is cut into other segments"
+        return "the prompt is the same, split into other segments"
     end = place + CONTEXT
     before, now, then = (
         _show(units) for units in (ours[max(0, place - CONTEXT) : place], ours[place:end], theirs[place:end])
     )
     return (
-        f"the prompt parts from it at position {place}, after {before}: it goes on with {now}, "
+        f"the prompt differs from position {place} on, after {before}: it continues with {now}, "
         f"recorded was {then}"
     )
 

@@ -25,7 +25,7 @@ PASSED_ON = ("flush_cache", "get_model_name", "get_server_info")
 
 
 class NotRecorded(BackendError):
-    """A replayed program asks for what its recording does not hold."""
+    """A replayed program sends a request that its recording does not have."""
 
     code = "not_recorded"
 
@@ -33,7 +33,7 @@ class NotRecorded(BackendError):
 class RecordingBackend:
     """`backend`, with every request and its answer written to `path` (an existing file is replaced).
 
-    The file is whole up to the last request that has ended, whenever the process ends.
+    Whenever the process ends, the file has every request that had ended.
     """
 
     def __init__(self, backend: Backend, path: str | os.PathLike[str]) -> None:
@@ -111,9 +111,9 @@ class RecordingBackend:
 class ReplayBackend:
     """Answers as the recording at `path` says, chunk for chunk, without the backend that was recorded.
 
-    Equal requests get their answers in the order in which they were recorded, preferring the one that
-    the same step got. Raises `NotRecorded`, which tells the difference from the nearest recorded
-    request, for a request that was not recorded or was not made as often.
+    Equal requests get their answers in the order in which they were recorded, those of the same step first.
+    Raises `NotRecorded`, with the difference from the most similar recorded request, for a request that was
+    not recorded or was recorded fewer times.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -127,7 +127,7 @@ class ReplayBackend:
 
     @property
     def unused(self) -> list[Generate]:
-        """The recorded requests that were not made so far; a test may ask that there are none."""
+        """The recorded requests that have not been replayed; a test may assert that there are none."""
         left = [exchange for exchanges in self._left.values() for exchange in exchanges]
         return [exchange.request for exchange in sorted(left, key=lambda exchange: exchange.number)]
 
@@ -137,14 +137,14 @@ class ReplayBackend:
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
         exchange = self._take(request)
         for chunk in exchange.chunks:
-            await asyncio.sleep(0)  # lets other requests go on, as a real backend does
+            await asyncio.sleep(0)  # yields to other requests, as a real backend does
             yield msgspec.structs.replace(chunk, rid=request.rid)
         if exchange.error is not None:
             raise from_info(exchange.error)
         if not exchange.ended:
             raise NotRecorded(
-                f"{self.path}: the recorded program went away after {len(exchange.chunks)} chunks of request "
-                f"{exchange.number}, and this one asks for more.",
+                f"{self.path}: the recorded program cancelled after {len(exchange.chunks)} chunks of request "
+                f"{exchange.number}, and this one reads on.",
                 remedy="Record the run again.",
             )
 
@@ -168,7 +168,7 @@ class ReplayBackend:
         if recording.key_of(request) in self._left:
             often = sum(recording.bare(request) == exchange.request for exchange in self._exchanges)
             return NotRecorded(
-                f"{path} asks for the same as before once more; {self.path} has it {often} times.",
+                f"{path} repeats a request more often than {self.path} has it: {often} times.",
                 remedy=remedy,
             )
         if not self._exchanges:
@@ -182,7 +182,7 @@ class ReplayBackend:
             ),
         )
         return NotRecorded(
-            f"{path} is not in {self.path}. Nearest is request {nearest.number} "
+            f"{path} is not in {self.path}. The most similar is request {nearest.number} "
             f"({nearest.path or 'unnamed'}): {recording.difference(request, nearest.request)}.",
             remedy=remedy,
         )

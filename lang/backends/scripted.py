@@ -1,7 +1,7 @@
 """A backend that answers from a script, so that programs can be tested without a model.
 
-It has a tokenizer of its own (words and punctuation, each with the space before it), keeps the exact
-prefix cache that a radix tree of page size 1 would keep, and streams. It is deterministic and instant.
+Its tokenizer cuts words and punctuation, each with the space before it. Its prefix cache is that of a radix
+tree with pages of one token. It streams, is deterministic, and answers at once.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class ScriptedBackend:
         forced = self._forced(request.constraint, ids[:kept])
         logprobs = request.sampling.logprobs
         for index, token in enumerate(ids):
-            await asyncio.sleep(0)  # lets other requests go on, and cancellation in
+            await asyncio.sleep(0)  # yields to other requests and to cancellation
             last = index == len(ids) - 1
             yield TextChunk(
                 rid=request.rid,
@@ -230,7 +230,7 @@ class ScriptedBackend:
         return answer[used]
 
     def _cut(self, text: str, request: Generate) -> tuple[list[int], int, str, Finish]:
-        """Output ids, how many of them are visible, the visible text after those, and the finish."""
+        """Output ids, the number of them whose text is visible, visible text after those, and the finish."""
         sampling = request.sampling
         found = [(text.find(stop), stop) for stop in sampling.stop if stop in text]
         position, stop = min(found, default=(len(text), None))
@@ -259,7 +259,7 @@ class ScriptedBackend:
         return ids, kept, tail, finish
 
     def _visible(self, ids: Sequence[int], kept: int, tail: str) -> list[str]:
-        """The text that each output token shows."""
+        """The visible text of each output token."""
         shown = [self._texts[token] for token in ids[:kept]]
         hidden = [""] * (len(ids) - kept)
         if hidden:
@@ -267,7 +267,8 @@ class ScriptedBackend:
         return shown + hidden
 
     def _forced(self, constraint: Constraint | None, ids: Sequence[int]) -> int:
-        """Tokens after which only one choice was left; only choices force anything here."""
+        """Number of forced tokens: those before which one choice was left. Other constraints force none
+        here."""
         if constraint is None or constraint.kind != "choices":
             return 0
         choices = json.loads(constraint.source)
@@ -277,7 +278,7 @@ class ScriptedBackend:
     # --- log-probabilities ---
 
     def _score(self, prompt: Sequence[int], start: int) -> TokenLogprobs:
-        """Of the prompt from `start` on."""
+        """Log-probabilities of the prompt from `start` on."""
         scores = self._logprobs(tuple(prompt[start:]), LIKELY, 0)
         return _without_first(scores) if start == 0 and scores.ids else scores
 
@@ -312,8 +313,8 @@ class ScriptedBackend:
         return TextChunk(rid=request.rid, usage=usage, finish=Finish(reason="length"), choices=tuple(scores))
 
     def _behind(self, request: Generate, prompt: list[int], choice: str) -> tuple[int, list[int], int]:
-        """How many tokens of the prompt stay before a choice, those after them, and how many of these spell
-        the prompt alone."""
+        """Tokens of prompt and choice as (prompt tokens kept, the ids after them, how many of these ids spell
+        the end of the prompt), as token healing may cut the prompt's last token anew."""
         last = request.prompt[-1] if request.prompt else None
         if not isinstance(last, str) or not request.sampling.token_healing:
             return len(prompt), self.encode((choice,)), 0
@@ -327,7 +328,7 @@ class ScriptedBackend:
         return shared, joint[shared:], dropped
 
     def _preference(self, request: Generate) -> Any:
-        """What the script says of a select: a choice, or a mapping of choices to scores."""
+        """The scripted answer to a select: a choice, or a mapping of choices to scores."""
         call = CURRENT.get()
         assert request.choices is not None
         if call is None:
@@ -361,7 +362,7 @@ class ScriptedBackend:
 
 
 def _insert(tree: dict[int, Any], ids: Sequence[int]) -> int:
-    """Insert `ids` into a tree of tokens; how many of them are new to it."""
+    """Insert `ids` into a trie of tokens; returns how many nodes are new."""
     new = 0
     for token in ids:
         new += token not in tree
@@ -370,7 +371,7 @@ def _insert(tree: dict[int, Any], ids: Sequence[int]) -> int:
 
 
 def _without_first(scores: TokenLogprobs) -> TokenLogprobs:
-    """Nothing predicts a first token."""
+    """`scores` with None for the first token, which nothing predicts."""
     return msgspec.structs.replace(scores, logprobs=(None, *scores.logprobs[1:]))
 
 

@@ -1,7 +1,8 @@
-"""A program that a Ramify server runs as a graph: each request is answered with what came of it there.
+"""A program that a Ramify server runs as a graph, and its replica in this process.
 
-The same graph runs here and there. Here a request is not sent: its answer is read from the one stream of
-events that the server sends of the whole program. So a state says the same whoever ran its program.
+The graph runs at both ends. Locally no request is sent: its answer is read from the one stream of events in
+which the server reports the whole program. So the local `ProgramState` is the same as if the program had run
+here.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import msgspec
 from ramify.errors import BackendError, ErrorInfo, RamifyError, from_info
 from ramify.lang.backends.base import Submission
 from ramify.lang.backends.http import HttpClient
-from ramify.lang.graph.play import place_of
+from ramify.lang.graph.execute import place_of
 from ramify.lang.trace.calls import CURRENT
 from ramify.messages import Generate, ModelInfo, TextChunk
 
 
-class _Told(msgspec.Struct, frozen=True, kw_only=True):
-    """An event: what a request was answered with, or, without `request`, how the program ended."""
+class _ProgramEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """The chunks that answer `request`, or, without `request`, the end of the program."""
 
     request: str | None = None
     chunks: list[TextChunk] = []
@@ -46,10 +47,10 @@ class SubmittedProgram:
         self._reader: asyncio.Task[None] | None = None
         self._answers: dict[str, asyncio.Queue[list[TextChunk] | RamifyError]] = {}
         self._error: RamifyError | None = None
-        """Why nothing more will come."""
+        """Set when the stream has ended; later requests raise it."""
 
     async def info(self) -> ModelInfo:
-        raise BackendError("A submitted program has told its model before.")
+        raise BackendError("A submitted program does not ask for its model.")
 
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
         if self._reader is None:
@@ -84,20 +85,20 @@ class SubmittedProgram:
         try:
             async with aclosing(cast("Any", self._http.events("/v1/programs", self._body))) as events:
                 async for event in events:
-                    told = msgspec.convert(event, _Told)
-                    failed = None if told.failed is None else from_info(told.failed)
-                    if told.request is None:
+                    found = msgspec.convert(event, _ProgramEvent)
+                    failed = None if found.failed is None else from_info(found.failed)
+                    if found.request is None:
                         error = failed or error
                         continue
-                    answers = self._of(told.request)
-                    answers.put_nowait(told.chunks)
+                    answers = self._of(found.request)
+                    answers.put_nowait(found.chunks)
                     if failed is not None:
                         answers.put_nowait(failed)
         except RamifyError as raised:
             error = raised
         except msgspec.ValidationError as wrong:
             error = BackendError(
-                f"{self._http.base_url} told something else than events of a program: {wrong}."
+                f"{self._http.base_url} sent something else than events of a program: {wrong}."
             )
         finally:
             self._error = error

@@ -1,4 +1,4 @@
-"""A traced program as a body to run: its graph, at the server's end where the backend is a server."""
+"""A traced program as a body: calling it runs the graph, remotely where the backend is a server."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from ramify.graph import Argument, Result, changed
 from ramify.lang.backends.base import RunsPrograms, Submission
 from ramify.lang.calls.choices import METHODS
-from ramify.lang.graph.play import Played, Row, play
+from ramify.lang.graph.execute import Execution, Row, execute
+from ramify.lang.graph.symbolic import SymbolicText, SymbolicValue
 from ramify.lang.graph.tracing import Traced, TracedState, trace
-from ramify.lang.graph.unknown import UnknownText, UnknownValue
 from ramify.lang.program.nodes import Gen, ResultRef, Select
 from ramify.lang.program.state import ProgramState
 from ramify.lang.program.variables import GatheredVariable, Variable
@@ -22,7 +22,7 @@ from ramify.lang.program.variables import GatheredVariable, Variable
 def compile_body(
     body: Callable[..., Any], signature: inspect.Signature, given: Mapping[str, Any]
 ) -> tuple[Traced, inspect.Signature]:
-    """`body` traced with the arguments in `given`, and the signature of what is left to be given.
+    """`body` traced with the arguments in `given`, and the signature of the remaining arguments.
 
     Raises TypeError for arguments that the body does not take, and `CompileError`.
     """
@@ -39,11 +39,11 @@ def body_of(traced: Traced, left: inspect.Signature, like: Callable[..., Any]) -
     @functools.wraps(like)
     def body(s: ProgramState, *args: Any, **kwargs: Any) -> Any:
         row = left.bind(*args, **kwargs).arguments
-        played = _start(traced, s, row)
-        for variable in _read(traced, played):
+        execution = _start(traced, s, row)
+        for variable in _read(traced, execution):
             s._block_on(variable.ready)
             variable.read()
-        return _Result(traced, played, row).value(traced.returned)
+        return _Result(traced, execution, row).value(traced.returned)
 
     return _signed(body, left)
 
@@ -54,11 +54,11 @@ def async_body_of(traced: Traced, left: inspect.Signature, like: Callable[..., A
     @functools.wraps(like)
     async def body(s: ProgramState, *args: Any, **kwargs: Any) -> Any:
         row = left.bind(*args, **kwargs).arguments
-        played = _start(traced, s, row)
-        for variable in _read(traced, played):
+        execution = _start(traced, s, row)
+        for variable in _read(traced, execution):
             await variable.ready.wait()
             variable.read()
-        return _Result(traced, played, row).value(traced.returned)
+        return _Result(traced, execution, row).value(traced.returned)
 
     return _signed(body, left)
 
@@ -69,36 +69,36 @@ def _signed(body: Callable[..., Any], left: inspect.Signature) -> Callable[..., 
     return body
 
 
-def _start(traced: Traced, s: ProgramState, row: Row) -> Played:
-    """Submit all of the graph: here, and to the backend where that runs graphs itself."""
+def _start(traced: Traced, s: ProgramState, row: Row) -> Execution:
+    """Submit the whole graph: here, and to the backend if it runs graphs itself."""
     traced.graph.check_row(row, "arguments")
     root = s._branch
     run = root.run
-    played: Played | None = None
+    execution: Execution | None = None
     if isinstance(run.backend, RunsPrograms) and not stays_here(traced.steps):
         run.backend = run.backend.submit_program(
             Submission(traced.graph, dict(row), run.options, run.scope, run.stream),
-            lambda: played is None or played.failed,
+            lambda: execution is None or execution.failed,
         )
-    played = play(traced.graph, root, row, steps=traced.steps, lines=traced.lines, values=traced.values)
-    return played
+    execution = execute(traced.graph, root, row, steps=traced.steps, lines=traced.lines, values=traced.values)
+    return execution
 
 
 def stays_here(steps: Mapping[int, Gen | Select]) -> bool:
-    """A step calls a function of this process, on which the next request depends."""
+    """A step needs a function of this process before the next request: `retries` or a select's own method."""
     return any(
         step.retries > 0 if isinstance(step, Gen) else step.method not in METHODS.values()
         for step in steps.values()
     )
 
 
-def _read(traced: Traced, played: Played) -> Iterator[Variable]:
-    """The variables that the body reads, in its order: reading one that failed ends the program."""
+def _read(traced: Traced, execution: Execution) -> Iterator[Variable]:
+    """The variables that the body reads, in order: reading a failed one ends the program."""
     for variable in traced.reads:
         for part in _parts(variable):
             source = traced.sources.get(part)
             if isinstance(source, Result):
-                yield played.outcomes[source.node]
+                yield execution.outcomes[source.node]
 
 
 def _parts(variable: Variable) -> Iterator[Variable]:
@@ -110,16 +110,16 @@ def _parts(variable: Variable) -> Iterator[Variable]:
 
 
 class _Result:
-    """What the body returned in the trace, with what a run has found."""
+    """The body's return value: that of the trace, with a run's results in place of symbolic values."""
 
-    def __init__(self, traced: Traced, played: Played, row: Row) -> None:
-        self._traced, self._played, self._row = traced, played, row
+    def __init__(self, traced: Traced, execution: Execution, row: Row) -> None:
+        self._traced, self._played, self._row = traced, execution, row
 
     def value(self, value: Any) -> Any:
         kind = type(value)
-        if kind is UnknownText:
+        if kind is SymbolicText:
             return "".join([part if isinstance(part, str) else self._text(part) for part in value.parts])
-        if kind is UnknownValue:
+        if kind is SymbolicValue:
             return self._outcome(value._source).value()
         if kind is TracedState:
             return ProgramState(self._played.branches[value._branch.number])

@@ -1,4 +1,4 @@
-"""Programs that have been compiled: functions that run as graphs, and show them."""
+"""Compiled programs: functions that run as graphs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class _Compiled(Program[P, R]):
-    """What `Compiled` and `AsyncCompiled` have in common. Its parameters are what was not given."""
+    """Base of `Compiled` and `AsyncCompiled`. Its parameters are those without a value at compile time."""
 
     def __init__(
         self, traced: Traced, left: inspect.Signature, body: Callable[..., Any], bound: Mapping[str, Any]
@@ -27,7 +27,7 @@ class _Compiled(Program[P, R]):
         self._traced = traced
 
     def graph(self) -> GraphView:
-        """The graph, to look at and to send."""
+        """The graph, to print, draw and send."""
         return GraphView(self._traced.graph, self._traced.lines)
 
     def compile(self, **given: Any) -> Self:

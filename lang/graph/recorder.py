@@ -1,4 +1,4 @@
-"""Steps noted as the nodes of a graph instead of being run: the branches of a program that is traced."""
+"""Tracing: a traced program's branches add their steps to a graph instead of running them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import ramify.graph as graph
 from ramify.errors import ProgramError
 from ramify.lang.calls.choices import METHODS
 from ramify.lang.calls.options import resolve_options
-from ramify.lang.graph.unknown import About, NotKnown, Unknown, UnknownText, UnknownValue
+from ramify.lang.graph.symbolic import About, NotConcrete, Symbolic, SymbolicText, SymbolicValue
 from ramify.lang.program.branch import Branch
 from ramify.lang.program.nodes import (
     CallTools,
@@ -39,7 +39,7 @@ BY_STEPS = "Run the program without compile(), step by step."
 FIELDS = f"Fields that every result has can be put into text, and the whole can be returned. {BY_STEPS}"
 APPENDED = f"Results can be appended as they are, or with + and f-strings. {BY_STEPS}"
 
-NoteOf = graph.Argument | graph.Result
+Source = graph.Argument | graph.Result
 
 
 class Submitted(NamedTuple):
@@ -51,8 +51,9 @@ class Submitted(NamedTuple):
     variable: Variable | None
 
 
-class Notes(Run):
-    """The run of a traced program, on no backend: what has been noted of it."""
+class GraphBuilder(Run):
+    """The run of a traced program, without a backend: the graph so far, and what tracing learned beside
+    it."""
 
     def __init__(self, name: str) -> None:
         self.branches = 0
@@ -62,44 +63,43 @@ class Notes(Run):
         self.steps: dict[int, Gen | Select] = {}
         self.values: list[tuple[int, int, str, Any]] = []
         self.reads: list[Variable] = []
-        self.sources: dict[Variable, NoteOf] = {}
+        self.sources: dict[Variable, Source] = {}
         self.submitted: list[Submitted] = []
         """The steps before the first refusal, of all branches, in the order of the program."""
-        self.refused: NotKnown | None = None
-        """The first refusal, also where the program caught it."""
+        self.refused: NotConcrete | None = None
+        """The first refusal, even if the program caught it."""
         self.known = 0
-        """How many nodes there were then."""
+        """Number of nodes at the first refusal."""
 
     def branch(self, call: Call) -> RecordedBranch:
         return RecordedBranch(self, call)
 
-    def argument(self, name: str) -> UnknownText:
-        """What stands for an argument that is given only when the graph is run."""
+    def argument(self, name: str) -> SymbolicText:
+        """A placeholder for an argument that is given only when the graph runs."""
         variable = Variable(name)
         self.sources[variable] = graph.Argument(name=name)
         remedy = f"Give it when compiling: compile({name}=...)."
-        return UnknownText(About(f"The argument {name!r}", remedy, self.refuse), (ResultRef(variable),))
+        return SymbolicText(About(f"The argument {name!r}", remedy, self.refuse), (ResultRef(variable),))
 
-    def refuse(self, error: NotKnown) -> None:
+    def refuse(self, error: NotConcrete) -> None:
         if self.body_done.is_set():
-            raise ProgramError(
-                error.message
-            )  # a function of the program is called in a run, and still has it
+            # A function that the program defined is called in a run, and still holds a symbolic value.
+            raise ProgramError(error.message)
         if self.refused is None:
             self.refused, self.known = error, len(self.nodes)
 
     def caught(self) -> None:
-        """Called where the program catches an exception, which may be there only because it is traced."""
-        self.not_here("The program catches an exception, which a graph cannot do.")
+        """Called where the program catches an exception: tracing itself may have caused it."""
+        self.refuse_node("The program catches an exception, which a graph cannot do.")
 
-    def not_here(self, message: str) -> NoReturn:
-        """Raise `NotKnown` for what no graph can do."""
-        error = NotKnown(message, BY_STEPS)
+    def refuse_node(self, message: str) -> NoReturn:
+        """Raise `NotConcrete` for an operation that no graph has."""
+        error = NotConcrete(message, BY_STEPS)
         self.refuse(error)
         raise error
 
-    def note(self, node: graph.AnyNode, line: str | None = None) -> int:
-        """Append a node; its place."""
+    def add(self, node: graph.AnyNode, line: str | None = None) -> int:
+        """Append a node; returns its index."""
         place = len(self.nodes)
         if line is not None:
             self.lines[place] = line
@@ -107,62 +107,64 @@ class Notes(Run):
         return place
 
     def value_of(self, step: VariableStep, variable: Variable) -> Any:
-        """What the program gets when it reads the variable of `step`."""
+        """The symbolic value that the program gets when it reads the variable of `step`."""
         kind = type(step).__name__.lower()
         what = f"The result of {kind} {step.name!r}" if step.name else f"The result of a {kind}"
 
-        def outcome(index: int | None = None) -> Unknown:
+        def outcome(index: int | None = None) -> Symbolic:
             source = ResultRef(variable, index)
             if isinstance(step, Gen) and not _is_text(step):
-                return UnknownValue(About(what, FIELDS, self.refuse), source, step.kind)
-            return UnknownText(About(what, APPENDED, self.refuse), (source,))
+                return SymbolicValue(About(what, FIELDS, self.refuse), source, step.kind)
+            return SymbolicText(About(what, APPENDED, self.refuse), (source,))
 
         several = resolve_options(step.options).n if isinstance(step, Gen) else 1
         return outcome() if several == 1 else [outcome(index) for index in range(several)]
 
 
 def _is_text(step: Gen) -> bool:
-    """The value is the very text that was generated."""
+    """The value is the generated text itself."""
     if get_origin(step.kind) is Literal:
         return all(type(value) is str for value in get_args(step.kind))
     return step.parse in (None, str)
 
 
 class RecordedBranch(Branch):
-    """Notes the steps that are appended to it."""
+    """A branch that adds its steps to the graph."""
 
-    def __init__(self, notes: Notes, call: Call, parent: Branch | None = None) -> None:
-        super().__init__(notes, call, parent)
-        self.notes = notes
-        self.number = notes.branches
-        notes.branches += 1
+    def __init__(self, builder: GraphBuilder, call: Call, parent: Branch | None = None) -> None:
+        super().__init__(builder, call, parent)
+        self.builder = builder
+        self.number = builder.branches
+        builder.branches += 1
         self._busy = False
         self._recorder = Recorder(self)
 
     def _submit(self, step: Step) -> Variable | None:
         variable = self._declare(step)
         step.run(self._recorder, variable)
-        if self.notes.refused is None:
-            self.notes.submitted.append(Submitted(self.key, step, variable))
+        if self.builder.refused is None:
+            self.builder.submitted.append(Submitted(self.key, step, variable))
         return variable
 
     def fork(self, size: int) -> list[Branch]:
-        self.notes.fork_key(size)  # branches have the keys that they have in a run
+        self.builder.fork_key(size)  # branches have the keys that they have in a run
         calls = [Call("fork", f"fork {index}") for index in range(size)]
-        children: list[Branch] = [RecordedBranch(self.notes, call, self) for call in calls]
+        children: list[Branch] = [RecordedBranch(self.builder, call, self) for call in calls]
         self._submit(Fork(tuple(children)))
         return children
 
     def gather(self, children: Any) -> None:
         children = tuple(children)
         super().gather(children)
-        self.notes.note(graph.Join(branch=self.number, children=_numbers(children)))
+        self.builder.add(graph.Join(branch=self.number, children=_numbers(children)))
 
     def set_variable(self, name: str, value: Any) -> None:
-        if issubclass(type(value), Unknown):
-            self.notes.not_here(f"{value._about.what} cannot be kept in the variable {name!r} of the state.")
+        if issubclass(type(value), Symbolic):
+            self.builder.refuse_node(
+                f"{value._about.what} cannot be kept in the variable {name!r} of the state."
+            )
         super().set_variable(name, value)
-        self.notes.values.append((len(self.notes.nodes), self.number, name, value))
+        self.builder.values.append((len(self.builder.nodes), self.number, name, value))
 
 
 def _numbers(branches: Sequence[Branch]) -> tuple[int, ...]:
@@ -170,17 +172,17 @@ def _numbers(branches: Sequence[Branch]) -> tuple[int, ...]:
 
 
 class Done:
-    """What steps that wait return where they are only noted."""
+    """The awaitable that steps return while tracing: done at once."""
 
     def __await__(self) -> Generator[Any, None, None]:
         yield from ()
 
 
 class Recorder:
-    """Notes each step of one branch as a node; a `ramify.lang.program.nodes.Visitor`."""
+    """Adds each step of one branch as a node; a `ramify.lang.program.nodes.Visitor`."""
 
     def __init__(self, branch: RecordedBranch) -> None:
-        self._number, self._notes = branch.number, branch.notes
+        self._number, self._builder = branch.number, branch.builder
 
     def text(self, node: Text) -> None:
         self._append((node.value,))
@@ -189,41 +191,41 @@ class Recorder:
         self._append([part if isinstance(part, str) else self._source(part) for part in node.parts])
         return Done()
 
-    def _source(self, part: ResultRef) -> NoteOf:
-        source = self._notes.sources[part.variable]
+    def _source(self, part: ResultRef) -> Source:
+        source = self._builder.sources[part.variable]
         if isinstance(source, graph.Result):
             return graph.Result(
                 node=source.node, index=part.index, then=part.then, type=part.type, path=part.path
             )
         return graph.Argument(name=source.name, then=part.then)
 
-    def _append(self, parts: Sequence[str | NoteOf]) -> None:
-        """Note text; right behind other text of the branch it is one node with it."""
-        nodes = self._notes.nodes
+    def _append(self, parts: Sequence[str | Source]) -> None:
+        """Add text, merged with a text node of the same branch right before."""
+        nodes = self._builder.nodes
         last = nodes[-1] if nodes else None
         if isinstance(last, graph.Text) and last.branch == self._number:
             nodes[-1] = graph.Text(branch=self._number, parts=_tied((*last.parts, *parts)))
         elif parts := _tied(parts):
-            self._notes.note(graph.Text(branch=self._number, parts=parts))
+            self._builder.add(graph.Text(branch=self._number, parts=parts))
 
     def role_begin(self, node: RoleBegin) -> None:
-        self._notes.note(graph.RoleBegin(branch=self._number, role=cast(graph.Role, node.role)), node.line)
+        self._builder.add(graph.RoleBegin(branch=self._number, role=cast(graph.Role, node.role)), node.line)
 
     def role_end(self, node: RoleEnd) -> None:
-        self._notes.note(graph.RoleEnd(branch=self._number, role=cast(graph.Role, node.role)))
+        self._builder.add(graph.RoleEnd(branch=self._number, role=cast(graph.Role, node.role)))
 
     def scope_begin(self, node: ScopeBegin) -> None:
-        self._notes.note(graph.ScopeBegin(branch=self._number, name=node.name))
+        self._builder.add(graph.ScopeBegin(branch=self._number, name=node.name))
 
     def scope_end(self, node: ScopeEnd, variable: Variable) -> None:
-        place = self._notes.note(graph.ScopeEnd(branch=self._number, name=node.name))
+        place = self._builder.add(graph.ScopeEnd(branch=self._number, name=node.name))
         self._resolve(node, variable, place)
 
     def gen(self, node: Gen, variable: Variable) -> Awaitable[None]:
         cells = getattr(node.validate, "__closure__", None) or ()
-        if any(issubclass(type(_inside(cell)), Unknown | ProgramState) for cell in cells):
-            self._notes.not_here("validate uses what is not known before the program runs.")
-        noted = graph.Gen(
+        if any(issubclass(type(_inside(cell)), Symbolic | ProgramState) for cell in cells):
+            self._builder.refuse_node("validate uses a value that is not known before the program runs.")
+        made = graph.Gen(
             branch=self._number,
             name=node.name,
             options=dict(node.options),
@@ -231,56 +233,56 @@ class Recorder:
             stop=node.stop,
             timeout=node.timeout,
         )
-        return self._outcome(node, noted, variable)
+        return self._outcome(node, made, variable)
 
     def select(self, node: Select, variable: Variable) -> Awaitable[None]:
         # A method without a name keeps the graph in this process: see `ramify.lang.graph.compiled`.
         method = next((name for name in METHODS if METHODS[name] is node.method), "token_length_normalized")
-        noted = graph.Select(
+        made = graph.Select(
             branch=self._number,
             name=node.name,
             choices=node.choices,
             method=cast(graph.Method, method),
             timeout=node.timeout,
         )
-        return self._outcome(node, noted, variable)
+        return self._outcome(node, made, variable)
 
-    def _outcome(self, step: Gen | Select, noted: graph.AnyNode, variable: Variable) -> Awaitable[None]:
-        place = self._notes.note(noted, step.line)
-        self._notes.steps[place] = step
+    def _outcome(self, step: Gen | Select, made: graph.AnyNode, variable: Variable) -> Awaitable[None]:
+        place = self._builder.add(made, step.line)
+        self._builder.steps[place] = step
         self._resolve(step, variable, place)
         return Done()
 
     def _resolve(self, step: VariableStep, variable: Variable, place: int) -> None:
-        self._notes.sources[variable] = graph.Result(node=place)
-        variable.resolve(self._notes.value_of(step, variable))
+        self._builder.sources[variable] = graph.Result(node=place)
+        variable.resolve(self._builder.value_of(step, variable))
 
     def fork(self, node: Fork) -> None:
-        self._notes.note(graph.Fork(branch=self._number, children=_numbers(node.children)))
+        self._builder.add(graph.Fork(branch=self._number, children=_numbers(node.children)))
 
     def splice(self, node: Splice) -> Awaitable[None]:
         children = _numbers(node.children)
-        self._notes.note(graph.Join(branch=self._number, children=children, mode="append"))
+        self._builder.add(graph.Join(branch=self._number, children=children, mode="append"))
         return Done()
 
     def describe_tools(self, node: DescribeTools) -> None:
-        self._notes.not_here("A turn that tells of tools has no place in a graph.")
+        self._builder.refuse_node("A graph cannot describe tools to the model.")
 
     def call_tools(self, node: CallTools, variable: Variable) -> Awaitable[None]:
-        self._notes.not_here("call_tools runs functions of this process.")
+        self._builder.refuse_node("call_tools runs functions of this process.")
 
 
 def _inside(cell: CellType) -> object:
-    """What a closure holds; None where it holds nothing yet."""
+    """The value of a closure cell; None while it is empty."""
     try:
         return cell.cell_contents
     except ValueError:
         return None
 
 
-def _tied(parts: Sequence[str | NoteOf]) -> tuple[str | NoteOf, ...]:
-    """`parts` with neighbouring strings in one, and without empty ones."""
-    tied: list[str | NoteOf] = []
+def _tied(parts: Sequence[str | Source]) -> tuple[str | Source, ...]:
+    """`parts` with adjacent strings merged and empty ones dropped."""
+    tied: list[str | Source] = []
     for part in parts:
         if isinstance(part, str) and tied and isinstance(tied[-1], str):
             tied[-1] += part
@@ -303,7 +305,7 @@ NO_MODEL = ModelInfo(
 
 
 class _Nowhere:
-    """The backend of a run that sends nothing."""
+    """A backend that refuses to generate."""
 
     async def info(self) -> ModelInfo:
         return NO_MODEL

@@ -1,8 +1,13 @@
-"""A program's body with f-strings, `join` and `str` that keep text which is not there yet.
+"""A program's body with f-strings, `join` and `str` that accept symbolic text.
 
-Python makes a finished string of an f-string. So a body that is traced is compiled once more from its source,
-with these few expressions replaced by functions of `ramify.lang.graph.unknown`, which give the same wherever
-all text is there. Lines, names, closures and globals stay as they are.
+Python's f-strings make finished strings. So a traced body is compiled again from its source, with these
+expressions
+replaced by functions of `ramify.lang.graph.symbolic`:
+
+    f"{x} and {y!r}"   ->   joined(piece(x, "", ""), " and ", piece(y, "r", ""))
+
+For concrete values the functions return what Python returns. Lines, names, closures and globals stay as they
+are.
 """
 
 from __future__ import annotations
@@ -15,21 +20,22 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ramify.lang.graph import unknown
+from ramify.lang.graph import symbolic
 
 PREFIX = "__ramify_"
 HELPERS: dict[str, Callable[..., Any]] = {
-    f"{PREFIX}piece": unknown.piece,
-    f"{PREFIX}joined": unknown.joined,
-    f"{PREFIX}join": unknown.join,
-    f"{PREFIX}call": unknown.call_of_one,
+    f"{PREFIX}piece": symbolic.piece,
+    f"{PREFIX}joined": symbolic.joined,
+    f"{PREFIX}join": symbolic.join,
+    f"{PREFIX}call": symbolic.call,
 }
 CAUGHT = f"{PREFIX}caught"
-"""Called first in every ``except`` of the body."""
+"""The name of the function called first in every ``except`` of the body."""
 
 
 def rewritten(body: Callable[..., Any], caught: Callable[[], None]) -> Callable[..., Any]:
-    """`body` rewritten, with `caught` called in each ``except``; itself where its source is not at hand."""
+    """`body` rewritten, with `caught` called in each ``except``; `body` itself where its source is
+    missing."""
     if not inspect.isfunction(body):
         return body
     code = _rewritten(body.__code__, body.__code__.co_filename)
@@ -45,19 +51,19 @@ def rewritten(body: Callable[..., Any], caught: Callable[[], None]) -> Callable[
 
 @functools.lru_cache(maxsize=256)
 def _rewritten(code: types.CodeType, path: str) -> types.CodeType | None:
-    """The code of a function rewritten; None where the source is not there, or is of another version."""
+    """The rewritten code of a function; None where the source is missing or has changed since."""
     try:
         if not _is_of(code, _compile("".join(linecache.getlines(path)), code)):
             return None
         lines, first = inspect.getsourcelines(code)
-        # An indented function stands below an "if", so that nothing inside of its strings is touched.
+        # An indented function is parsed below an "if": dedenting would change multi-line strings.
         tree = ast.parse("if 1:\n" * lines[0][:1].isspace() + "".join(lines))
     except (OSError, SyntaxError):
         return None
     top = tree.body[0].body if isinstance(tree.body[0], ast.If) else tree.body
     function = top[0] if len(top) == 1 else None
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) or function.name != code.co_name:
-        return None  # a lambda, or a function that was made otherwise
+        return None  # a lambda, or a function without a def of its own
     if "__class__" in code.co_freevars or any(map(_is_mangled, ast.walk(function))):
         return None
     function.decorator_list = []
@@ -66,7 +72,7 @@ def _rewritten(code: types.CodeType, path: str) -> types.CodeType | None:
 
 
 def _is_of(code: types.CodeType, module: types.CodeType) -> bool:
-    """`code` is part of `module`: the source is that which it was made of."""
+    """`module` contains `code`: the source has not changed since `code` was compiled."""
     inner = [constant for constant in module.co_consts if isinstance(constant, types.CodeType)]
     return code in inner or any(_is_of(code, one) for one in inner)
 
@@ -74,21 +80,22 @@ def _is_of(code: types.CodeType, module: types.CodeType) -> bool:
 def _compiled(
     function: ast.FunctionDef | ast.AsyncFunctionDef, like: types.CodeType, free: Sequence[str]
 ) -> types.CodeType:
-    """The code of `function`, which takes the names `free` from a function around it."""
+    """The code of `function` with the closure variables `free`."""
     outer = _factory(function, free)
     module = _compile(ast.fix_missing_locations(ast.Module([outer], [])), like)
     return _inner(_inner(module, outer.name), function.name)
 
 
 def _compile(source: str | ast.Module, like: types.CodeType) -> types.CodeType:
-    """The code of a module, under the same ``from __future__ import annotations`` or not as `like`."""
+    """The code of a module, compiled with the same ``from __future__ import annotations`` setting as
+    `like`."""
     flags = like.co_flags & annotations.compiler_flag
     code: types.CodeType = compile(source, like.co_filename, "exec", flags=flags, dont_inherit=True)
     return code
 
 
 def _factory(function: ast.stmt, free: Sequence[str]) -> ast.FunctionDef:
-    """A function around `function` whose locals are what it takes from outside."""
+    """A function around `function` whose parameters are the closure variables of `function`."""
     made = ast.parse(f"def {PREFIX}outer({', '.join(free)}): pass").body[0]
     assert isinstance(made, ast.FunctionDef)
     made.body = [function]
@@ -105,7 +112,7 @@ def _inner(code: types.CodeType, name: str) -> types.CodeType:
 
 
 def _is_mangled(node: ast.AST) -> bool:
-    """A name that Python spells differently inside of a class."""
+    """The node has a private name (``__x``), which Python mangles inside a class."""
     name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
     return name.startswith("__") and not name.endswith("__")
 

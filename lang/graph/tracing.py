@@ -1,4 +1,5 @@
-"""From a program to its graph: the body is called once, on a state that notes its steps and runs none."""
+"""Symbolic tracing: a program's body is called once, on a state that adds its steps to a graph and runs
+none."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from typing import Any, NoReturn
 
 import ramify.graph as graph
 from ramify.errors import CompileError, InvalidRequest
-from ramify.lang.graph.recorder import BY_STEPS, NoteOf, Notes, RecordedBranch, Submitted
+from ramify.lang.graph.recorder import BY_STEPS, GraphBuilder, RecordedBranch, Source, Submitted
 from ramify.lang.graph.rewrite import rewritten
-from ramify.lang.graph.unknown import NotKnown, Unknown, UnknownText, UnknownValue
+from ramify.lang.graph.symbolic import NotConcrete, Symbolic, SymbolicText, SymbolicValue
 from ramify.lang.program.nodes import Gen, Select
 from ramify.lang.program.state import ProgramState
 from ramify.lang.program.variables import Variable
@@ -20,83 +21,85 @@ from ramify.lang.program.variables import Variable
 
 @dataclass(frozen=True)
 class Traced:
-    """A program as a graph, and what of it only this process has."""
+    """A program as a graph, with the Python objects that a graph cannot hold."""
 
     graph: graph.Graph
     lines: dict[int, str]
-    """Where in the source a node was written, by the node's place in the graph."""
+    """Node index → source line."""
     steps: dict[int, Gen | Select]
-    """Its gens and selects as they were written, with their Python types and functions."""
+    """Node index → the gen or select as written, with its Python types and functions."""
     values: list[tuple[int, int, str, Any]]
-    """Variables that the program set itself: before which node, of which branch, name, value."""
+    """Variables that the program set: (index of the next node, branch, name, value)."""
     reads: list[Variable]
-    """What the program read, in its order."""
-    sources: dict[Variable, NoteOf]
-    """What the variables of the trace stand for."""
+    """The variables that the program read, in order."""
+    sources: dict[Variable, Source]
+    """Variable of the trace → the argument or node that it stands for."""
     returned: Any
-    """What the body returned, in terms of these variables."""
+    """The return value of the body, which may hold symbolic values."""
 
 
 @dataclass(frozen=True)
-class Beginning:
-    """A program up to the first question that only a run can answer."""
+class GraphPrefix:
+    """The steps of a program before the first one that depends on a result."""
 
     graph: graph.Graph | None
-    """Its calls before that; None where there are none."""
+    """The graph of these steps; None where they contain no call."""
     steps: dict[int, Gen | Select]
-    """As those of `Traced`."""
+    """As in `Traced`."""
     submitted: list[Submitted]
-    """Its steps as the body appended them."""
+    """The steps as the body appended them."""
     error: CompileError
-    """Why it has no whole graph."""
+    """The reason why the program has no whole graph."""
 
 
 def trace(body: Callable[..., Any], arguments: inspect.BoundArguments, unknown: Sequence[str]) -> Traced:
-    """The graph of `body`, called once with `arguments` and those in `unknown`, which every run will give.
+    """The graph of `body`, called once with `arguments`; those named in `unknown` are given by each run.
 
-    Raises `CompileError`, with the line, where its control flow asks for what only a run can tell.
+    Raises `CompileError`, with the line, where its control flow depends on a result or on such an argument.
     """
-    traced = trace_as_far(body, arguments, unknown)
-    if isinstance(traced, Beginning):
+    traced = trace_prefix(body, arguments, unknown)
+    if isinstance(traced, GraphPrefix):
         raise traced.error
     return traced
 
 
-def trace_as_far(
+def trace_prefix(
     body: Callable[..., Any], arguments: inspect.BoundArguments, unknown: Sequence[str] = ()
-) -> Traced | Beginning:
-    """`trace`, or what comes before the line where it would raise."""
-    notes = Notes(body.__name__)
-    arguments.arguments.update((name, notes.argument(name)) for name in unknown)
+) -> Traced | GraphPrefix:
+    """`trace`, or the steps before the line where `trace` would raise."""
+    builder = GraphBuilder(body.__name__)
+    arguments.arguments.update((name, builder.argument(name)) for name in unknown)
     try:
-        returned = _call(rewritten(body, notes.caught), TracedState(notes.root), arguments, notes)
-        _check_returned(returned, notes)
-        made = graph.Graph(name=body.__name__, arguments=tuple(unknown), nodes=tuple(notes.nodes))
+        returned = _call(rewritten(body, builder.caught), TracedState(builder.root), arguments, builder)
+        _check_returned(returned, builder)
+        made = graph.Graph(name=body.__name__, arguments=tuple(unknown), nodes=tuple(builder.nodes))
         made.check()
-    except (NotKnown, Exception) as error:
-        return _beginning(notes, body.__code__, error)
+    except (NotConcrete, Exception) as error:
+        return _prefix_of(builder, body.__code__, error)
     finally:
-        notes.end_body()
-    if notes.refused is not None:
-        return _beginning(notes, body.__code__, notes.refused)
-    return Traced(made, notes.lines, notes.steps, notes.values, notes.reads, notes.sources, returned)
+        builder.end_body()
+    if builder.refused is not None:
+        return _prefix_of(builder, body.__code__, builder.refused)
+    return Traced(
+        made, builder.lines, builder.steps, builder.values, builder.reads, builder.sources, returned
+    )
 
 
-def _beginning(notes: Notes, code: CodeType, error: BaseException) -> Beginning:
-    refused = _compile_error(notes.refused or error, code)
+def _prefix_of(builder: GraphBuilder, code: CodeType, error: BaseException) -> GraphPrefix:
+    refused = _compile_error(builder.refused or error, code)
     refused.__cause__ = error
-    known = [place for place in notes.steps if place < notes.known]
+    known = [place for place in builder.steps if place < builder.known]
     made: graph.Graph | None = None
-    # What the body did beside its steps before an exception of its own is not known.
-    if known and notes.refused is not None:
-        made = graph.Graph(name=code.co_name, nodes=tuple(notes.nodes[: max(known) + 1]))
-    return Beginning(made, notes.steps, notes.submitted, refused)
+    # After an exception of the body's own, side effects outside its steps are unknown: no prefix.
+    if known and builder.refused is not None:
+        made = graph.Graph(name=code.co_name, nodes=tuple(builder.nodes[: max(known) + 1]))
+    return GraphPrefix(made, builder.steps, builder.submitted, refused)
 
 
 def _call(
-    body: Callable[..., Any], state: TracedState, arguments: inspect.BoundArguments, notes: Notes
+    body: Callable[..., Any], state: TracedState, arguments: inspect.BoundArguments, builder: GraphBuilder
 ) -> Any:
-    """What the body returns. A coroutine is run as long as it waits for its own steps alone."""
+    """The return value of the body. A coroutine may wait for its own steps only, which are done at once."""
     result = body(state, *arguments.args, **arguments.kwargs)
     if type(result) is not CoroutineType:
         return result
@@ -106,45 +109,46 @@ def _call(
         return end.value
     finally:
         result.close()
-    return notes.not_here("The program waits for something other than its own steps.")
+    return builder.refuse_node("The program waits for something other than its own steps.")
 
 
 PLAIN = (str, int, float, bool, bytes, type(None))
-"""Types in which nothing can be hidden that is not known."""
+"""Types that cannot contain symbolic values."""
 
 
-def _check_returned(value: Any, notes: Notes) -> None:
-    """Refuse to return what may hold results where nobody would find them."""
+def _check_returned(value: Any, builder: GraphBuilder) -> None:
+    """Refuse a return value that may hide symbolic values: only lists, tuples and dicts are searched."""
     kind = type(value)
-    if issubclass(kind, Unknown | TracedState) or kind in PLAIN:
+    if issubclass(kind, Symbolic | TracedState) or kind in PLAIN:
         return
     if kind not in (list, tuple, dict):
-        notes.not_here(
+        builder.refuse_node(
             f"The program returns a {kind.__name__}. What is not known yet can be returned in lists, "
             "tuples and dicts."
         )
     for item in [*value, *value.values()] if kind is dict else value:
-        _check_returned(item, notes)
+        _check_returned(item, builder)
 
 
 class TracedState(ProgramState):
-    """The state of a traced body. Results can be read, and are unknown; all else that waits is refused."""
+    """The state of a traced body. Reading a result gives a symbolic value; other waiting methods are
+    refused."""
 
     _branch: RecordedBranch
 
     def __getitem__(self, name: str) -> Any:
         variable = self._branch.variable(name)
-        self._branch.notes.reads.append(variable)
+        self._branch.builder.reads.append(variable)
         return variable.value
 
     get_var = __getitem__
 
     def get(self, name: str, kind: Any = None) -> Any:
         value = self[name]
-        known = type(value) is UnknownText and kind is str
-        if kind is None or known or (type(value) is UnknownValue and value._kind is kind):
+        known = type(value) is SymbolicText and kind is str
+        if kind is None or known or (type(value) is SymbolicValue and value._kind is kind):
             return value
-        return self._branch.notes.not_here(f"{name!r} is read as another type than its own.")
+        return self._branch.builder.refuse_node(f"{name!r} is read as another type than its own.")
 
     async def aget(self, name: str, kind: Any = None) -> Any:
         return self.get(name, kind)
@@ -152,7 +156,7 @@ class TracedState(ProgramState):
 
 def _refused(name: str) -> Callable[..., NoReturn]:
     def refuse(self: TracedState, *args: Any, **kwargs: Any) -> NoReturn:
-        self._branch.notes.not_here(f"What {name} tells is not known before the program runs.")
+        self._branch.builder.refuse_node(f"The result of {name} is not known before the program runs.")
 
     return refuse
 
@@ -168,11 +172,11 @@ for _name in ("usage", "trace"):
 
 
 def _compile_error(error: BaseException, code: CodeType) -> CompileError:
-    """`error` as one that says at which line of the program it came up."""
+    """`error` as a `CompileError` that names the line of the program."""
     if isinstance(error, CompileError):
         return error
     line = _line_of(error.__traceback__, code) or f"{code.co_filename}:{code.co_firstlineno}"
-    if isinstance(error, NotKnown | InvalidRequest):
+    if isinstance(error, NotConcrete | InvalidRequest):
         message, remedy = error.message, error.remedy
     else:
         message, remedy = f"The program raised {type(error).__name__} while it was traced: {error}", BY_STEPS

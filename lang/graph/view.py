@@ -1,9 +1,8 @@
-"""A graph to look at: as text, as a Mermaid flowchart, and as a drawing."""
+"""A graph as text, a line a node, and as a Mermaid flowchart of its calls."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple
 
 from ramify.graph import (
     AnyNode,
@@ -22,22 +21,14 @@ from ramify.graph import (
 )
 
 MAX_TEXT = 40
-"""Characters of a constant text that are shown."""
+"""Longest constant text that is shown whole, in characters."""
 
 MERMAID = str.maketrans({'"': "#quot;", "#": "#35;", "&": "#amp;", "<": "#lt;", ">": "#gt;"})
-"""What has a meaning of its own inside of a label of Mermaid."""
-
-
-class Edge(NamedTuple):
-    """`before` comes first: in its branch, at a fork or join, or as its result is in the other's text."""
-
-    before: int
-    after: int
-    kind: Literal["next", "data"]
+"""Escapes within a label of Mermaid."""
 
 
 class GraphView:
-    """A graph. Print it for its nodes, a line each, indented by branch."""
+    """A graph. ``print`` shows its nodes, a line each, indented by branch."""
 
     def __init__(self, graph: Graph, lines: Mapping[int, str] | None = None) -> None:
         self.graph = graph
@@ -62,42 +53,45 @@ class GraphView:
         return f"[{node.branch}] " if node.branch else ""
 
     def mermaid(self) -> str:
-        """A flowchart for Mermaid (https://mermaid.js.org)."""
+        """A flowchart for Mermaid (https://mermaid.js.org): the calls, and which others each waits for.
+
+        A solid arrow leads from a call that comes before, in the same branch or across a fork or join.
+        A dashed arrow leads from a call whose result is put into the text.
+        """
         lines = ["flowchart TD"]
         for place, node in enumerate(self.graph.nodes):
-            text = self.label(place).translate(MERMAID)
-            left, right = ("([", "])") if isinstance(node, Gen | Select) else "[]"
-            lines.append(f'  n{place}{left}"{text}"{right}')
-        for edge in self.edges():
-            arrow = "-->" if edge.kind == "next" else "-.->"
-            lines.append(f"  n{edge.before} {arrow} n{edge.after}")
+            if isinstance(node, Gen | Select):
+                branch = f"[{node.branch}] " if node.branch else ""
+                lines.append(f'  n{place}(["{(branch + self.label(place)).translate(MERMAID)}"])')
+        for before, after, arrow in self._waits():
+            lines.append(f"  n{before} {arrow} n{after}")
         return "\n".join(lines) + "\n"
 
-    def svg(self) -> str:
-        """A drawing that needs nothing else: one column a branch, time downwards, data as dashed lines."""
-        from ramify.lang.graph.svg import drawing
-
-        return drawing(self)
-
-    def edges(self) -> Iterator[Edge]:
-        """What comes before what, in the order of the later nodes."""
-        last: dict[int, int] = {}
+    def _waits(self) -> Iterator[tuple[int, int, str]]:
+        """For each call, the calls that it waits for, with Mermaid's arrow."""
+        pending: dict[int, dict[int, str]] = {0: {}}
+        """Branch → the calls that its next call waits for."""
         for place, node in enumerate(self.graph.nodes):
-            if node.branch in last:
-                yield Edge(last[node.branch], place, "next")
-            if isinstance(node, Join):
-                for child in node.children:
-                    if last[child] != last.get(node.branch):
-                        yield Edge(last[child], place, "next")
-            if isinstance(node, Text):
-                for source in dict.fromkeys(part.node for part in node.parts if isinstance(part, Result)):
-                    yield Edge(source, place, "data")
-            last[node.branch] = place
-            if isinstance(node, Fork):
-                last.update(dict.fromkeys(node.children, place))
+            waits = pending[node.branch]
+            match node:
+                case Text():
+                    for part in node.parts:
+                        if isinstance(part, Result):
+                            waits.setdefault(part.node, "-.->")
+                case Fork():
+                    for child in node.children:
+                        pending[child] = dict(waits)
+                case Join():
+                    for child in node.children:
+                        for call, arrow in pending[child].items():
+                            waits.setdefault(call, arrow)
+                case Gen() | Select():
+                    for call, arrow in waits.items():
+                        yield call, place, arrow
+                    pending[node.branch] = {place: "-->"}
 
     def label(self, place: int) -> str:
-        """A node in a few words."""
+        """A short description of a node."""
         node = self.graph.nodes[place]
         match node:
             case Text():

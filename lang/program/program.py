@@ -14,9 +14,9 @@ from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.lang.backends.base import Backend
 from ramify.lang.batch import results, runs
 from ramify.lang.calls.options import NAMES, read_options
-from ramify.lang.graph.beginning import begun
 from ramify.lang.graph.body import compile_body
-from ramify.lang.graph.tracing import Traced, trace_as_far
+from ramify.lang.graph.prefix import submit_prefix
+from ramify.lang.graph.tracing import Traced, trace_prefix
 from ramify.lang.program.run import Run, find_backend
 from ramify.lang.program.state import ProgramState
 from ramify.lang.program.unsupported import unsupported
@@ -167,10 +167,10 @@ class Program(Generic[P, R]):
     def _calling(self, bound: inspect.BoundArguments, compiled: bool) -> Callable[[ProgramState], Any]:
         """A function that runs the program on a state: its body, or with `compiled` its graph."""
         if compiled:
-            traced = trace_as_far(self.body, copy.copy(bound))
+            traced = trace_prefix(self.body, copy.copy(bound))
             if isinstance(traced, Traced):
                 return self._graph_body(traced, NO_PARAMETERS, self.body)
-            return lambda s: self.body(begun(s, traced), *bound.args, **bound.kwargs)
+            return lambda s: self.body(submit_prefix(s, traced), *bound.args, **bound.kwargs)
         return lambda s: self.body(s, *bound.args, **bound.kwargs)
 
     def _start(

@@ -1,1 +1,2 @@
-"""The tree of calls of a run: its figures, the reasons for cache misses, and the HTML page that shows it."""
+"""The tree of calls of a run: its figures, the reasons for cache misses, and the HTML report that shows
+it."""

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ramify.lang.trace.misses import Misses
 
 CallKind = Literal["program", "fork", "gen", "select", "tool", "sample", "attempt"]
-"""program and fork hold calls. gen and select are steps of the program, tool is a function that the model
-called, which sends nothing; the others are the requests of a step that makes several: sample (n > 1) and
+"""program and fork hold calls. gen and select are steps of the program. tool is a function that the model
+called, and sends no request. A step that makes several requests has one child for each: sample (n > 1) or
 attempt (retries > 0)."""
 
 
@@ -35,20 +35,20 @@ class Call:
     end_s: float | None = None
     """None while it runs."""
     own_usage: Usage = field(default_factory=Usage)
-    """Of this request alone."""
+    """The usage of this request alone, without its children."""
     first_text_s: float | None = None
     followed: bool = False
-    """Somebody may read the text as it comes."""
+    """The text may be streamed to a reader."""
     text: str = ""
-    """What was generated, so far as it has come; of a select, the choice."""
+    """The text generated so far; of a select, the choice."""
     finish: Finish | None = None
     error: str | None = None
     tokens: Tokens | None = field(default=None, repr=False)
-    """What `text` was generated as."""
+    """The tokens of `text`."""
     scores: TokenLogprobs | None = field(default=None, repr=False)
-    """Of the prompt's last tokens, where they were asked for."""
+    """Log-probabilities of the prompt's last tokens, where they were asked for."""
     choices: tuple[tuple[str, ChoiceScore], ...] = field(default=(), repr=False)
-    """Of a select: its choices and how they scored."""
+    """The choices of a select and their scores."""
     children: list[Call] = field(default_factory=list)
     prompt_end: Piece | None = field(default=None, repr=False)
     parent: Call | None = field(default=None, repr=False)
@@ -77,7 +77,7 @@ class Call:
 
     @property
     def tokens_of_prompt(self) -> int:
-        """Tokens of `prompt`: those of choices that were computed behind it are left out."""
+        """Tokens of `prompt`, without those of the choices computed behind it."""
         inner = {
             score.tokens.ids[:end] for _, score in self.choices for end in range(1, len(score.tokens.ids))
         }
@@ -91,7 +91,7 @@ class Call:
 
     @property
     def path(self) -> tuple[str, ...]:
-        """What calls are named from below the program down to this one."""
+        """The names of the calls from the program's child down to this one."""
         names: list[str] = []
         call = self
         while call.parent is not None:
@@ -101,7 +101,7 @@ class Call:
 
     @property
     def sent(self) -> bool:
-        """It is itself a request to the backend."""
+        """This call is itself a request to the backend."""
         return self.kind not in ("program", "fork", "tool") and not self.children
 
     @property
@@ -120,7 +120,7 @@ class Call:
             yield from child.walk()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON. ``miss`` says of a request why its prompt was computed."""
+        """Plain data, for JSON. ``miss`` of a request: why tokens of its prompt were computed."""
         from ramify.lang.trace.misses import Misses
 
         return self._to_dict(Misses(self))
@@ -151,14 +151,15 @@ class Call:
         return render(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the tree as one HTML page that needs nothing else: no network, no other file."""
-        from ramify.lang.trace.page import page
+        """Write the tree as one HTML file that loads nothing else."""
+        from ramify.lang.trace.report import report
 
-        Path(path).write_text(page(self), encoding="utf-8")
+        Path(path).write_text(report(self), encoding="utf-8")
 
 
 CURRENT: ContextVar[Call | None] = ContextVar("ramify_call", default=None)
-"""The call that a backend's `generate` is running for. Scripted backends look it up by name."""
+"""The call that a backend's `generate` is running for. A scripted backend finds its answer by the call's
+name."""
 
 STEPS = ("program", "fork", "gen", "select", "tool")
 MAX_TEXT = 40

@@ -1,8 +1,14 @@
-"""Why a request's prompt was not found in the cache, as far as the program itself can tell.
+"""Why tokens of a request's prompt were not found in the prefix cache, seen from the program alone.
 
-A prompt is compared, as text, with what the program's earlier requests sent and received. That says how much
-of it the runtime had seen, and where it parts from the nearest of them. What other programs put into the
-cache is not known here. What was evicted, and for whom, is what the runtime says in a request's usage.
+A prompt is compared, as text, with the prompts and outputs of the program's earlier requests. The earlier
+request
+with the longest common prefix is the nearest one:
+
+    earlier   "Q: Who?" -> "Ada"         prompt and output
+    prompt    "Q: Who?Bob"               shares 7 characters: diverges, "Bob" where the nearest has "Ada"
+    prompt    "Q: Who?Ada. When?"        shares all 10: extends, new from "."
+
+Entries of other programs in the cache are not known here. Evicted tokens are taken from the request's usage.
 """
 
 from __future__ import annotations
@@ -17,12 +23,13 @@ from ramify.lang.calls.transcript import Piece, pieces
 from ramify.lang.trace.calls import Call
 
 Reason = Literal["first", "extends", "diverges", "lost"]
-"""first: no earlier request of the program began like this. extends: it goes on after all that one of them
-held. diverges: it parts from the nearest one. lost: more was computed before than was found."""
+"""first: no earlier request shares a prefix. extends: the prompt continues the nearest request's whole text.
+diverges: the prompt differs from the nearest request. lost: fewer tokens were cached than the nearest request
+had computed."""
 
 _WORD = re.compile(r"<\|\w+\|>|\s?\w+|\s?[^\w\s]+|\s+")
 _ID = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{24}\b")
-"""A program's id, of which people need no more than the beginning."""
+"""A program's id; messages show its first eight digits."""
 MAX_TOKEN = 40
 
 
@@ -33,25 +40,25 @@ class Miss:
     reason: Reason
     computed_tokens: int
     nearest: Call | None = None
-    """The earlier request that the prompt shares most with."""
+    """The earlier request with the longest common prefix."""
     shared_chars: int = 0
-    """How much it shares with it."""
+    """Length of the common prefix with `nearest`."""
     token: str = ""
-    """The first token of the prompt that the nearest request does not have there; the word, in text of the
-    program, whose tokens are not known here."""
+    """The first token of the prompt after the common prefix. In text of the program, whose tokens are not
+    known here, the first word."""
     token_id: int | None = None
-    """Its id; None for a word."""
+    """The id of `token`; None for a word."""
     other: str = ""
-    """What that one has there; empty where it ends."""
+    """The token or word of `nearest` in the same place; empty where `nearest` ends."""
     other_id: int | None = None
     respelled: bool = False
-    """Generated text was sent again as text, so that its tokens need not be the same."""
+    """Generated text was sent again as text, so that the tokenizer may split it differently."""
     overlapping: bool = False
     """The nearest request was still at its prompt when this one began."""
     evicted_tokens: int = 0
-    """Of the computed tokens, those that were in the cache once, from whatever program."""
+    """Computed tokens that had been in the cache and were evicted."""
     evicted_by: str = ""
-    """Whose need took most of these."""
+    """The program whose requests caused most of the evictions."""
 
     def __str__(self) -> str:
         near = "" if self.nearest is None else f"{self.nearest.kind} {self.nearest.name!r}"
@@ -96,11 +103,11 @@ class Miss:
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """How far the cached part of a prompt reaches in its text."""
+    """Where the cached part of a prompt ends, in characters."""
 
     chars: int
     exact: bool
-    """False where it lies between two places whose token counts are known: interpolated."""
+    """False where `chars` is interpolated between two places with known token counts."""
 
 
 class Misses:
@@ -110,7 +117,7 @@ class Misses:
         self.why: dict[Call, Miss] = {}
         self.cached: dict[Call, Cached] = {}
         self._texts: list[tuple[str, int]] = []
-        """What earlier requests sent and received, sorted, and whose it is."""
+        """(prompt and output, index into `_seen`) of the earlier requests, sorted."""
         self._seen: list[Call] = []
         self._token_texts = token_texts(root)
         requests = [call for call in root.walk() if call.sent and call.prompt_end is not None]
@@ -132,7 +139,7 @@ class Misses:
         self._seen.append(call)
 
     def _nearest(self, prompt: str) -> tuple[Call | None, int]:
-        """The earlier request that shares most with `prompt`, and how many characters: a sorted neighbour."""
+        """The earlier request with the longest common prefix, and its length: a neighbour in sorted order."""
         at = bisect.bisect(self._texts, (prompt, len(self._seen)))
         found: tuple[int, int] = (0, -1)
         for text, index in self._texts[max(at - 1, 0) : at + 1]:
@@ -141,7 +148,7 @@ class Misses:
         return (self._seen[index], shared) if shared else (None, 0)
 
     def _known(self, call: Call) -> dict[int, int]:
-        """Places in what a request sent and received, in characters, whose token counts are known."""
+        """Character positions in a request's prompt and output → token count up to there, where known."""
         usage, length = call.own_usage, len(call.prompt)
         if not usage.prompt_tokens:
             return {}
@@ -190,7 +197,7 @@ class Misses:
         )
 
     def _token(self, call: Call, text: str, place: int) -> tuple[str, int | None]:
-        """The token at `place` in what a request sent and received, and its id; else the word there."""
+        """The token at `place` in a request's prompt and output, and its id; else the word there."""
         end = 0
         for token, part in self._parts(call):
             end += len(part)
@@ -199,7 +206,7 @@ class Misses:
         return _word(text, place), None
 
     def _parts(self, call: Call) -> Iterator[tuple[int | None, str]]:
-        """What a request sent and received, as texts of single tokens where their ids are known."""
+        """A request's prompt and output, cut into single tokens where their ids are known."""
         for piece in pieces(call.prompt_end):
             ids = () if isinstance(piece.segment, str) else piece.segment
             texts = [self._token_texts.get(token, "") for token in ids]
@@ -213,7 +220,7 @@ class Misses:
 
 
 def token_texts(root: Call) -> dict[int, str]:
-    """Token id → text, of all tokens below `root` that came alone."""
+    """Token id → text, of all tokens below `root` that came in a chunk of their own."""
     found: dict[int, str] = {}
     for call in root.walk():
         if call.tokens is not None:
@@ -243,7 +250,7 @@ def _place(known: dict[int, int], tokens: int) -> Cached:
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters two texts begin with alike, by halving: comparing slices is quick."""
+    """Length of the common prefix, by bisection: comparing slices is fast."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -266,7 +273,7 @@ def _word(text: str, place: int) -> str:
 
 
 def _respelled(call: Call, nearest: Call, shared: int) -> bool:
-    """Within what both share, the nearest request has token ids where this one has text."""
+    """Within the common prefix, the nearest request has token ids where `call` has text."""
     theirs = _id_places(pieces(nearest.prompt_end))
     if nearest.text:
         theirs.add(len(nearest.prompt))
@@ -275,7 +282,7 @@ def _respelled(call: Call, nearest: Call, shared: int) -> bool:
 
 
 def _id_places(parts: list[Piece]) -> set[int]:
-    """Where, in characters, the pieces of a prompt begin that were sent as token ids."""
+    """Character positions at which pieces begin that were sent as token ids."""
     places: set[int] = set()
     place = 0
     for part in parts:

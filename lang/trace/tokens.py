@@ -1,4 +1,4 @@
-"""What a request generated, token by token, kept in a few bytes each, and as spans of text for people."""
+"""The output of a request token by token: stored compactly, shown as spans of text."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Span:
     text: str
     ids: tuple[int, ...]
     forced: int | None
-    """How many of the tokens the grammar left no choice about; None where the backend does not tell."""
+    """Number of forced tokens (the grammar allowed one); None where the backend does not report them."""
     logprob: float | None = None
-    """Natural logarithm; of a single token, where log-probabilities were asked for."""
+    """Natural logarithm; only of a single token, where log-probabilities were asked for."""
     top: tuple[tuple[str, float], ...] = ()
     """The most likely tokens in its place and their log-probabilities, best first."""
 
@@ -29,17 +29,17 @@ class Tokens:
 
     ids: tuple[int, ...]
     counts: array[int]
-    """Token ids of each piece of it."""
+    """Token ids of each piece of the output."""
     chars: array[int]
     """Characters of each piece."""
     forced: array[int]
     """Places in `ids` of forced tokens."""
     forced_told: bool
-    """The backend has said which they are, or that there are none."""
+    """The backend reports which tokens were forced."""
     logprobs: tuple[TokenLogprobs, ...]
 
     def spans(self, text: str, known: Mapping[int, str]) -> Iterator[Span]:
-        """The output `text`, cut. `known` are texts of token ids, to take chunks of several tokens apart."""
+        """The output `text` cut into spans. `known` (token id → text) splits chunks of several tokens."""
         places = set(self.forced)
         scores = _scores(self.logprobs)
         end = char = 0
@@ -65,7 +65,7 @@ Score = tuple[str, float | None, tuple[tuple[str, float], ...]]
 
 
 def tokens_of(chunks: Sequence[TextChunk]) -> Tokens:
-    """What `chunks` hold, without them."""
+    """The tokens of `chunks`."""
     forced, start, total = array("I"), 0, 0
     counts, chars = array("I"), array("I")
     for chunk in chunks:
@@ -86,7 +86,7 @@ def tokens_of(chunks: Sequence[TextChunk]) -> Tokens:
 
 
 def scores_of(found: TokenLogprobs) -> list[Score]:
-    """One entry per token."""
+    """One score per token."""
     texts = found.texts or ("",) * len(found.ids)
     tops: list[tuple[tuple[str, float], ...]] = [()] * len(found.ids)
     if found.top:
@@ -105,7 +105,7 @@ def _scores(runs: Sequence[TokenLogprobs]) -> list[Score]:
 def _texts(
     part: str, ids: Sequence[int], scores: Sequence[Score], known: Mapping[int, str]
 ) -> list[str] | None:
-    """The text of each token of a chunk, which make up `part`; None where they are not known."""
+    """The texts of a chunk's tokens, which make up `part`; None where they are not known."""
     if len(ids) == 1:
         return [part]
     for texts in ([text for text, _, _ in scores], [known.get(token, "") for token in ids]):

@@ -1,1 +1,1 @@
-"""Load tests of OpenAI-compatible endpoints: workloads, a client, arrivals, figures, and their reports."""
+"""Load tests of OpenAI-compatible endpoints: workloads, a client, arrivals, figures, and reports."""

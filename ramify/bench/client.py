@@ -1,4 +1,4 @@
-"""The client of a load test: it stamps what arrives with the time, and reads it off the clock."""
+"""The client of a load test. Chunks are stamped as they arrive and parsed later, off the measured path."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
-
-CONNECT_S = 10.0
+from ramify.errors import RamifyError
+from ramify.lang.backends.http import HttpClient
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where requests go."""
+    """An endpoint under test."""
 
     name: str
     url: str
@@ -29,12 +28,13 @@ class Sample:
     """One request. Times in seconds on the client's clock."""
 
     due: float
-    """When it was to be sent: a client that is late must not make the server look quick."""
+    """When the request was due. Latencies count from here, so that a late client does not flatter the
+    server."""
     chunks: list[tuple[float, bytes]] = field(default_factory=list)
-    """What came, and when; empty once it was read."""
+    """(time of arrival, bytes); emptied by `read`."""
     end: float = 0.0
     stamps: list[float] = field(default_factory=list)
-    """When each piece of text came."""
+    """The arrival of each piece of text."""
     text: str = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -46,41 +46,40 @@ class Sample:
 
     @property
     def ttft_s(self) -> float:
-        """To the first text."""
+        """Time to the first text."""
         return self.stamps[0] - self.due
 
     @property
     def e2e_s(self) -> float:
-        """To the last byte."""
+        """Time to the last byte."""
         return self.end - self.due
 
     @property
     def itl_s(self) -> list[float]:
-        """Between one piece of text and the next; a piece may hold several tokens."""
+        """Inter-token latencies: times between pieces of text, each of one token or more."""
         return [after - before for before, after in zip(self.stamps, self.stamps[1:], strict=False)]
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first; None of a single one."""
+        """Time per output token after the first; None for fewer than two tokens."""
         if self.output_tokens < 2:
             return None
         return (self.stamps[-1] - self.stamps[0]) / (self.output_tokens - 1)
 
 
 class LoadClient:
-    """Sends streaming requests to one endpoint, any number at a time."""
+    """Sends streaming requests to one endpoint, any number at a time, over kept connections.
+
+    Connections are kept on Ramify's background loop alone (`ramify.loop`): run load tests there.
+    """
 
     def __init__(self, endpoint: Endpoint, timeout_s: float | None = 600.0) -> None:
         self.endpoint = endpoint
-        self._http = httpx.AsyncClient(
-            base_url=endpoint.url,
-            headers={"authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else None,
-            timeout=httpx.Timeout(timeout_s, connect=CONNECT_S, pool=None),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
-        )
+        self._http = HttpClient(endpoint.url, endpoint.api_key, timeout_s=timeout_s)
 
     async def send(self, path: str, body: Mapping[str, Any], due: float | None = None) -> Sample:
-        """One request, to its end; failures are in the sample."""
+        """Send one request and read its answer to the end. Failures are recorded in the sample, not
+        raised."""
         request = {
             "model": self.endpoint.model,
             "temperature": 0,
@@ -88,32 +87,22 @@ class LoadClient:
             "stream_options": {"include_usage": True},
             **body,
         }
-        sample = Sample(time.perf_counter() if due is None else due)
-        clock, keep = time.perf_counter, sample.chunks.append
+        clock = time.perf_counter
+        sample = Sample(clock() if due is None else due)
         try:
-            async with self._http.stream("POST", path, json=request) as response:
-                if response.status_code != 200:
-                    body_text = (await response.aread()).decode(errors="replace")
-                    sample.error = f"{response.status_code}: {_message(body_text)}"
-                else:
-                    async for data in response.aiter_raw():
-                        keep((clock(), data))
-        except httpx.HTTPError as error:
-            sample.error = f"{type(error).__name__}: {error}".removesuffix(": ")
+            async for data in self._http.stream(path, request):
+                sample.chunks.append((clock(), data))
+        except RamifyError as error:
+            sample.error = f"{error.code}: {error.message}"
         sample.end = clock()
         return sample
-
-    async def get(self, path: str) -> Any:
-        response = await self._http.get(path)
-        response.raise_for_status()
-        return response.json()
 
     async def aclose(self) -> None:
         await self._http.aclose()
 
 
 def read(sample: Sample) -> Sample:
-    """Fill `sample` in from what arrived; done once, it does nothing more."""
+    """Parse the chunks of `sample` into its other fields, unless that was done before."""
     if sample.stamps or sample.error is not None:
         return sample
     rest = b""
@@ -137,7 +126,8 @@ def _read_event(sample: Sample, stamp: float, data: bytes, texts: list[str]) -> 
         sample.error = f"The server sent an event that is not JSON: {data[:100]!r}"
         return
     if event.get("error"):
-        sample.error = _message(json.dumps(event))
+        error = event["error"]
+        sample.error = str(error.get("message") if isinstance(error, dict) else error)[:300]
     for choice in event.get("choices") or ():
         piece = choice.get("text") or (choice.get("delta") or {}).get("content")
         if piece:
@@ -148,13 +138,3 @@ def _read_event(sample: Sample, stamp: float, data: bytes, texts: list[str]) -> 
         sample.prompt_tokens = usage.get("prompt_tokens") or 0
         sample.output_tokens = usage.get("completion_tokens") or 0
         sample.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-
-
-def _message(text: str) -> str:
-    """The message of an error body, whichever form it has."""
-    try:
-        error = json.loads(text)["error"]
-        text = error["message"] if isinstance(error, dict) else str(error)
-    except (ValueError, KeyError, TypeError):
-        pass
-    return text[:300]

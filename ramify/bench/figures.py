@@ -12,11 +12,11 @@ from ramify.bench.load import Measured
 from ramify.errors import InvalidRequest
 
 BOUNDS = ("ttft", "tpot", "e2e")
-"""What a goodput bound may be on: first text, time per output token after it, and the whole request."""
+"""Quantities that goodput can bound: time to first text, time per output token, end-to-end time."""
 
 
 def read_bounds(text: str) -> dict[str, float]:
-    """``ttft=500,tpot=50`` as seconds; given in milliseconds."""
+    """Parse ``ttft=500,tpot=50`` (milliseconds) to seconds by name."""
     bounds: dict[str, float] = {}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
@@ -34,7 +34,7 @@ def read_bounds(text: str) -> dict[str, float]:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float] | None:
-    """Mean and nearest-rank percentiles; None of nothing."""
+    """Mean and nearest-rank percentiles; None for no values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -52,7 +52,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def figures(measured: Measured, bounds: Mapping[str, float]) -> dict[str, Any]:
-    """The figures of one phase. Failed requests are counted and left out of all else."""
+    """The figures of one phase. Failed requests are counted and excluded from every other figure."""
     samples, seconds = measured.samples, measured.duration_s
     good = [sample for sample in samples if sample.error is None]
     prompt, output, cached = (

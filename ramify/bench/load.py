@@ -1,4 +1,4 @@
-"""When the requests of a load test are sent: so many at a time, or as they arrive at a rate."""
+"""Arrivals of a load test: a closed loop of fixed concurrency, or an open loop at a rate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ramify.bench.workloads import CHAT, Job, Phase
 
 @dataclass(frozen=True)
 class Measured:
-    """The requests of a phase, in the order of the jobs, and what the phase took."""
+    """The requests of a phase in the order of the jobs, and the time of the phase."""
 
     samples: list[Sample]
     duration_s: float
@@ -22,10 +22,10 @@ class Measured:
 
 
 async def measure(client: LoadClient, phase: Phase, rate: float | None, seed: str) -> Measured:
-    """Send all jobs of `phase`: `concurrency` at a time, or, with a `rate`, so many a second.
+    """Send all jobs of `phase`: `concurrency` at a time, or, with a `rate`, as a Poisson process per second.
 
-    Arrivals at a rate are a Poisson process, which does not wait for answers (an open loop), the same for
-    the same seed. A late arrival counts from when it was due.
+    Arrivals at a rate do not wait for answers (an open loop) and are the same for the same seed. The latency
+    of a request that is sent late counts from when it was due.
     """
     done: list[list[Sample]] = [[] for _ in phase.jobs]
     cpu, start = time.process_time(), time.perf_counter()
@@ -54,7 +54,7 @@ async def _arrive(client: LoadClient, job: Job, due: float, done: list[list[Samp
 
 
 async def _run(client: LoadClient, job: Job, due: float | None) -> list[Sample]:
-    """The requests of a job, one after the other; a chat ends at its first failure."""
+    """The requests of a job in sequence; a chat ends at its first failure."""
     sample = await client.send(job.path, job.body, due)
     sample.schema = job.schema
     samples = [sample]

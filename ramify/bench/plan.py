@@ -23,19 +23,20 @@ COMPARED = {
     "e2e_p50": ("e2e_s", "p50"),
     "valid_per_s": ("valid_per_s",),
 }
-"""Where the figures are whose ratios are reported."""
+"""Figure whose ratio is reported → its path in a run's figures."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured."""
+    """A load test."""
 
     endpoints: Sequence[Endpoint]
-    """In one run all get the same prompts: two names of one server would share its cache."""
+    """Within a run all endpoints get the same prompts. Two names of one server would therefore share its
+    cache."""
     workloads: Sequence[str]
     sizes: Sizes
     rates: Sequence[float | None] = (None,)
-    """Requests a second; None sends as many at a time as the workload says."""
+    """Requests per second; None sends with the workload's concurrency."""
     runs: int = 1
     seed: str = "0"
     bounds: Mapping[str, float] = field(default_factory=dict)
@@ -68,7 +69,7 @@ class Series:
 
 
 def check_workloads(names: Sequence[str], prompts: bool) -> None:
-    """Raise `InvalidRequest` for a workload that is not there, or that lacks what it needs."""
+    """Raise `InvalidRequest` for an unknown workload, or one whose requirements are missing."""
     for name in names:
         if name not in WORKLOADS:
             raise InvalidRequest(f"--workload {name!r} is none of {', '.join(WORKLOADS)}.", field="workload")
@@ -76,8 +77,8 @@ def check_workloads(names: Sequence[str], prompts: bool) -> None:
             raise InvalidRequest("--workload prompts needs --prompts FILE.", field="workload")
 
 
-async def run(plan: Plan, tell: Callable[[dict[str, Any]], None]) -> list[Series]:
-    """Carry `plan` out; `tell` is given each run's line as it is measured.
+async def run(plan: Plan, emit: Callable[[dict[str, Any]], None]) -> list[Series]:
+    """Carry `plan` out; `emit` is called with the line of each run as it is measured.
 
     Raises `BackendError` where no request succeeds.
     """
@@ -98,7 +99,7 @@ async def run(plan: Plan, tell: Callable[[dict[str, Any]], None]) -> list[Series
                 series = found.setdefault(key, Series(*key))
                 series.add(measured, result)
                 line = {"workload": key[0], "endpoint": key[1], "rate": rate, "run": run_number}
-                tell({**line, **result})
+                emit({**line, **result})
     if not any(one.ttft_s for one in found.values()):
         first = next(iter(found.values()))
         raise BackendError(f"No request succeeded on {first.endpoint}. {first.runs[0]['first_error']}")
@@ -109,7 +110,7 @@ async def run(plan: Plan, tell: Callable[[dict[str, Any]], None]) -> list[Series
 async def _turns(
     plan: Plan, clients: Sequence[LoadClient]
 ) -> AsyncIterator[tuple[str, float | None, int, LoadClient]]:
-    """Every repetition on every endpoint, which alternate, each going first as often as the other."""
+    """Every repetition on every endpoint, in alternating order (A B, B A, …), so that drift cancels out."""
     for workload in plan.workloads:
         for rate in plan.rates:
             for number in range(plan.runs):
@@ -118,7 +119,7 @@ async def _turns(
 
 
 async def _warm_up(client: LoadClient) -> None:
-    """Two short requests that are not measured: connections, and what a server does at its first request."""
+    """Send two short requests that are not measured: they open connections and warm the server up."""
     for number in range(2):
         body = {"prompt": words(16, client.endpoint.name, number), "max_tokens": 8}
         sample = read(await client.send(COMPLETIONS, body))
@@ -127,7 +128,7 @@ async def _warm_up(client: LoadClient) -> None:
 
 
 def ratios(series: Sequence[Series]) -> list[dict[str, Any]]:
-    """The first endpoint against the second, per phase and rate: medians of the ratios of paired runs."""
+    """First endpoint over second, per phase and rate: the median of the ratios of paired runs."""
     lines = []
     names = list(dict.fromkeys(one.endpoint for one in series))
     if len(names) != 2:

@@ -1,8 +1,9 @@
-"""Figures of a load test as a table in the terminal."""
+"""Figures of a load test as tables of text, for the terminal and for the report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ramify.bench.plan import COMPARED, Series, ratios
@@ -16,13 +17,21 @@ HEADS = {
     "e2e_p50": "E2E p50",
     "valid_per_s": "valid/s",
 }
-"""Of the ratios of `COMPARED`."""
+"""Heads of the ratios of `COMPARED`."""
 
 Column = tuple[str, Callable[[Mapping[str, Any]], str]]
 
 
-def table(series: Sequence[Series]) -> str:
-    """One line for each phase, endpoint and rate; medians over the runs, times in milliseconds."""
+@dataclass(frozen=True)
+class Table:
+    """`rows[0]` is the head; the first `left` columns are names, the others numbers."""
+
+    rows: list[list[str]]
+    left: int
+
+
+def figures_table(series: Sequence[Series]) -> Table:
+    """One row for each phase, endpoint and rate: medians over the runs, times in milliseconds."""
     several = len({one.endpoint for one in series}) > 1
     rated = any(one.rate is not None for one in series)
     lines = [one.median for one in series]
@@ -30,41 +39,51 @@ def table(series: Sequence[Series]) -> str:
     head = ["workload", *(["endpoint"] if several else []), *(["rate"] if rated else [])]
     rows = [[*head, *(name for name, _ in columns)]]
     for one, line in zip(series, lines, strict=True):
-        rate = "" if one.rate is None else f"{one.rate:g}/s"
-        start = [one.workload, *([one.endpoint] if several else []), *([rate] if rated else [])]
-        rows.append([*start, *(show(line) for _, show in columns)])
-    text = _aligned(rows, len(head))
+        names = [one.workload, *([one.endpoint] if several else []), *([_rate(one.rate)] if rated else [])]
+        rows.append([*names, *(show(line) for _, show in columns)])
+    return Table(rows, len(head))
+
+
+def ratios_table(series: Sequence[Series]) -> Table | None:
+    """The first endpoint's figures over the second's, for each phase and rate; None of one endpoint."""
     compared = ratios(series)
-    if compared:
-        text += "\n\n" + _aligned(_ratio_rows(compared, rated), 2 if rated else 1)
-    failed = [
-        f"{one.workload}{f' on {one.endpoint}' if several else ''}: {line['first_error']}"
-        for one, line in zip(series, lines, strict=True)
-        if line["failed"]
-    ]
-    return text + ("\n\nfirst error of " + "\nfirst error of ".join(failed) if failed else "")
-
-
-def _ratio_rows(compared: Sequence[Mapping[str, Any]], rated: bool) -> list[list[str]]:
+    if not compared:
+        return None
+    rated = any(line["rate"] is not None for line in compared)
     names = [name for name in COMPARED if any(name in line for line in compared)]
-    heads = [HEADS[name] for name in names]
-    rows = [[compared[0]["ratio"], *(["rate"] if rated else []), *heads]]
+    rows = [[compared[0]["ratio"], *(["rate"] if rated else []), *(HEADS[name] for name in names)]]
     for line in compared:
-        rate = ["" if line["rate"] is None else f"{line['rate']:g}/s"] if rated else []
         values = [f"{line[name]:.2f}x" if name in line else "" for name in names]
-        rows.append([line["workload"], *rate, *values])
-    return rows
+        rows.append([line["workload"], *([_rate(line["rate"])] if rated else []), *values])
+    return Table(rows, 2 if rated else 1)
 
 
-def _aligned(rows: Sequence[Sequence[str]], left: int) -> str:
-    """The first `left` columns to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+def terminal(series: Sequence[Series]) -> str:
+    """Both tables, and the first error of each phase in which requests failed."""
+    parts = [_aligned(figures_table(series))]
+    if (compared := ratios_table(series)) is not None:
+        parts.append(_aligned(compared))
+    several = len({one.endpoint for one in series}) > 1
+    failed = [
+        f"first error of {one.workload}{f' on {one.endpoint}' if several else ''}: {line['first_error']}"
+        for one in series
+        if (line := one.median)["failed"]
+    ]
+    return "\n\n".join([*parts, *(["\n".join(failed)] if failed else [])])
+
+
+def _rate(rate: float | None) -> str:
+    return "" if rate is None else f"{rate:g}/s"
+
+
+def _aligned(table: Table) -> str:
+    widths = [max(map(len, column)) for column in zip(*table.rows, strict=True)]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if index < left else cell.rjust(width)
+            cell.ljust(width) if index < table.left else cell.rjust(width)
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
-        for row in rows
+        for row in table.rows
     )
 
 

@@ -1,8 +1,8 @@
-"""What the load tests ask: named workloads, made from a seed, and the user's own prompts.
+"""Workloads of load tests: named ones, generated from a seed, and the user's own prompts.
 
 Prompts are common English words, about one token each in the usual vocabularies, so that their length is
-known without the model's tokenizer. Every run of a workload has a seed of its own: nothing but what a
-workload means to share is found in a cache.
+known without the model's tokenizer. Every run of a workload has its own seed, so that prompts share only the
+prefixes that the workload intends.
 """
 
 from __future__ import annotations
@@ -32,41 +32,42 @@ WORDS = _COMMON.split()
 
 @dataclass(frozen=True)
 class Job:
-    """A request, and for a chat the user's further messages, each sent after the answer to the one before."""
+    """A request. For a chat also the user's later messages, each sent after the answer to the previous
+    one."""
 
     path: str
     body: Mapping[str, Any]
     follow_ups: tuple[str, ...] = ()
     schema: Any = None
-    """What the answer must satisfy."""
+    """JSON schema of the answer; None for free text."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Jobs that are measured together."""
+    """Jobs measured together."""
 
     label: str
     jobs: list[Job]
     concurrency: int
-    """Jobs at a time, unless they arrive at a rate."""
+    """Jobs in flight, unless they arrive at a rate."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the command line sets for all workloads; None for each one's own."""
+    """Sizes set for all workloads; None keeps a workload's own."""
 
     requests: int | None = None
     concurrency: int | None = None
     prompt_tokens: int | None = None
     max_tokens: int | None = None
     exact: bool = True
-    """Ask for exactly max_tokens, with ``ignore_eos``, which OpenAI's own endpoint does not know."""
+    """Request exactly max_tokens by ``ignore_eos``, which OpenAI's own endpoint rejects."""
     prompts: list[dict[str, Any]] = field(default_factory=list)
     """The user's own."""
 
 
 def words(count: int, *key: object) -> str:
-    """`count` words that depend on `key` alone."""
+    """`count` words, determined by `key`."""
     draw = random.Random("/".join(map(str, key)))
     return " ".join(draw.choices(WORDS, k=count))
 

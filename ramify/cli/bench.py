@@ -1,23 +1,21 @@
-"""`ramify bench`: load on an OpenAI-compatible endpoint, or on two in alternation, and what came of it."""
+"""`ramify bench`: a load test of an OpenAI-compatible endpoint, or of two in alternation."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import functools
 import json
 import sys
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO
 
-from ramify.errors import BackendError, InvalidRequest
+from ramify.cli.target import first_model
+from ramify.errors import InvalidRequest
+from ramify.loop import wait
 
 if TYPE_CHECKING:
     from ramify.bench.client import Endpoint
     from ramify.bench.plan import Plan
-
-T = TypeVar("T")
 
 USUAL = "single,batch,prefix,tree"
 
@@ -44,15 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompts", metavar="FILE", help="request bodies as JSON lines, for the workload prompts"
     )
     load.add_argument(
-        "--rate", metavar="X,…", help="requests a second, arriving at random, instead of so many at a time"
+        "--rate", metavar="X,…", help="requests a second (Poisson arrivals), instead of fixed concurrency"
     )
-    load.add_argument(
-        "--runs", type=int, default=1, metavar="N", help="repetitions, of which medians are shown"
-    )
+    load.add_argument("--runs", type=int, default=1, metavar="N", help="repetitions; medians are shown")
     for name, what in (
         ("requests", "requests (chats, for tree)"),
         ("concurrency", "requests at a time"),
-        ("prompt-tokens", "length of the prompt, or of what prompts share"),
+        ("prompt-tokens", "length of the prompt, or of the shared prefix"),
         ("max-tokens", "length of the output"),
     ):
         load.add_argument(f"--{name}", type=int, metavar="N", help=f"{what} (default: the workload's own)")
@@ -62,37 +58,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument(
         "--goodput", metavar="ttft=MS,…", help="also count requests within bounds: ttft, tpot, e2e"
     )
-    load.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals (default: 0)")
+    load.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of prompts and arrivals (default: 0)"
+    )
     load.add_argument(
         "--timeout", type=float, default=600.0, metavar="S", help="longest silence (default: 600)"
     )
     report = parser.add_argument_group("the report")
     report.add_argument("--json", action="store_true", help="print a JSON line for each run, and no table")
     report.add_argument("--jsonl", metavar="FILE", help="write these lines to a file")
-    report.add_argument("--html", metavar="FILE", help="write a page with plots")
+    report.add_argument("--html", metavar="FILE", help="write a report with plots (needs matplotlib)")
 
 
 def run(options: argparse.Namespace) -> int:
     from ramify.bench import plan as plans
-    from ramify.bench.page import page
-    from ramify.bench.table import table
+    from ramify.bench.report import check_matplotlib, report
+    from ramify.bench.table import terminal
 
-    plan = _run(_plan(options))
+    if options.html is not None:
+        check_matplotlib()
+    plan = wait(_plan(options))
     with contextlib.ExitStack() as stack:
         lines = None if options.jsonl is None else stack.enter_context(_open(options.jsonl))
-        series = _run(plans.run(plan, functools.partial(_tell, options.json, lines)))
+        series = wait(plans.run(plan, functools.partial(_tell, options.json, lines)))
         for line in plans.ratios(series):
             _tell(options.json, lines, line)
     if not options.json:
-        print(table(series))
+        print(terminal(series))
     if options.html is not None:
         with _open(options.html) as file:
-            file.write(page(series, plan))
+            file.write(report(series, plan))
     return 1 if any(one.median["failed"] for one in series) else 0
 
 
 def _tell(as_json: bool, file: TextIO | None, line: dict[str, Any]) -> None:
-    """Write a line as soon as it is known, and say that there is one."""
+    """Write the line of a run, and report progress on standard error."""
     text = json.dumps(line)
     if as_json:
         print(text, flush=True)
@@ -166,22 +166,7 @@ def _rate(text: str) -> float:
 
 async def _endpoint(url: str, model: str | None, name: str | None, api_key: str | None) -> Endpoint:
     from ramify.bench.client import Endpoint
-    from ramify.lang.backends.http import HttpClient
 
     base = url.rstrip("/").removesuffix("/v1") + "/v1"
-    client = HttpClient(base, api_key)
-    try:
-        found = model or (await client.get("/models"))["data"][0]["id"]
-    except (LookupError, TypeError):
-        raise BackendError(f"{base} lists no model.", remedy="Give --model.") from None
-    finally:
-        await client.aclose()
+    found = model or await first_model(base, api_key, "Give --model.")
     return Endpoint(name or base.removesuffix("/v1"), base, found, api_key)
-
-
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(work)
-    return uvloop.run(work)

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, cast
 
 from ramify.cli.flags import add_model
-from ramify.cli.target import add_target_flags, engine_of
+from ramify.cli.target import add_target_flags, engine_of, first_model
 from ramify.loop import wait
 from ramify.messages import ChatMessage, Generate, Usage
 from ramify.sampling_params import SamplingParams
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="a system prompt")
-    parser.add_argument("--max-tokens", type=int, default=512, metavar="N", help="an answer's (default: 512)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=512, metavar="N", help="tokens of an answer (default: 512)"
+    )
     parser.add_argument("--temperature", type=float, default=0.7, metavar="X", help="(default: 0.7)")
     add_target_flags(parser)
 
@@ -39,16 +41,10 @@ def run(options: argparse.Namespace) -> int:
 
 async def _connect(url: str, api_key: str | None) -> Backend:
     """The first model that the server lists. Any server with OpenAI's API will do."""
-    from ramify.lang.backends.http import HttpClient
     from ramify.lang.backends.openai import OpenAI
 
     base_url = url.rstrip("/").removesuffix("/v1") + "/v1"
-    client = HttpClient(base_url, api_key)
-    try:
-        models = await client.get("/models")
-    finally:
-        await client.aclose()
-    return OpenAI(models["data"][0]["id"], base_url=base_url, api_key=api_key)
+    return OpenAI(await first_model(base_url, api_key), base_url=base_url, api_key=api_key)
 
 
 def _converse(backend: Backend, sampling: SamplingParams, system: str | None) -> None:
@@ -69,7 +65,7 @@ def _converse(backend: Backend, sampling: SamplingParams, system: str | None) ->
 
 
 async def _print_answer(backend: Backend, request: Generate) -> str:
-    """Print the answer as it comes, then what it cost; returns its text."""
+    """Stream the answer to the terminal, then print its usage; returns the text."""
     started = time.perf_counter()
     text, usage = "", Usage()
     async with aclosing(cast("Any", backend.generate(request))) as chunks:

@@ -14,8 +14,8 @@ COMMANDS = {
     "serve": "serve a model over HTTP (OpenAI's API and SGLang's)",
     "run": "run a program from a file and print its outputs and its tree of calls",
     "chat": "chat with a model in the terminal",
-    "pull": "fetch a model and print where it lies",
-    "bench": "put load on an OpenAI-compatible endpoint and print what it does",
+    "pull": "fetch a model and print its path",
+    "bench": "load-test an OpenAI-compatible endpoint",
 }
 
 FAILED = 2
@@ -40,14 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong with the arguments in one line; argparse puts all flags of the command before it."""
+    """Reports wrong arguments in one line, without the usage that argparse prints before."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(FAILED, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def _parser(chosen: str | None) -> argparse.ArgumentParser:
-    """The parser; only the chosen command's arguments are in it, as the others need not be imported."""
+    """The parser. Only the chosen command is imported and has its arguments."""
     parser = _Parser(
         prog="ramify", description="Programs that make many calls to a language model, and their runtime."
     )
@@ -61,7 +61,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
 
 
 class _Version(argparse.Action):
-    """Looks the version up only when it is asked for."""
+    """Looks the version up only for ``--version``."""
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help="show the version and exit")

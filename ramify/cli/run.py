@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ramify.cli.run_rows import json_or_text, read_rows
+from ramify.cli.run_rows import json_or_text, read_rows, required
 from ramify.cli.target import add_target_flags, engine_of
 from ramify.errors import InvalidRequest, NotFound, ProgramError
 
@@ -97,7 +97,8 @@ def load(place: str) -> Any:
 
 
 def read_arguments(program: Any, pairs: list[str], *, complete: bool = True) -> dict[str, Any]:
-    """``key=value`` pairs as keyword arguments of `program`; `complete`: all that it needs must be there."""
+    """``key=value`` pairs as keyword arguments of `program`; with `complete` all required ones must be
+    given."""
     parameters = inspect.signature(program.body, eval_str=True).parameters
     arguments: dict[str, Any] = {}
     for pair in pairs:
@@ -108,13 +109,7 @@ def read_arguments(program: Any, pairs: list[str], *, complete: bool = True) -> 
             known = ", ".join(program.arg_names) or "none"
             raise InvalidRequest(f"The program has no parameter {key!r}; it has {known}.", field="arguments")
         arguments[key] = json_or_text(value, parameters[key])
-    needed = [
-        name
-        for name in program.arg_names
-        if parameters[name].default is inspect.Parameter.empty
-        and parameters[name].kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        and name not in arguments
-    ]
+    needed = [name for name in required(program) if name not in arguments]
     if needed and complete:
         missing = ", ".join(f"{name}=…" for name in needed)
         raise InvalidRequest(f"The program needs {missing}.", field="arguments")

@@ -1,4 +1,4 @@
-"""The rows of `ramify run --input`: CSV, JSON lines or Parquet, read as they are needed."""
+"""The rows of `ramify run --input`: CSV, JSON lines or Parquet, read lazily."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ PARQUET_ROWS = 1024
 def read_rows(
     path: str, program: Any, common: Sequence[str], key: str | None, only: str | None
 ) -> Iterator[Any]:
-    """The rows of `path` as arguments of `program`; those in `common` are given beside them.
+    """The rows of `path` as arguments of `program`, except those in `common`, which are the same for all
+    rows.
 
-    `only` are the columns to pass, separated by commas; `key` is read beside them. Raises
-    `InvalidRequest` where the first row has a column that the program does not take, or lacks one that
-    it needs. A row that cannot be read is passed on as it is, and becomes a row with an error.
+    `only` are the columns to pass, separated by commas; `key` is read as well. Raises `InvalidRequest` where
+    the first row has a column that the program does not take, or lacks a required one. A row that cannot be
+    read is passed on as it is, and becomes a row with an error.
     """
     rows = _open(path, program)
     if only is not None:
@@ -63,16 +64,20 @@ def _check(row: Mapping[str, Any], program: Any, common: set[str], key: str | No
     both = sorted(common & set(taken))
     if both:
         raise InvalidRequest(f"{both[0]} is given on the command line and is a column of {path}.")
-    lacking = [
-        name
-        for name in program.arg_names
-        if name not in row
-        and name not in common
-        and parameters[name].default is inspect.Parameter.empty
-        and parameters[name].kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    ]
+    lacking = [name for name in required(program) if name not in row and name not in common]
     if lacking:
         raise InvalidRequest(f"The program needs {lacking[0]!r}, which {path} does not have.", field="input")
+
+
+def required(program: Any) -> list[str]:
+    """The names of the parameters of `program` without defaults."""
+    parameters = inspect.signature(program.body).parameters
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [
+        name
+        for name in program.arg_names
+        if parameters[name].default is inspect.Parameter.empty and parameters[name].kind not in several
+    ]
 
 
 def _some(row: Any, wanted: set[str]) -> Any:
@@ -85,7 +90,7 @@ def _some(row: Any, wanted: set[str]) -> Any:
 
 
 def _csv(path: str, program: Any) -> Iterator[Any]:
-    """A cell is read as an argument on the command line is; one that is empty takes the default."""
+    """Cells are read like command-line arguments; an empty cell takes the parameter's default."""
     csv.field_size_limit(sys.maxsize)
     parameters = inspect.signature(program.body, eval_str=True).parameters
     with open(path, newline="", encoding="utf-8-sig") as file:

@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidRequest(str(error)) from None
     from ramify.runtime.processes.workers import Workers
 
-    with Workers(config) as workers:  # before all that this process has to import
+    with Workers(config) as workers:  # processes start before this one imports the server
         from ramify.runtime.server.serve import serve
 
         return serve(config, _routes, workers)

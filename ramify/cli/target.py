@@ -1,4 +1,4 @@
-"""What `run` and `chat` run on: an engine of their own, or a server elsewhere."""
+"""The target of `run` and `chat`: an engine started for the command, or a server."""
 
 from __future__ import annotations
 
@@ -6,11 +6,25 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ramify.cli.flags import add_config_flags, given_fields
-from ramify.errors import InvalidRequest
+from ramify.errors import BackendError, InvalidRequest
 from ramify.runtime.config import EngineConfig
 
 if TYPE_CHECKING:
     from ramify.runtime.engine import Engine
+
+
+async def first_model(base_url: str, api_key: str | None, remedy: str | None = None) -> str:
+    """The id of the first model that an OpenAI-compatible endpoint lists; `remedy` is for one without."""
+    from ramify.lang.backends.http import HttpClient
+
+    client = HttpClient(base_url, api_key)
+    try:
+        found: str = (await client.get("/models"))["data"][0]["id"]
+    except (LookupError, TypeError):
+        raise BackendError(f"{base_url} lists no model.", remedy=remedy) from None
+    finally:
+        await client.aclose()
+    return found
 
 
 def add_target_flags(parser: argparse.ArgumentParser) -> None:

@@ -11,9 +11,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
-from benchmarks.kernel_compiler import GENERATIONS, innermost_loops, usage
 from ramify.kernels.triton.plan.attention_config import CHUNK, Tile, block_dim, tiles
 from ramify.kernels.triton.tiles import attention_tile, merge
+from tests.kernels.kernel_compiler import GENERATIONS, innermost_loops, usage
 
 TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 H100 = GENERATIONS[90].device

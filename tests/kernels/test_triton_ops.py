@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.compile_kernels import cases, line, measure, row_cases
-from benchmarks.kernel_compiler import Compiled, compiling
 from ramify.kernels.errors import KernelUnavailable
 from ramify.kernels.registry import ops
 from ramify.kernels.sampling_inputs import LogitEdits, SamplingOptions
 from ramify.kernels.triton import activation, kv_store, logits, matmul, norm, rope, sampling
+from tests.kernels.kernel_compiler import Compiled, compiling
+from tests.kernels.kernel_forms import cases, line, measure, row_cases
 
 HALF = torch.bfloat16
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.kernel_compiler import Compiled, compiling
 from ramify.kernels.registry import ops
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
@@ -15,6 +14,7 @@ from ramify.runtime.executor.sampler import SamplingRow
 from ramify.runtime.model.config import config_from_hf
 from ramify.runtime.model.load import dummy_model
 from ramify.sampling_params import SamplingParams
+from tests.kernels.kernel_compiler import Compiled, compiling
 
 PAGE = 16
 BRANCHES = 70

@@ -14,7 +14,7 @@ import ramify as rm
 from ramify.errors import RequestTimeout
 from ramify.graph import Graph
 from ramify.lang.backends.submitted import SubmittedProgram
-from ramify.lang.graph.hosting import Job, run_row
+from ramify.lang.graph.serve import Job, run_row
 from ramify.loop import wait
 from ramify.messages import Generate
 from tests.lang.backends import Holding
@@ -301,9 +301,9 @@ def test_calls_that_do_not_wait_for_each_other_run_together():
     @rm.function
     def program(s):
         s += "first" + rm.gen("first")
-        begun = s["first"]
+        submit_prefix = s["first"]
         for branch in s.fork(3):
-            branch += "behind" + begun + rm.gen("x")
+            branch += "behind" + submit_prefix + rm.gen("x")
 
     backend = Holding(lambda request: "one two")
     state = program.compile().run(backend=backend, stream=True)

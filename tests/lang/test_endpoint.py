@@ -245,7 +245,7 @@ STREAM = "text/event-stream"
             "died",
         ),
         (answer(b'data: {"chunks": [{"text": "a"}]}\n\n', kind=STREAM), BackendError, "something else"),
-        (b"nonsense\r\n\r\n", BackendError, "cannot be reached"),
+        (b"nonsense\r\n\r\n", BackendError, "not HTTP"),
         (b"", BackendError, "cannot be reached"),
     ],
 )

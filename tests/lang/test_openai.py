@@ -325,5 +325,5 @@ def test_settings_from_the_environment(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "from-environment")
     backend = rm.OpenAI("m")
     assert backend._http.base_url == "http://127.0.0.1:9/v1"
-    assert b"authorization: Bearer from-environment\r\n" in backend._http._head
+    assert backend._http._headers["authorization"] == "Bearer from-environment"
     backend.close()

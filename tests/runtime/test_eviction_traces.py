@@ -1,4 +1,4 @@
-"""The traces of `benchmarks.eviction`, and what is recomputed where pages are short, on a small scale."""
+"""Traces of programs, and their replay, and what is recomputed where pages are short, on a small scale."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.eviction import UNBOUNDED, Optimum, Replay, compare
-from benchmarks.program_traces import KINDS, generate, recorded
+from tests.runtime.eviction_replay import UNBOUNDED, Optimum, Replay, compare
+from tests.runtime.program_traces import KINDS, generate, recorded
 
 
 def test_a_trace_is_the_same_every_time_and_has_all_kinds() -> None:

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.program_traces import Call, Trace, generate
-from benchmarks.programs_load import Simulation
 from ramify.messages import EndProgram, ProgramHint, Submit
 from ramify.runtime.scheduler.admission import OVERTAKING, OVERTAKING_BATCHES, Candidate, together
 from ramify.runtime.scheduler.policy import LeastLeftFirst
@@ -17,6 +15,8 @@ from ramify.runtime.scheduler.programs.programs import FIRST_GUESS, LEAST_LEFT, 
 from ramify.runtime.scheduler.request import Request
 from ramify.sampling_params import SamplingParams
 from tests.runtime.local import LocalScheduler
+from tests.runtime.policy_simulation import Simulation
+from tests.runtime.program_traces import Call, Trace, generate
 from tests.runtime.test_scheduler import prompt_of
 
 NUMBERS = itertools.count()

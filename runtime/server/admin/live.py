@@ -13,8 +13,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, Response
 
 from ramify.errors import RamifyError
+from ramify.html.template import fill
 from ramify.messages import SchedulerStats, Snapshot
-from ramify.pages.page import fill
 from ramify.runtime.server.fields import json_response
 from ramify.runtime.server.service import FrontendProtocol, Service
 

@@ -1,8 +1,14 @@
-"""The first steps of a program as a graph at the server, while its body goes through the same steps here.
+"""Speculative submission: a program's first steps run at the server as a graph, while its body runs here.
 
-A body that asks for a result has no whole graph. What it does before that is known, and is submitted at
-once. The body is then called as ever. A request of a step that it shares with the graph is not sent: it is
-answered with what came of it at the server. From the first other step on, requests are sent one by one.
+A body that branches on a result has no whole graph. The steps before that are known from tracing, and are
+submitted
+at once. The body is then called as ever:
+
+    graph at the server    text, gen a, gen b
+    steps of the body      text, gen a, gen b, (reads b) gen c
+    requests               a, b: answered from the graph's results; c: sent by itself
+
+From the first step that differs from the graph, requests are sent one by one.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ from typing import Any, cast
 from ramify.errors import InvalidRequest, ProgramError
 from ramify.lang.backends.base import Backend, RunsPrograms, Submission
 from ramify.lang.graph.body import stays_here
-from ramify.lang.graph.tracing import Beginning
+from ramify.lang.graph.tracing import GraphPrefix
 from ramify.lang.program.branch import Branch
 from ramify.lang.program.nodes import Interpolated, Step, Text
 from ramify.lang.program.run import Run
@@ -27,43 +33,43 @@ from ramify.lang.trace.calls import CURRENT, Call
 from ramify.messages import Generate, ModelInfo, TextChunk
 
 OF_THIS_PROCESS = ("line", "parse", "kind", "validate")
-"""Fields of a step that change nothing of its request."""
+"""Fields of a step that do not change its request."""
 
 
-def begun(s: ProgramState, beginning: Beginning) -> ProgramState:
-    """`s`, whose run has submitted `beginning` if its backend is a server that takes it."""
+def submit_prefix(s: ProgramState, prefix: GraphPrefix) -> ProgramState:
+    """Submit `prefix` for the run of `s` if its backend is a server that runs graphs; returns `s`."""
     run = s._branch.run
-    graph = beginning.graph
-    if graph is None or not isinstance(run.backend, RunsPrograms) or stays_here(beginning.steps):
+    graph = prefix.graph
+    if graph is None or not isinstance(run.backend, RunsPrograms) or stays_here(prefix.steps):
         return s
     try:
         graph.check()
-    except InvalidRequest:  # too large: the body alone can do it
+    except InvalidRequest:  # too large for one graph: the body runs without
         return s
     submission = Submission(graph, {}, run.options, run.scope, run.stream)
-    run.backend = _Begun(run, beginning, run.backend, submission)
+    run.backend = _PrefixBackend(run, prefix, run.backend, submission)
     return s
 
 
-class _Begun:
-    """The backend of such a run."""
+class _PrefixBackend:
+    """The backend of a run whose first steps were submitted as a graph."""
 
-    def __init__(self, run: Run, beginning: Beginning, backend: RunsPrograms, submission: Submission) -> None:
+    def __init__(self, run: Run, prefix: GraphPrefix, backend: RunsPrograms, submission: Submission) -> None:
         self._run = run
         self._backend = cast(Backend, backend)
         self._server = backend.submit_program(submission, self._is_other)
-        self._ahead = deque(beginning.submitted)
-        """The steps of the graph that the body has not reached yet."""
+        self._ahead = deque(prefix.submitted)
+        """Steps of the graph that the body has not reached."""
         self._parted = False
         self._same: list[Variable] = []
-        """Of the body's steps, those that the graph has as well."""
+        """Variables of the body's steps that match a step of the graph."""
         self._of: dict[Variable, Variable] = {}
-        """Their variables by those of the trace."""
+        """Variable of the trace → variable of the body's matching step."""
         self._lock = threading.Lock()
         self._goes_on = False
-        """Some request was sent by itself."""
-        if (tell := getattr(backend, "await_tools", None)) is not None:
-            self.await_tools = tell
+        """A request was sent outside the graph."""
+        if (await_tools := getattr(backend, "await_tools", None)) is not None:
+            self.await_tools = await_tools
         run.watch = self._watch
 
     async def info(self) -> ModelInfo:
@@ -83,43 +89,43 @@ class _Begun:
             await self._backend.end_program(program)
 
     async def aclose(self) -> None:
-        """The backend is closed by whoever opened it."""
+        """Does nothing: the caller who opened the backend closes it."""
 
     def _is_answered(self, call: Call | None) -> bool:
-        """The request belongs to a step that the graph has as well."""
+        """The request belongs to a step that matched the graph."""
         while call is not None and call.parent is not None and call.parent.kind not in ("program", "fork"):
             call = call.parent
         return any(variable.call is call for variable in self._same)
 
     def _is_other(self) -> bool:
-        """The program did not go as the graph does, or has failed."""
+        """The program took another course than the graph, or failed."""
         return self._parted or bool(self._ahead) or _has_failed(self._run.root)
 
     def _watch(self, branch: Branch, step: Step, variable: Variable | None) -> None:
         with self._lock:
             if self._parted or not self._ahead:
                 return
-            key, noted, known = self._ahead.popleft()
-            self._parted = key != branch.key or not self._is_same(noted, step)
+            key, node, known = self._ahead.popleft()
+            self._parted = key != branch.key or not self._is_same(node, step)
             if not self._parted and variable is not None and known is not None:
                 self._of[known] = variable
                 self._same.append(variable)
 
-    def _is_same(self, noted: Step, step: Step) -> bool:
-        """The body's step is that of the graph."""
-        if isinstance(noted, Interpolated):
-            return isinstance(step, Text) and step.value == self._text(noted)
-        return type(noted) is type(step) and all(
-            _comparable(getattr(noted, field.name)) == _comparable(getattr(step, field.name))
+    def _is_same(self, node: Step, step: Step) -> bool:
+        """The body's step makes the same request as the graph's."""
+        if isinstance(node, Interpolated):
+            return isinstance(step, Text) and step.value == self._text(node)
+        return type(node) is type(step) and all(
+            _comparable(getattr(node, field.name)) == _comparable(getattr(step, field.name))
             for field in fields(step)
             if field.name not in OF_THIS_PROCESS
         )
 
-    def _text(self, noted: Interpolated) -> str | None:
-        """What a text of the graph came to; None while that is not known."""
+    def _text(self, node: Interpolated) -> str | None:
+        """A text of the graph with its results filled in; None while one is missing."""
         parts = [
             part if isinstance(part, str) else replace(part, variable=self._of[part.variable])
-            for part in noted.parts
+            for part in node.parts
         ]
         if not all(isinstance(part, str) or part.variable.ready.is_set() for part in parts):
             return None
@@ -130,7 +136,7 @@ class _Begun:
 
 
 def _comparable(value: Any) -> Any:
-    """The branches of a fork as their keys, which are the same in every run."""
+    """`value` with branches replaced by their keys, which are the same in every run."""
     if isinstance(value, tuple):
         return [one.key if isinstance(one, Branch) else one for one in value]
     return value

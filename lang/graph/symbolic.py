@@ -1,7 +1,7 @@
-"""What a program holds while it is traced, in place of what only a run can tell.
+"""Symbolic values: placeholders, in a traced program, for results and arguments that only a run has.
 
-Text can be put together and appended, and so can fields of typed results. Whatever else Python asks is
-refused, as a program that goes by the answer has a control flow that no graph has.
+Symbolic text can be concatenated and appended, and fields of typed results can be read. Every other operation
+raises `NotConcrete`: a program that depends on its outcome has a control flow that no graph has.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ramify.lang.program.nodes import Interpolated, Node, ResultRef, Step
 from ramify.lang.typed.static_type import StaticType, static_type
 
 
-class NotKnown(BaseException):
-    """Refuses a question about something unknown. No `Exception`, so that programs do not catch it."""
+class NotConcrete(BaseException):
+    """An operation needs the value of a symbol. Not an `Exception`, so that programs do not catch it."""
 
     def __init__(self, message: str, remedy: str) -> None:
         super().__init__(message)
@@ -25,39 +25,39 @@ class NotKnown(BaseException):
 
 @dataclass(frozen=True)
 class About:
-    """What a refusal says of an unknown value."""
+    """How errors describe a symbolic value."""
 
     what: str
-    """Its name for people."""
+    """The name shown in messages."""
     remedy: str
-    """What a program that needs it can do."""
-    tell: Callable[[NotKnown], None]
-    """Is told of every refusal."""
+    """What to do about the error."""
+    report: Callable[[NotConcrete], None]
+    """Called with every error before it is raised."""
 
 
-class Unknown:
-    """A value that is not there yet."""
+class Symbolic:
+    """A value that only a run has."""
 
     def __init__(self, about: About) -> None:
         self._about = about
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """What `isinstance` looks at, when the type itself did not answer it."""
+        """`isinstance` reads it when `type` alone does not decide."""
         refuse(self, "its type")
 
     def __getattr__(self, name: str) -> NoReturn:
         refuse(self, f"its {name}")
 
 
-def refuse(unknown: Unknown, question: str) -> NoReturn:
-    """Raise `NotKnown`: the program asks for `question`."""
+def refuse(unknown: Symbolic, question: str) -> NoReturn:
+    """Raise `NotConcrete`: the program asks `question` of a symbol."""
     about = unknown._about
-    error = NotKnown(
+    error = NotConcrete(
         f"{about.what} is not known before the program runs, and this line asks for {question}.",
         about.remedy,
     )
-    about.tell(error)
+    about.report(error)
     raise error
 
 
@@ -76,7 +76,7 @@ QUESTIONS = {
     ),
     "a call of it": ("call", "await", "enter", "aenter", "aiter"),
 }
-"""What is asked for → the special methods that ask for it."""
+"""A question, as messages name it → the special methods that ask it."""
 
 
 def _refusing(question: str) -> Callable[..., NoReturn]:
@@ -85,11 +85,11 @@ def _refusing(question: str) -> Callable[..., NoReturn]:
 
 for _question, _names in QUESTIONS.items():
     for _name in _names:
-        setattr(Unknown, f"__{_name}__", _refusing(_question))
+        setattr(Symbolic, f"__{_name}__", _refusing(_question))
 
 
-class UnknownText(Unknown, Node):
-    """Text, some parts of which are not there yet. It can be put behind and before other text."""
+class SymbolicText(Symbolic, Node):
+    """Text with symbolic parts. It can be concatenated with other text."""
 
     def __init__(self, about: About, parts: Sequence[str | ResultRef]) -> None:
         self.__dict__.update(_about=about, parts=tuple(parts))
@@ -106,34 +106,34 @@ class UnknownText(Unknown, Node):
         return self._with(other, self) if _is_text(other) else Node.__radd__(self, other)
 
     def __getattr__(self, name: str) -> Any:
-        """The methods that a graph can note, of a text that is a single result or argument."""
+        """The methods of `str` in `Change`, for text that is a single result or argument."""
         part = self.parts[0] if len(self.parts) == 1 else None
         if name not in get_args(Change) or part is None or isinstance(part, str):
             refuse(self, f"its {name}")
 
-        def change(*arguments: Any) -> UnknownText:
+        def change(*arguments: Any) -> SymbolicText:
             if arguments:
                 refuse(self, f"its {name} with arguments")
             later = replace(part, then=(*part.then, cast(Change, name)))
-            return UnknownText(self._about, (later,))
+            return SymbolicText(self._about, (later,))
 
         return change
 
-    def _with(self, *texts: Any) -> UnknownText:
+    def _with(self, *texts: Any) -> SymbolicText:
         parts: list[str | ResultRef] = []
         for text in texts:
             parts += (text,) if type(text) is str else text.parts
-        return UnknownText(self._about, parts)
+        return SymbolicText(self._about, parts)
 
 
-class UnknownValue(Unknown):
-    """A result that is no text, or a part of one.
+class SymbolicValue(Symbolic):
+    """A typed result, or a part of one.
 
-    It can be returned. Its fields can be read where every value of its type has them, and a text, a number
-    or a truth value among them can be put into text.
+    It can be returned. Fields that every value of its type has can be read; a field that is a str, int, float
+    or bool can be put into text.
     """
 
-    # A field of the result may have any name: what is kept here begins with an underscore.
+    # A field of the result may have any name, so attributes of this class begin with an underscore.
     def __init__(
         self, about: About, source: ResultRef, kind: Any = None, shape: StaticType | None = None
     ) -> None:
@@ -148,13 +148,13 @@ class UnknownValue(Unknown):
         shape = self._of_type()
         return self._part(key, None if shape is None else shape.item(key), "its items")
 
-    def as_text(self) -> UnknownText | None:
-        """What `str` makes of it; None where only the value itself can tell."""
+    def as_text(self) -> SymbolicText | None:
+        """The value as `str` would give it; None for types other than str, int, float and bool."""
         shape = self._of_type()
         scalar = None if shape is None else shape.scalar
         if scalar is None:
             return None
-        return UnknownText(self._about, (replace(self._source, type=scalar),))
+        return SymbolicText(self._about, (replace(self._source, type=scalar),))
 
     def _of_type(self) -> StaticType | None:
         if self._shape is None and self._source.index is None:
@@ -165,25 +165,25 @@ class UnknownValue(Unknown):
         if shape is None:
             refuse(self, question)
         source = replace(self._source, path=(*self._source.path, key))
-        part = UnknownValue(self._about, source, shape=shape)
+        part = SymbolicValue(self._about, source, shape=shape)
         return part.as_text() if shape.scalar == "str" else part
 
 
 def _is_text(value: object) -> bool:
-    return issubclass(type(value), str | UnknownText)
+    return issubclass(type(value), str | SymbolicText)
 
 
-# --- what `ramify.lang.graph.rewrite` puts in the place of Python's own --------------------------------
+# --- what `ramify.lang.graph.rewrite` calls instead of Python's own --------------------------------
 
 
 CONVERSIONS: dict[str, Callable[[Any], str]] = {"s": str, "r": repr, "a": ascii}
 
 
 def piece(value: Any, conversion: str, spec: Any) -> Any:
-    """One piece of an f-string: a string, or text that is not there yet."""
+    """One piece of an f-string: a string or symbolic text."""
     if conversion in ("", "s") and type(spec) is str and not spec:
         value = _text_of(value)
-        if type(value) is UnknownText:
+        if type(value) is SymbolicText:
             return value
     if conversion:
         value = CONVERSIONS[conversion](value)
@@ -191,8 +191,8 @@ def piece(value: Any, conversion: str, spec: Any) -> Any:
 
 
 def _text_of(value: Any) -> Any:
-    """A value of a result as its text, where that is certain; else as it is."""
-    text = value.as_text() if type(value) is UnknownValue else None
+    """The symbolic text of a scalar symbolic value; other values unchanged."""
+    text = value.as_text() if type(value) is SymbolicValue else None
     return value if text is None else text
 
 
@@ -203,14 +203,14 @@ def joined(*pieces: Any) -> Any:
 
 def join(separator: Any, items: Any) -> Any:
     """``separator.join(items)``."""
-    if type(separator) is not str or issubclass(type(items), Unknown | str):
+    if type(separator) is not str or issubclass(type(items), Symbolic | str):
         return separator.join(items)
     return _put_together(separator, list(items))
 
 
 def _put_together(separator: str, items: Iterable[Any]) -> Any:
     items = list(items)
-    unknown = next((item for item in items if type(item) is UnknownText), None)
+    unknown = next((item for item in items if type(item) is SymbolicText), None)
     if unknown is None or not all(_is_text(item) for item in items):
         return separator.join(items)
     parts: list[Any] = []
@@ -219,12 +219,12 @@ def _put_together(separator: str, items: Iterable[Any]) -> Any:
     return unknown._with(*parts)
 
 
-def call_of_one(function: Any, value: Any) -> Any:
+def call(function: Any, value: Any) -> Any:
     """``function(value)``, where the function may be `str` or `type`."""
     if function is str:
         value = _text_of(value)
-        if type(value) is UnknownText:
+        if type(value) is SymbolicText:
             return value
-    if function is type and issubclass(type(value), Unknown):
+    if function is type and issubclass(type(value), Symbolic):
         refuse(value, "its type")
     return function(value)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from benchmarks.kernel_cases.base import Case, Work, family
 from ramify.kernels.sampling_inputs import SamplingOptions
 from ramify.kernels.triton import activation, kv_store, logits, matmul, norm, rope, sampling
+from tests.kernels.kernel_cases.base import Case, Work, family
 
 _HEADS, _KV_HEADS, _DIM, _PAGE = 32, 8, 128, 16
 

@@ -1,4 +1,4 @@
-"""Runs a graph: its nodes become the steps of branches, all of them submitted before the first one begins."""
+"""Runs a graph: all nodes are submitted to branches as steps before the first step begins."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Row = Mapping[str, str]
 
 
 @dataclass
-class Played:
-    """A graph that runs."""
+class Execution:
+    """A running graph: its branches by number, and its variables."""
 
     branches: dict[int, Branch]
     outcomes: dict[int, Variable] = field(default_factory=dict)
-    """Of the nodes that have one, by their place in the graph."""
+    """Variables by the index of their node in the graph."""
 
     @property
     def failed(self) -> bool:
@@ -35,7 +35,7 @@ class Played:
         return any(branch.error is not None for branch in self.branches.values())
 
 
-def play(
+def execute(
     made: graph.Graph,
     root: Branch,
     row: Row,
@@ -43,29 +43,32 @@ def play(
     steps: Mapping[int, nodes.Gen | nodes.Select] | None = None,
     lines: Mapping[int, str] | None = None,
     values: Iterable[tuple[int, int, str, Any]] = (),
-) -> Played:
+) -> Execution:
     """Submit the nodes of `made` to `root`, which is idle. Returns at once.
 
-    `steps` take the place of nodes where their Python types and functions are at hand, `lines` say where
-    nodes were written, and `values` are variables to set: before which node, of which branch, name, value.
+    Args:
+        steps: Node index → step, which has the Python types and functions that a node lacks.
+        lines: Node index → source line.
+        values: Variables that the program sets: (index of the next node, branch, name, value).
     """
     if root.run.options.get("n", 1) != 1:
-        raise InvalidRequest("A graph has one output where its gen says nothing of n.", field="n")
-    player = _Player(Played({0: root}), row, steps or {}, lines or {})
+        raise InvalidRequest("A graph has one output for each gen that does not set n.", field="n")
+    submitter = _Submitter(Execution({0: root}), row, steps or {}, lines or {})
     waiting = list(values)
     with root.held():
         for place, node in enumerate(made.nodes):
             while waiting and waiting[0][0] <= place:
-                player.set(waiting.pop(0))
-            player.one(place, node)
+                submitter.set(waiting.pop(0))
+            submitter.one(place, node)
         for value in waiting:
-            player.set(value)
+            submitter.set(value)
         root.run.end_body()
-    return player.played
+    return submitter.execution
 
 
 def place_of(call: Call | None) -> str:
-    """Which call of its program it is, as places below each other: the same in every run of a graph."""
+    """The path of child indices from the program to `call`, such as ``0.2``: the same in every run of a
+    graph."""
     places: list[str] = []
     while call is not None and call.parent is not None:
         places.append(str(call.parent.children.index(call)))
@@ -73,18 +76,18 @@ def place_of(call: Call | None) -> str:
     return ".".join(reversed(places))
 
 
-class _Player:
+class _Submitter:
     def __init__(
         self,
-        played: Played,
+        execution: Execution,
         row: Row,
         steps: Mapping[int, nodes.Gen | nodes.Select],
         lines: Mapping[int, str],
     ) -> None:
-        self.played, self._row, self._steps, self._lines = played, row, steps, lines
+        self.execution, self._row, self._steps, self._lines = execution, row, steps, lines
 
     def one(self, place: int, node: graph.AnyNode) -> None:
-        branches = self.played.branches
+        branches = self.execution.branches
         branch = branches[node.branch]
         match node:
             case graph.Fork():
@@ -96,11 +99,11 @@ class _Player:
             case _:
                 variable = branch.submit(self._steps.get(place) or self._step(place, node))
                 if variable is not None:
-                    self.played.outcomes[place] = variable
+                    self.execution.outcomes[place] = variable
 
     def set(self, value: tuple[int, int, str, Any]) -> None:
         _, branch, name, given = value
-        self.played.branches[branch].set_variable(name, given)
+        self.execution.branches[branch].set_variable(name, given)
 
     def _step(self, place: int, node: graph.AnyNode) -> nodes.Step:
         line = self._lines.get(place)
@@ -131,7 +134,9 @@ class _Player:
                 raise AssertionError(f"{type(node).__name__} is no step")
 
     def _outcoming(self, part: graph.Result) -> nodes.ResultRef:
-        return nodes.ResultRef(self.played.outcomes[part.node], part.index, part.then, part.type, part.path)
+        return nodes.ResultRef(
+            self.execution.outcomes[part.node], part.index, part.then, part.type, part.path
+        )
 
     def _text(self, node: graph.Text) -> nodes.Step:
         parts: list[str | nodes.ResultRef] = []

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.kernel_cases.base import Call, Case, Work, family
 from ramify.kernels.triton.attention import plan_attention, plan_shape, run_plan
 from ramify.kernels.triton.cascade import plan_from_page_tables
+from tests.kernels.kernel_cases.base import Call, Case, Work, family
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,

@@ -1,25 +1,26 @@
-"""A trace as one HTML page that needs nothing else: the data of `trace_page.html`."""
+"""The report of a trace: one HTML file without links to others, made of `report.html` and its data."""
 
 from __future__ import annotations
 
 from importlib.resources import files
 from typing import Any
 
+from ramify.html.template import fill, script
 from ramify.lang.calls.transcript import Piece, pieces
 from ramify.lang.trace.calls import Call
 from ramify.lang.trace.misses import Misses, token_texts
 from ramify.lang.trace.tokens import Span, scores_of
-from ramify.pages.page import fill, script
 
 
-def page(call: Call) -> str:
-    """The page of the tree below `call`."""
-    template = files(__package__).joinpath("trace_page.html").read_text(encoding="utf-8")
-    return fill(template, call.name, {"/*DATA*/": script(page_data(call))})
+def report(call: Call) -> str:
+    """The HTML of the tree below `call`."""
+    template = files(__package__).joinpath("report.html").read_text(encoding="utf-8")
+    return fill(template, call.name, {"/*DATA*/": script(report_data(call))})
 
 
-def page_data(root: Call) -> dict[str, Any]:
-    """What the page shows. Prompts are lists of numbers of texts, as calls share most of them."""
+def report_data(root: Call) -> dict[str, Any]:
+    """The data of the report. A prompt is a list of indices into ``texts``, as calls share most of their
+    pieces."""
     misses = Misses(root)
     numbers: dict[int, int] = {}
     texts: list[str] = []

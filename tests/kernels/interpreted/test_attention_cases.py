@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.kernel_cases.attention import attention
-from benchmarks.kernel_cases.base import Case, cases
+from tests.kernels.kernel_cases.attention import attention
+from tests.kernels.kernel_cases.base import Case, cases
 
 CASES = list(attention(True))
 

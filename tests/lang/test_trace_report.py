@@ -9,8 +9,8 @@ from typing import Literal
 import pytest
 
 import ramify as rm
-from ramify.lang.trace.page import page, page_data
-from ramify.pages.page import script
+from ramify.html.template import script
+from ramify.lang.trace.report import report, report_data
 from tests.browser import BROWSER, needs_browser, rendered, words
 
 
@@ -55,12 +55,12 @@ def test_data_cannot_end_its_element():
 
 
 def test_texts_that_calls_share_are_in_the_page_once(state):
-    data = page_data(state.trace)
+    data = report_data(state.trace)
     assert sum(NASTY in text for text in data["texts"]) == 1
     gens = data["root"]["children"]
     prompt = "".join(data["texts"][number] for number in gens[0]["prompt"])
     assert prompt == state.trace.children[0].prompt
-    assert page(state.trace).count("An essay with") == 1
+    assert report(state.trace).count("An essay with") == 1
 
 
 @needs_browser
@@ -117,7 +117,7 @@ def test_a_run_that_failed_and_one_that_did_nothing(tmp_path):
     for fail in (True, False):
         state = program.run(fail, backend=rm.ScriptedBackend({"x": "a b"}))
         state.trace.save(str(tmp_path / "page.html"))
-        data = page_data(state.trace)
+        data = report_data(state.trace)
         assert len(data["root"]["children"]) == 2 * fail
     if BROWSER is not None:
         assert 'class="row' in rendered((tmp_path / "page.html").as_uri(), profile=tmp_path / "profile")

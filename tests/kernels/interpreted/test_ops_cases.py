@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.kernel_cases.base import Case
-from benchmarks.kernel_cases.ops import ops
+from tests.kernels.kernel_cases.base import Case
+from tests.kernels.kernel_cases.ops import ops
 
 CASES = list(ops(True))
 

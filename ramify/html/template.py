@@ -1,4 +1,4 @@
-"""One HTML file from a template: its title, the files it includes, and its data."""
+"""Fills HTML templates: title, included files of this folder, and data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INCLUDE = re.compile(r"/\*include ([\w.]+)\*/")
 
 
 def fill(template: str, title: str, parts: Mapping[str, str] | None = None) -> str:
-    """`template` with its title, the files of this folder that it includes, and `parts` in their places."""
+    """`template` with its title, its ``/*include name*/`` files, and each placeholder in `parts` replaced."""
 
     def include(found: re.Match[str]) -> str:
         return files(__package__).joinpath(found[1]).read_text(encoding="utf-8")
@@ -25,5 +25,5 @@ def fill(template: str, title: str, parts: Mapping[str, str] | None = None) -> s
 
 
 def script(data: Any) -> str:
-    """JSON that can stand inside a script element: nothing in it can end the element."""
+    """JSON that is safe inside a script element: nothing in it can end the element."""
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")

@@ -1,4 +1,4 @@
-"""Runs graphs for somebody else, as a server does, and tells what comes of their nodes."""
+"""Runs graphs on behalf of a client, as a server does, and emits events about their progress."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 from ramify.errors import EngineError, RamifyError, from_info
 from ramify.graph import Gen, Graph, ScopeEnd, Select
 from ramify.lang.backends.base import Backend
-from ramify.lang.graph.play import Row, place_of, play
+from ramify.lang.graph.execute import Row, execute, place_of
 from ramify.lang.program.run import Run
 from ramify.lang.program.variables import Variable
 from ramify.lang.trace.calls import CURRENT
@@ -23,10 +23,10 @@ from ramify.messages import Generate, ModelInfo, TextChunk
 logger = logging.getLogger(__name__)
 
 Events = Literal["nodes", "requests", "chunks"]
-"""What is told while a graph runs: results of nodes; or what each request was answered with, when it has
-ended or as it comes."""
+"""The events of a run: the result of each node; or the chunks of each request, when it has ended (requests)
+or as they come (chunks)."""
 
-Tell = Callable[[dict[str, Any]], None]
+Emit = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,52 +42,52 @@ class Job:
     events: Events
 
 
-async def run_row(job: Job, row: Row, tell: Tell) -> dict[str, Any]:
-    """Run the graph once in this event loop; returns what came of it. Cancelling it ends its requests.
+async def run_row(job: Job, row: Row, emit: Emit) -> dict[str, Any]:
+    """Run the graph once in this event loop, calling `emit` with each event.
 
-    `tell` is given each event as it comes.
+    Returns the summary of the row. Cancelling the coroutine cancels the requests.
     """
     nodes = job.events == "nodes"
-    backend = job.backend if nodes else _Telling(job, tell)
+    backend = job.backend if nodes else _Emitting(job, emit)
     loop = asyncio.get_running_loop()
     stream = job.events == "chunks"
     run = Run(job.graph.name, backend, job.info, job.options, scope=job.scope, stream=stream, loop=loop)
-    played = play(job.graph, run.root, row)
+    execution = execute(job.graph, run.root, row)
     results: dict[int, dict[str, Any]] = {}
     if nodes:
-        for place, variable in played.outcomes.items():
+        for place, variable in execution.outcomes.items():
 
             def done(place: int = place, variable: Variable = variable) -> None:
                 results[place] = _node(job.graph, place, variable)
-                tell(results[place])
+                emit(results[place])
 
             variable.ready.on_set(done)
     try:
-        # A task of its own: it begins after those that `play` has asked for.
+        # A task of its own: it begins after the tasks that `execute` has started.
         await asyncio.create_task(run.finish())
     finally:
         await asyncio.shield(run.cancel())
-    told: dict[str, Any] = {}
+    event: dict[str, Any] = {}
     if nodes:
-        told |= _summary(run, [results[place] for place in sorted(results)])
+        event |= _summary(run, [results[place] for place in sorted(results)])
     if run.root.error is not None:
-        told["failed"] = problem_of(run.root.error).to_info()
-    return told
+        event["failed"] = problem_of(run.root.error).to_info()
+    return event
 
 
 def _node(graph: Graph, place: int, variable: Variable) -> dict[str, Any]:
-    """What came of one node."""
+    """The event about one node that has ended."""
     node = graph.nodes[place]
     assert isinstance(node, Gen | Select | ScopeEnd)
-    told: dict[str, Any] = {"node": place, "branch": node.branch, "name": node.name}
+    event: dict[str, Any] = {"node": place, "branch": node.branch, "name": node.name}
     if variable.error is not None:
-        return {**told, "failed": problem_of(variable.error).to_info()}
-    told["value"] = variable.value
+        return {**event, "failed": problem_of(variable.error).to_info()}
+    event["value"] = variable.value
     if variable.call is not None:
-        told["usage"] = variable.call.usage
+        event["usage"] = variable.call.usage
         if variable.call.finish is not None:
-            told["finish_reason"] = variable.call.finish.reason
-    return told
+            event["finish_reason"] = variable.call.finish.reason
+    return event
 
 
 def _summary(run: Run, results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _summary(run: Run, results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def problem_of(error: RamifyError) -> RamifyError:
-    """A failed step as the error that caused it, with the words that say which step it was."""
+    """The error that caused a step to fail, with the message that names the step."""
     cause: BaseException | None = error
     while cause is not None and not (isinstance(cause, RamifyError) and cause.code != error.code):
         cause = cause.__cause__
@@ -112,11 +112,11 @@ def problem_of(error: RamifyError) -> RamifyError:
     return from_info(msgspec.structs.replace(cause.to_info(), message=error.message))
 
 
-class _Telling:
-    """The backend of a job, with every answer told: ``{"request": place, "chunks": […]}``."""
+class _Emitting:
+    """The backend of a job; emits ``{"request": place, "chunks": […]}`` for the answers."""
 
-    def __init__(self, job: Job, tell: Tell) -> None:
-        self._backend, self._tell = job.backend, tell
+    def __init__(self, job: Job, emit: Emit) -> None:
+        self._backend, self._emit = job.backend, emit
         self._each = job.events == "chunks"
 
     async def info(self) -> ModelInfo:
@@ -131,18 +131,18 @@ class _Telling:
                 async for chunk in answer:
                     chunks.append(chunk)
                     if self._each or chunk.finish is not None:
-                        self._tell({"request": place, "chunks": chunks})
+                        self._emit({"request": place, "chunks": chunks})
                         chunks = []
                     yield chunk
         except Exception as error:
             if not isinstance(error, RamifyError):
                 logger.exception("A request of a program failed.")
-            told = error if isinstance(error, RamifyError) else EngineError("An internal error ended it.")
-            self._tell({"request": place, "chunks": chunks, "failed": told.to_info()})
+            event = error if isinstance(error, RamifyError) else EngineError("An internal error ended it.")
+            self._emit({"request": place, "chunks": chunks, "failed": event.to_info()})
             raise
 
     async def end_program(self, program: str) -> None:
         await self._backend.end_program(program)
 
     async def aclose(self) -> None:
-        """The backend is closed by whoever opened it."""
+        """Does nothing: the caller who opened the backend closes it."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-import benchmarks.kernel_cases as package
+import tests.kernels.kernel_cases as package
 
 Call = Callable[[], torch.Tensor | None]
 

@@ -1,0 +1,1 @@
+"""Each benchmark runs at its smallest size, and its arithmetic is right."""

@@ -1,0 +1,187 @@
+"""The scheduler's admission, policies, pages and leases on simulated time: a cost model stands for the steps.
+
+A program's next calls come when the calls that they waited for have ended, after the same waits for tools
+and people as in its trace. So a run is the same every time.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import heapq
+import itertools
+from collections import defaultdict
+
+from ramify.messages import Submit
+from ramify.radix.cache import PrefixCache
+from ramify.runtime.scheduler.admission import Admission
+from ramify.runtime.scheduler.pages import RequestPages
+from ramify.runtime.scheduler.policy import POLICIES
+from ramify.runtime.scheduler.programs.programs import Programs
+from ramify.runtime.scheduler.request import Request
+from ramify.sampling_params import SamplingParams
+from tests.runtime.program_traces import Call, Trace
+
+CHUNK_TOKENS = 2048
+STEP_S, PREFILL_TOKEN_S, DECODE_S = 6e-3, 40e-6, 150e-6
+"""A step: of itself, for each token of a prefill, for each request that decodes. As of an 8B model."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Work:
+    """A call, and what it waits for."""
+
+    call: Call
+    program: str
+    gap_s: float
+    """From the end of the last call that it waits for to its start."""
+    waits_s: float
+    """Gaps on the way here, its own included."""
+    missing: int = 0
+    then: list[Work] = dataclasses.field(default_factory=list)
+
+
+def plan(trace: Trace) -> list[Work]:
+    """What waits for what: a call for all of its program that had ended before it began."""
+    by_program: dict[str, list[Call]] = defaultdict(list)
+    for number, call in enumerate(trace.calls):
+        by_program[call.hint.program if call.hint is not None else f"plain{number}"].append(call)
+    found = []
+    for program, calls in by_program.items():
+        done: list[Work] = []
+        for call in sorted(calls, key=lambda call: call.start_s):
+            before = [work for work in done if work.call.end_s <= call.start_s + 1e-9]
+            if before:
+                last = max(before, key=lambda work: work.call.end_s)
+                gap = max(0.0, call.start_s - last.call.end_s)
+                work = Work(call, program, gap, gap + last.waits_s, len(before))
+                for earlier in before:
+                    earlier.then.append(work)
+            else:
+                work = Work(call, program, 0.0, 0.0)
+            done.append(work)
+        found += done
+    return found
+
+
+class Simulation:
+    """A scheduler's loop on simulated time."""
+
+    def __init__(self, policy: str, max_running: int, num_pages: int, page_size: int = 16) -> None:
+        self.now = 0.0
+        self._cache = PrefixCache(num_pages, page_size, clock=lambda: self.now)
+        self._pages = RequestPages(self._cache, page_size)
+        self._programs = Programs()
+        self._admission = Admission(self._pages, POLICIES[policy](self._programs), max_running)
+        self._waiting: list[Request] = []
+        self._running: list[Request] = []
+        self._work: dict[Request, Work] = {}
+        self._left: dict[str, int] = defaultdict(int)
+        self._numbers = itertools.count()
+        self._due: list[tuple[float, int, Work]] = []
+        self.first: dict[str, float] = {}
+        self.times: dict[str, float] = {}
+        """By program: seconds from its first call to its last, without waits for tools and people."""
+        self.longest_wait = 0.0
+
+    def run(self, trace: Trace) -> dict[str, float]:
+        for work in plan(trace):
+            self._left[work.program] += 1
+            if not work.missing:
+                heapq.heappush(self._due, (work.call.start_s, next(self._numbers), work))
+        while self._due or self._waiting or self._running:
+            if not self._waiting and not self._running:
+                self.now = max(self.now, self._due[0][0])
+            while self._due and self._due[0][0] <= self.now:
+                self._submit(heapq.heappop(self._due)[2])
+            self._step()
+        return self.times
+
+    def _submit(self, work: Work) -> None:
+        call = work.call
+        submit = Submit(
+            rid=f"r{next(self._numbers)}",
+            ids=tuple(call.prompt.tolist()),
+            sampling=SamplingParams(),
+            hint=call.hint,
+        )
+        request = Request(submit, arrival=self.now, max_tokens=len(call.output), default_seed=0)
+        self._programs.join(request)
+        self._pages.leases.arrived(request)
+        self._work[request] = work
+        self.first.setdefault(work.program, self.now)
+        self._waiting.append(request)
+
+    def _step(self) -> None:
+        """As `Scheduler.schedule`: decoding goes on, prefills share a budget, the oldest first."""
+        budget, decoding, stops = CHUNK_TOKENS, 0, list[tuple[Request, int]]()
+        for request in list(self._running):
+            if request.lock is None:
+                continue
+            if not self._room(request):
+                continue
+            if not request.prefilling and request.extend_len == 1:
+                decoding += 1
+                stops.append((request, request.length))
+            elif budget > 0:
+                stop = min(request.length, request.computed_len + budget)
+                budget -= stop - request.computed_len
+                stops.append((request, stop))
+        for request in self._admission.next(self._waiting, self._running, budget, self.now):
+            self._waiting.remove(request)
+            bisect.insort(self._running, request, key=lambda other: other.arrival)
+            if request.first_pass is None:
+                request.first_pass, request.cached_len = self.now, request.computed_len
+                self._programs.started(request)
+                self.longest_wait = max(self.longest_wait, self.now - request.arrival)
+            if budget > 0:
+                stop = min(request.length, request.computed_len + budget)
+                budget -= stop - request.computed_len
+                stops.append((request, stop))
+        self.now += STEP_S + PREFILL_TOKEN_S * (CHUNK_TOKENS - budget) + DECODE_S * decoding
+        for request, stop in stops:
+            if request.lock is not None:
+                self._computed(request, stop)
+
+    def _room(self, request: Request) -> bool:
+        while not self._pages.grow(request):
+            newest = self._running.pop()
+            self._pages.retract(newest)
+            newest.retractions += 1
+            bisect.insort(self._waiting, newest, key=lambda other: other.arrival)
+            if newest is request:
+                return False
+        return True
+
+    def _computed(self, request: Request, stop: int) -> None:
+        self._programs.serve(request, stop - request.computed_len)
+        prefilled = request.prefilling
+        request.computed_len = stop
+        if prefilled:
+            self._pages.commit(request)
+        if stop < request.length:
+            return
+        output = self._work[request].call.output
+        request.append(int(output[request.output_len]))
+        if request.output_len == len(output):
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        work = self._work.pop(request)
+        self._running.remove(request)
+        self._programs.leave(request)
+        self._pages.release(request, self.now)
+        if work.call.tools:
+            assert request.hint is not None
+            self._pages.leases.await_tools(
+                request.program, work.program, request.hint.branch, work.call.tools
+            )
+        for later in work.then:
+            later.missing -= 1
+            if not later.missing:
+                heapq.heappush(self._due, (self.now + later.gap_s, next(self._numbers), later))
+        self._left[work.program] -= 1
+        if not self._left[work.program]:
+            self.times[work.program] = self.now - self.first[work.program] - work.waits_s
+            self._programs.end(work.program)
+            self._pages.leases.end_program(work.program)
