@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ramify.radix.cache import Match, PrefixCache, PrefixLock
+from ramify.radix.cache import PrefixCache
+from ramify.radix.lock import Match, PrefixLock
 
 POISON = "poison"
 
@@ -23,7 +24,7 @@ class FakeClock:
 
 
 class Request:
-    """Tokens ``[0, computed)`` have been written to rows, ``[0, hold.length)`` are committed."""
+    """Tokens ``[0, computed)`` have been written to rows, ``[0, lock.length)`` are committed."""
 
     def __init__(self, scope: str, tokens: list[int], lock: PrefixLock, pages: list[int]) -> None:
         self.scope = scope
