@@ -72,7 +72,7 @@ class Rows:
         dtypes = [None if rows.factors is None else rows.factors.dtype for rows in (self, other)]
         return self.format == other.format and self.group == other.group and dtypes[0] == dtypes[1]
 
-    def picked(self, index: Tensor) -> Rows:
+    def index_select(self, index: Tensor) -> Rows:
         """The rows `index`, in that order."""
         factors = None if self.factors is None else self.factors[index]
         return Rows(self.numbers[index], factors, None if self.offsets is None else self.offsets[index])

@@ -42,7 +42,7 @@ class SamplingOptions:
     ) -> SamplingOptions:
         values = np.array([temperature, top_k, top_p, min_p, uniform], dtype=np.float64)
         ordered = max(top_k, default=0) > 0 or min(top_p, default=1.0) < 1.0
-        return SamplingOptions(_moved(values, device), ordered)
+        return SamplingOptions(to_device(values, device), ordered)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class LogitEdits:
         if found:
             np.concatenate([tokens for tokens, _ in found], out=places[1], casting="same_kind")
             np.concatenate([values for _, values in found], axis=1, out=amounts, casting="same_kind")
-        return LogitEdits(_moved(places, device), _moved(amounts, device))
+        return LogitEdits(to_device(places, device), to_device(amounts, device))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ def check_chosen(logits: Tensor, tokens: Tensor, top: int) -> None:
         raise ValueError(f"top is {top}; it must be 0 to {MOST_LOGPROBS}.")
 
 
-def _moved(array: np.ndarray, device: torch.device | str) -> Tensor:
+def to_device(array: np.ndarray, device: torch.device | str) -> Tensor:
     tensor = torch.from_numpy(array)
     if torch.device(device).type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)

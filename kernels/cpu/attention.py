@@ -48,14 +48,15 @@ from ramify.kernels.cpu.attention_tile import (
     finish,
     merge,
     partial_bytes,
+    round_up,
     scratch_bytes,
-    up,
 )
+from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.arena import Arena
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part, sources
-from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E, as_pointer, i32_at, i64_at, next_ticket, set_i64
-from ramify.kernels.cpu.codegen.team import fork_address
-from ramify.kernels.cpu.codegen.thread_team_calls import call_at, fork_at
+from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
+from ramify.kernels.cpu.codegen.team import team_entry
+from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
 
 SERIAL_WORK = 20_000
 """Below so many vector operations (a few us) one thread is done before a second would help."""
@@ -67,11 +68,11 @@ def _build_body(sources: str) -> Any:
         """What each thread does: take items until there are none."""
         sources  # noqa: B018
         frame = carray(data, 1, FRAME)[0]
-        scratch = frame.scratch + next_ticket(frame.counters + 64) * frame.scratch_bytes
-        index = next_ticket(frame.counters)
+        scratch = frame.scratch + vl.fetch_increment(frame.counters + 64) * frame.scratch_bytes
+        index = vl.fetch_increment(frame.counters)
         while index < frame.item_count:
-            attend(frame, carray(as_pointer(frame.items), frame.item_count, ITEM)[index], scratch)
-            index = next_ticket(frame.counters)
+            attend(frame, carray(vl.as_pointer(frame.items), frame.item_count, ITEM)[index], scratch)
+            index = vl.fetch_increment(frame.counters)
 
     return body
 
@@ -92,7 +93,7 @@ def _merge_split_items(frame, items, count):  # type: ignore[no-untyped-def]
         block = item.partial
         same = True
         while same:
-            segment = carray(as_pointer(items[index].segments), 1, SEGMENT)[0]
+            segment = carray(vl.as_pointer(items[index].segments), 1, SEGMENT)[0]
             for _ in range(segment.begin, segment.end):
                 merge(frame, block, rows, total, rows, 0)
                 block += partial_bytes(frame, rows)
@@ -112,12 +113,12 @@ def _fill_items(frame, items, segments, queries, stack, span, partial):  # type:
         end = first + 1
         if frame.cascade_rows > 0:
             end = tile_end(frame, first, frame.cascade_rows)
-        sequence = i64_at(frame.order + 8 * first)
+        sequence = vl.read_i64(frame.order + 8 * first)
         length = new_tokens(frame, sequence)
         if end > first + 1:
             tile = queries
             for index in range(first, end):
-                sequence = i64_at(frame.order + 8 * index)
+                sequence = vl.read_i64(frame.order + 8 * index)
                 queries = list_queries(frame, sequence, 0, new_tokens(frame, sequence), queries)
             found = fill_tree(frame, segments, tile, first, end, stack)
             for kv_head in range(frame.kv_heads):
@@ -135,10 +136,10 @@ def _fill_items(frame, items, segments, queries, stack, span, partial):  # type:
             inside = min(queries_an_item, length - query)
             tile = queries
             queries = list_queries(frame, sequence, query, inside, queries)
-            begin, stop = visible_blocks(frame, i64_at(tile + 8), inside)
+            begin, stop = visible_blocks(frame, vl.read_i64(tile + 8), inside)
             runs = (stop - begin + span - 1) // span
             for run in range(runs):
-                segment = carray(as_pointer(segments + run * SEGMENT_BYTES), 1, SEGMENT)[0]
+                segment = carray(vl.as_pointer(segments + run * SEGMENT_BYTES), 1, SEGMENT)[0]
                 at = begin + run * span
                 table = frame.table + 4 * frame.table_width * sequence
                 fill_segment(frame, segment, tile, 0, inside, table, at, min(stop, at + span))
@@ -163,17 +164,17 @@ def _build_run(sources: str) -> Any:
         q, q_token, k, v, page_bytes, head_bytes, row_bytes, page_size, out, out_token,
         group, dim, bf16, kv_heads, sequences, starts, lens, table, table_width, window, capped, tokens,
         order, cascade, query_factor, score_factor,
-        threads, fork, body, arena, arena_bytes,
+        threads, team, body, arena, arena_bytes,
     ):  # fmt: skip
         """0 when done; above 0, the bytes of arena that are needed; below 0, -1 - the wrong sequence."""
         sources  # noqa: B018
-        frame = carray(as_pointer(arena), 1, FRAME)[0]
+        frame = carray(vl.as_pointer(arena), 1, FRAME)[0]
         frame.q, frame.q_token, frame.k, frame.v = q, q_token, k, v
         frame.page_bytes, frame.head_bytes, frame.row_bytes = page_bytes, head_bytes, row_bytes
         frame.page_size, frame.out, frame.out_token = page_size, out, out_token
         frame.group, frame.dim, frame.bf16 = group, dim, bf16
         frame.dots = dots_of(bf16, dim)
-        frame.value_row = 4 * up(dim, PANEL)
+        frame.value_row = 4 * round_up(dim, PANEL)
         frame.window, frame.capped = window, capped
         frame.query_factor, frame.score_factor = query_factor, score_factor
         frame.kv_heads, frame.sequences, frame.starts, frame.lens = kv_heads, sequences, starts, lens
@@ -181,14 +182,14 @@ def _build_run(sources: str) -> Any:
         frame.order, frame.common = order, order + 8 * sequences
         queries_an_item = max(1, ITEM_ROWS // group)
         # A last run of five rows is computed as six.
-        frame.rows = up(queries_an_item * group + 1, TILE_ROWS)
-        frame.scratch_bytes = up(scratch_bytes(frame), 64)
+        frame.rows = round_up(queries_an_item * group + 1, TILE_ROWS)
+        frame.scratch_bytes = round_up(scratch_bytes(frame), 64)
 
         count, blocks, work, listed = 0, 0, 0, 0
         for sequence in range(sequences):
-            first = i32_at(starts + 4 * sequence)
-            length = i32_at(starts + 4 * sequence + 4) - first
-            stored = i32_at(lens + 4 * sequence)
+            first = vl.read_i32(starts + 4 * sequence)
+            length = vl.read_i32(starts + 4 * sequence + 4) - first
+            stored = vl.read_i32(lens + 4 * sequence)
             if first < 0 or length < 0 or first + length > tokens:
                 return -1 - sequence
             if stored < length or stored > table_width * page_size:
@@ -212,32 +213,32 @@ def _build_run(sources: str) -> Any:
         if frame.cascade_rows == 0 and threads > 1 and count < ITEMS_A_THREAD * threads < blocks:
             span = max(1, blocks // (2 * ITEMS_A_THREAD * threads))
         split = span < blocks
-        counters = arena + up(_FRAME_BYTES, 64)
+        counters = arena + round_up(_FRAME_BYTES, 64)
         scratch = counters + _COUNTER_BYTES
         items_at = scratch + threads * frame.scratch_bytes
         most = count + blocks // span if split else count
         segments = items_at + most * _ITEM_BYTES
         queries_at = segments + (most + 2 * sequences) * SEGMENT_BYTES
         stack = queries_at + listed * QUERY_BYTES
-        partial = up(stack + 24 * sequences + 24, 64)
+        partial = round_up(stack + 24 * sequences + 24, 64)
         end_of_arena = partial
         if split:
-            end_of_arena += blocks * up(8 * frame.rows, 64) + blocks * frame.rows * frame.value_row
+            end_of_arena += blocks * round_up(8 * frame.rows, 64) + blocks * frame.rows * frame.value_row
         if end_of_arena > arena + arena_bytes:
             return end_of_arena - arena
 
         frame.scratch, frame.blocks = scratch, 0
-        items = carray(as_pointer(items_at), most, ITEM)
+        items = carray(vl.as_pointer(items_at), most, ITEM)
         count = _fill_items(frame, items, segments, queries_at, stack, span, partial if split else 0)
         frame.items, frame.item_count = items_at, count
         frame.counters = counters
-        set_i64(counters, 0)
-        set_i64(counters + 64, 0)
+        vl.write_i64(counters, 0)
+        vl.write_i64(counters + 64, 0)
         frame.threads, frame.split = min(threads, count), split
         if frame.threads == 1:
-            call_at(body, arena)  # GOMP_parallel would set up a team of one: 0.8 us
+            call_address(body, arena)  # GOMP_parallel would set up a team of one: 0.8 us
         else:
-            fork_at(fork, body, arena, frame.threads)
+            run_on_team(team, body, arena, frame.threads)
         if split:
             _merge_split_items(frame, items, count)
         return 0
@@ -314,7 +315,7 @@ def paged_attention(
             query_starts.data_ptr(), kv_lens.data_ptr(), page_table.data_ptr(), table_width,
             window, soft_cap > 0.0, tokens, arena.order(sequences), cascade,
             query_factor, score_factor,
-            torch.get_num_threads(), fork_address(), body_address, arena.address, arena.size,
+            torch.get_num_threads(), team_entry(), body_address, arena.address, arena.size,
         )  # fmt: skip
         if result == 0:
             return out

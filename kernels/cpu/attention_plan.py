@@ -15,8 +15,8 @@ All functions are numba's; see `attention_tile.py` for the records.
 from __future__ import annotations
 
 from ramify.kernels.cpu.attention_tile import BLOCK, SEGMENT
+from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, part
-from ramify.kernels.cpu.codegen.simd import as_pointer, i32_at, i64_at, set_i64
 
 ITEM_ROWS = 96
 """Rows of a tile (more where one query has more heads): copying a block costs 4% of using it."""
@@ -37,7 +37,7 @@ SEGMENT_BYTES = SEGMENT.itemsize
 @part
 def new_tokens(frame, sequence):  # type: ignore[no-untyped-def]
     at = frame.starts + 4 * sequence
-    return i32_at(at + 4) - i32_at(at)
+    return vl.read_i32(at + 4) - vl.read_i32(at)
 
 
 @part
@@ -53,7 +53,7 @@ def visible_blocks(frame, position, queries):  # type: ignore[no-untyped-def]
 def _cached_pages(frame, sequence):  # type: ignore[no-untyped-def]
     """Whole pages before the new tokens; none where there are no new tokens."""
     new = new_tokens(frame, sequence)
-    return (i32_at(frame.lens + 4 * sequence) - new) // frame.page_size if new > 0 else 0
+    return (vl.read_i32(frame.lens + 4 * sequence) - new) // frame.page_size if new > 0 else 0
 
 
 @part
@@ -66,12 +66,12 @@ def _common_pages(frame, one, other):  # type: ignore[no-untyped-def]
     while page + 16 <= most:
         differ = 0
         for pair in range(8):
-            differ |= i64_at(a + 4 * page + 8 * pair) ^ i64_at(b + 4 * page + 8 * pair)
+            differ |= vl.read_i64(a + 4 * page + 8 * pair) ^ vl.read_i64(b + 4 * page + 8 * pair)
         if differ != 0:
             break
         page += 16
     while page < most:
-        x, y = i32_at(a + 4 * page), i32_at(b + 4 * page)
+        x, y = vl.read_i32(a + 4 * page), vl.read_i32(b + 4 * page)
         if x != y:
             return page, x < y
         page += 1
@@ -85,25 +85,25 @@ def sort_sequences(frame):  # type: ignore[no-untyped-def]
     order, common = frame.order, frame.common
     moved, shared = False, False
     for index in range(1, frame.sequences):
-        sequence = i64_at(order + 8 * index)
-        pages, ordered = _common_pages(frame, i64_at(order + 8 * index - 8), sequence)
+        sequence = vl.read_i64(order + 8 * index)
+        pages, ordered = _common_pages(frame, vl.read_i64(order + 8 * index - 8), sequence)
         blocks = pages * frame.page_size // BLOCK
-        set_i64(common + 8 * index, blocks)
+        vl.write_i64(common + 8 * index, blocks)
         shared = shared or blocks > 0
         place = index
         while not ordered:
             moved = True
-            set_i64(order + 8 * place, i64_at(order + 8 * place - 8))
+            vl.write_i64(order + 8 * place, vl.read_i64(order + 8 * place - 8))
             place -= 1
             if place == 0:
                 break
-            _, ordered = _common_pages(frame, i64_at(order + 8 * place - 8), sequence)
-        set_i64(order + 8 * place, sequence)
+            _, ordered = _common_pages(frame, vl.read_i64(order + 8 * place - 8), sequence)
+        vl.write_i64(order + 8 * place, sequence)
     if moved:
         for index in range(1, frame.sequences):
-            before, here = i64_at(order + 8 * index - 8), i64_at(order + 8 * index)
+            before, here = vl.read_i64(order + 8 * index - 8), vl.read_i64(order + 8 * index)
             blocks = _common_pages(frame, before, here)[0] * frame.page_size // BLOCK
-            set_i64(common + 8 * index, blocks)
+            vl.write_i64(common + 8 * index, blocks)
             shared = shared or blocks > 0
     return shared
 
@@ -111,11 +111,11 @@ def sort_sequences(frame):  # type: ignore[no-untyped-def]
 @part
 def tile_end(frame, first, most_rows):  # type: ignore[no-untyped-def]
     """The end of the run of sequences, in the order and from `first` on, that lie in one tile."""
-    rows = new_tokens(frame, i64_at(frame.order + 8 * first)) * frame.group
+    rows = new_tokens(frame, vl.read_i64(frame.order + 8 * first)) * frame.group
     end = first + 1
     while rows > 0 and end < frame.sequences:
-        rows += new_tokens(frame, i64_at(frame.order + 8 * end)) * frame.group
-        if rows > most_rows or i64_at(frame.common + 8 * end) == 0:
+        rows += new_tokens(frame, vl.read_i64(frame.order + 8 * end)) * frame.group
+        if rows > most_rows or vl.read_i64(frame.common + 8 * end) == 0:
             break
         end += 1
     return end
@@ -131,12 +131,12 @@ def _time(frame, most_rows, threads):  # type: ignore[no-untyped-def]
         work = 0.0
         tiles = 1
         for index in range(first, end):
-            sequence = i64_at(frame.order + 8 * index)
+            sequence = vl.read_i64(frame.order + 8 * index)
             new = new_tokens(frame, sequence)
-            begin, stop = visible_blocks(frame, i32_at(frame.lens + 4 * sequence) - new, new)
+            begin, stop = visible_blocks(frame, vl.read_i32(frame.lens + 4 * sequence) - new, new)
             read = begin
             if index > first:
-                read = min(stop, max(begin, i64_at(frame.common + 8 * index)))
+                read = min(stop, max(begin, vl.read_i64(frame.common + 8 * index)))
             tiles = max(1, (new * frame.group + ITEM_ROWS - 1) // ITEM_ROWS)
             work += COPY_ROWS * tiles * (stop - read) + new * frame.group * (stop - begin)
         total += work
@@ -167,11 +167,11 @@ def choose_rows(frame, threads):  # type: ignore[no-untyped-def]
 @part
 def list_queries(frame, sequence, first, count, to):  # type: ignore[no-untyped-def]
     """Write queries `first` to `first + count` of a sequence to the plan's list; the address after them."""
-    start = i32_at(frame.starts + 4 * sequence)
-    position = i32_at(frame.lens + 4 * sequence) - new_tokens(frame, sequence)
+    start = vl.read_i32(frame.starts + 4 * sequence)
+    position = vl.read_i32(frame.lens + 4 * sequence) - new_tokens(frame, sequence)
     for query in range(first, first + count):
-        set_i64(to, start + query)
-        set_i64(to + 8, position + query)
+        vl.write_i64(to, start + query)
+        vl.write_i64(to + 8, position + query)
         to += QUERY_BYTES
     return to
 
@@ -185,9 +185,9 @@ def fill_segment(frame, segment, queries, first, count, table, begin, end):  # t
     frame.blocks += frame.kv_heads * (end - begin)
     segment.first, segment.queries, segment.table = first, count, table
     segment.begin, segment.end = begin, end
-    low, high = i64_at(queries + QUERY_BYTES * first + 8), 0
+    low, high = vl.read_i64(queries + QUERY_BYTES * first + 8), 0
     for query in range(first, first + count):
-        position = i64_at(queries + QUERY_BYTES * query + 8)
+        position = vl.read_i64(queries + QUERY_BYTES * query + 8)
         low, high = min(low, position), max(high, position + 1)
     segment.low = max(0, low - frame.window + 1) if frame.window > 0 else 0
     segment.high = high
@@ -201,42 +201,42 @@ def fill_tree(frame, segments, queries, first, end, stack):  # type: ignore[no-u
     three numbers for each sequence.
     """
     count, depth = 0, 1
-    set_i64(stack, first)
-    set_i64(stack + 8, end)
-    set_i64(stack + 16, 0)
+    vl.write_i64(stack, first)
+    vl.write_i64(stack + 8, end)
+    vl.write_i64(stack + 16, 0)
     while depth > 0:
         depth -= 1
         at = stack + 24 * depth
-        low, high, begin = i64_at(at), i64_at(at + 8), i64_at(at + 16)
-        table = frame.table + 4 * frame.table_width * i64_at(frame.order + 8 * low)
+        low, high, begin = vl.read_i64(at), vl.read_i64(at + 8), vl.read_i64(at + 16)
+        table = frame.table + 4 * frame.table_width * vl.read_i64(frame.order + 8 * low)
         before, inside = 0, 0
         for index in range(first, low):
-            before += new_tokens(frame, i64_at(frame.order + 8 * index))
+            before += new_tokens(frame, vl.read_i64(frame.order + 8 * index))
         stop, seen = 1 << 62, 1 << 62
         for index in range(low, high):
-            sequence = i64_at(frame.order + 8 * index)
+            sequence = vl.read_i64(frame.order + 8 * index)
             new = new_tokens(frame, sequence)
             inside += new
-            from_block, to_block = visible_blocks(frame, i32_at(frame.lens + 4 * sequence) - new, new)
+            from_block, to_block = visible_blocks(frame, vl.read_i32(frame.lens + 4 * sequence) - new, new)
             seen = min(seen, from_block)
             if index > low:
-                stop = min(stop, i64_at(frame.common + 8 * index))
+                stop = min(stop, vl.read_i64(frame.common + 8 * index))
             elif high == low + 1:
                 stop = to_block
         begin = max(begin, seen)
         if stop > begin:
-            segment = carray(as_pointer(segments + SEGMENT_BYTES * count), 1, SEGMENT)[0]
+            segment = carray(vl.as_pointer(segments + SEGMENT_BYTES * count), 1, SEGMENT)[0]
             fill_segment(frame, segment, queries, before, inside, table, begin, stop)
             count += 1
         if high == low + 1:
             continue
         last = high
         for index in range(high - 1, low - 1, -1):
-            if index == low or i64_at(frame.common + 8 * index) == stop:
+            if index == low or vl.read_i64(frame.common + 8 * index) == stop:
                 at = stack + 24 * depth
-                set_i64(at, index)
-                set_i64(at + 8, last)
-                set_i64(at + 16, max(begin, stop))
+                vl.write_i64(at, index)
+                vl.write_i64(at + 8, last)
+                vl.write_i64(at + 16, max(begin, stop))
                 depth += 1
                 last = index
     return count

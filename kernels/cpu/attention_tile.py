@@ -19,38 +19,10 @@ from ramify.kernels.cpu.attention_loops import (
     transpose_f32,
     transpose_pairs,
 )
+from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, part
 from ramify.kernels.cpu.codegen.dots import DOTS
-from ramify.kernels.cpu.codegen.simd import (
-    BYTES,
-    LANES,
-    add,
-    as_pointer,
-    bf16_at,
-    broadcast,
-    div,
-    exp2,
-    f32_at,
-    first_lane,
-    fma,
-    i32_at,
-    i64_at,
-    lanes_between,
-    load,
-    load_bf16,
-    max_lanes,
-    maximum,
-    mul,
-    set_bf16,
-    set_f32,
-    set_i64,
-    splat_f32,
-    store,
-    store_bf16,
-    sub,
-    sum_lanes,
-    tanh,
-)
+from ramify.kernels.cpu.codegen.simd import BYTES, LANES
 from ramify.kernels.cpu.kv_store import copy_bytes
 
 BLOCK = 64
@@ -136,7 +108,7 @@ SEGMENT = np.dtype(
 
 
 @part
-def up(value, unit):  # type: ignore[no-untyped-def]
+def round_up(value, unit):  # type: ignore[no-untyped-def]
     """`value` rounded up to a multiple of `unit`."""
     return (value + unit - 1) // unit * unit
 
@@ -144,13 +116,13 @@ def up(value, unit):  # type: ignore[no-untyped-def]
 @part
 def partial_bytes(frame, rows):  # type: ignore[no-untyped-def]
     """Of one block's result: the rows' maxima and sums, then their weighted values."""
-    rows = up(rows, TILE_ROWS)
-    return up(8 * rows, 64) + rows * frame.value_row
+    rows = round_up(rows, TILE_ROWS)
+    return round_up(8 * rows, 64) + rows * frame.value_row
 
 
 @part
 def scratch_bytes(frame):  # type: ignore[no-untyped-def]
-    queries = up(4 * frame.rows * frame.dim, 64)
+    queries = round_up(4 * frame.rows * frame.dim, 64)
     keys = frame.dim * _SCORE_ROW
     values = BLOCK * frame.value_row
     results = 2 * partial_bytes(frame, frame.rows)
@@ -161,12 +133,12 @@ def scratch_bytes(frame):  # type: ignore[no-untyped-def]
 def attend(frame, item, scratch):  # type: ignore[no-untyped-def]
     rows = item.queries * frame.group
     queries = scratch
-    scores = queries + up(4 * frame.rows * frame.dim, 64)
+    scores = queries + round_up(4 * frame.rows * frame.dim, 64)
     keys = scores + frame.rows * _SCORE_ROW
     values = keys + frame.dim * _SCORE_ROW
-    here = values + BLOCK * frame.value_row
-    there = here + 8 * BLOCK
-    block = there + 8 * BLOCK
+    offsets = values + BLOCK * frame.value_row
+    next_offsets = offsets + 8 * BLOCK
+    block = next_offsets + 8 * BLOCK
     total = block + partial_bytes(frame, frame.rows)
 
     _load_queries(frame, item, queries)
@@ -179,37 +151,37 @@ def attend(frame, item, scratch):  # type: ignore[no-untyped-def]
     query_row, value_row = 4 * frame.dim, frame.value_row
     if frame.dots:
         query_row = 2 * frame.dim
-    segments = carray(as_pointer(item.segments), item.segment_count, SEGMENT)
-    _locate(frame, segments[0], segments[0].begin, there)
+    segments = carray(vl.as_pointer(item.segments), item.segment_count, SEGMENT)
+    _locate(frame, segments[0], segments[0].begin, next_offsets)
     for index in range(item.segment_count):
         segment = segments[index]
         first, rows = segment.first * frame.group, segment.queries * frame.group
         mine = queries + first * query_row
         for at in range(segment.begin, segment.end):
-            here, there = there, here
+            offsets, next_offsets = next_offsets, offsets
             start = at * BLOCK
             count = min(BLOCK, segment.high - start)
             if at + 1 < segment.end:
-                _locate(frame, segment, at + 1, there)
+                _locate(frame, segment, at + 1, next_offsets)
             elif index + 1 < item.segment_count:
-                _locate(frame, segments[index + 1], segments[index + 1].begin, there)
+                _locate(frame, segments[index + 1], segments[index + 1].begin, next_offsets)
             else:
-                there = here
-            _copy_keys(frame, frame.k + head, here, there, count, keys)
+                next_offsets = offsets
+            _copy_keys(frame, frame.k + head, offsets, next_offsets, count, keys)
             if frame.dots:
                 pairs = frame.dim // 2
                 multiply_pairs(mine, query_row, keys, _SCORE_ROW, scores, _SCORE_ROW, rows, pairs, count)
             else:
                 multiply(mine, query_row, keys, _SCORE_ROW, scores, _SCORE_ROW, rows, frame.dim, count)
             _softmax_rows(frame, item, segment, start, count, scores, block)
-            weighted = block + up(8 * up(rows, TILE_ROWS), 64)
+            weighted = block + round_up(8 * round_up(rows, TILE_ROWS), 64)
             if rows <= IN_PLACE_ROWS and frame.dim % PANEL == 0:
                 multiply_in_place(
                     scores,
                     _SCORE_ROW,
                     frame.v + head,
-                    here,
-                    there,
+                    offsets,
+                    next_offsets,
                     frame.bf16 != 0,
                     weighted,
                     value_row,
@@ -218,7 +190,7 @@ def attend(frame, item, scratch):  # type: ignore[no-untyped-def]
                     frame.dim,
                 )
             else:
-                _copy_values(frame, frame.v + head, here, count, values)
+                _copy_values(frame, frame.v + head, offsets, count, values)
                 multiply(scores, _SCORE_ROW, values, value_row, weighted, value_row, rows, count, frame.dim)
             if merging:
                 merge(frame, block, rows, total, item.queries * frame.group, first)
@@ -238,11 +210,11 @@ def _load_queries(frame, item, queries):  # type: ignore[no-untyped-def]
         size = 2 * frame.group * frame.dim
         to = queries
         for query in range(item.queries):
-            at = frame.q + i64_at(item.queries_at + 16 * query) * frame.q_token + item.kv_head * size
+            at = frame.q + vl.read_i64(item.queries_at + 16 * query) * frame.q_token + item.kv_head * size
             copy_bytes(to, at, size)
             to += size
-        for at in range(to, queries + 2 * frame.dim * up(item.queries * frame.group, TILE_ROWS), BYTES):
-            store(at, splat_f32(0.0))
+        for at in range(to, queries + 2 * frame.dim * round_up(item.queries * frame.group, TILE_ROWS), BYTES):
+            vl.store(at, vl.splat_f32(0.0))
         return
     factor = np.float32(frame.query_factor)
     wide = frame.dim - frame.dim % LANES
@@ -252,21 +224,21 @@ def _load_queries(frame, item, queries):  # type: ignore[no-untyped-def]
     for query in range(item.queries):
         at = (
             frame.q
-            + i64_at(item.queries_at + 16 * query) * frame.q_token
+            + vl.read_i64(item.queries_at + 16 * query) * frame.q_token
             + item.kv_head * frame.group * frame.dim * size
         )
         for _ in range(frame.group):
             for d in range(0, wide, LANES):
-                x = load_bf16(at + 2 * d) if frame.bf16 else load(at + 4 * d)
-                store(to + 4 * d, mul(x, broadcast(factor)))
+                x = vl.load_bf16(at + 2 * d) if frame.bf16 else vl.load(at + 4 * d)
+                vl.store(to + 4 * d, vl.mul(x, vl.broadcast(factor)))
             for d in range(wide, frame.dim):
-                x = bf16_at(at + 2 * d) if frame.bf16 else f32_at(at + 4 * d)
-                set_f32(to + 4 * d, x * factor)
+                x = vl.read_bf16(at + 2 * d) if frame.bf16 else vl.read_f32(at + 4 * d)
+                vl.write_f32(to + 4 * d, x * factor)
             at += frame.dim * size
             to += row_bytes
     if item.queries * frame.group % TILE_ROWS == TILE_ROWS - 1:
         for d in range(frame.dim):
-            set_f32(to + 4 * d, np.float32(0.0))
+            vl.write_f32(to + 4 * d, np.float32(0.0))
 
 
 @part
@@ -281,29 +253,29 @@ def _locate(frame, segment, block, offsets):  # type: ignore[no-untyped-def]
     first, last = max(start, low), min(start + BLOCK, high) - 1
     page = first // page_size
     slot = first - page * page_size
-    row = i32_at(table + 4 * page) * page_bytes + slot * row_bytes
+    row = vl.read_i32(table + 4 * page) * page_bytes + slot * row_bytes
     to = offsets
     for _ in range(start, first):
-        set_i64(to, row)
+        vl.write_i64(to, row)
         to += 8
     left = last - first + 1
     while left > 0:
         run = min(left, page_size - slot)
-        row = i32_at(table + 4 * page) * page_bytes + slot * row_bytes
+        row = vl.read_i32(table + 4 * page) * page_bytes + slot * row_bytes
         for _ in range(run):
-            set_i64(to, row)
+            vl.write_i64(to, row)
             to += 8
             row += row_bytes
         left -= run
         page += 1
         slot = 0
     while to < offsets + 8 * BLOCK:
-        set_i64(to, row - row_bytes)
+        vl.write_i64(to, row - row_bytes)
         to += 8
 
 
 @part
-def _copy_keys(frame, pool, here, there, count, keys):  # type: ignore[no-untyped-def]
+def _copy_keys(frame, pool, offsets, next_offsets, count, keys):  # type: ignore[no-untyped-def]
     """Keys as (dim, BLOCK) float32, so that scores of neighbouring positions share a vector; for dots as
     (dim / 2, BLOCK) pairs.
 
@@ -311,9 +283,9 @@ def _copy_keys(frame, pool, here, there, count, keys):  # type: ignore[no-untype
     """
     dim, bf16 = frame.dim, frame.bf16 != 0
     for index in range(0, count, LANES):
-        at = here + 8 * index
+        at = offsets + 8 * index
         to = keys + 4 * index
-        ahead = there + 8 * index
+        ahead = next_offsets + 8 * index
         d = 0
         if frame.dots:
             while d < dim:
@@ -332,36 +304,36 @@ def _copy_keys(frame, pool, here, there, count, keys):  # type: ignore[no-untype
                 d += LANES
         while d < dim:
             for lane in range(LANES):
-                row = pool + i64_at(at + 8 * lane)
-                x = bf16_at(row + 2 * d) if bf16 else f32_at(row + 4 * d)
-                set_f32(to + d * _SCORE_ROW + 4 * lane, x)
+                row = pool + vl.read_i64(at + 8 * lane)
+                x = vl.read_bf16(row + 2 * d) if bf16 else vl.read_f32(row + 4 * d)
+                vl.write_f32(to + d * _SCORE_ROW + 4 * lane, x)
             d += 1
 
 
 @part
-def _copy_values(frame, pool, here, count, values):  # type: ignore[no-untyped-def]
+def _copy_values(frame, pool, offsets, count, values):  # type: ignore[no-untyped-def]
     """Values as (BLOCK, dim) float32."""
     dim, bf16, value_row = frame.dim, frame.bf16 != 0, frame.value_row
     wide, panels = dim - dim % LANES, dim - dim % PANEL
     to = values
     for index in range(count):
-        row = pool + i64_at(here + 8 * index)
+        row = pool + vl.read_i64(offsets + 8 * index)
         if bf16:
             for d in range(0, panels, PANEL):  # unrolled by the compiler
                 for part in range(d, d + PANEL, LANES):
-                    store(to + 4 * part, load_bf16(row + 2 * part))
+                    vl.store(to + 4 * part, vl.load_bf16(row + 2 * part))
             for d in range(panels, wide, LANES):
-                store(to + 4 * d, load_bf16(row + 2 * d))
+                vl.store(to + 4 * d, vl.load_bf16(row + 2 * d))
             for d in range(wide, dim):
-                set_f32(to + 4 * d, bf16_at(row + 2 * d))
+                vl.write_f32(to + 4 * d, vl.read_bf16(row + 2 * d))
         else:
             for d in range(0, panels, PANEL):
                 for part in range(d, d + PANEL, LANES):
-                    store(to + 4 * part, load(row + 4 * part))
+                    vl.store(to + 4 * part, vl.load(row + 4 * part))
             for d in range(panels, wide, LANES):
-                store(to + 4 * d, load(row + 4 * d))
+                vl.store(to + 4 * d, vl.load(row + 4 * d))
             for d in range(wide, dim):
-                set_f32(to + 4 * d, f32_at(row + 4 * d))
+                vl.write_f32(to + 4 * d, vl.read_f32(row + 4 * d))
         to += value_row
 
 
@@ -369,18 +341,18 @@ def _copy_values(frame, pool, here, count, values):  # type: ignore[no-untyped-d
 def _softmax_rows(frame, item, segment, start, count, scores, block):  # type: ignore[no-untyped-def]
     """Scores to weights 2**(score - maximum), in place; maxima and sums go to `block`."""
     maxima = block
-    sums = block + 4 * up(segment.queries * frame.group, TILE_ROWS)
+    sums = block + 4 * round_up(segment.queries * frame.group, TILE_ROWS)
     row = scores
     for query in range(segment.first, segment.first + segment.queries):
-        position = i64_at(item.queries_at + 16 * query + 8)
+        position = vl.read_i64(item.queries_at + 16 * query + 8)
         high = min(count, position + 1 - start)
         low = 0
         if frame.window > 0:
             low = max(0, position - frame.window + 1 - start)
         for _ in range(frame.group):
             top, weight = _softmax_row(frame, row, count, low, high)
-            set_f32(maxima, top)
-            set_f32(sums, weight)
+            vl.write_f32(maxima, top)
+            vl.write_f32(sums, weight)
             maxima += 4
             sums += 4
             row += _SCORE_ROW
@@ -390,39 +362,39 @@ def _softmax_rows(frame, item, segment, start, count, scores, block):  # type: i
 def _softmax_row(frame, row, count, low, high):  # type: ignore[no-untyped-def]
     if low >= high:
         for column in range(0, count, LANES):
-            store(row + 4 * column, splat_f32(0.0))
+            vl.store(row + 4 * column, vl.splat_f32(0.0))
         return NO_SCORE, np.float32(0.0)
-    scale, factor = splat_f32(frame.query_factor), splat_f32(frame.score_factor)
-    best = splat_f32(-np.inf)
+    scale, factor = vl.splat_f32(frame.query_factor), vl.splat_f32(frame.score_factor)
+    best = vl.splat_f32(-np.inf)
     for column in range(0, count, LANES):
-        x = load(row + 4 * column)
+        x = vl.load(row + 4 * column)
         if frame.dots:
-            x = mul(x, scale)
+            x = vl.mul(x, scale)
         if frame.capped:
-            x = mul(tanh(x), factor)
-        x = lanes_between(x, low - column, high - column)
-        store(row + 4 * column, x)
-        best = maximum(best, x)
-    top = max_lanes(best)
-    shift = broadcast(top)
-    total = splat_f32(0.0)
+            x = vl.mul(vl.tanh(x), factor)
+        x = vl.lanes_between(x, low - column, high - column)
+        vl.store(row + 4 * column, x)
+        best = vl.maximum(best, x)
+    top = vl.max_lanes(best)
+    shift = vl.broadcast(top)
+    total = vl.splat_f32(0.0)
     for column in range(0, count, LANES):
-        x = exp2(sub(load(row + 4 * column), shift))
-        store(row + 4 * column, x)
-        total = add(total, x)
-    return top, sum_lanes(total)
+        x = vl.exp2(vl.sub(vl.load(row + 4 * column), shift))
+        vl.store(row + 4 * column, x)
+        total = vl.add(total, x)
+    return top, vl.sum_lanes(total)
 
 
 @part
 def clear(frame, total, rows):  # type: ignore[no-untyped-def]
     """Make `total` the result of no blocks."""
-    padded = up(rows, TILE_ROWS)
+    padded = round_up(rows, TILE_ROWS)
     for row in range(rows):
-        set_f32(total + 4 * row, NO_SCORE)
-        set_f32(total + 4 * (padded + row), np.float32(0.0))
-    values = total + up(8 * padded, 64)
+        vl.write_f32(total + 4 * row, NO_SCORE)
+        vl.write_f32(total + 4 * (padded + row), np.float32(0.0))
+    values = total + round_up(8 * padded, 64)
     for at in range(values, values + rows * frame.value_row, BYTES):
-        store(at, splat_f32(0.0))
+        vl.store(at, vl.splat_f32(0.0))
 
 
 @part
@@ -431,21 +403,24 @@ def merge(frame, block, rows, total, room, first):  # type: ignore[no-untyped-de
 
     Both are laid out as `partial_bytes` says.
     """
-    padded, room = up(rows, TILE_ROWS), up(room, TILE_ROWS)
-    source = block + up(8 * padded, 64)
-    target = total + up(8 * room, 64) + first * frame.value_row
+    padded, room = round_up(rows, TILE_ROWS), round_up(room, TILE_ROWS)
+    source = block + round_up(8 * padded, 64)
+    target = total + round_up(8 * room, 64) + first * frame.value_row
     tops, weights = total + 4 * first, total + 4 * (room + first)
     used = 4 * frame.dim
     for row in range(rows):
         at = 4 * row
-        old, new = f32_at(tops + at), f32_at(block + at)
+        old, new = vl.read_f32(tops + at), vl.read_f32(block + at)
         top = old if old > new else new
-        keep, take = exp2(broadcast(old - top)), exp2(broadcast(new - top))
-        set_f32(tops + at, top)
-        old_sum, new_sum = broadcast(f32_at(weights + at)), broadcast(f32_at(block + 4 * padded + at))
-        set_f32(weights + at, first_lane(fma(old_sum, keep, mul(new_sum, take))))
+        keep, take = vl.exp2(vl.broadcast(old - top)), vl.exp2(vl.broadcast(new - top))
+        vl.write_f32(tops + at, top)
+        old_sum, new_sum = (
+            vl.broadcast(vl.read_f32(weights + at)),
+            vl.broadcast(vl.read_f32(block + 4 * padded + at)),
+        )
+        vl.write_f32(weights + at, vl.first_lane(vl.fma(old_sum, keep, vl.mul(new_sum, take))))
         for d in range(0, used, BYTES):
-            store(target + d, fma(load(target + d), keep, mul(load(source + d), take)))
+            vl.store(target + d, vl.fma(vl.load(target + d), keep, vl.mul(vl.load(source + d), take)))
         source += frame.value_row
         target += frame.value_row
 
@@ -454,31 +429,31 @@ def merge(frame, block, rows, total, room, first):  # type: ignore[no-untyped-de
 def finish(frame, item, total):  # type: ignore[no-untyped-def]
     """Divide by the sums and write the tile's output."""
     rows = item.queries * frame.group
-    padded = up(rows, TILE_ROWS)
-    values = total + up(8 * padded, 64)
+    padded = round_up(rows, TILE_ROWS)
+    values = total + round_up(8 * padded, 64)
     sums = total + 4 * padded
     wide = frame.dim - frame.dim % LANES
     size = 2 if frame.bf16 else 4
     for query in range(item.queries):
         to = (
             frame.out
-            + i64_at(item.queries_at + 16 * query) * frame.out_token
+            + vl.read_i64(item.queries_at + 16 * query) * frame.out_token
             + item.kv_head * frame.group * frame.dim * size
         )
         for _ in range(frame.group):
-            weight = f32_at(sums)
+            weight = vl.read_f32(sums)
             for d in range(0, wide, LANES):
-                x = div(load(values + 4 * d), broadcast(weight))
+                x = vl.div(vl.load(values + 4 * d), vl.broadcast(weight))
                 if frame.bf16:
-                    store_bf16(to + 2 * d, x)
+                    vl.store_bf16(to + 2 * d, x)
                 else:
-                    store(to + 4 * d, x)
+                    vl.store(to + 4 * d, x)
             for d in range(wide, frame.dim):
-                x = f32_at(values + 4 * d) / weight
+                x = vl.read_f32(values + 4 * d) / weight
                 if frame.bf16:
-                    set_bf16(to + 2 * d, x)
+                    vl.write_bf16(to + 2 * d, x)
                 else:
-                    set_f32(to + 4 * d, x)
+                    vl.write_f32(to + 4 * d, x)
             sums += 4
             values += frame.value_row
             to += frame.dim * size

@@ -15,8 +15,8 @@ from numba import types
 from torch import Tensor
 
 from ramify.kernels.checks import check_copy, check_store
+from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import compiled, intrinsic, sources
-from ramify.kernels.cpu.codegen.simd import i64_at
 
 
 @intrinsic
@@ -44,7 +44,7 @@ def _build_store(sources: str) -> Any:
     ):  # fmt: skip
         sources  # noqa: B018
         for token in range(tokens):
-            slot = i64_at(slots + 8 * token)
+            slot = vl.read_i64(slots + 8 * token)
             page = slot // page_size
             to = page * page_bytes + (slot - page * page_size) * row_bytes
             for head in range(kv_heads):

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from ramify.kernels.checks import check_attention, check_rope, check_store, wrong_lengths
 from ramify.kernels.cpu import attention, linear, rope
+from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, compiled, part, sources
-from ramify.kernels.cpu.codegen.simd import LOG2_E, as_pointer, i64_at
-from ramify.kernels.cpu.codegen.team import fork_address
+from ramify.kernels.cpu.codegen.simd import LOG2_E
+from ramify.kernels.cpu.codegen.team import team_entry
 from ramify.kernels.cpu.norm import normalise
 from ramify.kernels.packed import FORMATS, LAYOUT, PackedWeight
 from ramify.kernels.stack import LayerWeights, Norm
@@ -40,7 +41,7 @@ STEP = np.dtype([(name, np.int64) for name in (
     "layers", "layer_count", "heads", "kv_heads", "dim", "bf16",
     "page_bytes", "head_bytes", "row_bytes", "page_size", "cascade",
     "x", "x_row", "qkv", "attended", "gated", "gated_row", "tokens", "rotation", "slots",
-    "sequences", "starts", "lens", "table", "table_width", "order", "ways", "threads", "fork",
+    "sequences", "starts", "lens", "table", "table_width", "order", "ways", "threads", "team",
     "linear_body", "linear_arena", "linear_bytes", "attention_body", "attention_arena", "attention_bytes",
     "place",
 )])  # fmt: skip
@@ -52,10 +53,10 @@ _linear_run, _attention_run, _rope_run = linear.run, attention.run, rope.run
 @part
 def _linear(step, layout, x, x_row, out, out_row, adds, norm, eps):  # type: ignore[no-untyped-def]
     """Bytes of arena that are missing, or 0."""
-    way = i64_at(step.ways + 8 * carray(as_pointer(layout), 1, LAYOUT)[0].form)
+    way = vl.read_i64(step.ways + 8 * carray(vl.as_pointer(layout), 1, LAYOUT)[0].form)
     return _linear_run(
         layout, x, x_row, step.bf16, step.tokens, out, out_row, step.bf16, adds, way,
-        step.threads, step.fork, step.linear_body, step.linear_arena, step.linear_bytes,
+        step.threads, step.team, step.linear_body, step.linear_arena, step.linear_bytes,
         norm, eps, 0, 0, 0,
     )  # fmt: skip
 
@@ -81,8 +82,8 @@ def _build(sources: str) -> Any:
         """0 when done; above 0, the bytes of arena that the operation at `place` needs; below 0, -1 - the
         wrong sequence. Called again it goes on from there."""
         sources  # noqa: B018
-        step = carray(as_pointer(step_at), 1, STEP)[0]
-        layers = carray(as_pointer(step.layers), step.layer_count, LAYER)
+        step = carray(vl.as_pointer(step_at), 1, STEP)[0]
+        layers = carray(vl.as_pointer(step.layers), step.layer_count, LAYER)
         size = 2 if step.bf16 else 4
         head = step.dim * size
         qkv_row, attended_row = (step.heads + 2 * step.kv_heads) * head, step.heads * head
@@ -116,7 +117,7 @@ def _build(sources: str) -> Any:
                     step.attended, attended_row, step.heads // step.kv_heads, step.dim, step.bf16,
                     step.kv_heads, step.sequences, step.starts, step.lens, step.table, step.table_width,
                     layer.window, 0, step.tokens, step.order, step.cascade, query_factor, 1.0,
-                    step.threads, step.fork, step.attention_body, step.attention_arena, step.attention_bytes,
+                    step.threads, step.team, step.attention_body, step.attention_arena, step.attention_bytes,
                 )  # fmt: skip
             elif operation == 3:
                 x = step.attended
@@ -254,7 +255,7 @@ class LayerStack:
         step["sequences"], step["starts"] = sequences, query_starts.data_ptr()
         step["lens"], step["table"] = kv_lens.data_ptr(), page_table.data_ptr()
         step["table_width"], step["order"] = table_width, attention.arena.order(sequences)
-        step["threads"], step["fork"] = torch.get_num_threads(), fork_address()
+        step["threads"], step["team"] = torch.get_num_threads(), team_entry()
         step["place"] = 0
         while True:
             step["linear_arena"], step["linear_bytes"] = linear.arena.address, linear.arena.size

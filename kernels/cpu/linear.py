@@ -26,13 +26,13 @@ from numba import types
 from torch import Tensor
 
 from ramify.kernels.checks import check_linear
-from ramify.kernels.cpu.attention_tile import up
+from ramify.kernels.cpu.attention_tile import round_up
+from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.arena import Arena
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, sources
 from ramify.kernels.cpu.codegen.dots import DOTS
-from ramify.kernels.cpu.codegen.simd import as_pointer, next_ticket, set_i64
-from ramify.kernels.cpu.codegen.team import fork_address
-from ramify.kernels.cpu.codegen.thread_team_calls import call_at, fork_at
+from ramify.kernels.cpu.codegen.team import team_entry
+from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
 from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear import tiles as tiles
 from ramify.kernels.cpu.packed_linear.code import WIDTH
@@ -80,41 +80,41 @@ def _build_body(sources: str) -> Any:
         """What each thread does: take items until there are none."""
         sources  # noqa: B018
         frame = carray(data, 1, FRAME)[0]
-        layout = carray(as_pointer(frame.layout), 1, LAYOUT)[0]
-        scratch = frame.scratch + next_ticket(frame.counters + 64) * frame.scratch_bytes
+        layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
+        scratch = frame.scratch + vl.fetch_increment(frame.counters + 64) * frame.scratch_bytes
         block = scratch
-        set_i64(block + 8 * code.X_ROW, frame.x_row)
-        set_i64(block + 8 * code.SUMS_ROW, frame.sums_row)
-        set_i64(block + 8 * code.C_ROW, C_ROW)
-        set_i64(block + 8 * code.WIDE, layout.wide)
-        set_i64(block + 8 * code.GROUPS, layout.padded // layout.group if layout.group else 1)
-        set_i64(block + 8 * code.STEPS, (layout.group if layout.group else layout.padded) // 8)
-        index = next_ticket(frame.counters)
+        vl.write_i64(block + 8 * code.X_ROW, frame.x_row)
+        vl.write_i64(block + 8 * code.SUMS_ROW, frame.sums_row)
+        vl.write_i64(block + 8 * code.C_ROW, C_ROW)
+        vl.write_i64(block + 8 * code.WIDE, layout.wide)
+        vl.write_i64(block + 8 * code.GROUPS, layout.padded // layout.group if layout.group else 1)
+        vl.write_i64(block + 8 * code.STEPS, (layout.group if layout.group else layout.padded) // 8)
+        index = vl.fetch_increment(frame.counters)
         if frame.preparing:
             while index * ROWS_AT_ONCE < frame.room:
                 for place in range(index * ROWS_AT_ONCE, min((index + 1) * ROWS_AT_ONCE, frame.room)):
                     prepare(frame, layout, place, scratch)
-                index = next_ticket(frame.counters)
+                index = vl.fetch_increment(frame.counters)
             return
         if frame.way == BY_TILES:
             # Palette 1: eight tiles of 16 rows (bytes 48 to 55) of 64 bytes (words from byte 16 on).
             config = scratch + code.BLOCK_BYTES + C_BYTES
             for i in range(8):
-                set_i64(config + 8 * i, 0)
-            set_i64(config, 1)
-            set_i64(config + 16, 0x0040004000400040)
-            set_i64(config + 24, 0x0040004000400040)
-            set_i64(config + 48, 0x1010101010101010)
-            set_i64(block + 8 * code.B, config)
+                vl.write_i64(config + 8 * i, 0)
+            vl.write_i64(config, 1)
+            vl.write_i64(config + 16, 0x0040004000400040)
+            vl.write_i64(config + 24, 0x0040004000400040)
+            vl.write_i64(config + 48, 0x1010101010101010)
+            vl.write_i64(block + 8 * code.B, config)
             configure(block)
             while index < frame.items:
                 multiply_by_tiles(frame, layout, index, scratch)
-                index = next_ticket(frame.counters)
+                index = vl.fetch_increment(frame.counters)
             release(block)
             return
         while index < frame.items:
             multiply(frame, layout, index, scratch)
-            index = next_ticket(frame.counters)
+            index = vl.fetch_increment(frame.counters)
 
     return body
 
@@ -123,7 +123,7 @@ def _build_run(sources: str) -> Any:
     @compiled(types.int64(*[types.int64] * 16, types.float64, *[types.int64] * 3))
     def run(  # type: ignore[no-untyped-def]
         layout_at, x, x_row, x_bf16, rows, out, out_row, out_bf16, adds, way,
-        threads, fork, body, arena, arena_bytes, norm, eps, chosen, panels, rows_at,
+        threads, team, body, arena, arena_bytes, norm, eps, chosen, panels, rows_at,
     ):  # fmt: skip
         """0 when done; else the bytes of arena that are needed.
 
@@ -131,8 +131,8 @@ def _build_run(sources: str) -> Any:
         rows_at : address of `rows` int64, the rows of x and out to compute; 0 for the first
         """
         sources  # noqa: B018
-        frame = carray(as_pointer(arena), 1, FRAME)[0]
-        layout = carray(as_pointer(layout_at), 1, LAYOUT)[0]
+        frame = carray(vl.as_pointer(arena), 1, FRAME)[0]
+        layout = carray(vl.as_pointer(layout_at), 1, LAYOUT)[0]
         frame.layout, frame.way, frame.rows = layout_at, way, rows
         frame.out, frame.out_row, frame.out_bf16, frame.add = out, out_row, out_bf16, adds
         frame.chosen, frame.rows_at = chosen, rows_at
@@ -145,7 +145,7 @@ def _build_run(sources: str) -> Any:
         if way != BY_TILES:
             for_threads = min(ITEMS_A_THREAD * threads // frame.items + 1, rows // LEAST_BLOCK_ROWS)
             blocks = max(1, for_threads, rows // MOST_BLOCK_ROWS)
-            frame.block_rows = up(rows // blocks, MOST_ROWS)
+            frame.block_rows = round_up(rows // blocks, MOST_ROWS)
             frame.row_blocks = (rows + frame.block_rows - 1) // frame.block_rows
             frame.items *= frame.row_blocks
         threads = min(threads, frame.items)
@@ -154,30 +154,30 @@ def _build_run(sources: str) -> Any:
         frame.norm_at, frame.eps = norm, eps
         in_place = way == BY_TILES and layout.inputs == layout.padded and not norm and not rows_at
         if way == BY_TILES:
-            room = up(rows, 16)
+            room = round_up(rows, 16)
         else:
             room = rows - rows % MOST_ROWS
             if rows % MOST_ROWS:
                 room += kernel_rows(rows % MOST_ROWS)
         first = rows - rows % 32 if in_place else 0
         room -= first
-        copied = up(room * size * layout.padded, 64)
+        copied = round_up(room * size * layout.padded, 64)
         frame.sums_row = 0
         if way == BY_INT8:
             frame.sums_row = 8 * (layout.padded // layout.group)
         elif layout.form == 2 and way != BY_TILES:
             frame.sums_row = 4 * (layout.padded // layout.group)
-        sum_bytes = up(room * frame.sums_row, 64)
+        sum_bytes = round_up(room * frame.sums_row, 64)
         frame.scratch_bytes = code.BLOCK_BYTES + C_BYTES + CONFIG_BYTES
         if way == BY_TILES and layout.form:
             frame.scratch_bytes += 4 * WIDTH * layout.padded
-        frame.scratch_bytes = up(max(frame.scratch_bytes, code.BLOCK_BYTES + 2 * layout.padded), 128)
+        frame.scratch_bytes = round_up(max(frame.scratch_bytes, code.BLOCK_BYTES + 2 * layout.padded), 128)
 
-        frame.counters = arena + up(_FRAME_BYTES, 64)
+        frame.counters = arena + round_up(_FRAME_BYTES, 64)
         at = frame.counters + _COUNTER_BYTES
         frame.tail, frame.tail_from = at, first
         frame.sums = at + copied
-        frame.scratch = up(frame.sums + sum_bytes, 64)
+        frame.scratch = round_up(frame.sums + sum_bytes, 64)
         end = frame.scratch + threads * frame.scratch_bytes
         if end > arena + arena_bytes:
             return end - arena
@@ -187,12 +187,12 @@ def _build_run(sources: str) -> Any:
         frame.first, frame.room = first, room
         for preparing in range(1, -1, -1):
             frame.preparing = preparing
-            set_i64(frame.counters, 0)
-            set_i64(frame.counters + 64, 0)
+            vl.write_i64(frame.counters, 0)
+            vl.write_i64(frame.counters + 64, 0)
             if threads == 1 or (preparing and room * layout.padded < PREPARED_TOGETHER):
-                call_at(body, arena)
+                call_address(body, arena)
             else:
-                fork_at(fork, body, arena, threads)
+                run_on_team(team, body, arena, threads)
         return 0
 
     return run
@@ -275,7 +275,7 @@ def multiply_rows(
         needed = run(
             weight.layout[0], x.data_ptr(), 2 * x_row if x_bf16 else 4 * x_row, x_bf16, rows,
             out.data_ptr(), 2 * out_row if out_bf16 else 4 * out_row, out_bf16, add, way,
-            torch.get_num_threads(), fork_address(), body_address, arena.address, arena.size, norm_at, eps,
+            torch.get_num_threads(), team_entry(), body_address, arena.address, arena.size, norm_at, eps,
             *chosen, rows_at,
         )  # fmt: skip
         if not needed:

@@ -14,8 +14,8 @@ import numpy as np
 from numba import types
 from torch import Tensor
 
+from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, compiled, part, sources
-from ramify.kernels.cpu.codegen.simd import as_pointer, i32_at, set_f32, set_i64
 from ramify.kernels.cpu.linear import multiply_rows, way_for
 from ramify.kernels.cpu.packed_linear.items import ITEM_PANELS, kernel_rows
 from ramify.kernels.cpu.packed_linear.tiles import ROWS
@@ -54,15 +54,15 @@ def _build_plan(sources: str) -> Any:
         becomes minus infinity.
         """
         sources  # noqa: B018
-        order = carray(as_pointer(order_at), rows, np.int64)
-        counts = carray(as_pointer(counts_at), rows + 1, np.int64)
-        union = carray(as_pointer(union_at), words, np.uint32)
-        chosen = carray(as_pointer(chosen_at), panels + ITEM_PANELS, np.int32)
+        order = carray(vl.as_pointer(order_at), rows, np.int64)
+        counts = carray(vl.as_pointer(counts_at), rows + 1, np.int64)
+        union = carray(vl.as_pointer(union_at), words, np.uint32)
+        chosen = carray(vl.as_pointer(chosen_at), panels + ITEM_PANELS, np.int32)
         for row in range(rows):
-            which = i32_at(mask_rows_at + 4 * row)
+            which = vl.read_i32(mask_rows_at + 4 * row)
             needed = panels
             if which >= 0:
-                mask = carray(as_pointer(mask_at + 4 * words * which), words, np.uint32)
+                mask = carray(vl.as_pointer(mask_at + 4 * words * which), words, np.uint32)
                 needed = 0
                 for word in range(words):
                     bits = mask[word]
@@ -81,7 +81,9 @@ def _build_plan(sources: str) -> Any:
             row = order[place]
             if counts[row] >= MARGIN * panels:
                 break
-            mask = carray(as_pointer(mask_at + 4 * words * i32_at(mask_rows_at + 4 * row)), words, np.uint32)
+            mask = carray(
+                vl.as_pointer(mask_at + 4 * words * vl.read_i32(mask_rows_at + 4 * row)), words, np.uint32
+            )
             touched = 0
             for word in range(words):
                 bits = union[word] | mask[word]
@@ -98,12 +100,14 @@ def _build_plan(sources: str) -> Any:
             union[word] = 0
         for place in range(few):
             row = order[place]
-            mask = carray(as_pointer(mask_at + 4 * words * i32_at(mask_rows_at + 4 * row)), words, np.uint32)
+            mask = carray(
+                vl.as_pointer(mask_at + 4 * words * vl.read_i32(mask_rows_at + 4 * row)), words, np.uint32
+            )
             for word in range(words):
                 union[word] |= mask[word]
             to = out + row * out_row
             for output in range(outputs):
-                set_f32(to + 4 * output, np.float32(-np.inf))
+                vl.write_f32(to + 4 * output, np.float32(-np.inf))
         count = 0
         for word in range(words):
             bits = union[word]
@@ -118,7 +122,7 @@ def _build_plan(sources: str) -> Any:
             count += 1
         order[:few].sort()
         order[few:].sort()
-        set_i64(counts_at + 8 * rows, count)
+        vl.write_i64(counts_at + 8 * rows, count)
         return few
 
     return plan

@@ -9,24 +9,9 @@ from numba import types
 from torch import Tensor
 
 from ramify.kernels.checks import check_norm
+from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import compiled, part, sources
-from ramify.kernels.cpu.codegen.simd import (
-    LANES,
-    add,
-    bf16_at,
-    broadcast,
-    f32_at,
-    fma,
-    load,
-    load_bf16,
-    mul,
-    set_bf16,
-    set_f32,
-    splat_f32,
-    store,
-    store_bf16,
-    sum_lanes,
-)
+from ramify.kernels.cpu.codegen.simd import LANES
 
 
 @part
@@ -34,27 +19,27 @@ def inverse_rms(at, size, eps, bf16):  # type: ignore[no-untyped-def]
     """1 / sqrt(mean(x²) + eps) of the row of `size` numbers at an address."""
     wide = size - size % LANES
     pairs = size - size % (2 * LANES)
-    even, odd = splat_f32(0.0), splat_f32(0.0)
+    even, odd = vl.splat_f32(0.0), vl.splat_f32(0.0)
     rest = np.float32(0.0)
     if bf16:
         for i in range(0, pairs, 2 * LANES):
-            a, b = load_bf16(at + 2 * i), load_bf16(at + 2 * (i + LANES))
-            even, odd = fma(a, a, even), fma(b, b, odd)
+            a, b = vl.load_bf16(at + 2 * i), vl.load_bf16(at + 2 * (i + LANES))
+            even, odd = vl.fma(a, a, even), vl.fma(b, b, odd)
         for i in range(pairs, wide, LANES):
-            a = load_bf16(at + 2 * i)
-            even = fma(a, a, even)
+            a = vl.load_bf16(at + 2 * i)
+            even = vl.fma(a, a, even)
         for i in range(wide, size):
-            rest += bf16_at(at + 2 * i) * bf16_at(at + 2 * i)
+            rest += vl.read_bf16(at + 2 * i) * vl.read_bf16(at + 2 * i)
     else:
         for i in range(0, pairs, 2 * LANES):
-            a, b = load(at + 4 * i), load(at + 4 * (i + LANES))
-            even, odd = fma(a, a, even), fma(b, b, odd)
+            a, b = vl.load(at + 4 * i), vl.load(at + 4 * (i + LANES))
+            even, odd = vl.fma(a, a, even), vl.fma(b, b, odd)
         for i in range(pairs, wide, LANES):
-            a = load(at + 4 * i)
-            even = fma(a, a, even)
+            a = vl.load(at + 4 * i)
+            even = vl.fma(a, a, even)
         for i in range(wide, size):
-            rest += f32_at(at + 4 * i) * f32_at(at + 4 * i)
-    mean = np.float64(sum_lanes(add(even, odd)) + rest) / size
+            rest += vl.read_f32(at + 4 * i) * vl.read_f32(at + 4 * i)
+    mean = np.float64(vl.sum_lanes(vl.add(even, odd)) + rest) / size
     return np.float32(1.0 / np.sqrt(mean + eps))
 
 
@@ -63,18 +48,18 @@ def normalise(at, to, weight, size, eps, bf16):  # type: ignore[no-untyped-def]
     """One row of `size` numbers, from one place to another (or the same)."""
     wide = size - size % LANES
     factor = inverse_rms(at, size, eps, bf16)
-    scale = broadcast(factor)
+    scale = vl.broadcast(factor)
     if bf16:
         for i in range(0, wide, LANES):
-            y = mul(mul(load_bf16(at + 2 * i), scale), load_bf16(weight + 2 * i))
-            store_bf16(to + 2 * i, y)
+            y = vl.mul(vl.mul(vl.load_bf16(at + 2 * i), scale), vl.load_bf16(weight + 2 * i))
+            vl.store_bf16(to + 2 * i, y)
         for i in range(wide, size):
-            set_bf16(to + 2 * i, bf16_at(at + 2 * i) * factor * bf16_at(weight + 2 * i))
+            vl.write_bf16(to + 2 * i, vl.read_bf16(at + 2 * i) * factor * vl.read_bf16(weight + 2 * i))
     else:
         for i in range(0, wide, LANES):
-            store(to + 4 * i, mul(mul(load(at + 4 * i), scale), load(weight + 4 * i)))
+            vl.store(to + 4 * i, vl.mul(vl.mul(vl.load(at + 4 * i), scale), vl.load(weight + 4 * i)))
         for i in range(wide, size):
-            set_f32(to + 4 * i, f32_at(at + 4 * i) * factor * f32_at(weight + 4 * i))
+            vl.write_f32(to + 4 * i, vl.read_f32(at + 4 * i) * factor * vl.read_f32(weight + 4 * i))
 
 
 @part
@@ -82,11 +67,11 @@ def _normalise_by_f32(at, to, weight, size, eps):  # type: ignore[no-untyped-def
     """As `normalise`: one bfloat16 row, with a float32 weight."""
     wide = size - size % LANES
     factor = inverse_rms(at, size, eps, True)
-    scale = broadcast(factor)
+    scale = vl.broadcast(factor)
     for i in range(0, wide, LANES):
-        store_bf16(to + 2 * i, mul(mul(load_bf16(at + 2 * i), scale), load(weight + 4 * i)))
+        vl.store_bf16(to + 2 * i, vl.mul(vl.mul(vl.load_bf16(at + 2 * i), scale), vl.load(weight + 4 * i)))
     for i in range(wide, size):
-        set_bf16(to + 2 * i, bf16_at(at + 2 * i) * factor * f32_at(weight + 4 * i))
+        vl.write_bf16(to + 2 * i, vl.read_bf16(at + 2 * i) * factor * vl.read_f32(weight + 4 * i))
 
 
 def _build(sources: str) -> Any:

@@ -15,34 +15,17 @@ import torch
 from numba import types
 from torch import Tensor
 
+from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.arena import Arena
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part, sources
-from ramify.kernels.cpu.codegen.simd import (
-    LANES,
-    LOG2_E,
-    as_pointer,
-    div,
-    exp2,
-    f32_at,
-    i32_at,
-    load,
-    max_lanes,
-    maximum,
-    mul,
-    next_ticket,
-    set_f32,
-    set_i64,
-    splat_f32,
-    store,
-    sub,
-)
-from ramify.kernels.cpu.codegen.team import fork_address
-from ramify.kernels.cpu.codegen.thread_team_calls import call_at, fork_at
+from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
+from ramify.kernels.cpu.codegen.team import team_entry
+from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
 from ramify.kernels.sampling_inputs import SamplingOptions, check_logits, check_mask, check_options
 
 FRAME = np.dtype([(name, np.int64) for name in (
     "logits", "logits_row", "rows", "vocab", "padded", "mask", "mask_row", "mask_rows", "options", "tokens",
-    "scratch", "scratch_bytes", "tickets",
+    "scratch", "scratch_bytes", "counters",
 )])  # fmt: skip
 """The arguments of one call, for the threads that work on it."""
 
@@ -59,32 +42,32 @@ SERIAL_NUMBERS = 1 << 14
 
 
 @part
-def _largest(at, count):  # type: ignore[no-untyped-def]
+def _argmax(at, count):  # type: ignore[no-untyped-def]
     """The largest of the numbers at an address, and the first place that holds it."""
     top, block = np.float32(-np.inf), 0
     whole = count - count % LANES
     for first in range(0, whole, BLOCK):
-        best = splat_f32(-np.inf)
+        best = vl.splat_f32(-np.inf)
         for i in range(first, min(first + BLOCK, whole), LANES):
-            best = maximum(load(at + 4 * i), best)
-        found = max_lanes(best)
+            best = vl.maximum(vl.load(at + 4 * i), best)
+        found = vl.max_lanes(best)
         if found > top:
             top, block = found, first
     for i in range(whole, count):
-        if f32_at(at + 4 * i) > top:
-            return _largest_of_rest(at, i, count)
+        if vl.read_f32(at + 4 * i) > top:
+            return _argmax_of_rest(at, i, count)
     for i in range(block, count):
-        if f32_at(at + 4 * i) == top:
+        if vl.read_f32(at + 4 * i) == top:
             return top, i
     return top, 0
 
 
 @part
-def _largest_of_rest(at, first, count):  # type: ignore[no-untyped-def]
-    top, place = f32_at(at + 4 * first), first
+def _argmax_of_rest(at, first, count):  # type: ignore[no-untyped-def]
+    top, place = vl.read_f32(at + 4 * first), first
     for i in range(first + 1, count):
-        if f32_at(at + 4 * i) > top:
-            top, place = f32_at(at + 4 * i), i
+        if vl.read_f32(at + 4 * i) > top:
+            top, place = vl.read_f32(at + 4 * i), i
     return top, place
 
 
@@ -93,29 +76,29 @@ def _copy(frame, at, mask, x):  # type: ignore[no-untyped-def]
     """A row of logits to x, -inf where the mask (0: none) forbids a token and behind the last."""
     whole = frame.vocab - frame.vocab % LANES
     for i in range(0, whole, LANES):
-        store(x + 4 * i, load(at + 4 * i))
+        vl.store(x + 4 * i, vl.load(at + 4 * i))
     for i in range(whole, frame.padded):
-        set_f32(x + 4 * i, f32_at(at + 4 * i) if i < frame.vocab else np.float32(-np.inf))
+        vl.write_f32(x + 4 * i, vl.read_f32(at + 4 * i) if i < frame.vocab else np.float32(-np.inf))
     if not mask:
         return
     for word in range((frame.vocab + 31) // 32):
-        bits = i32_at(mask + 4 * word)
+        bits = vl.read_i32(mask + 4 * word)
         if bits == -1:
             continue
         first = 32 * word
         for token in range(first, min(first + 32, frame.vocab)):
             if not (bits >> (token - first)) & 1:
-                set_f32(x + 4 * token, np.float32(-np.inf))
+                vl.write_f32(x + 4 * token, np.float32(-np.inf))
 
 
 @part
 def _weigh(frame, x, top, temperature):  # type: ignore[no-untyped-def]
     """x becomes exp((x - top) / temperature): 1 for the most likely token."""
-    scale = splat_f32(temperature)
-    highest = div(splat_f32(top), scale)
-    log2_e = splat_f32(LOG2_E)
+    scale = vl.splat_f32(temperature)
+    highest = vl.div(vl.splat_f32(top), scale)
+    log2_e = vl.splat_f32(LOG2_E)
     for i in range(0, frame.padded, LANES):
-        store(x + 4 * i, exp2(mul(sub(div(load(x + 4 * i), scale), highest), log2_e)))
+        vl.store(x + 4 * i, vl.exp2(vl.mul(vl.sub(vl.div(vl.load(x + 4 * i), scale), highest), log2_e)))
 
 
 @part
@@ -124,14 +107,19 @@ def _mass(x, first, last, least):  # type: ignore[no-untyped-def]
     a, b, c, d = 0.0, 0.0, 0.0, 0.0
     i = first
     while i + 4 <= last:
-        p, q, r, s = f32_at(x + 4 * i), f32_at(x + 4 * i + 4), f32_at(x + 4 * i + 8), f32_at(x + 4 * i + 12)
+        p, q, r, s = (
+            vl.read_f32(x + 4 * i),
+            vl.read_f32(x + 4 * i + 4),
+            vl.read_f32(x + 4 * i + 8),
+            vl.read_f32(x + 4 * i + 12),
+        )
         a += np.float64(p) if p >= least else 0.0
         b += np.float64(q) if q >= least else 0.0
         c += np.float64(r) if r >= least else 0.0
         d += np.float64(s) if s >= least else 0.0
         i += 4
     while i < last:
-        p = f32_at(x + 4 * i)
+        p = vl.read_f32(x + 4 * i)
         a += np.float64(p) if p >= least else 0.0
         i += 1
     return (a + b) + (c + d)
@@ -145,7 +133,7 @@ def _target(uniform, total):  # type: ignore[no-untyped-def]
 
 
 @part
-def _straight(frame, x, uniform, min_p):  # type: ignore[no-untyped-def]
+def _sample_in_id_order(frame, x, uniform, min_p):  # type: ignore[no-untyped-def]
     """The draw in the order of the ids."""
     total = 0.0
     for first in range(0, frame.vocab, BLOCK):
@@ -159,7 +147,7 @@ def _straight(frame, x, uniform, min_p):  # type: ignore[no-untyped-def]
             before += mass
             continue
         for token in range(first, last):
-            weight = f32_at(x + 4 * token)
+            weight = vl.read_f32(x + 4 * token)
             if weight >= min_p and weight > 0:
                 before += np.float64(weight)
                 chosen = token
@@ -173,7 +161,7 @@ def _straight(frame, x, uniform, min_p):  # type: ignore[no-untyped-def]
 @part
 def _bits(x, token):  # type: ignore[no-untyped-def]
     """A weight's float32 as a whole number, which orders weights as they are."""
-    return np.int64(i32_at(x + 4 * token))
+    return np.int64(vl.read_i32(x + 4 * token))
 
 
 @part
@@ -181,10 +169,10 @@ def _gather(frame, x, least, candidates):  # type: ignore[no-untyped-def]
     """List the tokens of at least some weight, in the order of their ids; how many."""
     count = 0
     for first in range(0, frame.padded, LANES):
-        if max_lanes(load(x + 4 * first)) < least:
+        if vl.max_lanes(vl.load(x + 4 * first)) < least:
             continue
         for token in range(first, min(first + LANES, frame.vocab)):
-            weight = f32_at(x + 4 * token)
+            weight = vl.read_f32(x + 4 * token)
             if weight >= least and weight > 0:
                 candidates[count] = token
                 count += 1
@@ -231,7 +219,7 @@ def _list_bucket(x, candidates, count, bucket, keys):  # type: ignore[no-untyped
 
 
 @part
-def _walk(  # type: ignore[no-untyped-def]
+def _walk_buckets(  # type: ignore[no-untyped-def]
     x, candidates, listed, counts, masses, keys, most, limit, least, least_bucket, target
 ):
     """From the most likely token on, `most` tokens at most, while the mass before a token is below `limit`
@@ -249,7 +237,7 @@ def _walk(  # type: ignore[no-untyped-def]
         found = _list_bucket(x, candidates, listed, bucket, keys)
         for index in range(found):
             token = keys[index] & 0xFFFFFFFF
-            weight = f32_at(x + 4 * token)
+            weight = vl.read_f32(x + 4 * token)
             if seen >= most or mass >= limit or weight < least:
                 return mass, last
             mass += np.float64(weight)
@@ -265,12 +253,12 @@ def _walk(  # type: ignore[no-untyped-def]
 
 
 @part
-def _ordered(frame, x, scratch, uniform, top_k, top_p, min_p):  # type: ignore[no-untyped-def]
+def _sample_in_rank_order(frame, x, scratch, uniform, top_k, top_p, min_p):  # type: ignore[no-untyped-def]
     """The draw from the most likely token on."""
-    keys = carray(as_pointer(scratch), frame.vocab, np.int64)
-    masses = carray(as_pointer(scratch + 8 * frame.vocab), BUCKETS, np.float64)
-    counts = carray(as_pointer(scratch + 8 * (frame.vocab + BUCKETS)), BUCKETS, np.int64)
-    candidates = carray(as_pointer(scratch + 8 * (frame.vocab + 2 * BUCKETS)), frame.vocab, np.int64)
+    keys = carray(vl.as_pointer(scratch), frame.vocab, np.int64)
+    masses = carray(vl.as_pointer(scratch + 8 * frame.vocab), BUCKETS, np.float64)
+    counts = carray(vl.as_pointer(scratch + 8 * (frame.vocab + BUCKETS)), BUCKETS, np.int64)
+    candidates = carray(vl.as_pointer(scratch + 8 * (frame.vocab + 2 * BUCKETS)), frame.vocab, np.int64)
     most = top_k if top_k > 0 else frame.vocab
     limit = np.inf
     if top_p < 1 and top_k <= 0:
@@ -282,7 +270,7 @@ def _ordered(frame, x, scratch, uniform, top_k, top_p, min_p):  # type: ignore[n
     elif not enough:
         mass = 0.0
         for place in range(listed):
-            mass += np.float64(f32_at(x + 4 * candidates[place]))
+            mass += np.float64(vl.read_f32(x + 4 * candidates[place]))
         enough = mass >= limit
     if not enough:
         listed = _gather(frame, x, np.float32(0), candidates)
@@ -292,39 +280,39 @@ def _ordered(frame, x, scratch, uniform, top_k, top_p, min_p):  # type: ignore[n
         token = candidates[place]
         bucket = _bits(x, token) >> BUCKET_SHIFT
         counts[bucket] += 1
-        masses[bucket] += np.float64(f32_at(x + 4 * token))
-    set_f32(scratch, min_p)
-    least = np.int64(i32_at(scratch)) >> BUCKET_SHIFT if min_p > 0 else -1
+        masses[bucket] += np.float64(vl.read_f32(x + 4 * token))
+    vl.write_f32(scratch, min_p)
+    least = np.int64(vl.read_i32(scratch)) >> BUCKET_SHIFT if min_p > 0 else -1
     zero = np.float32(0)
     if top_p < 1 and top_k > 0:
-        mass = _walk(x, candidates, listed, counts, masses, keys, most, np.inf, zero, -1, np.inf)[0]
+        mass = _walk_buckets(x, candidates, listed, counts, masses, keys, most, np.inf, zero, -1, np.inf)[0]
         limit = np.float64(top_p) * mass
-    total = _walk(x, candidates, listed, counts, masses, keys, most, limit, min_p, least, np.inf)[0]
+    total = _walk_buckets(x, candidates, listed, counts, masses, keys, most, limit, min_p, least, np.inf)[0]
     target = _target(uniform, total)
-    return _walk(x, candidates, listed, counts, masses, keys, most, limit, min_p, least, target)[1]
+    return _walk_buckets(x, candidates, listed, counts, masses, keys, most, limit, min_p, least, target)[1]
 
 
 @part
 def _draw(frame, row, scratch):  # type: ignore[no-untyped-def]
     at, mask = frame.logits + row * frame.logits_row, 0
-    which = np.int64(i32_at(frame.mask_rows + 4 * row)) if frame.mask_rows else row
+    which = np.int64(vl.read_i32(frame.mask_rows + 4 * row)) if frame.mask_rows else row
     if frame.mask and which >= 0:
         mask = frame.mask + which * frame.mask_row
-    options = carray(as_pointer(frame.options), 5 * frame.rows, np.float64)
+    options = carray(vl.as_pointer(frame.options), 5 * frame.rows, np.float64)
     temperature, top_k = np.float32(options[row]), np.int64(options[frame.rows + row])
     top_p, min_p = np.float32(options[2 * frame.rows + row]), np.float32(options[3 * frame.rows + row])
     if not temperature > 0 and not mask:
-        return _largest(at, frame.vocab)[1]
+        return _argmax(at, frame.vocab)[1]
     x = scratch
     _copy(frame, at, mask, x)
-    top, best = _largest(x, frame.vocab)
+    top, best = _argmax(x, frame.vocab)
     if not temperature > 0 or top == -np.inf:
         return best
     _weigh(frame, x, top, temperature)
     uniform = options[4 * frame.rows + row]
     if top_k > 0 or top_p < 1:
-        return _ordered(frame, x, scratch + 4 * frame.padded, uniform, top_k, top_p, min_p)
-    return _straight(frame, x, uniform, min_p)
+        return _sample_in_rank_order(frame, x, scratch + 4 * frame.padded, uniform, top_k, top_p, min_p)
+    return _sample_in_id_order(frame, x, uniform, min_p)
 
 
 def _build_body(sources: str) -> Any:
@@ -332,11 +320,11 @@ def _build_body(sources: str) -> Any:
     def body(data):  # type: ignore[no-untyped-def]
         sources  # noqa: B018
         frame = carray(data, 1, FRAME)[0]
-        scratch = frame.scratch + next_ticket(frame.tickets + 8) * frame.scratch_bytes
-        row = next_ticket(frame.tickets)
+        scratch = frame.scratch + vl.fetch_increment(frame.counters + 8) * frame.scratch_bytes
+        row = vl.fetch_increment(frame.counters)
         while row < frame.rows:
-            set_i64(frame.tokens + 8 * row, _draw(frame, row, scratch))
-            row = next_ticket(frame.tickets)
+            vl.write_i64(frame.tokens + 8 * row, _draw(frame, row, scratch))
+            row = vl.fetch_increment(frame.counters)
 
     return body
 
@@ -346,15 +334,15 @@ _body = _build_body(sources())
 
 def _build_run(sources: str) -> Any:
     @compiled(types.int64(*[types.int64] * 4))
-    def run(frame_at, threads, fork, body):  # type: ignore[no-untyped-def]
+    def run(frame_at, threads, team, body):  # type: ignore[no-untyped-def]
         sources  # noqa: B018
-        frame = carray(as_pointer(frame_at), 1, FRAME)[0]
-        set_i64(frame.tickets, 0)
-        set_i64(frame.tickets + 8, 0)
+        frame = carray(vl.as_pointer(frame_at), 1, FRAME)[0]
+        vl.write_i64(frame.counters, 0)
+        vl.write_i64(frame.counters + 8, 0)
         if threads == 1:
-            call_at(body, frame_at)
+            call_address(body, frame_at)
         else:
-            fork_at(fork, body, frame_at, threads)
+            run_on_team(team, body, frame_at, threads)
         return 0
 
     return run
@@ -369,7 +357,7 @@ class _Arena(Arena):
     def __init__(self) -> None:
         super().__init__()
         self.frame = np.zeros(1, FRAME)
-        self.tickets = np.zeros(2, np.int64)
+        self.counters = np.zeros(2, np.int64)
 
 
 _arena = _Arena()
@@ -398,7 +386,7 @@ def sample_tokens(
         0 if mask is None else mask.data_ptr(), 0 if mask is None else 4 * mask.stride(0),
         0 if mask_rows is None else mask_rows.data_ptr(),
         options.values.data_ptr(), tokens.data_ptr(),
-        _arena.address, scratch_bytes, _arena.tickets.ctypes.data,
+        _arena.address, scratch_bytes, _arena.counters.ctypes.data,
     )  # fmt: skip
-    _run(_arena.frame.ctypes.data, threads, fork_address(), _body.address)
+    _run(_arena.frame.ctypes.data, threads, team_entry(), _body.address)
     return tokens

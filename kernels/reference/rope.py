@@ -47,11 +47,11 @@ def rope_store_kv(
     """
     check_rope(q, k, rotation)
     check_head_norms(q, q_norm, k_norm)
-    store_kv(_turned(k, k_norm, eps, rotation), v, k_pages, v_pages, slots)
-    q.copy_(_turned(q, q_norm, eps, rotation))
+    store_kv(_rotated(k, k_norm, eps, rotation), v, k_pages, v_pages, slots)
+    q.copy_(_rotated(q, q_norm, eps, rotation))
 
 
-def _turned(x: Tensor, weight: Tensor | None, eps: float, rotation: Tensor) -> Tensor:
+def _rotated(x: Tensor, weight: Tensor | None, eps: float, rotation: Tensor) -> Tensor:
     exact = x.float()
     if weight is not None:
         exact = F.rms_norm(exact, weight.shape, weight.float(), eps)

@@ -23,15 +23,15 @@ def _gated_mul(  # type: ignore[no-untyped-def]
     program = tl.program_id(0)
     row = (program // PARTS).to(tl.int64)
     column = program % PARTS * BLOCK + tl.arange(0, BLOCK)
-    there = column < SIZE
-    gate = tl.load(x_ptr + row * x_row + column, mask=there).to(tl.float32)
-    up = tl.load(x_ptr + row * x_row + SIZE + column, mask=there).to(tl.float32)
+    in_bounds = column < SIZE
+    gate = tl.load(x_ptr + row * x_row + column, mask=in_bounds).to(tl.float32)
+    up = tl.load(x_ptr + row * x_row + SIZE + column, mask=in_bounds).to(tl.float32)
     s = gate
     if GELU:
         s = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 2 sqrt(2 / pi)
     power = tl.exp(-tl.abs(s))
     y = gate * tl.where(s >= 0.0, 1.0, power) / (1.0 + power) * up
-    tl.store(out_ptr + row * out_row + column, y.to(out_ptr.dtype.element_ty), mask=there)
+    tl.store(out_ptr + row * out_row + column, y.to(out_ptr.dtype.element_ty), mask=in_bounds)
 
 
 def silu_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:

@@ -63,20 +63,20 @@ def _edit(  # type: ignore[no-untyped-def]
     RESTORE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = index < count
-    row = tl.load(place_ptr + index, mask=there, other=0).to(tl.int64)
-    at = logits_ptr + row * logits_stride + tl.load(place_ptr + count + index, mask=there, other=0)
+    in_bounds = index < count
+    row = tl.load(place_ptr + index, mask=in_bounds, other=0).to(tl.int64)
+    at = logits_ptr + row * logits_stride + tl.load(place_ptr + count + index, mask=in_bounds, other=0)
     if RESTORE:
-        tl.store(at, tl.load(before_ptr + index, mask=there), mask=there)
+        tl.store(at, tl.load(before_ptr + index, mask=in_bounds), mask=in_bounds)
     else:
-        before = tl.load(at, mask=there)
-        tl.store(before_ptr + index, before, mask=there)
-        repetition = tl.load(amount_ptr + index, mask=there, other=1.0)
+        before = tl.load(at, mask=in_bounds)
+        tl.store(before_ptr + index, before, mask=in_bounds)
+        repetition = tl.load(amount_ptr + index, mask=in_bounds, other=1.0)
         x = before.to(tl.float32)
         x = tl.where(x > 0.0, tl.div_rn(x, repetition), x * repetition)
-        x -= tl.load(amount_ptr + count + index, mask=there, other=0.0)
-        x += tl.load(amount_ptr + 2 * count + index, mask=there, other=0.0)
-        tl.store(at, x.to(logits_ptr.dtype.element_ty), mask=there)
+        x -= tl.load(amount_ptr + count + index, mask=in_bounds, other=0.0)
+        x += tl.load(amount_ptr + 2 * count + index, mask=in_bounds, other=0.0)
+        tl.store(at, x.to(logits_ptr.dtype.element_ty), mask=in_bounds)
 
 
 @triton.jit
@@ -104,10 +104,10 @@ def _finish(  # type: ignore[no-untyped-def]
     row = tl.program_id(0)
     logits_row = logits_ptr + row.to(tl.int64) * logits_stride
     index = tl.arange(0, BLOCK)
-    there = index < chunks
-    tops = tl.load(top_ptr + row * chunks + index, mask=there, other=float("-inf"))
+    in_bounds = index < chunks
+    tops = tl.load(top_ptr + row * chunks + index, mask=in_bounds, other=float("-inf"))
     highest = tl.maximum(tl.max(tops, axis=0), SMALLEST)
-    masses = tl.load(mass_ptr + row * chunks + index, mask=there, other=0.0)
+    masses = tl.load(mass_ptr + row * chunks + index, mask=in_bounds, other=0.0)
     masses *= tl.exp((tops - highest).to(tl.float64))
     normaliser = highest.to(tl.float64) + tl.log(tl.sum(masses, axis=0))
     x = tl.load(logits_row + tl.load(token_ptr + row)).to(tl.float32)

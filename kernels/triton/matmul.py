@@ -54,13 +54,13 @@ def _finish(  # type: ignore[no-untyped-def]
     total, out_ptr, bias_ptr, row, row_there, output, output_there, out_row,
     BIASED: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    there = row_there[:, None] & output_there[None, :]
+    in_bounds = row_there[:, None] & output_there[None, :]
     if BIASED:
         total += tl.load(bias_ptr + output, mask=output_there, other=0.0).to(tl.float32)[None, :]
     at = out_ptr + row.to(tl.int64)[:, None] * out_row + output[None, :]
     if ADD:
-        total += tl.load(at, mask=there, other=0.0).to(tl.float32)
-    tl.store(at, total.to(out_ptr.dtype.element_ty), mask=there)
+        total += tl.load(at, mask=in_bounds, other=0.0).to(tl.float32)
+    tl.store(at, total.to(out_ptr.dtype.element_ty), mask=in_bounds)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -111,11 +111,11 @@ def _gather(  # type: ignore[no-untyped-def]
     row = tl.program_id(1) + tl.arange(0, 1)
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     row_there, output_there = row < rows, output < outputs
-    there = row_there[:, None] & output_there[None, :]
+    in_bounds = row_there[:, None] & output_there[None, :]
     at = part_ptr + row.to(tl.int64)[:, None] * outputs + output[None, :]
-    total = tl.load(at, mask=there, other=0.0)
+    total = tl.load(at, mask=in_bounds, other=0.0)
     for part in tl.static_range(1, PARTS):
-        total += tl.load(at + tl.cast(part, tl.int64) * rows * outputs, mask=there, other=0.0)
+        total += tl.load(at + tl.cast(part, tl.int64) * rows * outputs, mask=in_bounds, other=0.0)
     _finish(total, out_ptr, bias_ptr, row, row_there, output, output_there, out_row, BIASED, ADD)
 
 

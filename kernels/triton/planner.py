@@ -95,17 +95,4 @@ class Planner:
         table = torch.zeros(1, 1, dtype=torch.int32, device=self._device)
         warm_up(shape, q, k_pages, v_pages, table, soft_cap=soft_cap, cascade=self._cascade)
 
-    @staticmethod
-    def run(
-        plan: Plan,
-        q: Tensor,
-        k_pages: Tensor,
-        v_pages: Tensor,
-        page_table: Tensor,
-        out: Tensor,
-        *,
-        scale: float,
-        soft_cap: float = 0.0,
-    ) -> Tensor:
-        """See `attention.run_plan`: launches and nothing else."""
-        return run_plan(plan, q, k_pages, v_pages, page_table, out, scale=scale, soft_cap=soft_cap)
+    run = staticmethod(run_plan)

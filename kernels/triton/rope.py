@@ -22,7 +22,7 @@ def _normed(x, weight_ptr, dim, eps, HEAD_DIM: tl.constexpr):  # type: ignore[no
 
 
 @triton.jit
-def _turned(x, cos, sin, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr):  # type: ignore[no-untyped-def]
+def _rotated(x, cos, sin, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr):  # type: ignore[no-untyped-def]
     """Neighbours of a row as complex numbers, times (cos, sin). A thread loads both: nothing moves."""
     re, im = tl.split(tl.reshape(x, [BLOCK_H, BLOCK_D // 2, 2]))
     cos, sin = cos[None, :], sin[None, :]
@@ -43,32 +43,32 @@ def _rope_store(  # type: ignore[no-untyped-def]
     token, part = (program // PARTS).to(tl.int64), program % PARTS
     dim = tl.arange(0, BLOCK_D)
     within = tl.arange(0, BLOCK_H)
-    turn = tl.load(rotation_ptr + token * HEAD_DIM + dim, mask=dim < HEAD_DIM, other=0.0)
-    cos, sin = tl.split(tl.reshape(turn, [BLOCK_D // 2, 2]))
+    cos_sin = tl.load(rotation_ptr + token * HEAD_DIM + dim, mask=dim < HEAD_DIM, other=0.0)
+    cos, sin = tl.split(tl.reshape(cos_sin, [BLOCK_D // 2, 2]))
     if part < Q_PARTS:
         head = part * BLOCK_H + within
-        there = (head < HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
+        in_bounds = (head < HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
         q_at = q_ptr + token * q_token + head[:, None] * HEAD_DIM + dim[None, :]
-        q = tl.where(there, tl.load(q_at, mask=there).to(tl.float32), 0.0)
+        q = tl.where(in_bounds, tl.load(q_at, mask=in_bounds).to(tl.float32), 0.0)
         if Q_NORM:
             q = _normed(q, q_norm_ptr, dim, eps, HEAD_DIM)
-        q = _turned(q, cos, sin, BLOCK_H, BLOCK_D)
-        tl.store(q_at, q.to(q_ptr.dtype.element_ty), mask=there)
+        q = _rotated(q, cos, sin, BLOCK_H, BLOCK_D)
+        tl.store(q_at, q.to(q_ptr.dtype.element_ty), mask=in_bounds)
     else:
         head = (part - Q_PARTS) * BLOCK_H + within
-        there = (head < KV_HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
+        in_bounds = (head < KV_HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
         slot = tl.load(slot_ptr + token)
         offset = head[:, None] * HEAD_DIM + dim[None, :]
-        k = tl.load(k_ptr + token * k_token + offset, mask=there).to(tl.float32)
-        v = tl.load(v_ptr + token * v_token + offset, mask=there)
-        k = tl.where(there, k, 0.0)
+        k = tl.load(k_ptr + token * k_token + offset, mask=in_bounds).to(tl.float32)
+        v = tl.load(v_ptr + token * v_token + offset, mask=in_bounds)
+        k = tl.where(in_bounds, k, 0.0)
         if K_NORM:
             k = _normed(k, k_norm_ptr, dim, eps, HEAD_DIM)
-        k = _turned(k, cos, sin, BLOCK_H, BLOCK_D)
+        k = _rotated(k, cos, sin, BLOCK_H, BLOCK_D)
         row = slot // PAGE_SIZE * page_stride + slot % PAGE_SIZE * row_stride
         to = row + head.to(tl.int64)[:, None] * head_stride + dim[None, :]
-        tl.store(k_pages_ptr + to, k.to(k_pages_ptr.dtype.element_ty), mask=there)
-        tl.store(v_pages_ptr + to, v, mask=there)
+        tl.store(k_pages_ptr + to, k.to(k_pages_ptr.dtype.element_ty), mask=in_bounds)
+        tl.store(v_pages_ptr + to, v, mask=in_bounds)
 
 
 def rope_store_kv(

@@ -219,11 +219,11 @@ def _maximum(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
 
 
 # Scalars in memory.
-f32_at, set_f32 = _op1(types.float32, _at(_f32)), _op2(types.int64, _set(_f32))
-bf16_at, set_bf16 = _op1(types.float32, _half_at), _op2(types.int64, _set_half)
-i32_at = _op1(types.int32, _at(_i32))
-i64_at, set_i64 = _op1(types.int64, _at(_i64)), _op2(types.int64, _set(_i64))
-next_ticket = _op1(
+read_f32, write_f32 = _op1(types.float32, _at(_f32)), _op2(types.int64, _set(_f32))
+read_bf16, write_bf16 = _op1(types.float32, _half_at), _op2(types.int64, _set_half)
+read_i32 = _op1(types.int32, _at(_i32))
+read_i64, write_i64 = _op1(types.int64, _at(_i64)), _op2(types.int64, _set(_i64))
+fetch_increment = _op1(
     types.int64,
     lambda builder, address: builder.atomic_rmw("add", pointer(builder, address, _i64), _i64(1), "monotonic"),
 )

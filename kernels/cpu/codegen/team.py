@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 _BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_FORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+_TEAM_ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
 
 
 def set_threads(count: int) -> None:
@@ -25,7 +25,7 @@ def set_threads(count: int) -> None:
 
 
 @functools.cache
-def fork_address() -> int:
+def team_entry() -> int:
     """Address of a C function with GOMP_parallel's signature: run `fn(data)` on so many threads at once."""
     for library in sorted((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")):
         try:
@@ -33,10 +33,10 @@ def fork_address() -> int:
         except (OSError, AttributeError):
             continue
         return int(ctypes.cast(entry, ctypes.c_void_p).value or 0)
-    return python_fork_address()
+    return python_team_entry()
 
 
-def _python_fork(body: int, data: int, threads: int, flags: int) -> None:
+def _python_team(body: int, data: int, threads: int, flags: int) -> None:
     run = _BODY(body)
     others = [threading.Thread(target=run, args=(data,)) for _ in range(threads - 1)]
     for other in others:
@@ -46,9 +46,9 @@ def _python_fork(body: int, data: int, threads: int, flags: int) -> None:
         other.join()
 
 
-_python_fork_pointer = _FORK(_python_fork)  # kept: the pointer dies with the object
+_python_team_pointer = _TEAM_ENTRY(_python_team)  # kept: the pointer dies with the object
 
 
-def python_fork_address() -> int:
+def python_team_entry() -> int:
     """The same with threads of Python's, for a torch without OpenMP: 100 us a call instead of 1."""
-    return int(ctypes.cast(_python_fork_pointer, ctypes.c_void_p).value or 0)
+    return int(ctypes.cast(_python_team_pointer, ctypes.c_void_p).value or 0)

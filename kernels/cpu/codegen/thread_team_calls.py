@@ -11,7 +11,7 @@ from ramify.kernels.cpu.codegen.compiler import intrinsic
 
 
 @intrinsic
-def call_at(typing: Any, body: Any, data: Any) -> Any:
+def call_address(typing: Any, body: Any, data: Any) -> Any:
     """Call the C function at `body`: body(data)."""
 
     def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
@@ -25,7 +25,7 @@ def call_at(typing: Any, body: Any, data: Any) -> Any:
 
 
 @intrinsic
-def fork_at(typing: Any, entry: Any, body: Any, data: Any, threads: Any) -> Any:
+def run_on_team(typing: Any, entry: Any, body: Any, data: Any, threads: Any) -> Any:
     """Call the C function at `entry` as GOMP_parallel is called: entry(body, data, threads, 0)."""
 
     def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:

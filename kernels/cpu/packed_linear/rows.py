@@ -7,20 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import part
-from ramify.kernels.cpu.codegen.simd import (
-    LANES,
-    add,
-    bf16_at,
-    load,
-    load_bf16,
-    set_bf16,
-    set_f32,
-    set_i64,
-    splat_f32,
-    store,
-    sum_lanes,
-)
+from ramify.kernels.cpu.codegen.simd import LANES
 from ramify.kernels.cpu.kv_store import copy_bytes
 from ramify.kernels.cpu.norm import normalise
 from ramify.kernels.cpu.packed_linear import code as code
@@ -46,29 +35,29 @@ def _copy_row(frame, layout, at, to, spare):  # type: ignore[no-untyped-def]
         elif wide and frame.from_bf16:
             whole = filled - filled % LANES
             for i in range(0, whole, LANES):
-                store(to + 4 * i, load_bf16(at + 2 * i))
+                vl.store(to + 4 * i, vl.load_bf16(at + 2 * i))
             for i in range(whole, filled):
-                set_f32(to + 4 * i, bf16_at(at + 2 * i))
+                vl.write_f32(to + 4 * i, vl.read_bf16(at + 2 * i))
         else:
             copy_bytes(to, at, size * filled)
     for i in range(filled, layout.padded):
         if wide:
-            set_f32(to + 4 * i, np.float32(0.0))
+            vl.write_f32(to + 4 * i, np.float32(0.0))
         else:
-            set_bf16(to + 2 * i, np.float32(0.0))
+            vl.write_bf16(to + 2 * i, np.float32(0.0))
 
 
 @part
 def _sum_groups(frame, layout, at, to):  # type: ignore[no-untyped-def]
     """The sum of each group of inputs of a prepared row, float32."""
     for first in range(0, layout.padded, layout.group):
-        total = splat_f32(0.0)
+        total = vl.splat_f32(0.0)
         for i in range(first, first + layout.group, LANES):
             if frame.way == BY_DOTS:
-                total = add(total, load_bf16(at + 2 * i))
+                total = vl.add(total, vl.load_bf16(at + 2 * i))
             else:
-                total = add(total, load(at + 4 * i))
-        set_f32(to + 4 * (first // layout.group), sum_lanes(total))
+                total = vl.add(total, vl.load(at + 4 * i))
+        vl.write_f32(to + 4 * (first // layout.group), vl.sum_lanes(total))
 
 
 @part
@@ -88,9 +77,9 @@ def prepare(frame, layout, place, scratch):  # type: ignore[no-untyped-def]
     if not at or frame.norm_at or layout.inputs != layout.padded:
         _copy_row(frame, layout, at, spare, 0)
         at = spare
-    set_i64(block + 8 * code.X, at)
-    set_i64(block + 8 * code.C, to)
-    set_i64(block + 8 * code.SUMS, sums)
+    vl.write_i64(block + 8 * code.X, at)
+    vl.write_i64(block + 8 * code.C, to)
+    vl.write_i64(block + 8 * code.SUMS, sums)
     if layout.form == 1:
         round_int8(block)
     else:

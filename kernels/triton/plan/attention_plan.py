@@ -133,7 +133,7 @@ def make_plan(tasks: Tasks, listed_tokens: Ints, shape: Shape, device: torch.dev
                 pieces.append(items.ravel())
     merges = _merges(tasks, unit, slots, tokens, owner, place, group, shape)
     pieces += [column.astype(np.int32) for column in (listed_tokens, *merges)]
-    moved = iter(_moved(pieces, device))
+    moved = iter(to_device(pieces, device))
     ready = tuple(Launch(tile, listed, next(moved).view(count, -1)) for tile, listed, count in launches)
     listed_on_device, *merge = moved
     return Plan(
@@ -142,7 +142,7 @@ def make_plan(tasks: Tasks, listed_tokens: Ints, shape: Shape, device: torch.dev
     )  # fmt: skip
 
 
-def _moved(pieces: list[NDArray[np.int32]], device: torch.device) -> list[torch.Tensor]:
+def to_device(pieces: list[NDArray[np.int32]], device: torch.device) -> list[torch.Tensor]:
     """The arrays on `device`: one transfer, each at a multiple of 16 bytes."""
     room = [-(-len(piece) // 4) * 4 for piece in pieces]
     whole = torch.zeros(sum(room), dtype=torch.int32, pin_memory=device.type == "cuda")
@@ -150,8 +150,8 @@ def _moved(pieces: list[NDArray[np.int32]], device: torch.device) -> list[torch.
     places = np.cumsum([0, *room])
     for piece, place in zip(pieces, places, strict=False):
         flat[place : place + len(piece)] = piece
-    there = whole.to(device, non_blocking=True)
-    return [there[place : place + len(piece)] for piece, place in zip(pieces, places, strict=False)]
+    on_device = whole.to(device, non_blocking=True)
+    return [on_device[place : place + len(piece)] for piece, place in zip(pieces, places, strict=False)]
 
 
 def _ranges(counts: Ints) -> tuple[Ints, Ints]:

@@ -77,13 +77,13 @@ def _walk(  # type: ignore[no-untyped-def]
             offsets = (page * page_stride + (place % PAGE_SIZE) * row_stride)[:, None] + dim[None, :]
             k_from, v_from = k_head + offsets, v_head + offsets
         if MASKED and HEAD_DIM < BLOCK_D:
-            there = known[:, None] & (dim < HEAD_DIM)[None, :]
+            in_bounds = known[:, None] & (dim < HEAD_DIM)[None, :]
         elif MASKED:
-            there = known[:, None] & (dim < BLOCK_D)[None, :]
+            in_bounds = known[:, None] & (dim < BLOCK_D)[None, :]
         elif HEAD_DIM < BLOCK_D:
-            there = (column < BLOCK_N)[:, None] & (dim < HEAD_DIM)[None, :]
+            in_bounds = (column < BLOCK_N)[:, None] & (dim < HEAD_DIM)[None, :]
         if MASKED or HEAD_DIM < BLOCK_D:
-            k = tl.load(k_from, mask=there, other=0.0)
+            k = tl.load(k_from, mask=in_bounds, other=0.0)
         else:
             k = tl.load(k_from)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
@@ -104,7 +104,7 @@ def _walk(  # type: ignore[no-untyped-def]
         total = tl.fma(total, shrink, tl.sum(weights, 1))
         acc = acc * shrink[:, None]
         if MASKED or HEAD_DIM < BLOCK_D:
-            v = tl.load(v_from, mask=there, other=0.0)
+            v = tl.load(v_from, mask=in_bounds, other=0.0)
         else:
             v = tl.load(v_from)
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)

@@ -32,12 +32,12 @@ def _merge(  # type: ignore[no-untyped-def]
     one = tl.arange(0, 1)
     for low in range(first, last, AT_ONCE):
         for step in tl.static_range(AT_ONCE):
-            there = low + step + one < last
-            row = tl.load(index_ptr + low + step + one, mask=there, other=0) + head % GROUP
+            in_bounds = low + step + one < last
+            row = tl.load(index_ptr + low + step + one, mask=in_bounds, other=0) + head % GROUP
             at = row.to(tl.int64) * KV_HEADS + head // GROUP
-            part_top = tl.load(top_ptr + at, mask=there, other=float("-inf"))
-            part_total = tl.load(total_ptr + at, mask=there, other=0.0)
-            part = tl.load(part_ptr + at * HEAD_DIM + dim, mask=there & (dim < HEAD_DIM), other=0.0)
+            part_top = tl.load(top_ptr + at, mask=in_bounds, other=float("-inf"))
+            part_total = tl.load(total_ptr + at, mask=in_bounds, other=0.0)
+            part = tl.load(part_ptr + at * HEAD_DIM + dim, mask=in_bounds & (dim < HEAD_DIM), other=0.0)
             top, total, acc = fold(top, total, acc, part_top, part_total, part, False)
     token = tl.load(token_ptr + entry).to(tl.int64)
     out_to = out_ptr + token * out_stride + head * HEAD_DIM + dim

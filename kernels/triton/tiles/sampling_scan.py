@@ -92,15 +92,15 @@ def threshold(  # type: ignore[no-untyped-def]
         rank = tl.where((top_k > 0) & (top_k < rank), top_k, rank)
     index = tl.arange(0, BLOCK)
     x = tl.load(group_ptr + row.to(tl.int64) * groups + index, mask=index < groups, other=float("-inf"))
-    there = x > float("-inf")
+    in_bounds = x > float("-inf")
     keys = order(x)
-    alive = tl.sum(there.to(tl.int32), axis=0)
+    alive = tl.sum(in_bounds.to(tl.int32), axis=0)
     rank = tl.minimum(rank, alive * 5 // 8)
     key = tl.full([], LOWEST, tl.int64)
     if alive * 32 > CANDIDATES:
         step = tl.full([], 2147483648, tl.int64)
         for _ in range(32):
-            reached = tl.sum((there & (keys >= key + step)).to(tl.int32), axis=0)
+            reached = tl.sum((in_bounds & (keys >= key + step)).to(tl.int32), axis=0)
             key = tl.where(reached >= rank, key + step, key)
             step = step // 2
     tl.store(threshold_ptr + row, key)

@@ -44,8 +44,8 @@ def load_block(  # type: ignore[no-untyped-def]
     loaded = wanted[:, None] & (token < vocab)
     x = tl.where(loaded, tl.load(logits_row + token, mask=loaded).to(tl.float32), -_INFINITY)
     if HAS_MASK:
-        there = wanted & (first + group * 32 < tl.where(masked, vocab, 0))
-        word = tl.load(mask_row + first // 32 + group, mask=there, other=-1)
+        in_bounds = wanted & (first + group * 32 < tl.where(masked, vocab, 0))
+        word = tl.load(mask_row + first // 32 + group, mask=in_bounds, other=-1)
         x = tl.where((word[:, None] >> lane[None, :]) & 1 == 1, x, -_INFINITY)
     if temperature != 1.0:  # a rounded division is ten instructions
         x = tl.div_rn(x, tl.zeros_like(x) + temperature)

@@ -148,7 +148,7 @@ def test_log_probabilities_of_few_tokens():
 
 
 def test_every_form_is_reached(monkeypatch):
-    seen = forms(monkeypatch, sampling, "_pick")
+    seen = forms(monkeypatch, sampling, "_sample")
     scans = forms(monkeypatch, sampling_scan, "scan")
     for rows in (cases.STRAIGHT[:2], cases.ORDERED[:2]):
         for masked in ("none", "all", "some"):
