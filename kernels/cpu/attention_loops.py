@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 from numba.core import cgutils
 
-from ramify.kernels.cpu.codegen.compiler import intrinsic, part
+from ramify.kernels.cpu.codegen.compiler import part
 from ramify.kernels.cpu.codegen.dots import DOTS, dot
+from ramify.kernels.cpu.codegen.functions import llvm_function
 from ramify.kernels.cpu.codegen.simd import (
     BYTES,
     LANES,
@@ -36,40 +36,6 @@ PANEL = PANEL_VECTORS * LANES
 """float32 columns of a pass."""
 
 _i64, _f32 = ir.IntType(64), ir.FloatType()
-
-
-def _function(name: str, arguments: int, fill: Callable[..., None]) -> Any:
-    """A numba function of int64 arguments whose body `fill(builder, *arguments)` emits.
-
-    It is emitted once a module and never inlined: each of these bodies is hundreds of instructions.
-    """
-
-    def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
-        module = builder.module
-        function = module.globals.get(name)
-        if function is None:
-            function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_i64] * arguments), name)
-            function.linkage = "internal"
-            function.attributes.add("noinline")
-            body = ir.IRBuilder(function.append_basic_block())
-            fill(body, *function.args)
-            body.ret_void()
-        builder.call(function, args)
-        return _i64(0)
-
-    if arguments == 5:
-
-        @intrinsic
-        def call5(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
-            return types.int64(a, b, c, d, e), emit
-
-        return call5
-
-    @intrinsic
-    def call8(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
-        return types.int64(a, b, c, d, e, f, g, h), emit
-
-    return call8
 
 
 Load = Callable[[ir.IRBuilder, ir.Value], ir.Value]
@@ -115,7 +81,7 @@ def _product(rows: int, vectors: int, in_place: tuple[str, int, Load] | None = N
             for v in range(vectors):
                 store_vector(builder, builder.add(at, _i64(BYTES * v)), builder.load(grid[row][v]))
 
-    return _function(f"ramify_product_{name}_{rows}x{vectors}", 8, fill)
+    return llvm_function(f"ramify_product_{name}_{rows}x{vectors}", 8, fill)
 
 
 def _fused_last(builder: ir.IRBuilder, sum_: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
@@ -243,7 +209,7 @@ def _transpose(name: str, load: Callable[..., ir.Value], split: Callable[..., li
         for index, column in enumerate(columns):
             store_vector(builder, builder.add(out, builder.mul(out_row, _i64(index))), column)
 
-    return _function(f"ramify_transpose_{name}", 5, fill)
+    return llvm_function(f"ramify_transpose_{name}", 5, fill)
 
 
 transpose_f32 = _transpose("f32", load_vector, lambda builder, column: [column])

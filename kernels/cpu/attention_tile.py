@@ -229,11 +229,9 @@ def _load_queries(frame, item, queries):  # type: ignore[no-untyped-def]
         )
         for _ in range(frame.group):
             for d in range(0, wide, LANES):
-                x = vl.load_bf16(at + 2 * d) if frame.bf16 else vl.load(at + 4 * d)
-                vl.store(to + 4 * d, vl.mul(x, vl.broadcast(factor)))
+                vl.store(to + 4 * d, vl.mul(vl.load_as(at + size * d, frame.bf16), vl.broadcast(factor)))
             for d in range(wide, frame.dim):
-                x = vl.read_bf16(at + 2 * d) if frame.bf16 else vl.read_f32(at + 4 * d)
-                vl.write_f32(to + 4 * d, x * factor)
+                vl.write_f32(to + 4 * d, vl.read_as(at + size * d, frame.bf16) * factor)
             at += frame.dim * size
             to += row_bytes
     if item.queries * frame.group % TILE_ROWS == TILE_ROWS - 1:
@@ -305,7 +303,7 @@ def _copy_keys(frame, pool, offsets, next_offsets, count, keys):  # type: ignore
         while d < dim:
             for lane in range(LANES):
                 row = pool + vl.read_i64(at + 8 * lane)
-                x = vl.read_bf16(row + 2 * d) if bf16 else vl.read_f32(row + 4 * d)
+                x = vl.read_as(row + (2 if bf16 else 4) * d, bf16)
                 vl.write_f32(to + d * _SCORE_ROW + 4 * lane, x)
             d += 1
 
@@ -314,26 +312,18 @@ def _copy_keys(frame, pool, offsets, next_offsets, count, keys):  # type: ignore
 def _copy_values(frame, pool, offsets, count, values):  # type: ignore[no-untyped-def]
     """Values as (BLOCK, dim) float32."""
     dim, bf16, value_row = frame.dim, frame.bf16 != 0, frame.value_row
+    size = 2 if bf16 else 4
     wide, panels = dim - dim % LANES, dim - dim % PANEL
     to = values
     for index in range(count):
         row = pool + vl.read_i64(offsets + 8 * index)
-        if bf16:
-            for d in range(0, panels, PANEL):  # unrolled by the compiler
-                for part in range(d, d + PANEL, LANES):
-                    vl.store(to + 4 * part, vl.load_bf16(row + 2 * part))
-            for d in range(panels, wide, LANES):
-                vl.store(to + 4 * d, vl.load_bf16(row + 2 * d))
-            for d in range(wide, dim):
-                vl.write_f32(to + 4 * d, vl.read_bf16(row + 2 * d))
-        else:
-            for d in range(0, panels, PANEL):
-                for part in range(d, d + PANEL, LANES):
-                    vl.store(to + 4 * part, vl.load(row + 4 * part))
-            for d in range(panels, wide, LANES):
-                vl.store(to + 4 * d, vl.load(row + 4 * d))
-            for d in range(wide, dim):
-                vl.write_f32(to + 4 * d, vl.read_f32(row + 4 * d))
+        for d in range(0, panels, PANEL):  # unrolled by the compiler
+            for e in range(d, d + PANEL, LANES):
+                vl.store(to + 4 * e, vl.load_as(row + size * e, bf16))
+        for d in range(panels, wide, LANES):
+            vl.store(to + 4 * d, vl.load_as(row + size * d, bf16))
+        for d in range(wide, dim):
+            vl.write_f32(to + 4 * d, vl.read_as(row + size * d, bf16))
         to += value_row
 
 
@@ -443,17 +433,9 @@ def finish(frame, item, total):  # type: ignore[no-untyped-def]
         for _ in range(frame.group):
             weight = vl.read_f32(sums)
             for d in range(0, wide, LANES):
-                x = vl.div(vl.load(values + 4 * d), vl.broadcast(weight))
-                if frame.bf16:
-                    vl.store_bf16(to + 2 * d, x)
-                else:
-                    vl.store(to + 4 * d, x)
+                vl.store_as(to + size * d, vl.div(vl.load(values + 4 * d), vl.broadcast(weight)), frame.bf16)
             for d in range(wide, frame.dim):
-                x = vl.read_f32(values + 4 * d) / weight
-                if frame.bf16:
-                    vl.write_bf16(to + 2 * d, x)
-                else:
-                    vl.write_f32(to + 4 * d, x)
+                vl.write_as(to + size * d, vl.read_f32(values + 4 * d) / weight, frame.bf16)
             sums += 4
             values += frame.value_row
             to += frame.dim * size

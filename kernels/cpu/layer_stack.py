@@ -72,7 +72,7 @@ def _head_norms(step, layer, qkv_row):  # type: ignore[no-untyped-def]
             else:
                 weight, eps = layer.k_norm, layer.k_eps
             if weight:
-                normalise(at, at, weight, step.dim, eps, step.bf16)
+                normalise(at, at, weight, step.dim, eps, step.bf16, step.bf16)
             at += size
 
 

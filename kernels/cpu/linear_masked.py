@@ -7,6 +7,7 @@ of a JSON object allows a handful of tokens, so a few panels of the thousands of
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any
 
@@ -42,6 +43,12 @@ def _time(panels, rows, read_rows):  # type: ignore[no-untyped-def]
     return panels * max(read_rows, float(padded)) if rows else 0.0
 
 
+@part
+def _panels_in(bits):  # type: ignore[no-untyped-def]
+    """Panels, of the two that a word of a mask covers, in which the word allows an output."""
+    return ((bits & np.uint32(0xFFFF)) != 0) + ((bits >> np.uint32(16)) != 0)
+
+
 def _build_plan(sources: str) -> Any:
     @compiled(types.int64(*[types.int64] * 8, types.float64, *[types.int64] * 4))
     def plan(  # type: ignore[no-untyped-def]
@@ -65,8 +72,7 @@ def _build_plan(sources: str) -> Any:
                 mask = carray(vl.as_pointer(mask_at + 4 * words * which), words, np.uint32)
                 needed = 0
                 for word in range(words):
-                    bits = mask[word]
-                    needed += ((bits & np.uint32(0xFFFF)) != 0) + ((bits >> np.uint32(16)) != 0)
+                    needed += _panels_in(mask[word])
             counts[row] = needed
             place = row
             while place > 0 and counts[order[place - 1]] > needed:
@@ -88,7 +94,7 @@ def _build_plan(sources: str) -> Any:
             for word in range(words):
                 bits = union[word] | mask[word]
                 union[word] = bits
-                touched += ((bits & np.uint32(0xFFFF)) != 0) + ((bits >> np.uint32(16)) != 0)
+                touched += _panels_in(bits)
             touched = (touched + ITEM_PANELS - 1) // ITEM_PANELS * ITEM_PANELS
             time = SCATTERED * _time(touched, place + 1, read_rows)
             time += _time(panels, rows - place - 1, read_rows)
@@ -157,22 +163,15 @@ def last_plan() -> tuple[int, int]:
 
 
 def masked_linear(
-    x: Tensor, weight: PackedWeight, mask: Tensor, mask_rows: Tensor, *, out: Tensor | None = None
+    x: Tensor,
+    weight: PackedWeight,
+    mask: Tensor,
+    mask_rows: Tensor,
+    *,
+    out: Tensor | None = None,
+    by_row: bool = False,
 ) -> Tensor:
-    """As `reference.linear.masked_linear`, whose docstring is the contract."""
-    return _masked(x, weight, mask, mask_rows, out, by_row=False)
-
-
-def row_masked_linear(
-    x: Tensor, weight: PackedWeight, mask: Tensor, mask_rows: Tensor, *, out: Tensor | None = None
-) -> Tensor:
-    """The same, with the bits of `linear.row_linear`."""
-    return _masked(x, weight, mask, mask_rows, out, by_row=True)
-
-
-def _masked(
-    x: Tensor, weight: PackedWeight, mask: Tensor, mask_rows: Tensor, out: Tensor | None, *, by_row: bool
-) -> Tensor:
+    """As `reference.linear.masked_linear`; `by_row` as in `linear.way_for`."""
     out = check_masked(x, weight, mask, mask_rows, out)
     rows, panels, words = len(x), len(weight.panels), mask.shape[1]
     if not rows:
@@ -197,3 +196,7 @@ def _masked(
     if last.few < rows:
         multiply_rows(x, weight, None, out, False, way, rows - last.few, rows_at=order + 8 * last.few)
     return out
+
+
+row_masked_linear = functools.partial(masked_linear, by_row=True)
+"""As `masked_linear`, with the bits of `linear.row_linear`."""

@@ -25,23 +25,16 @@ def _rotated(x, cos_sin):  # type: ignore[no-untyped-def]
 @part
 def _rotate(at, to, cos_sin, dim, bf16):  # type: ignore[no-untyped-def]
     """One head of `dim` numbers, from one place to another (or the same)."""
+    bytes_ = 2 if bf16 else 4
     wide = dim - dim % LANES
-    if bf16:
-        for d in range(0, wide, LANES):
-            vl.store_bf16(to + 2 * d, _rotated(vl.load_bf16(at + 2 * d), vl.load(cos_sin + 4 * d)))
-        for d in range(wide, dim, 2):
-            a, b = vl.read_bf16(at + 2 * d), vl.read_bf16(at + 2 * d + 2)
-            c, s = vl.read_f32(cos_sin + 4 * d), vl.read_f32(cos_sin + 4 * d + 4)
-            vl.write_bf16(to + 2 * d, a * c - b * s)
-            vl.write_bf16(to + 2 * d + 2, b * c + a * s)
-    else:
-        for d in range(0, wide, LANES):
-            vl.store(to + 4 * d, _rotated(vl.load(at + 4 * d), vl.load(cos_sin + 4 * d)))
-        for d in range(wide, dim, 2):
-            a, b = vl.read_f32(at + 4 * d), vl.read_f32(at + 4 * d + 4)
-            c, s = vl.read_f32(cos_sin + 4 * d), vl.read_f32(cos_sin + 4 * d + 4)
-            vl.write_f32(to + 4 * d, a * c - b * s)
-            vl.write_f32(to + 4 * d + 4, b * c + a * s)
+    for d in range(0, wide, LANES):
+        x = vl.load_as(at + bytes_ * d, bf16)
+        vl.store_as(to + bytes_ * d, _rotated(x, vl.load(cos_sin + 4 * d)), bf16)
+    for d in range(wide, dim, 2):
+        a, b = vl.read_as(at + bytes_ * d, bf16), vl.read_as(at + bytes_ * (d + 1), bf16)
+        c, s = vl.read_f32(cos_sin + 4 * d), vl.read_f32(cos_sin + 4 * d + 4)
+        vl.write_as(to + bytes_ * d, a * c - b * s, bf16)
+        vl.write_as(to + bytes_ * (d + 1), b * c + a * s, bf16)
 
 
 def _build(sources: str) -> Any:

@@ -73,7 +73,8 @@ def run_plan(
     Launches and nothing else: no transfer, no wait.
     """
     _, heads, head_dim = q.shape
-    kv_heads = plan.kv_heads
+    shape = plan.shape
+    kv_heads = shape.kv_heads
     room = plan.state_rows * kv_heads
     states = torch.empty(room * (head_dim + 2), dtype=torch.float32, device=q.device)
     acc, top, total = torch.split(states, [room * head_dim, room, room])
@@ -86,11 +87,11 @@ def run_plan(
         attend[(kv_heads * len(launch.items),)](
             q, k_pages, v_pages, out, acc, top, total, page_table, launch.items, plan.tokens,
             q.stride(0), out.stride(0), *k_pages.stride()[:3], page_table.stride(0),
-            in_factor, out_factor, plan.window,
+            in_factor, out_factor, shape.window,
             KV_HEADS=kv_heads, GROUP=heads // kv_heads, HEAD_DIM=head_dim, BLOCK_D=block_dim(head_dim),
-            BLOCK_M=tile.rows, BLOCK_N=tile.columns, PAGE_SIZE=plan.page_size,
-            CHUNK=CHUNK if plan.deterministic else 0,
-            LISTED=launch.listed, WINDOWED=plan.window > 0, SOFT_CAP=soft_cap > 0.0, PRECISION="ieee",
+            BLOCK_M=tile.rows, BLOCK_N=tile.columns, PAGE_SIZE=shape.page_size,
+            CHUNK=CHUNK if shape.deterministic else 0,
+            LISTED=launch.listed, WINDOWED=shape.window > 0, SOFT_CAP=soft_cap > 0.0, PRECISION="ieee",
             num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
         )  # fmt: skip
     if plan.merge is not None:
@@ -123,10 +124,7 @@ def warm_up(
     starts = torch.zeros(2, dtype=torch.int32, device=device)
     for states in AT_ONCE:
         index = torch.zeros(states, dtype=torch.int32, device=device)
-        plan = Plan(
-            shape.heads, shape.kv_heads, shape.page_size, shape.window, shape.deterministic, launches, none,
-            0, Merge(none, starts, index),
-        )  # fmt: skip
+        plan = Plan(shape, launches, none, 0, Merge(none, starts, index))
         run_plan(plan, q, k_pages, v_pages, page_table, torch.empty_like(q), scale=1.0, soft_cap=soft_cap)
 
 

@@ -266,6 +266,34 @@ def splat_f32(value):  # type: ignore[no-untyped-def]
 
 
 @part
+def load_as(address, bf16):  # type: ignore[no-untyped-def]
+    """LANES numbers of a bfloat16 or float32 row."""
+    return load_bf16(address) if bf16 else load(address)
+
+
+@part
+def store_as(address, value, bf16):  # type: ignore[no-untyped-def]
+    if bf16:
+        store_bf16(address, value)
+    else:
+        store(address, value)
+
+
+@part
+def read_as(address, bf16):  # type: ignore[no-untyped-def]
+    """One number of a bfloat16 or float32 row."""
+    return read_bf16(address) if bf16 else read_f32(address)
+
+
+@part
+def write_as(address, value, bf16):  # type: ignore[no-untyped-def]
+    if bf16:
+        write_bf16(address, value)
+    else:
+        write_f32(address, value)
+
+
+@part
 def _exp2_slope(f):  # type: ignore[no-untyped-def]
     """Q(f) = (2**f - 1) / f for |f| <= 1/2.
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 from numba.core import cgutils
 
-from ramify.kernels.cpu.codegen.compiler import features, intrinsic
+from ramify.kernels.cpu.codegen.compiler import features
 from ramify.kernels.cpu.codegen.simd import pointer
 
 WIDTH = 16
@@ -31,29 +29,6 @@ _F16C = "+f16c" in _HAS or "+sse2" not in _HAS
 
 _i16, _i32, _i64, _f32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _floats, _ints, _halves = (ir.VectorType(kind, WIDTH) for kind in (_f32, _i32, _i16))
-
-
-def block_function(name: str, fill: Callable[[ir.IRBuilder, ir.Value], None]) -> Any:
-    """A numba function of one int64 whose body `fill` emits, once a module and never inlined."""
-
-    def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
-        module = builder.module
-        function = module.globals.get(name)
-        if function is None:
-            function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_i64]), name)
-            function.linkage = "internal"
-            function.attributes.add("noinline")
-            body = ir.IRBuilder(function.append_basic_block())
-            fill(body, function.args[0])
-            body.ret_void()
-        builder.call(function, args)
-        return _i64(0)
-
-    @intrinsic
-    def call(typing: Any, block: Any) -> Any:
-        return types.int64(block), emit
-
-    return call
 
 
 def argument_at(builder: ir.IRBuilder, block: ir.Value, place: int) -> ir.Value:

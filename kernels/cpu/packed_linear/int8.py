@@ -19,11 +19,11 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from ramify.kernels.cpu.codegen.compiler import features
+from ramify.kernels.cpu.codegen.functions import llvm_function
 from ramify.kernels.cpu.codegen.simd import LANES, pointer, prefetch_line
 from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear.code import (
     WIDTH,
-    block_function,
     called,
     constant,
     loaded,
@@ -136,7 +136,7 @@ def _product(form: str, rows: int, panels: int) -> Any:
             to = builder.add(outputs[row], _i64(4 * WIDTH * panel))
             builder.store(builder.load(totals[row, panel]), pointer(builder, to, _floats), align=4)
 
-    return block_function(f"ramify_linear_{form}_int8_{rows}x{panels}", fill)
+    return llvm_function(f"ramify_linear_{form}_int8_{rows}x{panels}", 1, fill)
 
 
 def products(form: str) -> dict[int, Any]:
@@ -199,7 +199,7 @@ def _rounder(form: str) -> Any:
             builder.store(step, pointer(builder, at, _f32))
             builder.store(sum_, pointer(builder, builder.add(at, _i64(4)), sum_.type))
 
-    return block_function(f"ramify_linear_round_{form}", fill)
+    return llvm_function(f"ramify_linear_round_{form}", 1, fill)
 
 
 round_int8, round_int4 = _rounder("int8"), _rounder("int4")

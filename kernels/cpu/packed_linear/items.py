@@ -138,29 +138,18 @@ def _finish(frame, layout, c, first, panels, row, rows):  # type: ignore[no-unty
                     power = vl.minimum(vl.mul(y, vl.splat_f32(-LOG2_E)), vl.splat_f32(127.0))
                     y = vl.mul(vl.div(y, vl.add(vl.splat_f32(1.0), vl.exp2(power))), through)
                 vl.store(at + i, y)
-            if count == WIDTH and frame.out_bf16:
+            if count == WIDTH:
                 for i in range(0, WIDTH, LANES):
                     y = vl.load(at + 4 * i)
                     if frame.add:
-                        y = vl.add(y, vl.load_bf16(to + 2 * i))
-                    vl.store_bf16(to + 2 * i, y)
-            elif count == WIDTH:
-                for i in range(0, WIDTH, LANES):
-                    y = vl.load(at + 4 * i)
-                    if frame.add:
-                        y = vl.add(y, vl.load(to + 4 * i))
-                    vl.store(to + 4 * i, y)
+                        y = vl.add(y, vl.load_as(to + size * i, frame.out_bf16))
+                    vl.store_as(to + size * i, y, frame.out_bf16)
             else:
                 for i in range(count):
                     number = vl.read_f32(at + 4 * i)
-                    if frame.out_bf16:
-                        if frame.add:
-                            number += vl.read_bf16(to + 2 * i)
-                        vl.write_bf16(to + 2 * i, number)
-                    else:
-                        if frame.add:
-                            number += vl.read_f32(to + 4 * i)
-                        vl.write_f32(to + 4 * i, number)
+                    if frame.add:
+                        number += vl.read_as(to + size * i, frame.out_bf16)
+                    vl.write_as(to + size * i, number, frame.out_bf16)
 
 
 @part

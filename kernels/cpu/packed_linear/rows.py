@@ -28,7 +28,7 @@ def _copy_row(frame, layout, at, to, spare):  # type: ignore[no-untyped-def]
         if frame.norm_at:
             # A bfloat16 row is rounded as a norm of its own would, then widened where that is wanted.
             to_row = spare if wide and frame.from_bf16 else to
-            normalise(at, to_row, frame.norm_at, filled, frame.eps, frame.from_bf16)
+            normalise(at, to_row, frame.norm_at, filled, frame.eps, frame.from_bf16, frame.from_bf16)
             at = to_row
         if at == to:
             pass

@@ -19,6 +19,7 @@ from numba.core import cgutils
 
 from ramify.kernels.cpu.codegen.compiler import features
 from ramify.kernels.cpu.codegen.dots import BF16, dot, pairs
+from ramify.kernels.cpu.codegen.functions import llvm_function
 from ramify.kernels.cpu.codegen.simd import LANES, pointer, prefetch_line
 from ramify.kernels.cpu.packed_linear.code import (
     AHEAD,
@@ -37,7 +38,6 @@ from ramify.kernels.cpu.packed_linear.code import (
     S,
     X,
     argument_at,
-    block_function,
     called,
     constant,
     loaded,
@@ -189,7 +189,7 @@ def _product(form: str, dots: bool, rows: int, panels: int) -> Any:
             to = builder.add(outputs[row], _i64(4 * WIDTH * panel))
             builder.store(result, pointer(builder, to, _floats), align=4)
 
-    return block_function(f"ramify_linear_{form}_{'dots' if dots else 'f32'}_{rows}x{panels}", fill)
+    return llvm_function(f"ramify_linear_{form}_{'dots' if dots else 'f32'}_{rows}x{panels}", 1, fill)
 
 
 def panels_at_once(rows: int) -> int:
@@ -233,7 +233,7 @@ def decoder(form: str) -> Any:
                     offset = builder.add(builder.mul(step, _i64(16 * WIDTH)), _i64(4 * WIDTH * pair))
                     builder.store(vector, pointer(builder, builder.add(to, offset), _words), align=4)
 
-    return block_function(f"ramify_linear_decode_{form}", fill)
+    return llvm_function(f"ramify_linear_decode_{form}", 1, fill)
 
 
 def _tile(builder: ir.IRBuilder, name: str, *args: ir.Value) -> None:
@@ -273,7 +273,7 @@ def _tile_product(row_tiles: int) -> Any:
                 to = builder.add(to, _i64(4 * WIDTH * panel))
                 _tile(builder, "tilestored64", _i8(2 * tile + panel), at(to), c_row)
 
-    return block_function(f"ramify_linear_tiles_{row_tiles}", fill)
+    return llvm_function(f"ramify_linear_tiles_{row_tiles}", 1, fill)
 
 
 def _configure(builder: ir.IRBuilder, block: ir.Value) -> None:
@@ -284,7 +284,7 @@ def _configure(builder: ir.IRBuilder, block: ir.Value) -> None:
 
 tile_products = {16: _tile_product(1), 32: _tile_product(2)}
 """By their number of rows."""
-configure_tiles = block_function("ramify_linear_tiles_configure", _configure)
-release_tiles = block_function(
-    "ramify_linear_tiles_release", lambda builder, block: _tile(builder, "tilerelease")
+configure_tiles = llvm_function("ramify_linear_tiles_configure", 1, _configure)
+release_tiles = llvm_function(
+    "ramify_linear_tiles_release", 1, lambda builder, block: _tile(builder, "tilerelease")
 )

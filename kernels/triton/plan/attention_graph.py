@@ -74,10 +74,7 @@ class StaticPlan:
             for (tile, listed, _), view in zip(forms, views, strict=False)
         )
         named, *merge = views[len(launches) :]
-        self.plan = Plan(
-            shape.heads, shape.kv_heads, shape.page_size, shape.window, shape.deterministic, launches,
-            named, states * group, Merge(*merge),
-        )  # fmt: skip
+        self.plan = Plan(shape, launches, named, states * group, Merge(*merge))
 
     def load(self, plan: Plan) -> bool:
         """Copy `plan`, on the host, here; False, with nothing changed, where it does not fit."""

@@ -31,6 +31,26 @@ _MERGE = 256
 """Positions that a launch more costs: some 5 us."""
 
 
+class Shape(NamedTuple):
+    """The properties of a model and a device that a plan depends on.
+
+    element_size : bytes of a number of the pages
+    window : positions each query sees, 0 for all
+    deterministic : bits do not depend on the batch
+    tiles : in ascending order of rows
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    element_size: int
+    page_size: int
+    window: int
+    deterministic: bool
+    tiles: tuple[Tile, ...]
+    device: Device
+
+
 class Tasks(NamedTuple):
     """Columns of equal length.
 
@@ -70,38 +90,18 @@ class Merge:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How one batch is computed; good for every layer of one step and for no other lengths.
+    """How one batch is computed: for all layers of one step, and for the lengths of that step only.
 
-    window : positions each query sees, 0 for all
-    deterministic : bits do not depend on the batch
     tokens : (N,) int32, the tokens of listed items
-    state_rows : rows of states between the launches and the merge
-    merge : None where no token has two parts
+    state_rows : rows of softmax states that the launches leave for the merge
+    merge : None if no token has two parts
     """
 
-    heads: int
-    kv_heads: int
-    page_size: int
-    window: int
-    deterministic: bool
+    shape: Shape
     launches: tuple[Launch, ...]
     tokens: torch.Tensor
     state_rows: int
     merge: Merge | None
-
-
-class Shape(NamedTuple):
-    """What of the model and device a plan depends on; `element_size` in bytes, `tiles` of ascending rows."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    element_size: int
-    page_size: int
-    window: int
-    deterministic: bool
-    tiles: tuple[Tile, ...]
-    device: Device
 
 
 class _Tiles(NamedTuple):
@@ -136,10 +136,7 @@ def make_plan(tasks: Tasks, listed_tokens: Ints, shape: Shape, device: torch.dev
     moved = iter(to_device(pieces, device))
     ready = tuple(Launch(tile, listed, next(moved).view(count, -1)) for tile, listed, count in launches)
     listed_on_device, *merge = moved
-    return Plan(
-        shape.heads, shape.kv_heads, shape.page_size, shape.window, shape.deterministic, ready,
-        listed_on_device, state_rows, Merge(*merge) if len(merge[0]) else None,
-    )  # fmt: skip
+    return Plan(shape, ready, listed_on_device, state_rows, Merge(*merge) if len(merge[0]) else None)
 
 
 def to_device(pieces: list[NDArray[np.int32]], device: torch.device) -> list[torch.Tensor]:

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from ramify.kernels.reference.cascade import Group
 from ramify.kernels.triton.plan.attention_plan import Shape
-
-
-class Estimate(NamedTuple):
-    """Seconds of one layer's attention."""
-
-    flat: float
-    cascade: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,17 +26,6 @@ class Costs:
     flops: float = 4.0e14
     launch: float = 4e-6
     margin: float = 0.05
-
-    def estimate(self, branches: int, shared: int, suffix: int, shape: Shape, *, new: int = 1) -> Estimate:
-        """`branches` sequences: `shared` tokens in common and `suffix` of their own, `new` of them new."""
-        private = branches * self._read([new], suffix, shape)
-        flat = self._read([new] * branches, shared, shape) + private
-        cascade = self._read([new * branches], shared, shape) + private
-        states = 2 * self._state(new * branches, shape)
-        return Estimate(flat, cascade + states + 2 * self.launch)
-
-    def pays(self, estimate: Estimate) -> bool:
-        return estimate.cascade < (1 - self.margin) * estimate.flat
 
     def choose(
         self, groups: Sequence[Group], new: Sequence[int], kv_lens: Sequence[int], shape: Shape
