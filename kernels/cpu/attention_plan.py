@@ -1,33 +1,39 @@
-"""Which queries share a tile of paged attention, and what the tile reads: the plan of one call.
+"""Which queries share a tile of paged attention, and which blocks the tile reads: the plan of one call.
 
-Without a cascade a tile holds queries of one sequence. With one it holds those of several whose page tables
-begin alike: what all of them share is read once for all, then what fewer share, down to each one's own, so
-any tree of prefixes is walked from its root (arXiv 2402.05099). Sequences are put in the lexical order of
-their pages, in which whoever shares a prefix is adjacent. That order is kept from call to call and only
-checked, as all layers of a step have the same pages.
+Without a cascade a tile holds queries of one sequence. With a cascade it holds queries of sequences whose
+page tables begin alike, and its segments walk the tree of their prefixes from the root (arXiv 2402.05099).
 
-A tile takes fewer rows where threads would otherwise wait for the last one: `choose_rows` weighs the blocks
-that are read once more against the end of the longest item.
+Example: page tables A = 1 2 3 8, B = 1 2 3 7, C = 1 2 4 9, with one new token each, in the last page. Let a
+page be a block:
 
-All functions are numba's; see `attention_tile.py` for the records.
+    order                  A B C: lexical by cached pages, so that sequences with a common prefix are adjacent
+    common                 - 3 2: blocks shared with the sequence before
+    segments of the tile   blocks 0-1 for A B C; block 2 for A B; block 3 for A; block 3 for B; 2-3 for C
+    blocks read            2 + 1 + 1 + 1 + 2 = 7, instead of 12 by three tiles
+
+The order is kept from call to call and only checked, because all layers of a step have the same pages.
+`choose_rows` sets how many rows a tile may have: larger tiles read shared blocks less often, smaller ones
+keep all threads busy until the end.
+
+All functions run inside numba kernels; `attention_records.py` has the records.
 """
 
 from __future__ import annotations
 
-from ramify.kernels.cpu.attention_tile import BLOCK, SEGMENT
+from ramify.kernels.cpu.attention_records import BLOCK, SEGMENT
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, part
 
 ITEM_ROWS = 96
-"""Rows of a tile (more where one query has more heads): copying a block costs 4% of using it."""
+"""Rows of a tile, or the heads of one query if these are more: copying a block costs 4% of using it."""
 COPY_ROWS = 2.5
-"""Reading and copying a block costs as much as using it for so many rows, or more where it is in no cache."""
+"""Reading and copying a block costs as much as using it for COPY_ROWS rows; more if it is in no cache."""
 LEAST_ROWS = 6
-"""No cascade tries tiles of fewer rows: those of one pass of the products."""
+"""The smallest tiles that a cascade tries: one pass of the products."""
 ITEMS_A_THREAD = 4
-"""Fewer items than this for each thread are split, so that no thread waits long for the last one."""
+"""With fewer items a thread, items are split so that no thread waits long for the last one."""
 MARGIN = 0.95
-"""A cascade must take less than this share of the time without."""
+"""A cascade is chosen if its estimated time is below MARGIN times the time without one."""
 
 QUERY_BYTES = 16
 """An entry of a plan's list of queries: token, position."""
@@ -51,14 +57,14 @@ def visible_blocks(frame, position, queries):  # type: ignore[no-untyped-def]
 
 @part
 def _cached_pages(frame, sequence):  # type: ignore[no-untyped-def]
-    """Whole pages before the new tokens; none where there are no new tokens."""
+    """Whole pages before the new tokens; 0 if the sequence has no new tokens."""
     new = new_tokens(frame, sequence)
     return (vl.read_i32(frame.lens + 4 * sequence) - new) // frame.page_size if new > 0 else 0
 
 
 @part
 def _common_pages(frame, one, other):  # type: ignore[no-untyped-def]
-    """Equal leading pages of two sequences, and whether the first comes before the second, or is equal."""
+    """The number of equal leading pages of two sequences, and whether `one` <= `other` in lexical order."""
     a, b = frame.table + 4 * frame.table_width * one, frame.table + 4 * frame.table_width * other
     a_pages, b_pages = _cached_pages(frame, one), _cached_pages(frame, other)
     most = min(a_pages, b_pages)
@@ -80,8 +86,9 @@ def _common_pages(frame, one, other):  # type: ignore[no-untyped-def]
 
 @part
 def sort_sequences(frame):  # type: ignore[no-untyped-def]
-    """Bring `frame.order` into lexical order; write to `frame.common` the blocks that each sequence shares
-    with the one before it. Whether any two share one. Where nothing moves, one comparison a sequence."""
+    """Sort `frame.order` lexically by pages; set `frame.common` to the blocks that each sequence shares with
+    the one before it. Returns whether any two share a block. Costs one comparison a sequence if the order
+    is already right."""
     order, common = frame.order, frame.common
     moved, shared = False, False
     for index in range(1, frame.sequences):
@@ -110,7 +117,7 @@ def sort_sequences(frame):  # type: ignore[no-untyped-def]
 
 @part
 def tile_end(frame, first, most_rows):  # type: ignore[no-untyped-def]
-    """The end of the run of sequences, in the order and from `first` on, that lie in one tile."""
+    """The sequences ``[first, end)`` of the order share one tile; returns `end`."""
     rows = new_tokens(frame, vl.read_i64(frame.order + 8 * first)) * frame.group
     end = first + 1
     while rows > 0 and end < frame.sequences:
@@ -123,7 +130,7 @@ def tile_end(frame, first, most_rows):  # type: ignore[no-untyped-def]
 
 @part
 def _time(frame, most_rows, threads):  # type: ignore[no-untyped-def]
-    """How long tiles of up to `most_rows` rows take, 0 meaning no cascade: uses of a block for one row."""
+    """Estimated time with tiles of `most_rows` rows (0: no cascade), in uses of a block for one row."""
     total, largest = 0.0, 0.0
     count, first = 0, 0
     while first < frame.sequences:
@@ -152,7 +159,7 @@ def _time(frame, most_rows, threads):  # type: ignore[no-untyped-def]
 
 @part
 def choose_rows(frame, threads):  # type: ignore[no-untyped-def]
-    """Rows of the tiles of a cascade; 0 where none pays. `frame.order` and `frame.common` are set."""
+    """Most rows of a cascade's tiles; 0 if no cascade pays. Needs `frame.order` and `frame.common`."""
     least = MARGIN * _time(frame, 0, threads)
     chosen = 0
     rows = ITEM_ROWS
@@ -166,7 +173,7 @@ def choose_rows(frame, threads):  # type: ignore[no-untyped-def]
 
 @part
 def list_queries(frame, sequence, first, count, to):  # type: ignore[no-untyped-def]
-    """Write queries `first` to `first + count` of a sequence to the plan's list; the address after them."""
+    """Append queries ``[first, first + count)`` of a sequence to the list at `to`; return its new end."""
     start = vl.read_i32(frame.starts + 4 * sequence)
     position = vl.read_i32(frame.lens + 4 * sequence) - new_tokens(frame, sequence)
     for query in range(first, first + count):
@@ -178,10 +185,8 @@ def list_queries(frame, sequence, first, count, to):  # type: ignore[no-untyped-
 
 @part
 def fill_segment(frame, segment, queries, first, count, table, begin, end):  # type: ignore[no-untyped-def]
-    """Blocks [begin, end) of a row of the page table, for `count` queries of a tile from `first` on.
-
-    `queries` is where the tile's queries begin in the plan's list.
-    """
+    """Set `segment` to blocks [begin, end) of the page table row `table`, read by queries
+    ``[first, first + count)`` of the tile whose queries are listed at `queries`."""
     frame.blocks += frame.kv_heads * (end - begin)
     segment.first, segment.queries, segment.table = first, count, table
     segment.begin, segment.end = begin, end
@@ -195,10 +200,10 @@ def fill_segment(frame, segment, queries, first, count, table, begin, end):  # t
 
 @part
 def fill_tree(frame, segments, queries, first, end, stack):  # type: ignore[no-untyped-def]
-    """The segments of a tile of the sequences [first, end) of the order; how many.
+    """Write the segments of a tile of sequences ``[first, end)`` of the order; return their number.
 
     Parents come before children, so each query meets its blocks in ascending order. `stack` has room for
-    three numbers for each sequence.
+    three int64 a sequence: a subtree's first sequence, its end, and the first block still to read.
     """
     count, depth = 0, 1
     vl.write_i64(stack, first)

@@ -60,7 +60,7 @@ _store = _build_store(sources())
 
 
 def store_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor) -> None:
-    """As `reference.kv_store.store_kv`, whose docstring is the contract."""
+    """As `reference.kv_store.store_kv`."""
     check_store(k, v, k_pages, v_pages, slots)
     tokens, kv_heads, dim = k.shape
     page, head, row, _ = k_pages.stride()

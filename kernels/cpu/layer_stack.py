@@ -19,6 +19,7 @@ from ramify.kernels.checks import check_attention, check_rope, check_store, wron
 from ramify.kernels.cpu import attention, linear, rope
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, compiled, part, sources
+from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import LOG2_E
 from ramify.kernels.cpu.codegen.team import team_entry
 from ramify.kernels.cpu.norm import normalise
@@ -30,21 +31,22 @@ MOST_PARTS = 3
 OPERATIONS = 6
 """Of a layer: queries, keys and values; rotation and store; attention; output; gate and up; down."""
 
-LAYER = np.dtype([(name, np.int64) for name in (
+LAYER = record(
     "attention_norm", "qkv", "key_layout", "value_layout", "key_from", "value_from", "q_norm", "k_norm",
     "k_pages", "v_pages", "window", "output", "mlp_norm", "gate_up", "down",
-)] + [(name, np.float64) for name in ("attention_eps", "q_eps", "k_eps", "mlp_eps")])  # fmt: skip
+    floats=("attention_eps", "q_eps", "k_eps", "mlp_eps"),
+)  # fmt: skip
 """A layer as the compiled call sees it: addresses, and bytes of a row before the second and third of its
 matrices for queries, keys and values (layouts of 0 where there is none)."""
 
-STEP = np.dtype([(name, np.int64) for name in (
+STEP = record(
     "layers", "layer_count", "heads", "kv_heads", "dim", "bf16",
     "page_bytes", "head_bytes", "row_bytes", "page_size", "cascade",
     "x", "x_row", "qkv", "attended", "gated", "gated_row", "tokens", "rotation", "slots",
     "sequences", "starts", "lens", "table", "table_width", "order", "ways", "threads", "team",
     "linear_body", "linear_arena", "linear_bytes", "attention_body", "attention_arena", "attention_bytes",
     "place",
-)])  # fmt: skip
+)  # fmt: skip
 """A step. `place` is the operation to go on with, counted through all layers."""
 
 _linear_run, _attention_run, _rope_run = linear.run, attention.run, rope.run

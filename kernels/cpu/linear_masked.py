@@ -1,8 +1,12 @@
-"""Products of which a mask asks for few outputs: only their panels are multiplied.
+"""Products of which masks allow few outputs: panels without an allowed output are skipped.
 
-Rows are taken by how many panels their masks touch, fewest first, as long as that makes the whole cheaper:
-they are computed for the panels that any of them touches, the others for all panels. A grammar in the middle
-of a JSON object allows a handful of tokens, so a few panels of the thousands of a language model's head.
+A grammar in the middle of a JSON object allows a handful of tokens: a few of the thousands of panels of a
+language model's head. Example with 1000 panels and three rows, whose masks touch 2, 5 and 1000 panels:
+
+    sorted by panels   row 0 (2), row 1 (5), row 2 (1000)
+    rows 0 and 1       computed for the union of their panels, say 6, rounded up to 8
+    row 2              computed for all 1000 panels
+    the split          the number of rows, fewest panels first, that makes the estimated total time least
 """
 
 from __future__ import annotations
@@ -24,18 +28,18 @@ from ramify.kernels.packed import PackedWeight
 from ramify.kernels.sampling_inputs import check_masked
 
 READ_ROWS = {"bf16": 8.0, "f32": 8.0, "int8": 4.0, "int4": 2.0}
-"""Reading a panel takes as long as multiplying it with so many rows."""
+"""Rows for which multiplying a panel takes as long as reading it, by weight format."""
 MARGIN = 0.9
-"""Leaving out panels must take less than this share of the time of computing all."""
+"""Panels are skipped if the estimated time is below MARGIN times the time for all panels."""
 SCATTERED = 1.4
-"""A panel among others that are left out costs more: memory is not read in one stream."""
+"""Cost of a panel between skipped ones, relative to a panel of one stream of memory."""
 CALL_PANELS = 40.0
-"""A second call, and finding the panels, cost as much as so many panels for one row: about 5 us."""
+"""Cost of finding the panels and of a second call, in panels for one row: about 5 us."""
 
 
 @part
 def _time(panels, rows, read_rows):  # type: ignore[no-untyped-def]
-    """Of `panels` panels for `rows` rows, in multiplications of one panel with one row."""
+    """Estimated time of `panels` panels for `rows` rows, in multiplications of one panel with one row."""
     most = ROWS[-1]
     padded = rows // most * most
     if rows > padded:
@@ -55,10 +59,10 @@ def _build_plan(sources: str) -> Any:
         mask_at, words, mask_rows_at, rows, panels, out, out_row, outputs, read_rows,
         order_at, union_at, chosen_at, counts_at,
     ):  # fmt: skip
-        """How many rows leave out panels, and in `counts` how many panels they need.
+        """Returns n, the number of rows that skip panels; the last entry of `counts` is their panels.
 
-        `order` becomes the rows: those that do, ascending, then the others. Of the rows that do, all of `out`
-        becomes minus infinity.
+        `order` becomes these n rows, ascending, then the other rows. `chosen` becomes the panels of the n
+        rows, and `out` minus infinity in the n rows.
         """
         sources  # noqa: B018
         order = carray(vl.as_pointer(order_at), rows, np.int64)
@@ -138,7 +142,7 @@ _plan = _build_plan(sources())
 
 
 class _Plan(threading.local):
-    """The last plan of each calling thread, and the memory it lies in."""
+    """The last plan of each calling thread, and its memory."""
 
     def __init__(self) -> None:
         self.rows = np.empty(0, np.int64)
@@ -158,7 +162,7 @@ _last = _Plan()
 
 
 def last_plan() -> tuple[int, int]:
-    """Of this thread's last call, for tests and benchmarks: rows that left out panels, and their panels."""
+    """Rows that skipped panels in this thread's last call, and their panels; for tests and benchmarks."""
     return _last.few, _last.panels
 
 
@@ -184,7 +188,7 @@ def masked_linear(
         last.rows.ctypes.data, last.union.ctypes.data, last.chosen.ctypes.data, last.counts.ctypes.data,
     )  # fmt: skip
     last.panels = int(last.counts[rows]) if last.few else 0
-    # All rows take the way of their number together, so that leaving out panels changes no bit.
+    # The way is chosen by the number of all rows, so that skipping panels changes no bit.
     way = way_for(rows, weight.format, x.dtype, by_row=by_row)
     if not last.few:
         multiply_rows(x, weight, None, out, False, way, rows)

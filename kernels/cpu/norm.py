@@ -1,4 +1,4 @@
-"""RMS normalisation: one pass for the sum of squares, one to scale; a row stays in the first-level cache."""
+"""RMS normalisation: a pass for the sum of squares and a pass to scale, with the row in the L1 cache."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _run = _build(sources())
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
-    """As `reference.norm.rms_norm`, whose docstring is the contract."""
+    """As `reference.norm.rms_norm`."""
     out = check_norm(x, weight, out)
     size = x.element_size()
     x_stride, out_stride = x.stride(), out.stride()

@@ -1,4 +1,4 @@
-"""Rotary position embedding and the store of what it rotated, in one pass over a step's new tokens."""
+"""Rotary position embedding and the store of new keys and values, in one pass over a step's new tokens."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ramify.kernels.cpu.norm import rms_norm
 
 @part
 def _rotated(x, cos_sin):  # type: ignore[no-untyped-def]
-    """Pairs (a, b) of x times (c, s) of `turn` as complex numbers: (ac - bs, bc + as)."""
+    """Pairs (a, b) of x times (c, s) of `cos_sin` as complex numbers: (ac - bs, bc + as)."""
     crossed = vl.mul(vl.swapped_lanes(x), vl.negated_even_lanes(vl.odd_lanes(cos_sin)))
     return vl.fma(x, vl.even_lanes(cos_sin), crossed)
 
 
 @part
 def _rotate(at, to, cos_sin, dim, bf16):  # type: ignore[no-untyped-def]
-    """One head of `dim` numbers, from one place to another (or the same)."""
+    """Rotate the head of `dim` numbers at `at` and write it to `to`, which may be `at`."""
     bytes_ = 2 if bf16 else 4
     wide = dim - dim % LANES
     for d in range(0, wide, LANES):
@@ -79,7 +79,7 @@ def rope_store_kv(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
 ) -> None:
-    """As `reference.rope.rope_store_kv`, whose docstring is the contract. Norms are a pass of their own."""
+    """As `reference.rope.rope_store_kv`; norms are separate passes and round in between."""
     check_rope(q, k, rotation)
     check_head_norms(q, q_norm, k_norm)
     check_store(k, v, k_pages, v_pages, slots)

@@ -18,15 +18,16 @@ from torch import Tensor
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.arena import Arena
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part, sources
+from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
 from ramify.kernels.cpu.codegen.team import team_entry
 from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
 from ramify.kernels.sampling_inputs import SamplingOptions, check_logits, check_mask, check_options
 
-FRAME = np.dtype([(name, np.int64) for name in (
+FRAME = record(
     "logits", "logits_row", "rows", "vocab", "padded", "mask", "mask_row", "mask_rows", "options", "tokens",
     "scratch", "scratch_bytes", "counters",
-)])  # fmt: skip
+)  # fmt: skip
 """The arguments of one call, for the threads that work on it."""
 
 BUCKET_SHIFT = 19
@@ -366,7 +367,7 @@ _arena = _Arena()
 def sample_tokens(
     logits: Tensor, options: SamplingOptions, mask: Tensor | None = None, mask_rows: Tensor | None = None
 ) -> Tensor:
-    """As `reference.sampling.sample_tokens`, whose docstring is the contract, for float32 logits."""
+    """As `reference.sampling.sample_tokens`, for float32 logits."""
     check_logits(logits)
     check_options(logits, options)
     check_mask(logits, mask, mask_rows)

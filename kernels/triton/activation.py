@@ -35,12 +35,12 @@ def _gated_mul(  # type: ignore[no-untyped-def]
 
 
 def silu_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """As `reference.activation.silu_mul`, whose docstring is the contract."""
+    """As `reference.activation.silu_mul`."""
     return _gated(x, out, gelu=False)
 
 
 def gelu_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """As `reference.activation.gelu_mul`, whose docstring is the contract."""
+    """As `reference.activation.gelu_mul`."""
     return _gated(x, out, gelu=True)
 
 

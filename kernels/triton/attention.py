@@ -142,7 +142,7 @@ def paged_attention(
     out: Tensor | None = None,
     deterministic: bool = False,
 ) -> Tensor:
-    """As `reference.attention.paged_attention`, whose docstring is the contract; float16 as well.
+    """As `reference.attention.paged_attention`; float16 as well.
 
     `scale` must be positive. `query_starts` and `kv_lens` may be on the host. Where they are on the device
     they are fetched, which waits for it; once for all layers that are given the same two tensors, unless

@@ -62,7 +62,7 @@ def head_block(kv_heads: int, head_dim: int) -> int:
 
 
 def store_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor) -> None:
-    """As `reference.kv_store.store_kv`, whose docstring is the contract; float16 as well."""
+    """As `reference.kv_store.store_kv`; float16 as well."""
     check_device(k)
     check_store(k, v, k_pages, v_pages, slots, dtypes=ALL_DTYPES)
     _, kv_heads, page_size, head_dim = k_pages.shape
@@ -77,7 +77,7 @@ def store_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tens
 
 
 def copy_pages(k_pages: Tensor, v_pages: Tensor, src: Sequence[int], dst: Sequence[int]) -> None:
-    """As `reference.kv_store.copy_pages`, whose docstring is the contract.
+    """As `reference.kv_store.copy_pages`.
 
     Raises
     ------

@@ -134,7 +134,7 @@ def _finish(  # type: ignore[no-untyped-def]
 
 
 def apply_mask(logits: Tensor, mask: Tensor, mask_rows: Tensor | None = None) -> None:
-    """As `reference.logits.apply_mask`, whose docstring is the contract."""
+    """As `reference.logits.apply_mask`."""
     check_device(logits)
     check_logits(logits)
     check_mask(logits, mask, mask_rows)
@@ -147,7 +147,7 @@ def apply_mask(logits: Tensor, mask: Tensor, mask_rows: Tensor | None = None) ->
 
 
 def edit_logits(logits: Tensor, edits: LogitEdits) -> Tensor:
-    """As `reference.logits.edit_logits`, whose docstring is the contract."""
+    """As `reference.logits.edit_logits`."""
     check_device(logits)
     check_logits(logits)
     check_edits(logits, edits)
@@ -157,7 +157,7 @@ def edit_logits(logits: Tensor, edits: LogitEdits) -> Tensor:
 
 
 def restore_logits(logits: Tensor, edits: LogitEdits, before: Tensor) -> None:
-    """As `reference.logits.restore_logits`, whose docstring is the contract."""
+    """As `reference.logits.restore_logits`."""
     check_device(logits)
     check_logits(logits)
     check_edits(logits, edits, before)
@@ -175,7 +175,7 @@ def _run_edit(logits: Tensor, edits: LogitEdits, before: Tensor, *, restore: boo
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, top: int) -> LogProbabilities:
-    """As `reference.logits.log_probabilities`, whose docstring is the contract.
+    """As `reference.logits.log_probabilities`.
 
     Reads the logits once, in their own dtype, and again only the groups of the most likely tokens.
     """

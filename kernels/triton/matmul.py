@@ -122,7 +122,7 @@ def _gather(  # type: ignore[no-untyped-def]
 def matmul(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None, add: bool = False
 ) -> Tensor:
-    """As `reference.matmul.matmul`, whose docstring is the contract.
+    """As `reference.matmul.matmul`.
 
     One tile for any number of rows, one order of the inputs: parts of 1024, in each ascending.
     """

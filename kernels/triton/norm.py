@@ -59,7 +59,7 @@ def _add_rms_norm(  # type: ignore[no-untyped-def]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
-    """As `reference.norm.rms_norm`, whose docstring is the contract; float16 as well."""
+    """As `reference.norm.rms_norm`; float16 as well."""
     check_device(x)
     out = check_norm(x, weight, out, dtypes=ALL_DTYPES)
     heads, size = 1 if x.dim() == 2 else x.shape[1], x.shape[-1]
@@ -75,7 +75,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
 ) -> Tensor:
-    """As `reference.norm.add_rms_norm`, whose docstring is the contract."""
+    """As `reference.norm.add_rms_norm`."""
     check_device(x)
     out = check_add_norm(x, residual, weight, out)
     rows, block, share, number = _shape(len(x), x)

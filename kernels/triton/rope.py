@@ -84,7 +84,7 @@ def rope_store_kv(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
 ) -> None:
-    """As `reference.rope.rope_store_kv`, whose docstring is the contract; float16 as well."""
+    """As `reference.rope.rope_store_kv`; float16 as well."""
     check_device(q)
     check_rope(q, k, rotation)
     check_head_norms(q, q_norm, k_norm)

@@ -153,7 +153,7 @@ def sample_tokens(
     mask: Tensor | None = None,
     mask_rows: Tensor | None = None,
 ) -> Tensor:
-    """As `reference.sampling.sample_tokens`, whose docstring is the contract. Launches and does not wait."""
+    """As `reference.sampling.sample_tokens`. Launches and does not wait."""
     check_device(logits)
     check_logits(logits)
     check_options(logits, options)

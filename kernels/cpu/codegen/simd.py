@@ -266,6 +266,12 @@ def splat_f32(value):  # type: ignore[no-untyped-def]
 
 
 @part
+def round_up(value, unit):  # type: ignore[no-untyped-def]
+    """`value` rounded up to a multiple of `unit`."""
+    return (value + unit - 1) // unit * unit
+
+
+@part
 def load_as(address, bf16):  # type: ignore[no-untyped-def]
     """LANES numbers of a bfloat16 or float32 row."""
     return load_bf16(address) if bf16 else load(address)

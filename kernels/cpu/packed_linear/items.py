@@ -1,18 +1,17 @@
-"""One work item of a product with packed weights: four panels, a block of rows, and what follows the product.
+"""One work item of a product with packed weights: four panels, a block of rows, then bias, gate and residual.
 
-All functions are numba's; addresses are int64 in bytes; `frame` and `layout` are records of `FRAME` and
-`packed.LAYOUT`. See `linear.py` for the ways to multiply and `linear_tiles.py` for the inner loops.
+All functions run inside numba kernels. Addresses are int64 in bytes; `frame` and `layout` are records of
+`FRAME` and `packed.LAYOUT`. See `cpu/linear.py` for the ways to multiply and `tiles.py` for the inner loops.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import part
 from ramify.kernels.cpu.codegen.dots import DOTS
+from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import BYTES, LANES, LOG2_E
 from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear import int8
@@ -23,15 +22,16 @@ from ramify.kernels.packed import PANEL_MULTIPLE
 
 ITEM_PANELS = PANEL_MULTIPLE
 BY_F32, BY_DOTS, BY_TILES, BY_INT8 = 0, 1, 2, 3
-"""The ways to multiply."""
+"""The ways to multiply; see `cpu/linear.py`."""
 
-FRAME = np.dtype([(name, np.int64) for name in (
+FRAME = record(
     "layout", "way", "x", "x_row", "tail", "tail_from", "sums", "sums_row", "rows",
     "out", "out_row", "out_bf16", "add", "panels", "block_rows", "row_blocks", "items",
     "counters", "scratch", "scratch_bytes", "norm_at", "chosen", "rows_at",
     "preparing", "prepared", "prepared_row", "from_x", "from_row", "from_bf16", "first", "room",
-)] + [("eps", np.float64)])  # fmt: skip
-"""The arguments of one call, for the threads that work on it."""
+    floats=("eps",),
+)  # fmt: skip
+"""The arguments of one call, which its threads share."""
 
 MOST_ROWS = max(tiles.ROWS)
 C_ROW = 4 * WIDTH * ITEM_PANELS
@@ -41,18 +41,18 @@ CONFIG_BYTES = 64
 
 @part
 def panel_at(frame, place):  # type: ignore[no-untyped-def]
-    """The panel at a place in the order of the work: of all panels, or of those that were chosen."""
+    """The panel at a place in the order of work: among all panels, or among the chosen ones."""
     return vl.read_i32(frame.chosen + 4 * place) if frame.chosen else place
 
 
 @part
 def row_at(frame, place):  # type: ignore[no-untyped-def]
-    """The row of x and of the result at a place in the order of the work."""
+    """The row of x and of the result at a place in the order of work."""
     return vl.read_i64(frame.rows_at + 8 * place) if frame.rows_at else place
 
 
 def _chooser(kernels: dict[int, Any], panels_at_once: dict[int, int]) -> Any:
-    """A function that runs the kernel for `rows` rows over the panels of an item."""
+    """A function that runs the kernel for `rows` rows (1, 2, 4 or 8) over the panels of an item."""
     one, two, four = kernels[1], kernels[2], kernels[4]
     eight = kernels.get(8, four)
     at_once = tuple(panels_at_once[min(1 << i, MOST_ROWS)] for i in range(4))
@@ -104,7 +104,7 @@ if VNNI:
 
 @part
 def kernel_rows(rows):  # type: ignore[no-untyped-def]
-    """The rows of the smallest kernel that takes `rows`, or of the largest."""
+    """The rows of the smallest kernel for at least `rows` rows, or of the largest kernel."""
     kernel = 1
     while kernel < rows and kernel < MOST_ROWS:
         kernel *= 2
@@ -113,7 +113,8 @@ def kernel_rows(rows):  # type: ignore[no-untyped-def]
 
 @part
 def _finish(frame, layout, c, first, panels, row, rows):  # type: ignore[no-untyped-def]
-    """Bias, gate and write `rows` rows of `panels` panels from c on, at places from `row` and `first` on."""
+    """Apply bias and gate to the products at `c` and write them: `rows` rows and `panels` panels, at places
+    from `row` and `first` in the order of work."""
     step = 2 if layout.gated else 1
     size = 2 if frame.out_bf16 else 4
     for r in range(rows):

@@ -1,6 +1,6 @@
-"""Rows of x as the kernels of a product with packed weights read them: normed, padded, widened or rounded.
+"""Rows of x as the inner loops read them: normed, padded, widened to float32 or rounded to int8.
 
-All functions are numba's; `frame` and `layout` are records of `linear_items.FRAME` and `packed.LAYOUT`.
+All functions run inside numba kernels; `frame` and `layout` are records of `items.FRAME` and `packed.LAYOUT`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from ramify.kernels.cpu.packed_linear.items import BY_DOTS, BY_F32, BY_INT8, row
 
 @part
 def _copy_row(frame, layout, at, to, spare):  # type: ignore[no-untyped-def]
-    """One row, normed where that is asked for, in float32 or else in its own dtype, zeros behind it."""
+    """Copy a row to `to`: normed if the call has a norm, float32 for BY_F32 and else in its own dtype, and
+    padded with zeros. `at` 0 gives a row of zeros; `spare` has room for a bfloat16 row."""
     wide = frame.way == BY_F32
     size = 4 if wide else 2
     filled = 0
     if at:
         filled = layout.inputs
         if frame.norm_at:
-            # A bfloat16 row is rounded as a norm of its own would, then widened where that is wanted.
+            # A normed bfloat16 row is rounded to bfloat16 first, as `rms_norm` does, and widened afterwards.
             to_row = spare if wide and frame.from_bf16 else to
             normalise(at, to_row, frame.norm_at, filled, frame.eps, frame.from_bf16, frame.from_bf16)
             at = to_row
@@ -49,7 +50,7 @@ def _copy_row(frame, layout, at, to, spare):  # type: ignore[no-untyped-def]
 
 @part
 def _sum_groups(frame, layout, at, to):  # type: ignore[no-untyped-def]
-    """The sum of each group of inputs of a prepared row, float32."""
+    """Write the float32 sum of each group of inputs of a prepared row to `to`."""
     for first in range(0, layout.padded, layout.group):
         total = vl.splat_f32(0.0)
         for i in range(first, first + layout.group, LANES):
@@ -62,7 +63,7 @@ def _sum_groups(frame, layout, at, to):  # type: ignore[no-untyped-def]
 
 @part
 def prepare(frame, layout, place, scratch):  # type: ignore[no-untyped-def]
-    """The row of x at a place among those that are prepared."""
+    """Prepare the row of x at `place` among the prepared rows."""
     to = frame.prepared + place * frame.prepared_row
     sums = frame.sums + place * frame.sums_row
     at = 0
