@@ -1,8 +1,8 @@
 """All layers of a step in one compiled call.
 
-With one row a kernel takes 10 to 60 us, and Python 15 more to come to the next: with a call for each of
-them, 150 in a model of 30 layers, a token takes half as long again. Here Python is left once a step. The
-kernels are the very functions that single calls run, in the same order, so every bit of the result is theirs.
+With one row a kernel takes 10 to 60 us, and Python 15 us to reach the next one. In a model of 30 layers, with
+150 calls, a token then takes half as long again. Here Python is left once a step. The kernels are the
+functions that the single operations run, in the same order, so the results have the same bits.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from ramify.kernels.packed import FORMATS, LAYOUT, PackedWeight
 from ramify.kernels.stack import LayerWeights, Norm
 
 MOST_PARTS = 3
-"""Matrices that queries, keys and values may lie in."""
+"""Most matrices that the projections of queries, keys and values are stored in."""
 OPERATIONS = 6
-"""Of a layer: queries, keys and values; rotation and store; attention; output; gate and up; down."""
+"""Operations of a layer: q, k and v projections; rotation and store; attention; output; gate and up; down."""
 
 LAYER = record(
     "attention_norm", "qkv", "key_layout", "value_layout", "key_from", "value_from", "q_norm", "k_norm",
     "k_pages", "v_pages", "window", "output", "mlp_norm", "gate_up", "down",
     floats=("attention_eps", "q_eps", "k_eps", "mlp_eps"),
 )  # fmt: skip
-"""A layer as the compiled call sees it: addresses, and bytes of a row before the second and third of its
-matrices for queries, keys and values (layouts of 0 where there is none)."""
+"""The arguments of a layer: addresses, window, epsilons. `key_layout` and `value_layout` are 0 unless keys
+and values have matrices of their own; `key_from` and `value_from` are their byte offsets in a row of qkv."""
 
 STEP = record(
     "layers", "layer_count", "heads", "kv_heads", "dim", "bf16",
@@ -47,14 +47,14 @@ STEP = record(
     "linear_body", "linear_arena", "linear_bytes", "attention_body", "attention_arena", "attention_bytes",
     "place",
 )  # fmt: skip
-"""A step. `place` is the operation to go on with, counted through all layers."""
+"""The arguments of a step. `place` is the next operation to run, counted through all layers."""
 
 _linear_run, _attention_run, _rope_run = linear.run, attention.run, rope.run
 
 
 @part
 def _linear(step, layout, x, x_row, out, out_row, adds, norm, eps):  # type: ignore[no-untyped-def]
-    """Bytes of arena that are missing, or 0."""
+    """Returns 0 when done, else the bytes that the arena must have."""
     way = vl.read_i64(step.ways + 8 * carray(vl.as_pointer(layout), 1, LAYOUT)[0].form)
     return _linear_run(
         layout, x, x_row, step.bf16, step.tokens, out, out_row, step.bf16, adds, way,
@@ -81,8 +81,11 @@ def _head_norms(step, layer, qkv_row):  # type: ignore[no-untyped-def]
 def _build(sources: str) -> Any:
     @compiled(types.int64(types.int64, types.float64))
     def run(step_at, query_factor):  # type: ignore[no-untyped-def]
-        """0 when done; above 0, the bytes of arena that the operation at `place` needs; below 0, -1 - the
-        wrong sequence. Called again it goes on from there."""
+        """Run the operations from `step.place` on.
+
+        Returns 0 when done; n > 0 if the operation at `place` needs an arena of n bytes (call again to go
+        on); -1 - i if the lengths of sequence i are wrong.
+        """
         sources  # noqa: B018
         step = carray(vl.as_pointer(step_at), 1, STEP)[0]
         layers = carray(vl.as_pointer(step.layers), step.layer_count, LAYER)
@@ -143,12 +146,12 @@ _run = _build(sources())
 
 
 class LayerStack:
-    """The layers of a model on their KV pages.
+    """All layers of a model, on their KV pages.
 
     k_pages, v_pages : (layers, num_pages, kv_heads, page_size, head_dim)
-    cascade : as `paged_attention` takes it
-    by_row : products whose bits do not depend on the number of rows, as `row_linear`
-    int8 : products that may round x to int8, as `int8_linear`
+    cascade : as in `paged_attention`
+    by_row : use products whose bits do not depend on the number of rows, as `row_linear`
+    int8 : use products that may round x to int8, as `int8_linear`
     """
 
     def __init__(
@@ -162,7 +165,7 @@ class LayerStack:
         by_row: bool = False,
         int8: bool = False,
     ) -> None:
-        self._kept = (list(layers), k_pages, v_pages)  # their memory is named by address below
+        self._kept = (list(layers), k_pages, v_pages)  # the records below have addresses of their memory
         self._pages = (k_pages[0], v_pages[0])
         self._by_row, self._int8 = by_row, int8
         _, _, kv_heads, page_size, dim = k_pages.shape
@@ -186,10 +189,12 @@ class LayerStack:
 
     def _fill(self, index: int, layer: LayerWeights, size: int) -> None:
         if not 0 < len(layer.qkv) <= MOST_PARTS:
-            raise ValueError(f"queries, keys and values lie in {len(layer.qkv)} matrices; 1 to 3 can be.")
+            raise ValueError(
+                f"queries, keys and values lie in {len(layer.qkv)} matrices; 1 to 3 are allowed."
+            )
         wanted = (self._heads + 2 * self._kv_heads) * self._dim
         if sum(part.results for part in layer.qkv) != wanted or layer.gate_up.results != self._gated:
-            raise ValueError(f"layer {index} has other numbers of heads or of inner features than the first.")
+            raise ValueError(f"layer {index} differs from the first in its heads or in its MLP's size.")
         record = self._records[index]
 
         def put(norm: Norm | None, name: str, eps: str) -> None:
@@ -228,11 +233,12 @@ class LayerStack:
     ) -> None:
         """Run x through all layers, in place, and store keys and values.
 
-        x : (T, hidden), in the dtype of the pages, contiguous
+        x : (T, hidden), dtype of the pages, contiguous
         rotation : (T, head_dim / 2) complex64
-        slots : (T,) int64; page_table, query_starts, kv_lens : as `paged_attention` takes them
+        slots : (T,) int64
+        page_table, query_starts, kv_lens : as in `paged_attention`
 
-        Raises ValueError for what the single operations refuse.
+        Raises ValueError for arguments that the single operations refuse.
         """
         tokens, dim = len(x), self._dim
         if x.dim() != 2 or x.shape[1] != self._hidden:

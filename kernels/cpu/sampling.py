@@ -1,9 +1,16 @@
-"""Drawing tokens without sorting: threads take a row each.
+"""Sampling tokens without sorting the vocabulary: threads take a row each.
 
-A token's weight is its probability over that of the most likely one, so it lies in (0, 1]. The upper bits of
-such a float32 name one of 2,033 buckets, 16 to a power of two, whose tokens and mass are counted in one pass.
-From the most likely token on, whole buckets are taken where the draw and every limit lie further; only the
-tokens of a bucket in which something ends are put in order.
+A token's weight is its probability divided by that of the most likely token, so it lies in (0, 1]. The upper
+bits of such a float32 name one of 2,033 buckets, 16 to a power of two. One pass counts the tokens and the
+mass of each bucket. Then the buckets are walked from the most likely one down: a bucket is skipped whole if
+the draw and all limits lie beyond it, and only a bucket in which one of them ends is sorted.
+
+Example with weights 1, 0.9, 0.5, 0.45, 0.05, top-p 0.9 and uniform 0.6:
+
+    total mass              2.9; top-p limit 0.9 * 2.9 = 2.61
+    kept                    1, 0.9, 0.5, 0.45: the mass before each is below 2.61; their mass is 2.85
+    target                  0.6 * 2.85 = 1.71
+    walk                    1 passes 1.71 not, 1 + 0.9 = 1.9 does: the second token is drawn
 """
 
 from __future__ import annotations
@@ -28,23 +35,22 @@ FRAME = record(
     "logits", "logits_row", "rows", "vocab", "padded", "mask", "mask_row", "mask_rows", "options", "tokens",
     "scratch", "scratch_bytes", "counters",
 )  # fmt: skip
-"""The arguments of one call, for the threads that work on it."""
+"""The arguments of one call, which its threads share."""
 
 BUCKET_SHIFT = 19
-"""Bits of a float32 below those that name its bucket: 4 of its 23 for the fraction are kept."""
+"""Bits of a float32 that do not name its bucket: the bucket has the exponent and 4 bits of the fraction."""
 BUCKETS = (0x3F800000 >> BUCKET_SHIFT) + 1
 BLOCK = 1024
-"""Numbers that are looked at together before any of them alone."""
+"""Numbers that a pass summarises before it looks at one of them."""
 LIKELY = 2.0**-10
-"""Tokens of so much of the weight of the most likely one are looked at first: mostly no others can be drawn
-with top-k or top-p, and they are few."""
+"""Tokens of at least this weight are tried first. They are few, and top-k or top-p seldom needs others."""
 SERIAL_NUMBERS = 1 << 14
-"""Up to so many logits one thread is done before a second would help."""
+"""Logits of a call below which a second thread would not help."""
 
 
 @part
 def _argmax(at, count):  # type: ignore[no-untyped-def]
-    """The largest of the numbers at an address, and the first place that holds it."""
+    """The largest of `count` numbers at an address, and the first index that has it."""
     top, block = np.float32(-np.inf), 0
     whole = count - count % LANES
     for first in range(0, whole, BLOCK):
@@ -74,7 +80,7 @@ def _argmax_of_rest(at, first, count):  # type: ignore[no-untyped-def]
 
 @part
 def _copy(frame, at, mask, x):  # type: ignore[no-untyped-def]
-    """A row of logits to x, -inf where the mask (0: none) forbids a token and behind the last."""
+    """Copy a row of logits to x, with -inf for padding and forbidden tokens; `mask` 0 means no mask."""
     whole = frame.vocab - frame.vocab % LANES
     for i in range(0, whole, LANES):
         vl.store(x + 4 * i, vl.load(at + 4 * i))
@@ -94,7 +100,7 @@ def _copy(frame, at, mask, x):  # type: ignore[no-untyped-def]
 
 @part
 def _weigh(frame, x, top, temperature):  # type: ignore[no-untyped-def]
-    """x becomes exp((x - top) / temperature): 1 for the most likely token."""
+    """Turn logits x into weights exp((x - top) / temperature): 1 for the most likely token."""
     scale = vl.splat_f32(temperature)
     highest = vl.div(vl.splat_f32(top), scale)
     log2_e = vl.splat_f32(LOG2_E)
@@ -104,7 +110,7 @@ def _weigh(frame, x, top, temperature):  # type: ignore[no-untyped-def]
 
 @part
 def _mass(x, first, last, least):  # type: ignore[no-untyped-def]
-    """The sum of the weights of a range that are at least `least`, in float64."""
+    """The float64 sum of the weights in ``[first, last)`` that are at least `least`."""
     a, b, c, d = 0.0, 0.0, 0.0, 0.0
     i = first
     while i + 4 <= last:
@@ -128,14 +134,14 @@ def _mass(x, first, last, least):  # type: ignore[no-untyped-def]
 
 @part
 def _target(uniform, total):  # type: ignore[no-untyped-def]
-    """What the cumulated mass has to pass. A draw that rounds up to the whole mass stays below it."""
+    """The cumulative mass at which a draw ends, kept below `total` where the product rounds up to it."""
     target = uniform * total
     return target if target < total else np.nextafter(total, 0.0)
 
 
 @part
 def _sample_in_id_order(frame, x, uniform, min_p):  # type: ignore[no-untyped-def]
-    """The draw in the order of the ids."""
+    """The token at which the cumulative mass, in the order of the ids, passes the target."""
     total = 0.0
     for first in range(0, frame.vocab, BLOCK):
         total += _mass(x, first, min(first + BLOCK, frame.vocab), min_p)
@@ -154,20 +160,20 @@ def _sample_in_id_order(frame, x, uniform, min_p):  # type: ignore[no-untyped-de
                 chosen = token
                 if before > target:
                     return chosen
-        # Added one by one the block's weights came to less than in fours: its last token.
+        # Rounding: the block's weights added one by one came to less than in fours. Take its last token.
         return chosen
     return chosen
 
 
 @part
 def _bits(x, token):  # type: ignore[no-untyped-def]
-    """A weight's float32 as a whole number, which orders weights as they are."""
+    """The bits of a weight as an integer; weights are not negative, so both have the same order."""
     return np.int64(vl.read_i32(x + 4 * token))
 
 
 @part
 def _gather(frame, x, least, candidates):  # type: ignore[no-untyped-def]
-    """List the tokens of at least some weight, in the order of their ids; how many."""
+    """List the tokens of weight >= `least` in the order of their ids; return their number."""
     count = 0
     for first in range(0, frame.padded, LANES):
         if vl.max_lanes(vl.load(x + 4 * first)) < least:
@@ -194,7 +200,7 @@ def _sift(keys, root, end):  # type: ignore[no-untyped-def]
 
 @part
 def _sort(keys, count):  # type: ignore[no-untyped-def]
-    """Ascending, in place: a heap sort, which no order of the numbers makes slow."""
+    """Sort ascending, in place: a heap sort, whose time does not depend on the input's order."""
     for root in range(count // 2 - 1, -1, -1):
         _sift(keys, root, count)
     for end in range(count - 1, 0, -1):
@@ -204,9 +210,8 @@ def _sort(keys, count):  # type: ignore[no-untyped-def]
 
 @part
 def _list_bucket(x, candidates, count, bucket, keys):  # type: ignore[no-untyped-def]
-    """The tokens of a bucket, the most likely first and the lower id first among equals; how many.
-
-    A key is the negated bits of a weight above the id, so that ascending keys are in that order.
+    """List the tokens of a bucket, the most likely first and the lower id first among equals; return their
+    number. A key has the negated bits of the weight above the id, so ascending keys give that order.
     """
     found = 0
     for place in range(count):
@@ -223,8 +228,11 @@ def _list_bucket(x, candidates, count, bucket, keys):  # type: ignore[no-untyped
 def _walk_buckets(  # type: ignore[no-untyped-def]
     x, candidates, listed, counts, masses, keys, most, limit, least, least_bucket, target
 ):
-    """From the most likely token on, `most` tokens at most, while the mass before a token is below `limit`
-    and its weight at least `least`, until the mass passes `target`: that mass and the last token."""
+    """Accumulate mass from the most likely token down. Stop after `most` tokens, before a token with weight
+    below `least` or with mass `limit` before it, or when the mass passes `target`.
+
+    Returns the mass and the last token.
+    """
     seen, mass, last = 0, 0.0, 0
     for bucket in range(BUCKETS - 1, -1, -1):
         if counts[bucket] == 0:
@@ -246,7 +254,7 @@ def _walk_buckets(  # type: ignore[no-untyped-def]
             last = token
             if mass > target:
                 return mass, last
-        # The same sum as where the bucket is taken whole: both walks of a draw must come to one total.
+        # Use the bucket's own sum, as where it is skipped whole: all walks of a draw must get the same total.
         mass = after
         if mass > target:
             return mass, last
@@ -255,7 +263,7 @@ def _walk_buckets(  # type: ignore[no-untyped-def]
 
 @part
 def _sample_in_rank_order(frame, x, scratch, uniform, top_k, top_p, min_p):  # type: ignore[no-untyped-def]
-    """The draw from the most likely token on."""
+    """The draw in descending order of probability, for rows with top-k or top-p."""
     keys = carray(vl.as_pointer(scratch), frame.vocab, np.int64)
     masses = carray(vl.as_pointer(scratch + 8 * frame.vocab), BUCKETS, np.float64)
     counts = carray(vl.as_pointer(scratch + 8 * (frame.vocab + BUCKETS)), BUCKETS, np.int64)
@@ -353,7 +361,7 @@ _run = _build_run(sources())
 
 
 class _Arena(Arena):
-    """With the arguments of a call, and the counters from which its threads take rows."""
+    """A thread's arena, the arguments of its call, and the work item counters of the call."""
 
     def __init__(self) -> None:
         super().__init__()

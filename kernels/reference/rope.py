@@ -1,4 +1,4 @@
-"""Rotary position embedding and the store of what it rotated, in torch."""
+"""Rotary position embedding, and the store of new keys and values, in torch."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ def rope_store_kv(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
 ) -> None:
-    """Rotate q in place; rotate k and write it and v into one layer's pages (arXiv 2104.09864).
+    """Rotate q in place; rotate k and write the result and v into one layer's pages (arXiv 2104.09864).
 
-    Numbers 2i and 2i + 1 of a head are the real and imaginary part of what ``rotation[t, i]`` multiplies:
-    in float32, rounded once. With norms each head is normalised before (`norm.rms_norm`); a kernel may
-    round in between.
+    Numbers 2i and 2i + 1 of a head are a complex number, multiplied by ``rotation[t, i]`` in float32 and
+    rounded once. With norms each head is normalised first (`norm.rms_norm`); a kernel may round in between.
 
     Parameters
     ----------
@@ -38,7 +37,7 @@ def rope_store_kv(
     q_norm, k_norm : (head_dim,), float32 or dtype of q, contiguous; optional
         Weights of the norm over each head of q and of k (arXiv 2505.09388).
     eps : float
-        Of these norms.
+        The epsilon of these norms.
 
     Raises
     ------

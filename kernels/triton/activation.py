@@ -1,4 +1,4 @@
-"""The gated activations of SwiGLU and GEGLU: silu(gate) · up or gelu(gate) · up, read and written once."""
+"""Gated activations of SwiGLU and GEGLU: each number is read and written once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ramify.kernels.triton.interpret import check_device
 from ramify.kernels.triton.launch import padded, warps
 
 _BLOCK = 2048
-"""Results of a program: 128 threads with four loads of 16 bytes each, in 16-bit numbers."""
+"""Results of a program: with 16-bit numbers, 128 threads with four loads of 16 bytes each."""
 
 
 @triton.jit
@@ -19,7 +19,7 @@ def _gated_mul(  # type: ignore[no-untyped-def]
     x_ptr, out_ptr, x_row, out_row, SIZE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
     GELU: tl.constexpr,
 ):  # fmt: skip
-    """gate · sigmoid(s) · up, with s = gate, or what makes of it the tanh approximation of gelu."""
+    """gate · sigmoid(s) · up. s is the gate for silu, a cubic polynomial of it for the tanh form of gelu."""
     program = tl.program_id(0)
     row = (program // PARTS).to(tl.int64)
     column = program % PARTS * BLOCK + tl.arange(0, BLOCK)

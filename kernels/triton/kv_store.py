@@ -14,7 +14,7 @@ from ramify.kernels.triton.interpret import check_device
 from ramify.kernels.triton.launch import padded, warps
 
 _BLOCK = 2048
-"""Numbers of a program, of keys and again of values."""
+"""Numbers of keys that a program moves, and as many of values."""
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def _copy(  # type: ignore[no-untyped-def]
 
 
 def head_block(kv_heads: int, head_dim: int) -> int:
-    """Heads of a program: a power of two, so that a token's keys are not cut more often than needed."""
+    """Heads of a program, a power of two: all heads of a token if they fit a block."""
     return max(1, min(padded(kv_heads), _BLOCK // padded(head_dim)))
 
 
@@ -82,7 +82,7 @@ def copy_pages(k_pages: Tensor, v_pages: Tensor, src: Sequence[int], dst: Sequen
     Raises
     ------
     ValueError
-        Also where the numbers of a page are not contiguous, or the two pools have different strides.
+        Also if the numbers of a page are not contiguous, or the two pools differ in strides.
     """
     check_device(k_pages)
     check_copy(k_pages, v_pages, src, dst)

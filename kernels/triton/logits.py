@@ -1,4 +1,4 @@
-"""Masks, edits and log-probabilities of logits; none of them makes a copy of the logits."""
+"""Masks, edits and log-probabilities of logits, without a copy of the logits."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ from ramify.kernels.triton.tiles.sampling_tile import (
 )
 
 _MASK_GROUPS = 64
-"""Words of the mask of a program: 2048 logits."""
+"""Mask words of a program: 2048 logits."""
 _EDITS = 256
+"""Edits of a program."""
 
 
 @triton.jit
@@ -39,7 +40,7 @@ def _mask(  # type: ignore[no-untyped-def]
     logits_ptr, mask_ptr, mask_row_ptr, logits_stride, mask_stride, vocab, parts,
     LISTED: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """Whole blocks are written back: 16 bytes at once, where single refused logits would be 2 or 4."""
+    """Writes whole blocks back, 16 bytes at once; writing only the forbidden logits would move 2 or 4."""
     program = tl.program_id(0)
     row, part = program // parts, program % parts
     mask_row = row
@@ -100,7 +101,7 @@ def _finish(  # type: ignore[no-untyped-def]
     chosen_ptr, out_id_ptr, out_value_ptr, top, logits_stride, vocab, chunks,
     RANKED: tl.constexpr, LOG: tl.constexpr, SUBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program r: the normaliser of row r, its chosen token's logarithm, and its `top` best tokens."""
+    """Program r: the log-probability of row r's chosen token, and the row's `top` best tokens."""
     row = tl.program_id(0)
     logits_row = logits_ptr + row.to(tl.int64) * logits_stride
     index = tl.arange(0, BLOCK)
@@ -177,7 +178,7 @@ def _run_edit(logits: Tensor, edits: LogitEdits, before: Tensor, *, restore: boo
 def log_probabilities(logits: Tensor, tokens: Tensor, top: int) -> LogProbabilities:
     """As `reference.logits.log_probabilities`.
 
-    Reads the logits once, in their own dtype, and again only the groups of the most likely tokens.
+    Reads the logits once, in their own dtype, and the groups of the most likely tokens a second time.
     """
     check_device(logits)
     check_logits(logits)

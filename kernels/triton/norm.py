@@ -12,9 +12,9 @@ from ramify.kernels.triton.interpret import check_device
 from ramify.kernels.triton.launch import padded, warps
 
 LARGEST = 65536
-"""Numbers of a row: a program of 32 warps then holds 64 of them a thread."""
+"""Most numbers of a row: 64 a thread in a program of 32 warps."""
 _BLOCK = 2048
-"""Short rows share a program up to so many numbers. Independent of T, so that T cannot change a bit."""
+"""Numbers of a program of several short rows. It does not depend on T, so that T cannot change a bit."""
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -1,4 +1,4 @@
-"""Rotary positions, norms of query and key heads, and the store of keys and values, in one pass."""
+"""Rotary position embedding, norms of query and key heads, and the store of keys and values, in one pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ramify.kernels.triton.launch import padded, warps
 
 @triton.jit
 def _normed(x, weight_ptr, dim, eps, HEAD_DIM: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Each row of x, zero beyond HEAD_DIM, by its root mean square."""
+    """The RMS norm of each row of x, which is 0 beyond HEAD_DIM."""
     weight = tl.load(weight_ptr + dim, mask=dim < HEAD_DIM).to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, axis=1) / HEAD_DIM + eps)
     return x * scale[:, None] * weight[None, :]
@@ -23,7 +23,7 @@ def _normed(x, weight_ptr, dim, eps, HEAD_DIM: tl.constexpr):  # type: ignore[no
 
 @triton.jit
 def _rotated(x, cos, sin, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Neighbours of a row as complex numbers, times (cos, sin). A thread loads both: nothing moves."""
+    """Pairs of neighbours as complex numbers, times cos + i sin. A thread loads both neighbours of a pair."""
     re, im = tl.split(tl.reshape(x, [BLOCK_H, BLOCK_D // 2, 2]))
     cos, sin = cos[None, :], sin[None, :]
     return tl.reshape(tl.join(re * cos - im * sin, im * cos + re * sin), [BLOCK_H, BLOCK_D])
@@ -36,7 +36,7 @@ def _rope_store(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_H: tl.constexpr, PAGE_SIZE: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Program p of a token: BLOCK_H query heads, or after those BLOCK_H heads of keys and values."""
+    """Program p of a token: BLOCK_H query heads or, after these, BLOCK_H heads of keys and values."""
     Q_PARTS: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H
     PARTS: tl.constexpr = Q_PARTS + (KV_HEADS + BLOCK_H - 1) // BLOCK_H
     program = tl.program_id(0)

@@ -1,4 +1,4 @@
-"""Drawing tokens: one pass over the logits, and for top-k and top-p a sort of the candidates it leaves."""
+"""Sampling of tokens: one pass over the logits; for top-k and top-p, a sort of the pass's candidates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def _sample_in_id_order(  # type: ignore[no-untyped-def]
     logits_row, mask_row, masked, tops_row, masses, top, temperature, min_p, uniform, vocab, chunks,
     HAS_MASK: tl.constexpr, SUBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A draw in the order of the ids: first the chunk, then the token. Min-p weighs likely chunks anew."""
+    """Sample in the order of the ids: first the chunk, then the token. With min-p the mass of chunks that can
+    have a likely token is computed again."""
     index = tl.arange(0, BLOCK)
     whole = tl.full([SUBS], 1, tl.int1)
     if min_p > 0.0:
@@ -63,9 +64,9 @@ def _sample_in_id_order(  # type: ignore[no-untyped-def]
 def _sample_from_candidates(  # type: ignore[no-untyped-def]
     found_row, count, everything, top, total, top_k, top_p, min_p, uniform, vocab, LOG: tl.constexpr
 ):
-    """A draw among the sorted candidates, or -1 where tokens beyond them may come.
+    """Sample from the sorted candidates; -1 if the token may be none of them.
 
-    Top-k keeps `kept` of the mass, top-p the tokens before which less than its share of that is cumulated.
+    Top-k keeps the mass `kept`. Top-p keeps the tokens with a cumulative mass below top_p * kept before them.
     """
     rank = tl.arange(0, 2**LOG)
     in_bounds = rank < count
@@ -96,7 +97,7 @@ def _sample(  # type: ignore[no-untyped-def]
     HAS_MASK: tl.constexpr, LISTED: tl.constexpr, ORDERED: tl.constexpr, LOG: tl.constexpr,
     SUBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program r chooses the token of row r."""
+    """Program r samples the token of row r."""
     row = tl.program_id(0)
     temperature = tl.load(options_ptr + row).to(tl.float32)
     top_k = tl.load(options_ptr + rows + row).to(tl.int32)
@@ -127,7 +128,7 @@ def _sample(  # type: ignore[no-untyped-def]
                 logits_row, words_row, masked, tops_row, masses, top, temperature, min_p, uniform, vocab,
                 chunks, HAS_MASK, SUBS, BLOCK,
             )  # fmt: skip
-        if ORDERED:  # noqa: SIM102 - decided by the compiler, unlike the next
+        if ORDERED:  # noqa: SIM102 - decided at compile time, unlike `straight`
             if not straight:
                 count = tl.load(count_ptr + row)
                 if count <= 2**LOG:
@@ -153,7 +154,7 @@ def sample_tokens(
     mask: Tensor | None = None,
     mask_rows: Tensor | None = None,
 ) -> Tensor:
-    """As `reference.sampling.sample_tokens`. Launches and does not wait."""
+    """As `reference.sampling.sample_tokens`. Only launches kernels: no wait."""
     check_device(logits)
     check_logits(logits)
     check_options(logits, options)

@@ -1,7 +1,7 @@
-"""The threads that kernels run on: torch's own OpenMP pool.
+"""The thread team that kernels run on: torch's own OpenMP team.
 
-Two pools would take the cores from each other: a worker of torch spins for a while after each operation,
-on the core that a second pool wants to wake a thread on. So the kernels fork through the very OpenMP
+Two teams would take the cores from each other: a thread of torch spins for a while after each operation, on
+the core where a second team wants to wake a thread. So the kernels enter parallel regions through the OpenMP
 library that torch is linked to. `GOMP_parallel(fn, data, threads, flags)` is the entry point that GCC's
 OpenMP code calls (libgomp ABI, "Implementing PARALLEL construct"); LLVM's and Intel's libraries have it too.
 """
@@ -20,13 +20,13 @@ _TEAM_ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_
 
 
 def set_threads(count: int) -> None:
-    """Threads of the kernels and of torch: they share one pool and so one setting."""
+    """Set the number of threads of the kernels and of torch, which share one team."""
     torch.set_num_threads(count)
 
 
 @functools.cache
 def team_entry() -> int:
-    """Address of a C function with GOMP_parallel's signature: run `fn(data)` on so many threads at once."""
+    """Address of a C function with GOMP_parallel's signature: it runs `fn(data)` on `threads` threads."""
     for library in sorted((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")):
         try:
             entry = ctypes.CDLL(str(library)).GOMP_parallel
@@ -50,5 +50,5 @@ _python_team_pointer = _TEAM_ENTRY(_python_team)  # kept: the pointer dies with 
 
 
 def python_team_entry() -> int:
-    """The same with threads of Python's, for a torch without OpenMP: 100 us a call instead of 1."""
+    """As `team_entry`, with Python threads for a torch without OpenMP: 100 us a call instead of 1."""
     return int(ctypes.cast(_python_team_pointer, ctypes.c_void_p).value or 0)
