@@ -301,7 +301,7 @@ class PrefixCache:
         """Recount everything from scratch, in O(tree). Raises `ConservationError` saying what is wrong."""
         verify(self._tree, self._usage, self._pool, self._leases, self._private, self._locks)
 
-    # --- inside -----------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------
 
     def _find(self, key: bytes, scope: str) -> Match:
         root = self._tree.roots.get(scope)

@@ -1,4 +1,4 @@
-"""The compiled attention against its twin and a float64 oracle; its promises about bits; its refusals."""
+"""The compiled attention against its reference and a float64 oracle, its bits, and its errors."""
 
 from __future__ import annotations
 

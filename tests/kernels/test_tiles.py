@@ -1,4 +1,4 @@
-"""The vector code below the kernels, each form of it: products, transposes, 2**x, tanh, bfloat16."""
+"""The vector code that kernels are built from: products, transposes, 2**x, tanh, bfloat16."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is compiled before the first request: no step asks for another form of a kernel, none is captured."""
+"""Warm-up compiles every specialisation that a step can launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The book of leases; what leases do to pages is in test_promises."""
+"""The book of leases. test_promises checks what leases do to pages."""
 
 from __future__ import annotations
 

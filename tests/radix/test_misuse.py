@@ -1,4 +1,4 @@
-"""What a caller does wrong is refused, and what is wrong inside is found."""
+"""Callers' mistakes are refused, and inconsistencies inside the cache are found."""
 
 from __future__ import annotations
 

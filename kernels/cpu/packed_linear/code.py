@@ -17,7 +17,7 @@ WIDTH = 16
 """Outputs of a panel."""
 
 Q, S = 0, 4  # the weights and the scales of up to four panels
-AHEAD = 8  # for each of them, bytes from a weight to what is to be prefetched meanwhile
+AHEAD = 8  # for each of them, the distance in bytes from a weight to the one to prefetch
 X, X_ROW = 12, 13  # the first row, prepared; bytes from row to row
 SUMS, SUMS_ROW = 14, 15  # the sum of x over each group, float32
 C, C_ROW = 16, 17  # float32 results: (rows, panels * 16)

@@ -47,7 +47,7 @@ def test_draws_in_several_chunks(small_chunks):
 
 
 def test_draws_beyond_the_candidates(small_chunks, monkeypatch):
-    """More tokens than candidates: each of these rows is searched, and none of the ordered ones is."""
+    """With more tokens than candidates these rows are sampled by bisection, other ordered rows are not."""
     cases.check_draws(cases.FAR, 1250, FLOAT, CPU, masked="some", share=0.95)
 
     def reached(*args):
