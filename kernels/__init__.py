@@ -1,4 +1,10 @@
-"""Operations on paged keys and values: each has a twin in torch (`reference`) and a compiled form (`cpu`).
+"""Operations on paged keys and values, weights and logits, in three backends of the same operations.
 
-`registry.ops` picks a backend. This package imports nothing else of Ramify.
+reference/   plain torch: each operation's contract
+cpu/         compiled for x86-64 and Arm by numba
+triton/      for NVIDIA GPUs
+
+An operation has the same name and signature in each backend that has it; `registry.ops` chooses a backend.
+Shared: checks.py and sampling_inputs.py (arguments), packed.py (weights), stack.py (layers), errors.py.
+This package imports nothing else of Ramify.
 """

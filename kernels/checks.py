@@ -1,6 +1,8 @@
-"""What every backend asks of its arguments, in one place, so that a twin refuses what its kernel refuses.
+"""Argument checks that all backends share, so that a kernel and its reference refuse the same arguments.
 
-A decode step makes these checks once a layer, so the common case is one comparison each.
+A `check_*` function raises `ValueError` naming the argument that does not fit. Functions with an `out`
+parameter return it, or newly allocated memory. A decode step runs these checks once a layer, so the common
+case is one comparison an argument.
 """
 
 from __future__ import annotations
@@ -29,7 +31,6 @@ def check_attention(
     *,
     dtypes: tuple[torch.dtype, ...] = DTYPES,
 ) -> Tensor:
-    """Return `out`, or new memory for it; raise ValueError naming the argument that is wrong."""
     shape, dtype = q.shape, q.dtype
     if len(shape) != 3:
         raise ValueError(f"q is {tuple(shape)}; it must be (T, heads, head_dim).")
@@ -64,7 +65,7 @@ def check_attention(
 def check_lengths(
     query_starts: Tensor, kv_lens: Tensor, tokens: int, capacity: int
 ) -> tuple[list[int], list[int]]:
-    """Both as lists; raise ValueError naming the first sequence that does not fit."""
+    """`query_starts` and `kv_lens` as lists; the error names the first sequence that does not fit."""
     starts, lens = query_starts.tolist(), kv_lens.tolist()
     for row, length in enumerate(lens):
         new = starts[row + 1] - starts[row]
@@ -89,7 +90,6 @@ def check_store(
     *,
     dtypes: tuple[torch.dtype, ...] = DTYPES,
 ) -> None:
-    """Raise ValueError naming the argument that is wrong."""
     _check_pages(k_pages, v_pages, k.dtype, dtypes)
     _, kv_heads, _, dim = k_pages.shape
     shape = (len(slots), kv_heads, dim)
@@ -102,7 +102,6 @@ def check_store(
 
 
 def check_copy(k_pages: Tensor, v_pages: Tensor, src: Sequence[int], dst: Sequence[int]) -> None:
-    """Raise ValueError where pages are out of range or overlap."""
     if k_pages.shape != v_pages.shape or k_pages.dim() not in (4, 5):
         raise ValueError(
             f"k_pages {tuple(k_pages.shape)} and v_pages {tuple(v_pages.shape)} must be equal, with 4 axes "
@@ -136,7 +135,6 @@ def _check_pages(
 def check_norm(
     x: Tensor, weight: Tensor, out: Tensor | None, *, dtypes: tuple[torch.dtype, ...] = DTYPES
 ) -> Tensor:
-    """Return `out`, or new memory for it; raise ValueError naming the argument that is wrong."""
     shape, dtype = x.shape, x.dtype
     if len(shape) not in (2, 3) or dtype not in dtypes or x.stride(-1) != 1:
         raise ValueError(
@@ -153,7 +151,7 @@ def check_norm(
 
 
 def check_rope(q: Tensor, k: Tensor, rotation: Tensor) -> None:
-    """Raise ValueError naming the argument that is wrong; `check_store` looks at k, v and the pages."""
+    """`check_store` checks k, v and the pages."""
     if q.dim() != 3 or q.dtype != k.dtype or k.shape[::2] != q.shape[::2]:
         raise ValueError(
             f"q is {tuple(q.shape)} {q.dtype} and k {tuple(k.shape)} {k.dtype}; they must be (T, heads, "
@@ -171,7 +169,6 @@ def check_rope(q: Tensor, k: Tensor, rotation: Tensor) -> None:
 def check_linear(
     x: Tensor, weight: PackedWeight, norm: tuple[Tensor, float] | None, out: Tensor | None, add: bool
 ) -> Tensor:
-    """Return `out`, or new memory for it; raise ValueError naming the argument that is wrong."""
     if x.dim() != 2 or x.shape[1] != weight.inputs or x.dtype not in DTYPES or x.stride(1) != 1:
         raise ValueError(
             f"x is {tuple(x.shape)} {x.dtype}; it must be (T, {weight.inputs}) float32 or bfloat16 with "
@@ -179,18 +176,10 @@ def check_linear(
         )
     if norm is not None and (norm[0].shape != (weight.inputs,) or norm[0].dtype != x.dtype):
         raise ValueError(f"norm's weight must be ({weight.inputs},) {x.dtype}.")
-    shape = (x.shape[0], weight.results)
-    if out is None:
-        if add:
-            raise ValueError("add is set, but there is no out to add to.")
-        return torch.empty(shape, dtype=x.dtype, device=x.device)
-    if out.shape != shape or out.dtype not in DTYPES or out.stride(1) != 1:
-        raise ValueError(f"out must be {shape} float32 or bfloat16 with contiguous rows.")
-    return out
+    return _checked_out(out, (x.shape[0], weight.results), x, DTYPES, add=add)
 
 
 def check_matmul(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None, add: bool) -> Tensor:
-    """Return `out`, or new memory for it; raise ValueError naming the argument that is wrong."""
     if x.dim() != 2 or x.dtype not in ALL_DTYPES or x.stride(1) != 1:
         raise ValueError(
             f"x is {tuple(x.shape)} {x.dtype}; it must be (T, inputs), {_names(ALL_DTYPES)}, with contiguous "
@@ -203,18 +192,10 @@ def check_matmul(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | N
         )
     if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != x.dtype or bias.stride(0) != 1):
         raise ValueError(f"bias must be contiguous ({len(weight)},) {x.dtype}.")
-    shape = (len(x), len(weight))
-    if out is None:
-        if add:
-            raise ValueError("add is set, but there is no out to add to.")
-        return torch.empty(shape, dtype=x.dtype, device=x.device)
-    if out.shape != shape or out.dtype != x.dtype or out.stride(1) != 1:
-        raise ValueError(f"out must be {shape} {x.dtype} with contiguous rows.")
-    return out
+    return _checked_out(out, (len(x), len(weight)), x, (x.dtype,), add=add)
 
 
 def check_add_norm(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor | None) -> Tensor:
-    """Return `out`, or new memory for it; raise ValueError naming the argument that is wrong."""
     if x.dim() != 2 or residual.shape != x.shape or residual.dtype != x.dtype or residual.stride(1) != 1:
         raise ValueError(
             f"x is {tuple(x.shape)} {x.dtype} and residual {tuple(residual.shape)} {residual.dtype}; both "
@@ -224,22 +205,16 @@ def check_add_norm(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor | No
 
 
 def check_gated(x: Tensor, out: Tensor | None) -> Tensor:
-    """Return `out`, or new memory for it; raise ValueError naming the argument that is wrong."""
     if x.dim() != 2 or x.shape[1] % 2 or x.dtype not in ALL_DTYPES or x.stride(1) != 1:
         raise ValueError(
             f"x is {tuple(x.shape)} {x.dtype}; it must be (T, 2 size), {_names(ALL_DTYPES)}, with contiguous "
             "rows."
         )
-    shape = (x.shape[0], x.shape[1] // 2)
-    if out is None:
-        return torch.empty(shape, dtype=x.dtype, device=x.device)
-    if out.shape != shape or out.dtype != x.dtype or out.stride(1) != 1:
-        raise ValueError(f"out must be {shape} {x.dtype} with contiguous rows.")
-    return out
+    return _checked_out(out, (x.shape[0], x.shape[1] // 2), x, (x.dtype,))
 
 
 def check_head_norms(q: Tensor, q_norm: Tensor | None, k_norm: Tensor | None) -> None:
-    """Raise ValueError naming the norm weight that is wrong; `check_rope` looks at q and k."""
+    """`check_rope` checks q and k."""
     for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
         if weight is None:
             continue
@@ -251,6 +226,23 @@ def check_head_norms(q: Tensor, q_norm: Tensor | None, k_norm: Tensor | None) ->
             raise ValueError(
                 f"{name} is {tuple(weight.shape)} {weight.dtype}; q is {tuple(q.shape)} {q.dtype}."
             )
+
+
+def _checked_out(
+    out: Tensor | None,
+    shape: tuple[int, int],
+    x: Tensor,
+    dtypes: tuple[torch.dtype, ...],
+    *,
+    add: bool = False,
+) -> Tensor:
+    if out is None:
+        if add:
+            raise ValueError("add is set, but there is no out to add to.")
+        return torch.empty(shape, dtype=x.dtype, device=x.device)
+    if out.shape != shape or out.dtype not in dtypes or out.stride(1) != 1:
+        raise ValueError(f"out must be {shape}, {_names(dtypes)}, with contiguous rows.")
+    return out
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:

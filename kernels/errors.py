@@ -1,4 +1,4 @@
-"""What a backend raises where it cannot run."""
+"""The error of a backend that cannot run here."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """Weight matrices laid out for the compiled linear kernels, in bfloat16, int8, int4 or float32.
 
-Sixteen outputs make a panel. A panel holds its weights in the order of the inputs, and for each input those
-of its sixteen outputs side by side, so that a kernel streams through it once:
+A panel is sixteen outputs. Its weights lie in the order of the inputs, and for each input those of the
+sixteen outputs side by side, so that a kernel streams through the panel once:
 
 bf16   for each pair of inputs: 16 outputs x 2 inputs, bfloat16
 f32    for each input: 16 outputs, float32
 int8   for each input: 16 outputs, int8
-int4   for each eight inputs: 16 int32, one an output. Bits 4p to 4p + 3 are the number (0 to 15) of input
-       2p for p < 4, and of input 2p - 7 above, so that the lower and the upper half of an int32 hold the
-       two of a pair at the same place.
+int4   for each eight inputs: 16 int32, one for each output. Bits 4p to 4p + 3 are the number (0 to 15) of
+       input 2p if p < 4, else of input 2p - 7. So the lower and the upper half of an int32 hold the two
+       inputs of a pair at the same place.
 
 int8 and int4 have scales, float16 or float32, for each panel and each group of inputs: 16 factors, and for
 int4 then 16 offsets. A weight is factor * number (+ offset).
@@ -28,7 +28,7 @@ Format = Literal["bf16", "int8", "int4", "f32"]
 FORMATS: tuple[Format, ...] = ("bf16", "int8", "int4", "f32")
 
 LAYOUT_VERSION = 1
-"""Changes with the layout: packed weights may lie on disk."""
+"""Part of the cache key of packed weights on disk: raise it when the layout changes."""
 WIDTH = 16
 """Outputs of a panel."""
 INPUT_MULTIPLE = 32
@@ -41,12 +41,12 @@ LAYOUT = np.dtype([(name, np.int64) for name in (
     "panels_at", "panel_bytes", "scales_at", "scale_bytes", "bias_at",
     "form", "panels", "inputs", "padded", "group", "wide", "gated", "results",
 )])  # fmt: skip
-"""A packed weight as compiled kernels see it: addresses, sizes in bytes, counts."""
+"""The arguments of compiled kernels for a packed weight: addresses, sizes in bytes, counts."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Rows of a weight matrix, quantised or not, one after the other.
+    """Rows of a weight matrix, quantised or not, in row-major order.
 
     numbers : (outputs, inputs) float32, bfloat16, int8 or, for int4, uint8 from 0 to 15
     factors : (outputs, groups) float16 or float32; None for float32 and bfloat16
@@ -68,17 +68,17 @@ class Rows:
         return 0 if self.factors is None else self.numbers.shape[1] // self.factors.shape[1]
 
     def alike(self, other: Rows) -> bool:
-        """Whether both can lie in one packed matrix."""
+        """Whether both can be packed into one matrix: same format, group and scale dtype."""
         dtypes = [None if rows.factors is None else rows.factors.dtype for rows in (self, other)]
         return self.format == other.format and self.group == other.group and dtypes[0] == dtypes[1]
 
-    def picked(self, index: Tensor) -> Rows:
+    def index_select(self, index: Tensor) -> Rows:
         """The rows `index`, in that order."""
         factors = None if self.factors is None else self.factors[index]
         return Rows(self.numbers[index], factors, None if self.offsets is None else self.offsets[index])
 
     def joined(self, other: Rows) -> Rows:
-        """These rows, then those of `other`, which is alike."""
+        """These rows, then those of `other`; the two must be `alike`."""
 
         def both(part: Tensor | None, more: Tensor | None) -> Tensor | None:
             return None if part is None or more is None else torch.cat([part, more])
@@ -87,7 +87,7 @@ class Rows:
         return Rows(numbers, both(self.factors, other.factors), both(self.offsets, other.offsets))
 
     def values(self) -> Tensor:
-        """(outputs, inputs) float32: what the numbers stand for."""
+        """The dequantised weights, (outputs, inputs) float32."""
         numbers = self.numbers.float()
         if self.factors is None:
             return numbers
@@ -108,7 +108,7 @@ class PackedWeight:
     bias : (panels * 16,) float32
         In the order of the panels; empty for none.
     gated : bool
-        W is two matrices of one shape, a gate and what it lets through; their panels alternate.
+        W is two matrices of one shape, gate and up projection, whose panels alternate.
     """
 
     format: Format
@@ -133,7 +133,7 @@ class PackedWeight:
 
     @functools.cached_property
     def layout(self) -> tuple[int, Any]:
-        """The address of a record of `LAYOUT`, and the record. Asked for at every call, so it is kept."""
+        """The address of a record of `LAYOUT`, and the record. Cached, as every call needs it."""
         record = np.zeros(1, LAYOUT)
         record[0] = (
             self.panels.data_ptr(), self.panels.shape[1],
@@ -148,8 +148,8 @@ class PackedWeight:
 def quantised(weight: Tensor, form: Literal["int8", "int4"], group: int) -> Rows:
     """Round (outputs, inputs) floating-point weights to numbers and float16 scales.
 
-    int8: the largest magnitude of a group becomes 127. int4: from its smallest to its largest weight in
-    fifteen steps. Inputs that do not fill the last group are padded with zeros.
+    int8: symmetric, with a group's largest magnitude at 127. int4: fifteen steps from a group's smallest to
+    its largest weight. Inputs that do not fill the last group are padded with zeros.
     """
     wide = _padded(weight.float(), 1, group)
     groups = wide.view(wide.shape[0], -1, group)
@@ -165,9 +165,9 @@ def quantised(weight: Tensor, form: Literal["int8", "int4"], group: int) -> Rows
 
 
 def pack(rows: Rows, *, inputs: int, bias: Tensor | None = None, gated: bool = False) -> PackedWeight:
-    """Lay `rows` out in panels. `inputs` is the number of columns before any padding.
+    """Lay `rows` out in panels. `inputs` is the number of columns before padding.
 
-    With `gated` the first half of the rows is the gate.
+    With `gated` the first half of the rows is the gate, the second half the up projection.
     """
     outputs = rows.numbers.shape[0]
     halves = 2 if gated else 1
@@ -194,7 +194,7 @@ def pack(rows: Rows, *, inputs: int, bias: Tensor | None = None, gated: bool = F
 
 
 def unpack(weight: PackedWeight) -> Tensor:
-    """(outputs, inputs) float32: what the packed weights stand for."""
+    """The dequantised weights, (outputs, inputs) float32."""
     panels, inputs = weight.panels.shape[0], weight.padded_inputs
     if weight.format == "bf16":
         pairs = weight.panels.view(torch.bfloat16).view(panels, inputs // 2, WIDTH, 2)
@@ -215,7 +215,7 @@ def unpack(weight: PackedWeight) -> Tensor:
 
 
 def in_order(panelled: Tensor, weight: PackedWeight) -> Tensor:
-    """(panels, 16, ...) as rows in the order of W, without padding."""
+    """(panels, 16, ...) to (outputs, ...): rows in the order of W, without padding."""
     halves = 2 if weight.gated else 1
     half = weight.outputs // halves
     used = -(-half // WIDTH) * halves
@@ -225,7 +225,7 @@ def in_order(panelled: Tensor, weight: PackedWeight) -> Tensor:
 
 
 def _laid_out(numbers: Tensor, form: Format) -> Tensor:
-    """(panels, 16, inputs) as (panels, bytes)."""
+    """(panels, 16, inputs) to (panels, bytes)."""
     panels, _, inputs = numbers.shape
     if form == "bf16":
         pairs = numbers.view(panels, WIDTH, inputs // 2, 2).transpose(1, 2).contiguous()
@@ -241,12 +241,12 @@ def _laid_out(numbers: Tensor, form: Format) -> Tensor:
 
 
 def _place(k: int) -> int:
-    """Which four bits of an int32 are those of input `k` of its eight."""
+    """The index of the four bits of an int32 that hold input `k` of its eight inputs."""
     return k // 2 + 4 * (k % 2)
 
 
 def _divided(groups: Tensor, factors: Tensor) -> Tensor:
-    """The nearest whole number of factors; 0 where the factor is."""
+    """groups / factors, rounded to integers; 0 where the factor is 0."""
     wide = factors.float()[..., None]
     return torch.where(wide == 0, 0.0, groups / wide).round()
 

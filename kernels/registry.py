@@ -1,10 +1,14 @@
-"""Which implementation of the operations a runtime uses: chosen once, by name."""
+"""The operations of a backend and their types; `ops` chooses a backend by name.
+
+A protocol states the signature that mypy holds every backend to. The function of the same name under
+`kernels.reference` states the contract: shapes, dtypes, meaning, errors.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
@@ -19,9 +23,18 @@ if TYPE_CHECKING:
     from ramify.kernels.triton.planner import Planner
 
 
-class PagedAttention(Protocol):
-    """See `reference.attention.paged_attention`."""
+StoreKv = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+CopyPages = Callable[[Tensor, Tensor, Sequence[int], Sequence[int]], None]
+EditLogits = Callable[[Tensor, LogitEdits], Tensor]
+RestoreLogits = Callable[[Tensor, LogitEdits, Tensor], None]
+LogProbabilitiesOf = Callable[[Tensor, Tensor, int], LogProbabilities]
 
+
+class ApplyMask(Protocol):
+    def __call__(self, logits: Tensor, mask: Tensor, mask_rows: Tensor | None = None) -> None: ...
+
+
+class PagedAttention(Protocol):
     def __call__(
         self,
         q: Tensor,
@@ -38,21 +51,7 @@ class PagedAttention(Protocol):
     ) -> Tensor: ...
 
 
-class StoreKv(Protocol):
-    """See `reference.kv_store.store_kv`."""
-
-    def __call__(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor) -> None: ...
-
-
-class CopyPages(Protocol):
-    """See `reference.kv_store.copy_pages`."""
-
-    def __call__(self, k_pages: Tensor, v_pages: Tensor, src: Sequence[int], dst: Sequence[int]) -> None: ...
-
-
 class RopeStoreKv(Protocol):
-    """See `reference.rope.rope_store_kv`."""
-
     def __call__(
         self,
         q: Tensor,
@@ -70,14 +69,10 @@ class RopeStoreKv(Protocol):
 
 
 class RmsNorm(Protocol):
-    """See `reference.norm.rms_norm`."""
-
     def __call__(self, x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor: ...
 
 
 class Linear(Protocol):
-    """See `reference.linear.linear`."""
-
     def __call__(
         self,
         x: Tensor,
@@ -90,8 +85,6 @@ class Linear(Protocol):
 
 
 class MaskedLinear(Protocol):
-    """See `reference.linear.masked_linear`."""
-
     def __call__(
         self,
         x: Tensor,
@@ -104,8 +97,6 @@ class MaskedLinear(Protocol):
 
 
 class MatMul(Protocol):
-    """See `reference.matmul.matmul`."""
-
     def __call__(
         self,
         x: Tensor,
@@ -118,40 +109,16 @@ class MatMul(Protocol):
 
 
 class AddRmsNorm(Protocol):
-    """See `reference.norm.add_rms_norm`."""
-
     def __call__(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
     ) -> Tensor: ...
 
 
 class GatedActivation(Protocol):
-    """See `reference.activation`."""
-
     def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor: ...
 
 
-class ApplyMask(Protocol):
-    """See `reference.logits.apply_mask`."""
-
-    def __call__(self, logits: Tensor, mask: Tensor, mask_rows: Tensor | None = None) -> None: ...
-
-
-class EditLogits(Protocol):
-    """See `reference.logits.edit_logits`."""
-
-    def __call__(self, logits: Tensor, edits: LogitEdits) -> Tensor: ...
-
-
-class RestoreLogits(Protocol):
-    """See `reference.logits.restore_logits`."""
-
-    def __call__(self, logits: Tensor, edits: LogitEdits, before: Tensor) -> None: ...
-
-
 class SampleTokens(Protocol):
-    """See `reference.sampling.sample_tokens`."""
-
     def __call__(
         self,
         logits: Tensor,
@@ -159,12 +126,6 @@ class SampleTokens(Protocol):
         mask: Tensor | None = None,
         mask_rows: Tensor | None = None,
     ) -> Tensor: ...
-
-
-class LogProbabilitiesOf(Protocol):
-    """See `reference.logits.log_probabilities`."""
-
-    def __call__(self, logits: Tensor, tokens: Tensor, top: int) -> LogProbabilities: ...
 
 
 class LayerStack(Protocol):
@@ -199,7 +160,7 @@ class MakeLayerStack(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SamplingOps:
-    """From logits to tokens, where the logits lie: only R tokens leave the device."""
+    """From logits to tokens on the logits' device, so that only the R tokens leave it."""
 
     edit_logits: EditLogits
     restore_logits: RestoreLogits
@@ -209,7 +170,7 @@ class SamplingOps:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ops:
-    """The operations of one backend. All have the same signatures and meaning in every backend."""
+    """The operations of one backend. An operation has one signature and one meaning in every backend."""
 
     paged_attention: PagedAttention
     store_kv: StoreKv
@@ -218,45 +179,46 @@ class Ops:
     rms_norm: RmsNorm
     apply_mask: ApplyMask
     linear: Linear | None = None
-    """None where weights cannot be packed."""
+    """Products with packed weights; None if the backend has no packed weights."""
     flat_attention: PagedAttention | None = None
-    """`paged_attention` without a cascade; None where that has none by itself."""
+    """`paged_attention` without a cascade; None if `paged_attention` never uses one."""
     prefers_packed: bool = False
-    """Whether `linear` is faster than torch's product with weights that are not packed."""
+    """Whether `linear` is faster than torch's product with unpacked weights."""
     masked_linear: MaskedLinear | None = None
-    """None where leaving out what masks forbid saves nothing."""
+    """None if skipping the outputs that masks forbid saves no time."""
     add_rms_norm: AddRmsNorm | None = None
     silu_mul: GatedActivation | None = None
     gelu_mul: GatedActivation | None = None
     sampling: SamplingOps | None = None
-    """None where the runtime's own sampler does it, on the host."""
+    """None if the runtime samples on the host, with `sample_tokens`."""
     planner: type[Planner] | None = None
-    """Attention in two halves: a plan on the host once a step, and launches for each layer. None where
+    """Attention in two halves: a plan made on the host once a step, and launches for each layer. None if
     `paged_attention` does both."""
     matmul: MatMul | None = None
-    """Products with weights that are not packed; None where torch's are taken."""
+    """Products with unpacked weights; None for torch's own."""
     layer_linear: Linear | None = None
-    """In layers instead of `linear`, which then is the head's; None where `linear` is."""
+    """Used in layers instead of `linear`, which then serves the LM head alone; None to use `linear`."""
     sample_tokens: SampleTokens | None = None
-    """For the runtime's own sampler, from float32 logits; part of `sampling` where there is that."""
+    """For the runtime's host sampler, from float32 logits; None where `sampling` has it."""
     layer_stack: MakeLayerStack | None = None
-    """All layers in one call, for packed weights; None where layers are called one by one."""
+    """All layers in one call, for packed weights; None if layers are called one by one."""
     deterministic: bool = False
-    """The bits of a row depend on that row alone, and those of attention on what its query sees."""
+    """A row's bits depend on that row alone, and attention's on the query and the positions it sees."""
 
 
 def ops(
     backend: Literal["cpu", "torch", "triton"], *, deterministic: bool = False, int8: bool = False
 ) -> Ops:
-    """The operations of `backend`, if `deterministic` in the forms whose bits do not depend on the batch.
+    """The operations of `backend`.
 
-    With `int8` the cpu backend may round to int8 what the layers multiply int8 and int4 weights with.
+    deterministic : choose kernels whose bits do not depend on the batch
+    int8 : the cpu backend may round activations to int8 in layers with int8 or int4 weights
 
-    cpu: compiled kernels for this machine. Takes seconds the first time on a machine, 0.3 s from then on;
-        nothing is compiled later.
-    torch: the reference twins.
-    triton: kernels for NVIDIA GPUs, each compiled when it is first called with a model's shapes and dtypes,
-        in seconds, and kept on disk.
+    cpu: kernels compiled for this machine's processor. The first call on a machine takes seconds to compile
+        them, later ones 0.3 s to load them; no other call compiles.
+    torch: the reference implementations.
+    triton: kernels for NVIDIA GPUs. Each is compiled in seconds at its first call with a model's shapes and
+        dtypes, and cached on disk.
 
     Raises
     ------

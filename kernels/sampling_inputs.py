@@ -1,4 +1,7 @@
-"""What the sampling kernels of every backend take: options, edits of logits, and the checks of both."""
+"""The arguments of the sampling operations of every backend: options, edits of logits, and their checks.
+
+A `check_*` function raises ValueError naming the argument that does not fit.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,16 @@ from ramify.kernels.checks import ALL_DTYPES, check_linear
 from ramify.kernels.packed import PackedWeight
 
 MOST_LOGPROBS = 512
-"""Most likely tokens that `log_probabilities` can be asked for."""
+"""The largest `top` of `log_probabilities`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """How the tokens of R rows are drawn: one tensor, so that it is one transfer.
+    """Sampling parameters of R rows, in one tensor for one transfer.
 
     values : (5, R) float64, contiguous
-        temperature (0: the most likely token), top_k (0: off), top_p (1: off), min_p (0: off), and the
-        uniform number in [0, 1) that the draw inverts. All but the last are used rounded to float32.
+        temperature (0: greedy), top_k (0: off), top_p (1: off), min_p (0: off), and a uniform random number
+        in [0, 1). All but the last are rounded to float32 before use.
     ordered : bool
         Some row has top_k above 0 or top_p below 1.
     """
@@ -42,18 +45,18 @@ class SamplingOptions:
     ) -> SamplingOptions:
         values = np.array([temperature, top_k, top_p, min_p, uniform], dtype=np.float64)
         ordered = max(top_k, default=0) > 0 or min(top_p, default=1.0) < 1.0
-        return SamplingOptions(_moved(values, device), ordered)
+        return SamplingOptions(to_device(values, device), ordered)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LogitEdits:
-    """Changes to N logits, all different ones.
+    """Changes to N distinct logits.
 
     places : (2, N) int32, contiguous
-        Row and token of each.
+        Row and token of each logit.
     amounts : (3, N) float32, contiguous
-        In the order of use: what divides a positive and multiplies another logit; what is subtracted; what
-        is added (-inf for a token that must not come).
+        In the order of use: the repetition penalty, which divides a positive logit and multiplies any other;
+        the presence and frequency penalty, subtracted; the bias, added (-inf forbids the token).
     """
 
     places: Tensor
@@ -70,16 +73,16 @@ class LogitEdits:
         if found:
             np.concatenate([tokens for tokens, _ in found], out=places[1], casting="same_kind")
             np.concatenate([values for _, values in found], axis=1, out=amounts, casting="same_kind")
-        return LogitEdits(_moved(places, device), _moved(amounts, device))
+        return LogitEdits(to_device(places, device), to_device(amounts, device))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowEdits:
-    """Penalties and biases of one row, with the meaning of the sampling options of the same names.
+    """Penalties and biases of one row; see the sampling parameters of the same names.
 
     ids : (length,) int
-        Prompt and output so far; `prompt_len` are the prompt's.
-    banned : tokens that must not come
+        Prompt and output so far; the first `prompt_len` are the prompt.
+    banned : forbidden tokens
     """
 
     ids: np.ndarray
@@ -91,7 +94,7 @@ class RowEdits:
     banned: Sequence[int] = ()
 
     def entries(self) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens, (N,) int64 and all different, and their amounts, (3, N) float64."""
+        """Distinct tokens, (N,) int64, and their amounts, (3, N) float64; see `LogitEdits`."""
         seen = self.ids[:0] if self.repetition_penalty == 1.0 else self.ids
         penalised = self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
         output = self.ids[self.prompt_len :] if penalised else self.ids[:0]
@@ -118,7 +121,7 @@ class LogProbabilities(NamedTuple):
 
 
 def check_logits(logits: Tensor) -> None:
-    """Raise ValueError unless `logits` are (R, vocab) with contiguous rows."""
+
     if logits.dim() != 2 or logits.dtype not in ALL_DTYPES or logits.stride(1) != 1 or not logits.shape[1]:
         raise ValueError(
             f"logits are {tuple(logits.shape)} {logits.dtype}; they must be (R, vocab) float32, float16 or "
@@ -127,7 +130,6 @@ def check_logits(logits: Tensor) -> None:
 
 
 def check_mask(logits: Tensor, mask: Tensor | None, mask_rows: Tensor | None) -> None:
-    """Raise ValueError naming what is wrong."""
     rows, vocab = logits.shape
     if mask is None:
         if mask_rows is not None:
@@ -150,7 +152,7 @@ def check_mask(logits: Tensor, mask: Tensor | None, mask_rows: Tensor | None) ->
 def check_masked(
     x: Tensor, weight: PackedWeight, mask: Tensor, mask_rows: Tensor, out: Tensor | None
 ) -> Tensor:
-    """Return `out`, or new memory for it; raise ValueError naming the argument that is wrong."""
+    """Return `out`, or newly allocated memory for it."""
     if out is None and x.dim() == 2:
         out = torch.empty(len(x), weight.results)
     out = check_linear(x, weight, None, out, add=False)
@@ -163,14 +165,12 @@ def check_masked(
 
 
 def check_options(logits: Tensor, options: SamplingOptions) -> None:
-    """Raise ValueError naming what is wrong."""
     values, rows = options.values, len(logits)
     if values.shape != (5, rows) or values.dtype != torch.float64 or not values.is_contiguous():
         raise ValueError(f"the options' values are {tuple(values.shape)}; they must be (5, {rows}) float64.")
 
 
 def check_edits(logits: Tensor, edits: LogitEdits, before: Tensor | None = None) -> None:
-    """Raise ValueError naming what is wrong."""
     places, amounts = edits.places, edits.amounts
     count = places.shape[-1]
     if places.shape != (2, count) or places.dtype != torch.int32 or not places.is_contiguous():
@@ -182,14 +182,13 @@ def check_edits(logits: Tensor, edits: LogitEdits, before: Tensor | None = None)
 
 
 def check_chosen(logits: Tensor, tokens: Tensor, top: int) -> None:
-    """Raise ValueError naming what is wrong."""
     if tokens.shape != (len(logits),) or tokens.dtype != torch.int64 or not tokens.is_contiguous():
         raise ValueError(f"tokens must be contiguous ({len(logits)},) int64.")
     if not 0 <= top <= MOST_LOGPROBS:
         raise ValueError(f"top is {top}; it must be 0 to {MOST_LOGPROBS}.")
 
 
-def _moved(array: np.ndarray, device: torch.device | str) -> Tensor:
+def to_device(array: np.ndarray, device: torch.device | str) -> Tensor:
     tensor = torch.from_numpy(array)
     if torch.device(device).type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""What a stack of decoder layers is made of, for kernels that run all of it in one call."""
+"""The weights of decoder layers, for kernels that run all layers in one call."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from torch import Tensor
 from ramify.kernels.packed import PackedWeight
 
 Norm = tuple[Tensor, float]
-"""The weight of an RMS norm, in the dtype of what it normalises, and its epsilon."""
+"""The weight of an RMS norm, in the dtype of its input, and its epsilon."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerWeights:
     """One layer: x += output(attention(qkv(norm(x)))), x += down(gate_up(norm(x))).
 
-    qkv : matrices below each other: queries, keys and values of all heads, rotary pairs side by side
-    q_norm, k_norm : over each query and key head before the rotation, where the model has them
-    gate_up : packed as `gated`
-    window : a token sees so many tokens, itself included; 0 means all
+    qkv : one to three matrices whose rows are the queries, keys and values of all heads, in this order, with
+        rotary pairs side by side
+    q_norm, k_norm : over each query and key head before the rotation, if the model has them
+    gate_up : packed with `gated`
+    window : tokens that a token sees, itself included; 0 means all
     """
 
     attention_norm: Norm

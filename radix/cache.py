@@ -1,43 +1,52 @@
-"""The prefix cache as the scheduler sees it: which pages hold which tokens, and whose they are.
+"""The prefix cache as the scheduler sees it: which page holds which tokens, and who owns the page.
 
 A page is in one of three places: free in the pool, private to a running request, or in the tree. With
 page size P, slot i of a sequence holds its tokens ``[i * P, (i + 1) * P)``; a request's page table has
 one page for each slot.
 
-Who owns the pages of a request that holds ``[0, hold.length)``:
+Example with P = 4. The tree has tokens 0 to 9 of request A in pages 7, 2, 5; page 5 is half full. Prompt B
+shares the first 9 of them:
 
-    slots ``[0, hold.private_from)``   the tree; the hold keeps them there; never freed by the request
-    slots ``[hold.private_from, …)``   the request, until `commit` or `free`
+    match(B)      length 9
+    acquire       cuts A's node before token 9; lock.length 9, lock.pages [7, 2, 5], lock.private_from 2
+    allocate(1)   page 3. The request copies row 0 of page 5 (token 8) into it; its page table is [7, 2, 3]
+    prefill       writes token 9 and those after it, from row 1 of page 3 on; A goes on reading page 5
+    commit        adds a node for tokens [9, …) with page 3: slot 2 now has one page on each branch
 
-`private_from` is ``hold.length / P``, rounded down where the slot in which the hold ends is a page of
-the request's own, and up where it is one that the request has put into the tree.
+Who owns the pages of a request with a lock on ``[0, lock.length)``:
+
+    slots ``[0, lock.private_from)``   the tree; the lock keeps them there; the request never frees them
+    slots ``[lock.private_from, …)``   the request, until `commit` or `free`
+
+`private_from` is ``lock.length / P``. It is rounded down where the request owns the page of the slot in which
+the lock ends, and up where the request has put that page into the tree.
 
 Who may write which rows:
 
-- A request writes the rows of tokens ``[hold.length, …)`` in its own table, and no others.
-- After `acquire` with a length that is no multiple of P, the last page of `hold.pages` is not the
-  request's to write: before it writes, it takes a fresh page for that slot and copies the rows below
-  ``hold.length % P`` into it. The source stays as it is for as long as the hold is kept.
-- After `commit` the page in which the hold ends may be written on at once. It is either private or was
-  put into the tree by this request, and the tree says that nobody may read its rows after ``hold.length``.
+- A request writes the rows of tokens ``[lock.length, …)`` in its own table, and no others.
+- After `acquire` with a length that is no multiple of P, the request may not write to the last page of
+  `lock.pages`. It allocates a page for that slot and copies the first ``lock.length % P`` rows into it
+  (copy-on-write). The source page does not change while the lock is kept.
+- After `commit` the request may write to the page in which the lock ends, from row ``lock.length % P`` on.
+  The page is either private, or this request put it into the tree, whose nodes cover no row after
+  ``lock.length``.
 
-So every row of a page has one writer, no row is written after it can be read by others, and what
-a reader finds in the rows that its own table covers is the KV of its own tokens.
+So every row of a page has one writer, no row is written after others can read it, and the rows that
+a request's table covers hold the KV of that request's own tokens.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from ramify.radix.evicted import EvictionRecord, Lost
 from ramify.radix.eviction import EvictionPolicy, LeastRecentlyUsed
 from ramify.radix.integrity import verify
 from ramify.radix.key import TOKEN_BYTES, Tokens, encode
 from ramify.radix.lease import LeaseBook
+from ramify.radix.lock import Committed, Match, PrefixLock
 from ramify.radix.node import Node
 from ramify.radix.pages import PagePool
 from ramify.radix.snapshot import NodeView, snapshot
@@ -46,48 +55,14 @@ from ramify.radix.tree import RadixTree
 from ramify.radix.usage import Usage
 
 FLUSH = "flush"
-"""Who took the pages that `PrefixCache.flush` dropped."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Match:
-    """What the tree had when it was asked. It locks nothing: `acquire` looks again if need be."""
-
-    length: int
-    """Tokens found, from the first on."""
-    key: bytes
-    scope: str
-    node: Node | None
-    """The node in which the match ends; None where the scope has no tree."""
-    version: int
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class PrefixLock:
-    """A locked path in the tree. Read its fields; only the cache changes them."""
-
-    length: int
-    """Tokens ``[0, length)`` are in the tree and stay there."""
-    pages: list[int]
-    """The page of every slot of ``[0, length)`` in this request's table; the last may be partial."""
-    private_from: int
-    """First slot whose page the request owns itself."""
-    node: Node | None
-    """The node at whose end the hold ends; None once released."""
-
-
-class Committed(NamedTuple):
-    """A request's page table after `commit`. Pages of slots ``[private_from, …)`` are its own."""
-
-    pages: list[int]
-    private_from: int
+"""The `taker` of pages that `PrefixCache.flush` dropped."""
 
 
 class PrefixCache:
     """Maps token sequences to KV pages; sharing is exact to the token at every page size.
 
-    Not thread-safe. `clock` returns seconds and never goes back; leases expire by it. A method that
-    raises has changed nothing.
+    Not thread-safe. `clock` returns seconds and is monotonic; leases expire by it. A method that raises has
+    changed nothing.
     """
 
     def __init__(
@@ -108,12 +83,12 @@ class PrefixCache:
         self._locks: set[PrefixLock] = set()
         self._evicted = 0
 
-    # --- finding and holding ----------------------------------------------------------------------
+    # --- matching and locking ---------------------------------------------------------------------
 
     def match(self, tokens: Tokens, scope: str = "", limit: int | None = None) -> Match:
-        """How much of `tokens` (n,), at most the first `limit`, is in the tree. Changes nothing.
+        """The longest prefix of `tokens` (n,), at most `limit` tokens, that is in the tree. Changes nothing.
 
-        Costs O(n + nodes on the path), whatever else is in the tree; fastest with an int32 array.
+        Costs O(n + nodes on the path); fastest with an int32 array.
         """
         if limit is not None:
             if limit < 0:
@@ -122,9 +97,9 @@ class PrefixCache:
         return self._find(encode(tokens), scope)
 
     def following(self, tokens: Tokens, scope: str, count: int) -> list[int]:
-        """At most `count` tokens that came after `tokens` (n,), where all of these are in the tree.
+        """At most `count` tokens that the tree has after `tokens` (n,); none unless all n are in the tree.
 
-        Of several ways on, the one used last. Changes nothing; costs O(n).
+        Where branches follow, takes the most recently used one. Changes nothing; costs O(n).
         """
         match = self._find(encode(tokens), scope)
         if match.node is None or match.length < len(tokens):
@@ -132,9 +107,9 @@ class PrefixCache:
         return self._tree.following(match.node, match.length, count)
 
     def acquire(self, match: Match) -> PrefixLock:
-        """Lock what `match` found, so that it is not evicted until `release`.
+        """Lock the prefix that `match` found, so that it is not evicted until `release`.
 
-        If the tree has changed since, its tokens are matched again, and the hold may be longer or
+        If the tree has changed since the match, the tokens are matched again: the lock may be longer or
         shorter than the match.
         """
         if match.version != self._tree.version:
@@ -148,16 +123,16 @@ class PrefixCache:
         return lock
 
     def lost(self, tokens: Tokens, scope: str, found: int) -> Lost:
-        """How many of `tokens` (n,) behind the first `found` are missing because they were evicted.
+        """How many of `tokens` (n,) after the first `found` had been in the tree and were evicted.
 
-        As far back as evictions are remembered (`ramify.radix.evicted`). Costs O(n).
+        Counts evictions that are still on record (`ramify.radix.evicted`). Costs O(n).
         """
         return self._record.lost(encode(tokens), scope, found)
 
     def release(self, lock: PrefixLock) -> None:
-        """Unlock the hold's path, which is now the most recently used. Raises if released before.
+        """Unlock the path of `lock`, which is now the most recently used. Raises if released before.
 
-        The tokens stay in the tree until they are evicted. Private pages are not touched: see `free`.
+        The tokens stay in the tree until they are evicted. Private pages stay private: see `free`.
         """
         node = self._checked_lock(lock)
         self._locks.remove(lock)
@@ -169,15 +144,15 @@ class PrefixCache:
     # --- pages ------------------------------------------------------------------------------------
 
     def available(self) -> int:
-        """Pages that `allocate` could hand out now: free, evictable and leased ones."""
+        """Pages that `allocate` can hand out now: free, evictable and leased pages."""
         return len(self._pool) + self._usage.evictable_pages + self._usage.leased_pages
 
     def allocate(self, n: int, taker: str = "") -> list[int] | None:
-        """`n` pages, private to the caller, or None (and nothing is evicted) where there are too few.
+        """`n` pages, private to the caller; None, with nothing evicted, where fewer are available.
 
-        Takes free pages, then evicts what nobody needs, then what is leased, and of that what is needed
-        last; leaves first, by the policy. Of the last leaf only as many pages go as are needed, from its
-        end. `lost` tells of `taker` when what was evicted is asked for.
+        Free pages come first. The rest are evicted leaf by leaf: leaves without a lease in the order of the
+        policy, then leased leaves, those needed furthest in the future first. The last leaf loses only the
+        pages still missing, from its end. `lost` names `taker` to whoever asks for the evicted tokens.
         """
         if n < 0:
             raise ValueError(f"{n} pages asked for; it must be 0 or more.")
@@ -194,27 +169,27 @@ class PrefixCache:
         return pages
 
     def free(self, pages: Iterable[int]) -> None:
-        """Give private pages back. Raises `ValueError` for a page that is not private, or is named twice."""
+        """Give private pages back. Raises `ValueError` for a page that is not private or is named twice."""
         returned = list(pages)
         self._claim(returned)
         self._private.difference_update(returned)
         self._pool.free(returned)
 
     def commit(self, lock: PrefixLock, tokens: Tokens, pages: list[int]) -> Committed:
-        """Put what the request has computed into the tree, and move `hold` to its end.
+        """Put the tokens that a request has computed into the tree, and extend `lock` to their end.
 
         Args:
-            hold: Of a request that has KV for all of `tokens`.
-            tokens: (n,) with ``n >= hold.length``; the first ``hold.length`` are those of the hold.
+            lock: The request's lock. The request has KV for all of `tokens`.
+            tokens: (n,) with ``n >= lock.length``; the first ``lock.length`` are the locked ones.
             pages: The request's page table, one page for each slot of ``[0, n)``. Slots
-                ``[0, hold.private_from)`` are as in `hold.pages`, the others private.
+                ``[0, lock.private_from)`` are as in `lock.pages`; the others are private.
 
-        Returns the table to go on with. Of the slots that were private,
+        Returns the request's new page table. A slot that was private becomes one of three things:
 
-        - one that the tree has by now in full (another request was faster) is the tree's page; the
-          duplicate is freed;
-        - one that holds any token new to the tree is the same page, which the tree owns now;
-        - one that is partial and holds nothing new stays the request's own, to write on.
+        - The tree has all of the slot's tokens (another request was faster): the tree's page. The
+          request's duplicate is freed.
+        - The slot holds a token new to the tree: the same page, which the tree owns now.
+        - The slot is partial and holds nothing new: the same page, which stays private.
 
         Raises `ValueError` where the arguments do not fit together.
         """
@@ -225,7 +200,7 @@ class PrefixCache:
         if node.end > matched:
             node = self._tree.split(node, matched)
         whole = matched // self.page_size
-        table = self._tree_pages(node, lock.node, pages[:whole]) + pages[whole:]
+        table = self._tree.path_pages(node, lock.node, pages)[:whole] + pages[whole:]
         duplicates = pages[lock.private_from : whole]
 
         if matched < length:
@@ -235,7 +210,7 @@ class PrefixCache:
             self._usage.add(node)
             private_from = len(table)
         else:
-            # A page of a partial last slot that this request put into the tree before is not private.
+            # The page of a partial last slot is not private if this request put it into the tree before.
             private_from = max(whole, lock.private_from)
         self._usage.lock(node, lock.node)
         if matched < length:
@@ -256,18 +231,18 @@ class PrefixCache:
         part: str = "",
         length: int | None = None,
     ) -> None:
-        """Lease the hold's first `length` tokens (None: all) to `owner` for so many seconds from now.
+        """Lease the first `length` tokens of `lock` (None: all) to `owner` until `seconds` from now.
 
-        It stands whether or not the hold does. Leased pages are evicted after all others, those first
-        that are needed last: the owner is expected to come back in `needed_in` seconds, and when it does
-        not, later. A lease that gives pages up keeps the rest. `part` tells an owner's leases apart, so
-        that `expect` and `end_leases` can name one.
+        The lease outlives the lock. Leased pages are evicted after all others, those needed furthest in the
+        future first (`ramify.radix.lease`). The owner is expected to use them in `needed_in` seconds.
+        A lease that loses pages keeps the remaining prefix. `part` tells an owner's leases apart, so that
+        `expect` and `end_leases` can name one.
         """
         node = self._checked_lock(lock)
         if not seconds > 0 or math.isnan(seconds):
             raise ValueError(f"A lease of {seconds} seconds; it must be above 0.")
         if length is not None and not 0 <= length <= lock.length:
-            raise ValueError(f"A lease of {length} tokens on a hold of {lock.length}.")
+            raise ValueError(f"A lease of {length} tokens on a lock of {lock.length}.")
         end = lock.length if length is None else length
         if math.isnan(needed_in) or needed_in < 0:
             raise ValueError(f"A lease that is needed in {needed_in} seconds; it must be 0 or more.")
@@ -286,27 +261,27 @@ class PrefixCache:
         self._unlease(covered)
 
     def expect(self, owner: str, part: str, needed_in: float) -> None:
-        """That part of the owner's leases is needed in so many seconds from now; 0: it is waited for."""
+        """Expect the owner to need its leases of `part` in `needed_in` seconds; 0: it is waiting for them."""
         for node in self._leases.expect(owner, part, needed_in):
             self._usage.offer(node)
 
     def end_leases(self, owner: str, part: str | None = None) -> int:
-        """End all leases of `owner`, or those of one part. Returns how many there were."""
+        """End all leases of `owner`, or those of one part. Returns their number."""
         ended = self._leases.end(owner, part)
         self._unlease(ended)
         return len(ended)
 
-    # --- the whole --------------------------------------------------------------------------------
+    # --- the whole cache --------------------------------------------------------------------------
 
     def flush(self) -> int:
-        """Drop all that no running request uses, leased or not. Returns the number of pages freed."""
+        """Drop every page that no running request uses, leased or not. Returns the number of pages freed."""
         before = len(self._pool)
         while self._usage.queue:
             self._drop(self._usage.queue.pop(), FLUSH)
         return len(self._pool) - before
 
     def counts(self) -> PageCounts:
-        """Where the pages are now: free + evictable + leased + in_use == total."""
+        """Pages by state, now: free + evictable + leased + in_use == total."""
         self._expire_leases()
         return PageCounts(
             free=len(self._pool),
@@ -318,7 +293,7 @@ class PrefixCache:
         )
 
     def snapshot(self, most: int) -> list[NodeView]:
-        """At most `most` nodes of the tree as they are now, parents before their children."""
+        """At most `most` nodes of the tree, parents before their children; see `ramify.radix.snapshot`."""
         self._expire_leases()
         return snapshot(self._tree, self._leases.owners, most)
 
@@ -326,7 +301,7 @@ class PrefixCache:
         """Recount everything from scratch, in O(tree). Raises `ConservationError` saying what is wrong."""
         verify(self._tree, self._usage, self._pool, self._leases, self._private, self._locks)
 
-    # --- inside -----------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------
 
     def _find(self, key: bytes, scope: str) -> Match:
         root = self._tree.roots.get(scope)
@@ -337,47 +312,33 @@ class PrefixCache:
 
     def _checked_lock(self, lock: PrefixLock) -> Node:
         if lock.node is None:
-            raise ValueError("This hold has been released.")
+            raise ValueError("This lock has been released.")
         if lock not in self._locks:
-            raise ValueError("This hold belongs to another cache.")
+            raise ValueError("This lock belongs to another cache.")
         return lock.node
 
     def _checked(self, lock: PrefixLock, tokens: Tokens, pages: list[int]) -> Node:
-        """The hold's node. Raises unless the arguments of a `commit` fit together."""
+        """The lock's node. Raises unless the arguments of a `commit` fit together."""
         node = self._checked_lock(lock)
         slots = -(-len(tokens) // self.page_size)
         if len(tokens) < lock.length or len(pages) != slots:
             raise ValueError(
-                f"{len(tokens)} tokens and {len(pages)} pages committed to a hold of {lock.length} tokens;"
+                f"{len(tokens)} tokens and {len(pages)} pages committed to a lock of {lock.length} tokens;"
                 f" {slots} pages are needed."
             )
         if pages[: lock.private_from] != lock.pages[: lock.private_from]:
-            raise ValueError("The table's first pages are not those of the hold.")
+            raise ValueError("The table's first pages are not those of the lock.")
         self._claim(pages[lock.private_from :])
         return node
 
     def _claim(self, pages: list[int]) -> None:
-        """Raise unless `pages` are private and all different."""
+        """Raise unless `pages` are private and distinct."""
         if len(set(pages)) != len(pages) or not self._private.issuperset(pages):
             wrong = sorted({page for page in pages if page not in self._private or pages.count(page) > 1})
             raise ValueError(f"Pages {wrong} are not private to a request, or are named twice.")
 
-    def _tree_pages(self, node: Node, above: Node | None, pages: list[int]) -> list[int]:
-        """`pages`, a table's first, with those of the path from below `above` to `node` in their place."""
-        path = []
-        step: Node | None = node
-        while step is not above:
-            assert step is not None
-            path.append(step)
-            step = step.parent
-        count = len(pages)
-        for step in reversed(path):
-            head = step.start // self.page_size
-            pages[head : head + len(step.pages)] = step.pages
-        return pages[:count]
-
     def _join_path(self, node: Node) -> None:
-        """Join what can be joined on the path from the root to `node`."""
+        """Join every pair of nodes on the path from the root to `node` that can be one node."""
         while node.parent is not None:
             spare = None
             if len(node.parent.children) == 1:
@@ -396,7 +357,7 @@ class PrefixCache:
             self._usage.unlease(node)
 
     def _evict(self, count: int, taker: str) -> None:
-        """Free `count` pages of what nobody uses; there are so many."""
+        """Free `count` pages of leaves that nobody uses; the caller has checked that there are as many."""
         self._evicted += count
         while count > 0:
             leaf = self._usage.queue.pop()
@@ -412,7 +373,7 @@ class PrefixCache:
             self._drop(leaf, taker)
 
     def _drop(self, leaf: Node, taker: str) -> None:
-        """Take a leaf that nobody uses, and that is not queued any more, out of the tree."""
+        """Take `leaf` out of the tree and free its pages. Nobody uses it, and it has left the queue."""
         self._record.note(leaf, leaf.start, taker)
         ended = self._leases.retreat(leaf)
         self._usage.drop(leaf, leaf.owned)

@@ -1,4 +1,4 @@
-"""What was evicted of late, and for whom: says of a prompt that was not found who took its pages."""
+"""A record of recent evictions: which tokens of a prompt were evicted, and which request took their pages."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from ramify.radix.key import TOKEN_BYTES, first_token, shared_bytes
 from ramify.radix.node import Node, Root
 
 MAX_TOKENS = 1 << 20
-"""Evicted tokens that are remembered, the latest ones, at four bytes each."""
+"""Tokens on record, at four bytes each; the oldest evictions are forgotten first."""
 
 _MASK = (1 << 64) - 1
 
 
 class Lost(NamedTuple):
-    """Of a prompt: how many tokens behind those found had been evicted, and who took most of them."""
+    """Evicted tokens of a prompt after its matched prefix, and the `taker` of most of them."""
 
     tokens: int
     taker: str
 
 
 class EvictionRecord:
-    """Evicted edges, filed under a digest of the tokens before them.
+    """Evicted edges of the tree, keyed by a digest of the prefix before each.
 
-    The digest of a prefix is the sum of its tokens, each times a random factor of its position, modulo
-    2^64 (Carter & Wegman 1979), so that a node's digest follows from its parent's, and nodes may be cut
-    and joined. Filing an edge costs O(its tokens), once the digests of its ancestors are known.
+    The digest of a prefix is the sum of token * random factor of its position, modulo 2^64 (universal
+    hashing, Carter & Wegman 1979). A node's digest follows from its parent's, so splitting and joining nodes
+    keeps digests valid. Recording an edge costs O(tokens of the edge) once its ancestors' digests are known.
     """
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
@@ -39,7 +39,7 @@ class EvictionRecord:
         self._factors = _random(1 << 10)
 
     def note(self, leaf: Node, start: int, taker: str) -> int:
-        """Tokens ``[start, leaf.end)`` of `leaf` are about to be evicted. Returns the digest at `start`."""
+        """Record that tokens ``[start, leaf.end)`` are about to be evicted. Returns the digest at `start`."""
         cut = leaf.tokens[(start - leaf.start) * TOKEN_BYTES :]
         if start == leaf.start:
             assert leaf.parent is not None
@@ -56,7 +56,7 @@ class EvictionRecord:
         return digest
 
     def lost(self, key: bytes, scope: str, found: int) -> Lost:
-        """How far evicted edges go on from the first `found` tokens of `key`. Costs O(tokens of `key`)."""
+        """The evicted edges that continue the first `found` tokens of `key`. Costs O(tokens of `key`)."""
         takers: Counter[str] = Counter()
         if not self._edges:
             return Lost(0, "")
@@ -76,7 +76,7 @@ class EvictionRecord:
         return Lost(takers.total(), takers.most_common(1)[0][0]) if takers else Lost(0, "")
 
     def _digest(self, node: Node) -> int:
-        """Of the tokens ``[0, node.end)``."""
+        """The digest of tokens ``[0, node.end)``, cached in the nodes of the path."""
         path = []
         step = node
         while step.digest is None:
@@ -100,5 +100,5 @@ class EvictionRecord:
 
 
 def _random(count: int) -> np.ndarray:
-    """The same ones every time, however many are asked for."""
+    """The first `count` factors of one fixed sequence."""
     return np.random.default_rng(0).integers(-(1 << 63), 1 << 63, count, dtype=np.int64)

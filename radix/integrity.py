@@ -1,21 +1,18 @@
-"""The books of the cache, recounted from scratch."""
+"""Conservation checks: every count that the cache keeps, compared with a recount from scratch."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from ramify.radix.key import TOKEN_BYTES, first_token
 from ramify.radix.lease import LeaseBook
+from ramify.radix.lock import PrefixLock
 from ramify.radix.node import Node, Root
 from ramify.radix.pages import PagePool
 from ramify.radix.stats import ConservationError
 from ramify.radix.tree import RadixTree
 from ramify.radix.usage import Usage
-
-if TYPE_CHECKING:
-    from ramify.radix.cache import PrefixLock
 
 
 def verify(
@@ -26,7 +23,7 @@ def verify(
     private: set[int],
     locks: Iterable[PrefixLock],
 ) -> None:
-    """Raise `ConservationError` with all that does not balance. O(tokens and pages in the tree)."""
+    """Raise `ConservationError` naming every violation. Costs O(tokens and pages in the tree)."""
     nodes = list(tree.nodes())
     wrong: list[str] = []
     for node in nodes:
@@ -45,7 +42,7 @@ def _name(node: Node) -> str:
 
 
 def _shape(node: Node, page_size: int) -> list[str]:
-    """Edges, borders and page counts."""
+    """A node's edge, its place below its parent, and its number of pages."""
     wrong = []
     parent = node.parent
     if isinstance(node, Root):
@@ -70,7 +67,7 @@ def _shape(node: Node, page_size: int) -> list[str]:
 
 
 def _is_lent(node: Node, page_size: int) -> bool:
-    """Whether an ancestor accounts for the head page of `node` and has it in the same slot."""
+    """Whether an ancestor owns the first page of `node` and has it in the same slot."""
     slot = node.start // page_size
     step = node.parent
     while step is not None and step.pages and -(-step.end // page_size) - 1 == slot:
@@ -81,7 +78,7 @@ def _is_lent(node: Node, page_size: int) -> bool:
 
 
 def _ownership(nodes: list[Node], pool: PagePool, private: set[int]) -> list[str]:
-    """Every page is free, private, or accounted for by one node."""
+    """Every page is free, private, or owned by one node."""
     owners: Counter[int] = Counter(pool.free_pages)
     owners.update(private)
     for node in nodes:
@@ -97,7 +94,7 @@ def _ownership(nodes: list[Node], pool: PagePool, private: set[int]) -> list[str
 
 
 def _claims(nodes: list[Node], leases: LeaseBook, locks: Iterable[PrefixLock]) -> list[str]:
-    """Locks and leases on each node are those that end there or below."""
+    """A node's counts of locks and leases equal the number of locks and leases that end there or below."""
     locked: Counter[Node | None] = Counter(lock.node for lock in locks)
     leased = Counter({node: leases.at(node) for node in nodes if leases.at(node)})
     wrong = []
@@ -116,7 +113,7 @@ def _claims(nodes: list[Node], leases: LeaseBook, locks: Iterable[PrefixLock]) -
 
 
 def _usage(nodes: list[Node], usage: Usage) -> list[str]:
-    """The page counts, and the queue of leaves."""
+    """The page counts by state, and the eviction queue."""
     pages: Counter[str] = Counter()
     for node in nodes:
         pages["locked" if node.locks else "leased" if node.leases else "evictable"] += node.owned
@@ -130,7 +127,7 @@ def _usage(nodes: list[Node], usage: Usage) -> list[str]:
         if counted != pages[state]
     ]
     idle = {node for node in nodes if node.parent is not None and not node.locks and not node.children}
-    queued = {node for node in nodes if node.ticket}
+    queued = {node for node in nodes if node.queue_entry}
     if idle != queued or len(idle) != len(usage.queue):
         wrong.append(f"{len(usage.queue)} leaves are queued for eviction, {len(idle)} can be evicted")
     wrong += [f"{_name(node)} is queued as if its lease were different" for node in usage.queue.misfiled()]
@@ -138,14 +135,14 @@ def _usage(nodes: list[Node], usage: Usage) -> list[str]:
 
 
 def _lock(lock: PrefixLock, tree: RadixTree, private: set[int]) -> list[str]:
-    """The hold's pages are those of its path, but for a page of its own in a partial last slot."""
+    """The lock's pages are those of its path, except for a private page in a partial last slot."""
     node = lock.node
     if node is None or node.end != lock.length:
-        return [f"a hold of {lock.length} tokens is on {'nothing' if node is None else _name(node)}"]
+        return [f"a lock of {lock.length} tokens is on {'nothing' if node is None else _name(node)}"]
     whole = lock.length // tree.page_size
     wrong = []
     if lock.pages[:whole] != tree.path_pages(node)[:whole]:
-        wrong.append(f"the table of a hold on {_name(node)} is not that of its path")
+        wrong.append(f"the pages of a lock on {_name(node)} are not those of its path")
     if lock.private_from not in (whole, -(-lock.length // tree.page_size)):
-        wrong.append(f"a hold of {lock.length} tokens has private pages from slot {lock.private_from} on")
+        wrong.append(f"a lock of {lock.length} tokens has private pages from slot {lock.private_from} on")
     return wrong

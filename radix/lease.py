@@ -1,4 +1,15 @@
-"""Leases: a program will come back for a prefix, so its pages go last, and those it needs last go first."""
+"""Leases: a program will come back for a prefix, so eviction takes it last, by expected time of reuse.
+
+Example, with the clock at 100 s:
+
+    A leases prefix x for 60 s, needed in 5 s       expected reuse at 105 s
+    B leases prefix y for 60 s, needed in 20 s      expected reuse at 120 s
+    at 101 s pages are short                        unleased leaves go first, then y (needed last), then x
+    at 112 s pages are short again, A is overdue    x is expected at 112 + IMPATIENCE * 12 = 118 s
+    at 160 s                                        both leases expire; x and y are evictable like any leaf
+
+When a leased leaf is evicted its lease moves to the parent node and goes on covering the rest of the prefix.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +23,7 @@ from typing import TypeVar
 from ramify.radix.node import Node
 
 IMPATIENCE = 0.5
-"""A wait that has taken longer than was expected is expected to take half as long again as it has."""
+"""An overdue owner that has been away for t seconds is expected in another IMPATIENCE * t seconds."""
 
 K = TypeVar("K")
 L = TypeVar("L")
@@ -20,25 +31,25 @@ L = TypeVar("L")
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Lease:
-    """`owner` wants the path to `node` until the clock shows `expires` (seconds)."""
+    """`owner` wants the path to `node` until the clock reads `expires` (seconds)."""
 
     owner: str
     part: str
-    """Which of the owner's: a branch of a program. Leases of one part stand in for each other."""
+    """Which of the owner's leases: a branch of a program. A longer lease of a part replaces a shorter one."""
     node: Node | None
     """None once the lease has ended."""
     expires: float
     since: float
-    """When `needed` was estimated first."""
+    """The clock when the owner last said when it needs the lease."""
     needed: float
-    """When the owner is expected to come back, by the clock; infinite where nobody knows."""
+    """The clock when the owner is expected to come back; infinite if unknown."""
 
 
 class LeaseBook:
-    """Who leases what until when, and when it is needed.
+    """All leases, by owner, by node, by expiry and by expected time of reuse.
 
-    One lease per part of an owner and node, and none that a longer one covers. Knows nothing of counts:
-    methods return the leases that have ended, with the node they were on.
+    At most one lease per owner, part and node; a lease that a longer one of the same part covers is ended.
+    The book does not touch the counts on nodes: methods return the nodes of the leases that have ended.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -46,9 +57,9 @@ class LeaseBook:
         self._by_owner: dict[str, dict[str, dict[Node, Lease]]] = {}
         self._by_node: dict[Node, dict[tuple[str, str], Lease]] = {}
         self._expiry: list[tuple[float, int, Lease]] = []
-        """A heap with one entry for each live lease, at or before its expiry, and some ended ones."""
-        self._waits: list[tuple[float, int, Lease]] = []
-        """A heap by `needed`; entries that do not say when their lease is needed now are stale."""
+        """A heap with one entry for each live lease, at or before its expiry, and entries of ended leases."""
+        self._needs: list[tuple[float, int, Lease]] = []
+        """A heap by `needed`; an entry whose time differs from its lease's is stale."""
         self._numbers = itertools.count()
         self._live = 0
 
@@ -56,25 +67,25 @@ class LeaseBook:
         return self._live
 
     def at(self, node: Node) -> int:
-        """Leases that end at `node`."""
+        """Number of leases that end at `node`."""
         return len(self._by_node.get(node, ()))
 
     def owners(self, node: Node) -> Iterable[str]:
-        """Whose leases end at `node`."""
+        """The owners of the leases that end at `node`, each once."""
         return dict.fromkeys(owner for owner, _ in self._by_node.get(node, ()))
 
     def needed(self, node: Node) -> float | None:
-        """When the first of those who lease `node` itself is expected; None where nobody does."""
+        """The earliest `needed` of the leases that end at `node`; None if there is no such lease."""
         leases = self._by_node.get(node)
         return min(lease.needed for lease in leases.values()) if leases else None
 
     def take(
         self, node: Node, owner: str, seconds: float, needed_in: float = math.inf, part: str = ""
     ) -> tuple[bool, list[Node]]:
-        """Lease the path to `node`; a lease that `owner` has there for this part is never shortened.
+        """Lease the path to `node`. An existing lease of the same owner, part and node is never shortened.
 
-        Returns whether this is a new lease, and the nodes above at which a lease of the same part ended
-        because the new one covers it.
+        Returns whether the lease is new, and the nodes above `node` at which a lease of the same part has
+        ended because this one covers it.
         """
         now = self._clock()
         expires = now + seconds
@@ -90,13 +101,12 @@ class LeaseBook:
         while above is not None and owned:
             old = owned.get(above)
             if old is not None and old.expires <= expires:
-                covered.append(above)
-                self._end(old)
+                covered.append(self._end(old))
             above = above.parent
         return lease is None, covered
 
     def expect(self, owner: str, part: str, needed_in: float) -> list[Node]:
-        """The leases of a part are needed in so many seconds from now. Returns where they are."""
+        """The leases of a part are needed in `needed_in` seconds. Returns their nodes."""
         now = self._clock()
         owned = self._by_owner.get(owner, {}).get(part, {})
         for lease in owned.values():
@@ -104,21 +114,21 @@ class LeaseBook:
         return list(owned)
 
     def reconsider(self) -> list[Node]:
-        """Expect those later who have not come when they were expected. Returns where they are.
+        """Postpone the leases whose expected time has passed (`IMPATIENCE`). Returns their nodes.
 
-        Not those who were expected at once: they are here, and wait for room.
+        Leases that were needed at once (`needed_in` 0) stay first: their owner is waiting for pages.
         """
         now, late = self._clock(), []
-        while self._waits and self._waits[0][0] < now:
-            needed, _, lease = heappop(self._waits)
+        while self._needs and self._needs[0][0] < now:
+            needed, _, lease = heappop(self._needs)
             if lease.node is not None and lease.needed == needed:
                 late.append(lease.node)
                 lease.needed = now + IMPATIENCE * (now - lease.since)
-                heappush(self._waits, (lease.needed, next(self._numbers), lease))
+                heappush(self._needs, (lease.needed, next(self._numbers), lease))
         return late
 
     def expire(self) -> list[Node]:
-        """End the leases whose time is over."""
+        """End the leases that have expired. Returns their nodes."""
         if not self._expiry:
             return []
         ended = []
@@ -130,26 +140,20 @@ class LeaseBook:
             if lease.expires > now:  # renewed since it was queued
                 heappush(self._expiry, (lease.expires, next(self._numbers), lease))
             else:
-                ended.append(lease.node)
-                self._end(lease)
+                ended.append(self._end(lease))
         return ended
 
     def end(self, owner: str, part: str | None = None) -> list[Node]:
-        """End all leases of `owner`, or those of one part."""
+        """End all leases of `owner`, or those of one part. Returns their nodes."""
         parts = self._by_owner.get(owner, {})
         found = parts.values() if part is None else [parts.get(part, {})]
-        leases = [lease for owned in found for lease in owned.values()]
-        ended = []
-        for lease in leases:
-            assert lease.node is not None
-            ended.append(lease.node)
-            self._end(lease)
-        return ended
+        return [self._end(lease) for lease in [lease for owned in found for lease in owned.values()]]
 
     def retreat(self, leaf: Node) -> int:
-        """`leaf` is to leave the tree: its leases move to its parent and go on covering what is left.
+        """Move the leases of `leaf`, which is about to leave the tree, to its parent.
 
-        Returns how many ended instead: there is no token left, or the same part has a lease there already.
+        Returns the number of leases that ended instead: the parent is a root, or the same part has a lease
+        there already, which then takes the later expiry and the earlier time of reuse.
         """
         parent = leaf.parent
         assert parent is not None
@@ -183,16 +187,17 @@ class LeaseBook:
     def _estimate(self, lease: Lease, since: float, needed: float) -> None:
         lease.since, lease.needed = since, needed
         if since < needed < math.inf:
-            heappush(self._waits, (needed, next(self._numbers), lease))
-            if len(self._waits) > 2 * self._live + 64:
-                self._waits = [
+            heappush(self._needs, (needed, next(self._numbers), lease))
+            if len(self._needs) > 2 * self._live + 64:
+                self._needs = [
                     entry
-                    for entry in self._waits
+                    for entry in self._needs
                     if entry[2].node is not None and entry[2].needed == entry[0]
                 ]
-                heapify(self._waits)
+                heapify(self._needs)
 
-    def _end(self, lease: Lease) -> None:
+    def _end(self, lease: Lease) -> Node:
+        """End `lease` and return its node."""
         node = lease.node
         assert node is not None
         lease.node = None
@@ -202,6 +207,7 @@ class LeaseBook:
         if not parts:
             del self._by_owner[lease.owner]
         _remove(self._by_node, node, (lease.owner, lease.part))
+        return node
 
 
 def _remove(index: dict[K, dict[L, Lease]], key: K, subkey: L) -> None:

@@ -1,9 +1,10 @@
-"""The prefix cache that shares nothing: a baseline, an oracle, and the way to switch sharing off."""
+"""A prefix cache that shares nothing: a baseline, a test oracle, and the way to switch sharing off."""
 
 from __future__ import annotations
 
-from ramify.radix.cache import Committed, Match, PrefixCache, PrefixLock
+from ramify.radix.cache import PrefixCache
 from ramify.radix.key import Tokens
+from ramify.radix.lock import Committed, Match, PrefixLock
 
 
 class NaiveCache(PrefixCache):
@@ -14,6 +15,6 @@ class NaiveCache(PrefixCache):
         return super().match(tokens[:0], scope, limit)
 
     def commit(self, lock: PrefixLock, tokens: Tokens, pages: list[int]) -> Committed:
-        """Keeps nothing: the hold stays empty, and the table is returned as it is."""
+        """Keeps nothing: the lock stays empty, and the table is returned unchanged."""
         self._checked(lock, tokens, pages)
         return Committed(list(pages), lock.private_from)

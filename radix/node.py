@@ -8,15 +8,15 @@ _NO_CHILDREN: dict[int, Node] = {}  # shared by all leaves, never written: an em
 
 
 class Node:
-    """The edge that leads to a node, and the node. It covers tokens ``[start, end)`` of its sequence.
+    """A node and the edge that leads to it. The edge covers tokens ``[start, end)`` of a sequence.
 
-    `pages` are those of slots ``start // P … (end - 1) // P``. Where `start` is not a multiple of the
-    page size P, the first of these slots also belongs to an ancestor, and on a path the deepest node
-    that has a slot says which page it is. That page holds the slot's earlier tokens as well: it is
-    either this node's own copy, or (`borrows_head`) a page that an ancestor accounts for.
+    `pages` are the pages of slots ``start // P`` to ``(end - 1) // P``, P being the page size. If `start` is
+    not a multiple of P, the first of these slots also belongs to an ancestor; along a path the deepest node
+    with a slot decides its page. The page of such a shared slot holds the slot's earlier tokens too. It is
+    either this node's own copy or, with `borrows_head`, the ancestor's page.
 
-    Every page is accounted for by one node, the topmost that has it. That needs no reference counts:
-    a lock or a lease on a node is also on all of its ancestors, and leaves are evicted first.
+    Every page is owned by one node, the topmost that has it. No reference counts are needed: a lock or a
+    lease on a node is also on all of its ancestors, and leaves are evicted first.
     """
 
     __slots__ = (
@@ -28,8 +28,8 @@ class Node:
         "locks",
         "pages",
         "parent",
+        "queue_entry",
         "start",
-        "ticket",
         "tokens",
     )
 
@@ -46,15 +46,15 @@ class Node:
         self.children = _NO_CHILDREN
         """By first token. Written by `adopt` and `disown` only."""
         self.locks = 0
-        """Holds that end here or below."""
+        """Locks that end here or below."""
         self.leases = 0
         """Leases that end here or below."""
         self.last_used = 0
-        """Number of the release that last had this node on its path."""
-        self.ticket = 0
-        """Of the live entry in the eviction queue; 0 when not queued."""
+        """Sequence number of the last release of a path through this node."""
+        self.queue_entry = 0
+        """Id of the live entry in the eviction queue; 0 when not queued."""
         self.digest: int | None = None
-        """Of the tokens up to `end`, once an eviction has asked for it (`ramify.radix.evicted`)."""
+        """Digest of tokens ``[0, end)``, computed at the first eviction below (`ramify.radix.evicted`)."""
 
     @property
     def end(self) -> int:
@@ -62,7 +62,7 @@ class Node:
 
     @property
     def owned(self) -> int:
-        """Pages that this node accounts for."""
+        """Number of pages that this node owns."""
         return len(self.pages) - self.borrows_head
 
     @property
@@ -70,14 +70,14 @@ class Node:
         return self.pages[1:] if self.borrows_head else self.pages
 
     def adopt(self, first: int, child: Node) -> None:
-        """Make `child`, whose first token is `first`, a child, in the place of one with that token."""
+        """Make `child`, whose first token is `first`, a child; replaces one with the same first token."""
         if self.children is _NO_CHILDREN:
             self.children = {}
         self.children[first] = child
         child.parent = self
 
     def disown(self, first: int) -> None:
-        """Take the child with that first token out of the tree."""
+        """Take the child with first token `first` out of the tree."""
         self.children.pop(first).parent = None
         if not self.children:
             self.children = _NO_CHILDREN

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 
 
 class PagePool:
-    """Hands out the page numbers ``0 … num_pages - 1`` and takes them back. Both cost O(pages moved)."""
+    """Allocates the page numbers 0 to ``num_pages - 1``. Allocating and freeing n pages cost O(n)."""
 
     def __init__(self, num_pages: int) -> None:
         if num_pages < 1:
@@ -16,7 +17,7 @@ class PagePool:
         self._taken: set[int] = set()
 
     def __len__(self) -> int:
-        """Pages that are free."""
+        """Number of free pages."""
         return len(self._free)
 
     @property
@@ -24,7 +25,7 @@ class PagePool:
         return frozenset(self._free)
 
     def allocate(self, n: int) -> list[int]:
-        """`n` pages. Raises `ValueError`, and takes nothing, where fewer are free."""
+        """`n` pages. Raises `ValueError`, and takes none, if fewer are free."""
         if not 0 <= n <= len(self._free):
             raise ValueError(f"{n} pages asked for; {len(self._free)} are free.")
         if n == 0:
@@ -35,21 +36,11 @@ class PagePool:
         return pages
 
     def free(self, pages: Collection[int]) -> None:
-        """Take `pages` back. Raises `ValueError`, and takes none, where one is not handed out."""
+        """Take `pages` back. Raises `ValueError`, and takes none, for pages not handed out or named twice."""
         returned = set(pages)
         if len(returned) != len(pages) or not returned <= self._taken:
-            raise ValueError(
-                f"Pages freed that are not handed out, or freed twice: {_wrong(pages, self._taken)}."
-            )
+            counts = Counter(pages)
+            wrong = [page for page, count in counts.items() if count > 1 or page not in self._taken]
+            raise ValueError(f"Pages freed that are not handed out, or freed twice: {wrong}.")
         self._taken -= returned
         self._free.extend(pages)
-
-
-def _wrong(pages: Collection[int], allowed: set[int]) -> list[int]:
-    seen: set[int] = set()
-    wrong = []
-    for page in pages:
-        if page in seen or page not in allowed:
-            wrong.append(page)
-        seen.add(page)
-    return wrong

@@ -1,4 +1,4 @@
-"""A part of the tree for people to look at: what is in use first, then what was used last."""
+"""A sample of the tree for dashboards: nodes in use first, then the most recently used ones."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from ramify.radix.node import Node
 from ramify.radix.tree import RadixTree
 
 OWNERS = 4
-"""Leases of one node that are named."""
+"""Most owners of leases that a `NodeView` names."""
 
 
 @dataclasses.dataclass(slots=True)
 class NodeView:
-    """A node as it is now. `parent` is its place in the list, -1 for a root."""
+    """A node at the time of the snapshot. `parent` is its parent's index in the list, -1 for a root."""
 
     parent: int
     start: int
     tokens: int
     pages: int
-    """Those that it accounts for."""
+    """Number of pages that the node owns."""
     state: Literal["in_use", "leased", "evictable"]
     locks: int
     owners: tuple[str, ...]
-    """At most `OWNERS` of those whose leases end here."""
+    """At most `OWNERS` owners of leases that end here."""
     hidden: int = 0
-    """Children that are not in the list."""
+    """Number of children that are not in the list."""
 
 
 def snapshot(tree: RadixTree, owners: Callable[[Node], Iterable[str]], most: int) -> list[NodeView]:
-    """At most `most` nodes, parents before their children, in O(most * log most) whatever the tree's size.
+    """At most `most` nodes, parents before their children, in O(most * log most) at any size of the tree.
 
-    Of a node with more children than that, the newest are looked at.
+    Looks at no more than the `most` newest children of a node, and at 4 * `most` nodes in all.
     """
     views: list[NodeView] = []
     heap: list[tuple[bool, int, int, Node, int]] = []

@@ -1,4 +1,4 @@
-"""How many pages are where."""
+"""Page counts by state, and the error of a failed conservation check."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PageCounts:
-    """Conservation: free + evictable + leased + in_use == total. `evicted` counts since the start."""
+    """Pages by state: free + evictable + leased + in_use == total. `evicted` counts since the start."""
 
     free: int
     evictable: int
-    """In the tree; no running request and no live lease needs them."""
+    """In the tree, without a lock or a lease."""
     leased: int
-    """In the tree, kept for a program that will come back; given up only when nothing is evictable."""
+    """In the tree, leased and without a lock; evicted only when nothing else is evictable."""
     in_use: int
     """Locked in the tree by running requests, or private to one."""
     total: int
@@ -21,4 +21,4 @@ class PageCounts:
 
 
 class ConservationError(RuntimeError):
-    """The books of the cache do not balance: a defect in the cache, or a caller that broke its rules."""
+    """The page counts contradict each other: a defect in the cache, or a caller that broke its rules."""

@@ -1,4 +1,4 @@
-"""The tree of a set of token sequences: how many distinct tokens they are."""
+"""The token tree (trie) of a set of sequences: how many distinct tokens the sequences have together."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from ramify.radix.tree import RadixTree
 
 
 class TokenTree:
-    """Knows the prefixes of all sequences that were inserted. Holds each distinct token once."""
+    """A trie of the inserted sequences, compressed as a radix tree."""
 
     def __init__(self) -> None:
         self._tree = RadixTree(page_size=1)
         self.tokens = 0
-        """Distinct tokens: those that differ in themselves or in what comes before them."""
+        """Nodes of the trie: two tokens are one if they and all tokens before them are equal."""
 
     def insert(self, tokens: Tokens) -> int:
-        """Insert `tokens` (n,). Returns how many of them, from the first on, were known. Costs O(n)."""
+        """Insert `tokens` (n,). Returns the length of the prefix that was in the tree. Costs O(n)."""
         key = encode(tokens)
         node, matched = self._tree.walk(self._tree.root(""), key)
         known = matched // TOKEN_BYTES

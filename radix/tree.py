@@ -1,8 +1,11 @@
-"""The shape of the prefix tree: finding, cutting, growing and joining nodes. Who may go is not known here."""
+"""The shape of the prefix tree: matching, splitting, appending and joining nodes.
+
+Locks, leases and the order of eviction are decided elsewhere; the tree copies the counts that nodes carry.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from ramify.radix.key import TOKEN_BYTES, first_token, ids, shared_bytes
@@ -10,7 +13,10 @@ from ramify.radix.node import Node, Root
 
 
 class RadixTree:
-    """One root per cache scope. `version` changes whenever a node is cut, added, joined or removed."""
+    """A radix tree of token sequences, with one root per cache scope.
+
+    `version` changes whenever a node is split, trimmed, added, joined or removed.
+    """
 
     def __init__(self, page_size: int) -> None:
         if page_size < 1:
@@ -20,7 +26,7 @@ class RadixTree:
         self.roots: dict[str, Root] = {}
 
     def root(self, scope: str) -> Root:
-        """The root of `scope`, made where there is none."""
+        """The root of `scope`, created if there is none."""
         root = self.roots.get(scope)
         if root is None:
             root = self.roots[scope] = Root(scope)
@@ -35,10 +41,10 @@ class RadixTree:
             stack.extend(node.children.values())
 
     def walk(self, node: Node, key: bytes) -> tuple[Node, int]:
-        """Follow `key` down from the end of `node`; changes nothing.
+        """Match `key` against the edges below `node`; changes nothing.
 
-        Returns the deepest node that shares a token with it (`node` itself if none does), and how many
-        bytes of `key` match; the last of them may lie within that node.
+        Returns the deepest node that shares a token with `key` (`node` itself if none does) and the number
+        of bytes of `key` that match. The match may end inside that node.
         """
         firsts = ids(key)
         position, size = 0, len(key)
@@ -54,28 +60,33 @@ class RadixTree:
         return node, position
 
     def following(self, node: Node, position: int, count: int) -> list[int]:
-        """At most `count` tokens from `position` on, which is in `node`, down the nodes used last."""
+        """At most `count` tokens from `position`, which lies in `node`, down the most recently used nodes."""
         found = ids(node.tokens)[position - node.start :][:count].tolist()
         while len(found) < count and node.children:
             node = max(node.children.values(), key=attrgetter("last_used"))
             found += ids(node.tokens)[: count - len(found)].tolist()
         return found
 
-    def path_pages(self, node: Node) -> list[int]:
-        """The page of every slot of ``[0, node.end)``."""
+    def path_pages(self, node: Node, above: Node | None = None, table: Sequence[int] = ()) -> list[int]:
+        """The page of every slot of ``[0, node.end)``.
+
+        With `above`, an ancestor, only the path below it is read: `table` has the pages of earlier slots.
+        """
         path = []
-        while node.parent is not None:
-            path.append(node)
-            node = node.parent
-        pages: list[int] = []
-        for node in reversed(path):
-            pages[node.start // self.page_size :] = node.pages
+        step: Node | None = node
+        while step is not above:
+            assert step is not None
+            path.append(step)
+            step = step.parent
+        pages = list(table)
+        for step in reversed(path):
+            pages[step.start // self.page_size :] = step.pages
         return pages
 
     def split(self, node: Node, at: int) -> Node:
-        """Cut `node` before token `at`, ``start < at < end``, and return the new upper part.
+        """Split `node` before token `at`, ``start < at < end``, and return the new upper part.
 
-        `node` stays the lower part, so that what ends at its end still does.
+        `node` becomes the lower part, so locks and leases that end at its end stay valid.
         """
         parent = node.parent
         assert parent is not None
@@ -137,11 +148,11 @@ class RadixTree:
             self.version += 1
 
     def join(self, child: Node) -> tuple[int, ...] | None:
-        """Let `child` absorb its parent where nothing tells the two apart any more.
+        """Let `child` absorb its parent if it is the only child and both have the same locks and leases.
 
-        That is where the same holds and leases need both; the caller sees to it that both were last used
-        together. Keeps paths as short as the branches that are left. Returns the pages that are no longer
-        needed: none, or the parent's copy of the page in which they meet; None where they cannot be joined.
+        The caller makes sure that both were last used together. Undoes splits whose other branch is gone, so
+        that paths stay short. Returns the pages that are no longer needed: none, or the parent's copy of the
+        page of the slot in which the nodes meet. Returns None if the nodes cannot be joined.
         """
         parent = child.parent
         assert parent is not None
@@ -174,10 +185,10 @@ class RadixTree:
         return spare
 
     def _supersedes(self, child: Node) -> bool:
-        """Whether nobody but `child`'s parent needs the parent's page of the slot in which they meet.
+        """Whether the parent's page of the slot in which `child` and its parent meet can be freed.
 
-        `child` has a copy of its own. The parent's page may still be in the table of a request that runs
-        through both, and may be borrowed by nodes below `child` that begin in that slot.
+        `child` has its own copy. The parent's page is still needed if it is in the page table of a request
+        that locks `child`, or if nodes below `child` begin in that slot and borrow the page.
         """
         slot_end = (child.start // self.page_size + 1) * self.page_size
         return not (child.borrows_head or child.locks) and (not child.children or child.end >= slot_end)

@@ -1,4 +1,4 @@
-"""Which tree pages are in use, leased or evictable: kept up to date along the paths that change."""
+"""Page counts of the tree by state (in use, leased, evictable), updated along the paths that change."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ramify.radix.node import Node
 
 
 class Usage:
-    """Counts locks and leases on nodes, the pages in each state, and queues the leaves that may go.
+    """Counts locks and leases on nodes and the pages in each state; queues leaves that can be evicted.
 
-    A node is in use while it has locks, else leased while it has leases, else evictable. Both are
-    counted on every node of a path, so a parent is never less needed than its child. Each call costs
-    O(nodes on the path).
+    A node is in use if it has locks, else leased if it has leases, else evictable. A lock or lease counts on
+    every node of its path, so a parent's state is never below its child's. Each call costs O(nodes on the
+    path).
     """
 
     def __init__(self, policy: EvictionPolicy, needed: Callable[[Node], float | None]) -> None:
@@ -24,7 +24,7 @@ class Usage:
         self._releases = 0
 
     def lock(self, node: Node, above: Node | None) -> None:
-        """Lock the path from below `above` (None: from the root on) to `node`."""
+        """Lock the path to `node` from below `above`, or from the root if `above` is None."""
         step: Node | None = node
         while step is not above:
             assert step is not None
@@ -36,7 +36,7 @@ class Usage:
             step = step.parent
 
     def unlock(self, node: Node) -> None:
-        """Take one lock off the path from the root to `node`, which is now the most recently used."""
+        """Remove one lock from the path from the root to `node`, which is now the most recently used."""
         self._releases += 1
         step: Node | None = node
         while step is not None:
@@ -49,11 +49,11 @@ class Usage:
             step = step.parent
 
     def lease(self, node: Node) -> None:
-        """Put one lease on the path from the root to `node`."""
+        """Add one lease to the path from the root to `node`."""
         self._change_leases(node, 1)
 
     def unlease(self, node: Node) -> None:
-        """Take one lease off the path from the root to `node`."""
+        """Remove one lease from the path from the root to `node`."""
         self._change_leases(node, -1)
 
     def offer(self, node: Node) -> None:
@@ -62,11 +62,11 @@ class Usage:
             self.queue.push(node)
 
     def add(self, node: Node) -> None:
-        """The pages of `node`, which nobody uses yet, enter the tree."""
+        """Count the pages of `node`, a new node without a lock."""
         self._count(node, 1)
 
     def drop(self, node: Node, pages: int) -> None:
-        """`pages` of `node`, which nobody uses, leave the tree."""
+        """Subtract `pages` pages of `node`, which has no lock and gives them up."""
         if node.leases:
             self.leased_pages -= pages
         else:
@@ -85,8 +85,5 @@ class Usage:
         self.offer(node)
 
     def _count(self, node: Node, sign: int) -> None:
-        """Add (1) or take away (-1) the pages of `node` in the state that it has without locks."""
-        if node.leases:
-            self.leased_pages += sign * node.owned
-        else:
-            self.evictable_pages += sign * node.owned
+        """Add (sign 1) or subtract (-1) the pages of `node` in its state without locks."""
+        self.drop(node, -sign * node.owned)

@@ -1,23 +1,18 @@
 """Kernels for x86-64 and Arm processors, compiled on the machine by numba's LLVM.
 
-Common ground:
-    compiler        signatures, the cache on disk, what a machine must have
-    simd, dots      vectors of float32, and dots of bfloat16 pairs
-    team, fork      torch's thread pool, and calls on it from inside kernels
-    arena           working memory
+Operations, each a twin of the one in `kernels.reference`:
+    attention           paged attention, divided among a team of threads
+    linear              products with packed weights
+    linear_masked       the same, for only the outputs that masks allow
+    norm, rope, kv_store, logits, sampling
+    layer_stack         all layers of a step in one call of these kernels
 
-Attention:
-    attention       paged attention, shared out to threads
-    attention_plan  which queries share a tile, and what the tile reads
-    attention_tile  one tile
-    tiles           its two inner loops
+Inside attention:
+    attention_plan      which queries share a tile, and which blocks the tile reads; the cascade
+    attention_records   the arguments, work items and segments that threads share
+    attention_tile      one work item: copy keys and values, multiply
+    attention_softmax   the online softmax of a tile
+    attention_loops     its two inner loops in LLVM code
 
-Products with packed weights:
-    linear          shared out to threads
-    linear_masked   only the outputs that a mask asks for
-    linear_items    one thread's share
-    linear_rows     the rows of x as the inner loops read them
-    linear_tiles, linear_int8, linear_code   the inner loops: floats, int8, and what both share
-
-The rest: norm, rope, kv_store, logits, sampling; and layer_stack, all layers of a step in one call.
+Inside products: `packed_linear`. What all kernels are built with: `codegen`.
 """

@@ -1,16 +1,17 @@
 """Attention over paged keys and values: reads pages in place, mixes prefill chunks and decodes.
 
-The new tokens of a sequence and the query heads of one KV head make up rows. A work item is a tile of rows
-and one KV head. It walks over blocks of BLOCK positions: the block's keys are copied once, widened and
-transposed, its values widened; all rows of the tile use them from the cache. Per block and row there is a
-softmax of its own (maximum, sum, weighted values), and blocks are merged in ascending order by the online
-softmax (arXiv 1805.02867, 2205.14135). Sequences that begin with the same pages may share a tile, which then
-reads those pages once (`attention_plan.py`). Where items are fewer than threads can share evenly, they are
-split into runs of blocks (arXiv 2311.01282), whose results are merged in the same order afterwards.
+A row is one query head of one new token. A work item is a tile of rows and the KV head that they share. It
+walks over the KV cache in blocks of BLOCK positions. The block's keys are copied once, widened to float32 and
+transposed; its values are widened; all rows of the tile then use them from the processor's cache. Each block
+gives each row a softmax state (maximum, sum, weighted values), and the states are merged in ascending order
+of blocks by the online softmax (arXiv 1805.02867, 2205.14135).
 
-So every number of the output comes from the same operations in the same order however a row is batched,
-tiled, chunked or split: it is the same bit for bit alone or in a batch, with a cascade or without, prefilled
-whole, in chunks or decoded, and with any number of threads.
+Sequences that begin with the same pages may share a tile, which reads those pages once (cascade attention,
+`attention_plan.py`). If there are too few items for the threads, items are split into ranges of blocks (split
+KV, arXiv 2311.01282), and their states are merged afterwards in the same order.
+
+So every number of the output comes from the same operations in the same order. The bits are the same alone or
+in a batch, with or without a cascade, prefilled whole, in chunks or decoded, and with any number of threads.
 """
 
 from __future__ import annotations
@@ -37,41 +38,39 @@ from ramify.kernels.cpu.attention_plan import (
     tile_end,
     visible_blocks,
 )
-from ramify.kernels.cpu.attention_tile import (
+from ramify.kernels.cpu.attention_records import (
     BLOCK,
     FRAME,
     ITEM,
     SEGMENT,
-    attend,
-    clear,
     dots_of,
-    finish,
-    merge,
     partial_bytes,
     scratch_bytes,
-    up,
 )
+from ramify.kernels.cpu.attention_softmax import clear, finish, merge
+from ramify.kernels.cpu.attention_tile import attend
+from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.arena import Arena
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part, sources
-from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E, as_pointer, i32_at, i64_at, next_ticket, set_i64
-from ramify.kernels.cpu.codegen.team import fork_address
-from ramify.kernels.cpu.codegen.thread_team_calls import call_at, fork_at
+from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
+from ramify.kernels.cpu.codegen.team import team_entry
+from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
 
 SERIAL_WORK = 20_000
-"""Below so many vector operations (a few us) one thread is done before a second would help."""
+"""Vector operations (a few us of work) below which a second thread would not help."""
 
 
 def _build_body(sources: str) -> Any:
     @callback(types.void(types.voidptr))
     def body(data):  # type: ignore[no-untyped-def]
-        """What each thread does: take items until there are none."""
+        """The body of each thread: take items until none are left."""
         sources  # noqa: B018
         frame = carray(data, 1, FRAME)[0]
-        scratch = frame.scratch + next_ticket(frame.counters + 64) * frame.scratch_bytes
-        index = next_ticket(frame.counters)
+        scratch = frame.scratch + vl.fetch_increment(frame.counters + 64) * frame.scratch_bytes
+        index = vl.fetch_increment(frame.counters)
         while index < frame.item_count:
-            attend(frame, carray(as_pointer(frame.items), frame.item_count, ITEM)[index], scratch)
-            index = next_ticket(frame.counters)
+            attend(frame, carray(vl.as_pointer(frame.items), frame.item_count, ITEM)[index], scratch)
+            index = vl.fetch_increment(frame.counters)
 
     return body
 
@@ -82,7 +81,7 @@ _COUNTER_BYTES = 128
 
 @part
 def _merge_split_items(frame, items, count):  # type: ignore[no-untyped-def]
-    """Merge the blocks of each split tile in ascending order and write its output."""
+    """Merge the block states of each split tile in ascending order and write the tile's output."""
     total = frame.scratch
     index = 0
     while index < count:
@@ -92,7 +91,7 @@ def _merge_split_items(frame, items, count):  # type: ignore[no-untyped-def]
         block = item.partial
         same = True
         while same:
-            segment = carray(as_pointer(items[index].segments), 1, SEGMENT)[0]
+            segment = carray(vl.as_pointer(items[index].segments), 1, SEGMENT)[0]
             for _ in range(segment.begin, segment.end):
                 merge(frame, block, rows, total, rows, 0)
                 block += partial_bytes(frame, rows)
@@ -105,19 +104,23 @@ def _merge_split_items(frame, items, count):  # type: ignore[no-untyped-def]
 
 @part
 def _fill_items(frame, items, segments, queries, stack, span, partial):  # type: ignore[no-untyped-def]
-    """Every tile of the call as work items, their segments and the list of queries; how many items."""
+    """Write all work items of the call, their segments and the list of queries; return the number of items.
+
+    span : most blocks of an item that is split
+    partial : memory for block states of split items; 0 if no item is split
+    """
     queries_an_item = max(1, ITEM_ROWS // frame.group)
     count, first = 0, 0
     while first < frame.sequences:
         end = first + 1
         if frame.cascade_rows > 0:
             end = tile_end(frame, first, frame.cascade_rows)
-        sequence = i64_at(frame.order + 8 * first)
+        sequence = vl.read_i64(frame.order + 8 * first)
         length = new_tokens(frame, sequence)
         if end > first + 1:
             tile = queries
             for index in range(first, end):
-                sequence = i64_at(frame.order + 8 * index)
+                sequence = vl.read_i64(frame.order + 8 * index)
                 queries = list_queries(frame, sequence, 0, new_tokens(frame, sequence), queries)
             found = fill_tree(frame, segments, tile, first, end, stack)
             for kv_head in range(frame.kv_heads):
@@ -129,16 +132,16 @@ def _fill_items(frame, items, segments, queries, stack, span, partial):  # type:
             segments += found * SEGMENT_BYTES
             first = end
             continue
-        # From the last tile on: it sees most, and long items are best started first.
+        # The last tile comes first: it sees the most positions, and long items are best started first.
         for number in range((length + queries_an_item - 1) // queries_an_item - 1, -1, -1):
             query = number * queries_an_item
             inside = min(queries_an_item, length - query)
             tile = queries
             queries = list_queries(frame, sequence, query, inside, queries)
-            begin, stop = visible_blocks(frame, i64_at(tile + 8), inside)
+            begin, stop = visible_blocks(frame, vl.read_i64(tile + 8), inside)
             runs = (stop - begin + span - 1) // span
             for run in range(runs):
-                segment = carray(as_pointer(segments + run * SEGMENT_BYTES), 1, SEGMENT)[0]
+                segment = carray(vl.as_pointer(segments + run * SEGMENT_BYTES), 1, SEGMENT)[0]
                 at = begin + run * span
                 table = frame.table + 4 * frame.table_width * sequence
                 fill_segment(frame, segment, tile, 0, inside, table, at, min(stop, at + span))
@@ -163,32 +166,33 @@ def _build_run(sources: str) -> Any:
         q, q_token, k, v, page_bytes, head_bytes, row_bytes, page_size, out, out_token,
         group, dim, bf16, kv_heads, sequences, starts, lens, table, table_width, window, capped, tokens,
         order, cascade, query_factor, score_factor,
-        threads, fork, body, arena, arena_bytes,
+        threads, team, body, arena, arena_bytes,
     ):  # fmt: skip
-        """0 when done; above 0, the bytes of arena that are needed; below 0, -1 - the wrong sequence."""
+        """Returns 0 when done; n > 0 if the arena must have n bytes; -1 - i if the lengths of sequence i are
+        wrong."""
         sources  # noqa: B018
-        frame = carray(as_pointer(arena), 1, FRAME)[0]
+        frame = carray(vl.as_pointer(arena), 1, FRAME)[0]
         frame.q, frame.q_token, frame.k, frame.v = q, q_token, k, v
         frame.page_bytes, frame.head_bytes, frame.row_bytes = page_bytes, head_bytes, row_bytes
         frame.page_size, frame.out, frame.out_token = page_size, out, out_token
         frame.group, frame.dim, frame.bf16 = group, dim, bf16
         frame.dots = dots_of(bf16, dim)
-        frame.value_row = 4 * up(dim, PANEL)
+        frame.value_row = 4 * vl.round_up(dim, PANEL)
         frame.window, frame.capped = window, capped
         frame.query_factor, frame.score_factor = query_factor, score_factor
         frame.kv_heads, frame.sequences, frame.starts, frame.lens = kv_heads, sequences, starts, lens
         frame.table, frame.table_width = table, table_width
         frame.order, frame.common = order, order + 8 * sequences
         queries_an_item = max(1, ITEM_ROWS // group)
-        # A last run of five rows is computed as six.
-        frame.rows = up(queries_an_item * group + 1, TILE_ROWS)
-        frame.scratch_bytes = up(scratch_bytes(frame), 64)
+        # A tile's last five rows are computed as six.
+        frame.rows = vl.round_up(queries_an_item * group + 1, TILE_ROWS)
+        frame.scratch_bytes = vl.round_up(scratch_bytes(frame), 64)
 
         count, blocks, work, listed = 0, 0, 0, 0
         for sequence in range(sequences):
-            first = i32_at(starts + 4 * sequence)
-            length = i32_at(starts + 4 * sequence + 4) - first
-            stored = i32_at(lens + 4 * sequence)
+            first = vl.read_i32(starts + 4 * sequence)
+            length = vl.read_i32(starts + 4 * sequence + 4) - first
+            stored = vl.read_i32(lens + 4 * sequence)
             if first < 0 or length < 0 or first + length > tokens:
                 return -1 - sequence
             if stored < length or stored > table_width * page_size:
@@ -212,32 +216,32 @@ def _build_run(sources: str) -> Any:
         if frame.cascade_rows == 0 and threads > 1 and count < ITEMS_A_THREAD * threads < blocks:
             span = max(1, blocks // (2 * ITEMS_A_THREAD * threads))
         split = span < blocks
-        counters = arena + up(_FRAME_BYTES, 64)
+        counters = arena + vl.round_up(_FRAME_BYTES, 64)
         scratch = counters + _COUNTER_BYTES
         items_at = scratch + threads * frame.scratch_bytes
         most = count + blocks // span if split else count
         segments = items_at + most * _ITEM_BYTES
         queries_at = segments + (most + 2 * sequences) * SEGMENT_BYTES
         stack = queries_at + listed * QUERY_BYTES
-        partial = up(stack + 24 * sequences + 24, 64)
+        partial = vl.round_up(stack + 24 * sequences + 24, 64)
         end_of_arena = partial
         if split:
-            end_of_arena += blocks * up(8 * frame.rows, 64) + blocks * frame.rows * frame.value_row
+            end_of_arena += blocks * vl.round_up(8 * frame.rows, 64) + blocks * frame.rows * frame.value_row
         if end_of_arena > arena + arena_bytes:
             return end_of_arena - arena
 
         frame.scratch, frame.blocks = scratch, 0
-        items = carray(as_pointer(items_at), most, ITEM)
+        items = carray(vl.as_pointer(items_at), most, ITEM)
         count = _fill_items(frame, items, segments, queries_at, stack, span, partial if split else 0)
         frame.items, frame.item_count = items_at, count
         frame.counters = counters
-        set_i64(counters, 0)
-        set_i64(counters + 64, 0)
+        vl.write_i64(counters, 0)
+        vl.write_i64(counters + 64, 0)
         frame.threads, frame.split = min(threads, count), split
         if frame.threads == 1:
-            call_at(body, arena)  # GOMP_parallel would set up a team of one: 0.8 us
+            call_address(body, arena)  # a team of one would cost 0.8 us
         else:
-            fork_at(fork, body, arena, frame.threads)
+            run_on_team(team, body, arena, frame.threads)
         if split:
             _merge_split_items(frame, items, count)
         return 0
@@ -251,14 +255,14 @@ body_address = _body.address
 
 
 class _Arena(Arena):
-    """With the order of the sequences of the last call."""
+    """A thread's arena, and the order of sequences that its last call found."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sequences = -1
 
     def order(self, sequences: int) -> int:
-        """Address of the order of so many sequences: that of the last call, if it had as many."""
+        """Address of an order of `sequences` sequences: the last call's if it had as many, else ascending."""
         if sequences != self.sequences:
             self.sequences = sequences
             self.orders = np.zeros((2, max(1, sequences)), np.int64)
@@ -270,7 +274,7 @@ arena = _Arena()
 
 
 def last_plan() -> Any:
-    """The frame of this thread's last call, for tests and benchmarks: how its work was shared out."""
+    """The FRAME of this thread's last call, for tests and benchmarks: how the work was divided."""
     return arena.memory[arena.address - arena.memory.ctypes.data :][: FRAME.itemsize].view(FRAME)[0]
 
 
@@ -288,10 +292,10 @@ def paged_attention(
     out: torch.Tensor | None = None,
     cascade: bool = True,
 ) -> torch.Tensor:
-    """As `reference.attention.paged_attention`, whose docstring is the contract.
+    """As `reference.attention.paged_attention`.
 
-    cascade : read pages that several sequences begin with once for all of them, where that is faster. It
-        changes no bit of the result.
+    cascade : where it is faster, read the pages of a common prefix once for all sequences that share it. The
+        bits of the result are the same.
     """
     out = check_attention(q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out)
     tokens, heads, dim = q.shape
@@ -314,7 +318,7 @@ def paged_attention(
             query_starts.data_ptr(), kv_lens.data_ptr(), page_table.data_ptr(), table_width,
             window, soft_cap > 0.0, tokens, arena.order(sequences), cascade,
             query_factor, score_factor,
-            torch.get_num_threads(), fork_address(), body_address, arena.address, arena.size,
+            torch.get_num_threads(), team_entry(), body_address, arena.address, arena.size,
         )  # fmt: skip
         if result == 0:
             return out

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 from numba.core import cgutils
 
-from ramify.kernels.cpu.codegen.compiler import intrinsic, part
+from ramify.kernels.cpu.codegen.compiler import part
 from ramify.kernels.cpu.codegen.dots import DOTS, dot
+from ramify.kernels.cpu.codegen.functions import llvm_function
 from ramify.kernels.cpu.codegen.simd import (
     BYTES,
     LANES,
@@ -29,47 +29,13 @@ from ramify.kernels.cpu.codegen.simd import (
 )
 
 TILE_ROWS = 6
-"""Rows of the product that share one pass over the right-hand matrix."""
+"""Rows of the product computed in one pass over the right-hand matrix."""
 PANEL_VECTORS = 2 if LANES == 8 else 4
-"""Vectors of one such pass: 6 x 4 accumulators of the 32 registers of AVX-512 and NEON, 6 x 2 of AVX's 16."""
+"""Vectors of a pass: 6 x 4 accumulators of the 32 registers of AVX-512 and NEON, 6 x 2 of AVX's 16."""
 PANEL = PANEL_VECTORS * LANES
 """float32 columns of a pass."""
 
 _i64, _f32 = ir.IntType(64), ir.FloatType()
-
-
-def _function(name: str, arguments: int, fill: Callable[..., None]) -> Any:
-    """A numba function of int64 arguments whose body `fill(builder, *arguments)` emits.
-
-    It is emitted once a module and never inlined: each of these bodies is hundreds of instructions.
-    """
-
-    def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
-        module = builder.module
-        function = module.globals.get(name)
-        if function is None:
-            function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_i64] * arguments), name)
-            function.linkage = "internal"
-            function.attributes.add("noinline")
-            body = ir.IRBuilder(function.append_basic_block())
-            fill(body, *function.args)
-            body.ret_void()
-        builder.call(function, args)
-        return _i64(0)
-
-    if arguments == 5:
-
-        @intrinsic
-        def call5(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
-            return types.int64(a, b, c, d, e), emit
-
-        return call5
-
-    @intrinsic
-    def call8(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
-        return types.int64(a, b, c, d, e, f, g, h), emit
-
-    return call8
 
 
 Load = Callable[[ir.IRBuilder, ir.Value], ir.Value]
@@ -77,11 +43,13 @@ _PAIRS = "pairs"
 
 
 def _product(rows: int, vectors: int, in_place: tuple[str, int, Load] | None = None, kind: str = "") -> Any:
-    """(a, a_row, b, b_row, c, c_row, depth, ahead): C = A B for so many rows of A and vectors of a row of B.
+    """C = A B for `rows` rows of A and `vectors` vectors of a row of B.
 
-    With `kind` _PAIRS a number of A and of B is a pair of bfloat16.
-    With `in_place` (name, bytes a vector, how to load one) row i of B lies at b + the int64 at
-    b_row + 8 i, so that b_row is the address of a table of offsets; `ahead` is another, of rows to prefetch.
+    The function takes (a, a_row, b, b_row, c, c_row, depth, ahead), addresses and bytes between rows.
+
+    in_place : (name, bytes of a vector, its loader), if the rows of B are scattered: row i lies at b + the
+        int64 at b_row + 8 i. `ahead` is another such table, of rows to prefetch.
+    kind : with _PAIRS each number of A and of B is a pair of bfloat16
     """
     name, vector_bytes, load = in_place or (kind or "dense", BYTES, load_vector)
 
@@ -115,7 +83,7 @@ def _product(rows: int, vectors: int, in_place: tuple[str, int, Load] | None = N
             for v in range(vectors):
                 store_vector(builder, builder.add(at, _i64(BYTES * v)), builder.load(grid[row][v]))
 
-    return _function(f"ramify_product_{name}_{rows}x{vectors}", 8, fill)
+    return llvm_function(f"ramify_product_{name}_{rows}x{vectors}", 8, fill)
 
 
 def _fused_last(builder: ir.IRBuilder, sum_: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
@@ -123,7 +91,7 @@ def _fused_last(builder: ir.IRBuilder, sum_: ir.Value, a: ir.Value, b: ir.Value)
 
 
 def _panel(vectors: int, in_place: tuple[str, int, Load] | None = None, kind: str = "") -> Any:
-    """All rows of one panel of columns, in tiles of six and one smaller tile."""
+    """The product for any number of rows and one panel of columns: six rows at a time, then the rest."""
     tile1, tile2, tile3, tile4, tile6 = (
         _product(rows, vectors, in_place, kind) for rows in (1, 2, 3, 4, TILE_ROWS)
     )
@@ -172,24 +140,23 @@ def _multiplier(single: Any, double: Any, wide: Any) -> Any:
 
 
 multiply = _multiplier(*(_panel(vectors) for vectors in (1, 2, PANEL_VECTORS)))
-"""(a, a_row, b, b_row, c, c_row, rows, depth, columns): C = A B in float32, each number of C summed over
-`depth` in ascending order.
+"""C = A B in float32, each number of C summed over `depth` in ascending order.
 
-a, b, c are addresses and a_row, b_row, c_row bytes from row to row. Columns are rounded up to at most a whole
-PANEL, and five last rows to six: all three matrices must have that room."""
+Takes (a, a_row, b, b_row, c, c_row, rows, depth, columns), addresses and bytes between rows. Columns are
+rounded up to at most a whole PANEL, and five last rows to six: the three matrices must have that room."""
 multiply_pairs = multiply
-"""The same of numbers that are pairs of bfloat16, both of whose products are added; where there are DOTS."""
+"""As `multiply`, where each number is a pair of bfloat16 whose two products are added. Needs DOTS."""
 if DOTS:
     multiply_pairs = _multiplier(*(_panel(vectors, kind=_PAIRS) for vectors in (1, 2, PANEL_VECTORS)))
 
 
 @part
 def multiply_in_place(a, a_row, pool, offsets, ahead, bf16, c, c_row, rows, depth, columns):  # type: ignore[no-untyped-def]
-    """The same product, to the bit, with B's rows read where they lie: row i at pool + int64 offsets[i].
+    """As `multiply`, bit for bit, with the rows of B read in place: row i at pool + int64 offsets[i].
 
-    Meanwhile asks memory for as many rows at `ahead`, another such table: one row every step, because a
-    burst of requests fills the processor's queue and stalls it (10 GB/s a core instead of 20). Widens a
-    row once for every six rows of A. `columns` must be a multiple of PANEL.
+    Prefetches the rows of another such table, `ahead`, one row a step: a burst of requests fills the
+    processor's queue and stalls it (10 GB/s a core instead of 20). Widens a row of B once for every six
+    rows of A. `columns` must be a multiple of PANEL.
     """
     for column in range(0, columns, PANEL):
         if bf16:
@@ -199,7 +166,7 @@ def multiply_in_place(a, a_row, pool, offsets, ahead, bf16, c, c_row, rows, dept
 
 
 def _transposed(builder: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:
-    """The transpose of a LANES x LANES matrix: swap off-diagonal blocks of 1, 2, 4, ... lanes."""
+    """The transpose of a LANES x LANES matrix, by swapping off-diagonal blocks of 1, 2, 4, ... lanes."""
     rows = list(rows)
     kind = ir.VectorType(ir.IntType(32), LANES)
     step = 1
@@ -243,16 +210,16 @@ def _transpose(name: str, load: Callable[..., ir.Value], split: Callable[..., li
         for index, column in enumerate(columns):
             store_vector(builder, builder.add(out, builder.mul(out_row, _i64(index))), column)
 
-    return _function(f"ramify_transpose_{name}", 5, fill)
+    return llvm_function(f"ramify_transpose_{name}", 5, fill)
 
 
 transpose_f32 = _transpose("f32", load_vector, lambda builder, column: [column])
-"""(base, offsets, ahead, out, out_row): LANES columns of LANES rows; row i starts at base + int64 offsets[i].
+"""Transpose LANES columns of LANES float32 rows; row i starts at base + int64 offsets[i].
 
-`ahead` is another such table: of rows to prefetch."""
+Takes (base, offsets, ahead, out, out_row); `ahead` is another table of offsets, of rows to prefetch."""
 transpose_bf16 = _transpose("bf16", load_widened, lambda builder, column: [column])
-"""The same for bfloat16 rows, widened."""
+"""As `transpose_f32` for bfloat16 rows, widened to float32."""
 transpose_bf16_pairs = _transpose("bf16_pairs", _load_pair, _split_pair)
-"""2 LANES columns of bfloat16 rows at once: neighbours travel as one integer, at half the shuffles."""
+"""As `transpose_bf16` for 2 LANES columns: neighbours move as one integer: half the shuffles."""
 transpose_pairs = _transpose("pairs", _load_pair, lambda builder, column: [column])
-"""2 LANES columns of bfloat16 rows as LANES rows of pairs."""
+"""As `transpose_bf16_pairs`, but each pair of columns becomes one row of bfloat16 pairs."""

@@ -1,8 +1,8 @@
 """All layers of a step in one compiled call.
 
-With one row a kernel takes 10 to 60 us, and Python 15 more to come to the next: with a call for each of
-them, 150 in a model of 30 layers, a token takes half as long again. Here Python is left once a step. The
-kernels are the very functions that single calls run, in the same order, so every bit of the result is theirs.
+With one row a kernel takes 10 to 60 us, and Python 15 us to reach the next one. In a model of 30 layers, with
+150 calls, a token then takes half as long again. Here Python is left once a step. The kernels are the
+functions that the single operations run, in the same order, so the results have the same bits.
 """
 
 from __future__ import annotations
@@ -17,45 +17,48 @@ from torch import Tensor
 
 from ramify.kernels.checks import check_attention, check_rope, check_store, wrong_lengths
 from ramify.kernels.cpu import attention, linear, rope
+from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, compiled, part, sources
-from ramify.kernels.cpu.codegen.simd import LOG2_E, as_pointer, i64_at
-from ramify.kernels.cpu.codegen.team import fork_address
+from ramify.kernels.cpu.codegen.records import record
+from ramify.kernels.cpu.codegen.simd import LOG2_E
+from ramify.kernels.cpu.codegen.team import team_entry
 from ramify.kernels.cpu.norm import normalise
 from ramify.kernels.packed import FORMATS, LAYOUT, PackedWeight
 from ramify.kernels.stack import LayerWeights, Norm
 
 MOST_PARTS = 3
-"""Matrices that queries, keys and values may lie in."""
+"""Most matrices that the projections of queries, keys and values are stored in."""
 OPERATIONS = 6
-"""Of a layer: queries, keys and values; rotation and store; attention; output; gate and up; down."""
+"""Operations of a layer: q, k and v projections; rotation and store; attention; output; gate and up; down."""
 
-LAYER = np.dtype([(name, np.int64) for name in (
+LAYER = record(
     "attention_norm", "qkv", "key_layout", "value_layout", "key_from", "value_from", "q_norm", "k_norm",
     "k_pages", "v_pages", "window", "output", "mlp_norm", "gate_up", "down",
-)] + [(name, np.float64) for name in ("attention_eps", "q_eps", "k_eps", "mlp_eps")])  # fmt: skip
-"""A layer as the compiled call sees it: addresses, and bytes of a row before the second and third of its
-matrices for queries, keys and values (layouts of 0 where there is none)."""
+    floats=("attention_eps", "q_eps", "k_eps", "mlp_eps"),
+)  # fmt: skip
+"""The arguments of a layer: addresses, window, epsilons. `key_layout` and `value_layout` are 0 unless keys
+and values have matrices of their own; `key_from` and `value_from` are their byte offsets in a row of qkv."""
 
-STEP = np.dtype([(name, np.int64) for name in (
+STEP = record(
     "layers", "layer_count", "heads", "kv_heads", "dim", "bf16",
     "page_bytes", "head_bytes", "row_bytes", "page_size", "cascade",
     "x", "x_row", "qkv", "attended", "gated", "gated_row", "tokens", "rotation", "slots",
-    "sequences", "starts", "lens", "table", "table_width", "order", "ways", "threads", "fork",
+    "sequences", "starts", "lens", "table", "table_width", "order", "ways", "threads", "team",
     "linear_body", "linear_arena", "linear_bytes", "attention_body", "attention_arena", "attention_bytes",
     "place",
-)])  # fmt: skip
-"""A step. `place` is the operation to go on with, counted through all layers."""
+)  # fmt: skip
+"""The arguments of a step. `place` is the next operation to run, counted through all layers."""
 
 _linear_run, _attention_run, _rope_run = linear.run, attention.run, rope.run
 
 
 @part
 def _linear(step, layout, x, x_row, out, out_row, adds, norm, eps):  # type: ignore[no-untyped-def]
-    """Bytes of arena that are missing, or 0."""
-    way = i64_at(step.ways + 8 * carray(as_pointer(layout), 1, LAYOUT)[0].form)
+    """Returns 0 when done, else the bytes that the arena must have."""
+    way = vl.read_i64(step.ways + 8 * carray(vl.as_pointer(layout), 1, LAYOUT)[0].form)
     return _linear_run(
         layout, x, x_row, step.bf16, step.tokens, out, out_row, step.bf16, adds, way,
-        step.threads, step.fork, step.linear_body, step.linear_arena, step.linear_bytes,
+        step.threads, step.team, step.linear_body, step.linear_arena, step.linear_bytes,
         norm, eps, 0, 0, 0,
     )  # fmt: skip
 
@@ -71,18 +74,21 @@ def _head_norms(step, layer, qkv_row):  # type: ignore[no-untyped-def]
             else:
                 weight, eps = layer.k_norm, layer.k_eps
             if weight:
-                normalise(at, at, weight, step.dim, eps, step.bf16)
+                normalise(at, at, weight, step.dim, eps, step.bf16, step.bf16)
             at += size
 
 
 def _build(sources: str) -> Any:
     @compiled(types.int64(types.int64, types.float64))
     def run(step_at, query_factor):  # type: ignore[no-untyped-def]
-        """0 when done; above 0, the bytes of arena that the operation at `place` needs; below 0, -1 - the
-        wrong sequence. Called again it goes on from there."""
+        """Run the operations from `step.place` on.
+
+        Returns 0 when done; n > 0 if the operation at `place` needs an arena of n bytes (call again to go
+        on); -1 - i if the lengths of sequence i are wrong.
+        """
         sources  # noqa: B018
-        step = carray(as_pointer(step_at), 1, STEP)[0]
-        layers = carray(as_pointer(step.layers), step.layer_count, LAYER)
+        step = carray(vl.as_pointer(step_at), 1, STEP)[0]
+        layers = carray(vl.as_pointer(step.layers), step.layer_count, LAYER)
         size = 2 if step.bf16 else 4
         head = step.dim * size
         qkv_row, attended_row = (step.heads + 2 * step.kv_heads) * head, step.heads * head
@@ -116,7 +122,7 @@ def _build(sources: str) -> Any:
                     step.attended, attended_row, step.heads // step.kv_heads, step.dim, step.bf16,
                     step.kv_heads, step.sequences, step.starts, step.lens, step.table, step.table_width,
                     layer.window, 0, step.tokens, step.order, step.cascade, query_factor, 1.0,
-                    step.threads, step.fork, step.attention_body, step.attention_arena, step.attention_bytes,
+                    step.threads, step.team, step.attention_body, step.attention_arena, step.attention_bytes,
                 )  # fmt: skip
             elif operation == 3:
                 x = step.attended
@@ -140,12 +146,12 @@ _run = _build(sources())
 
 
 class LayerStack:
-    """The layers of a model on their KV pages.
+    """All layers of a model, on their KV pages.
 
     k_pages, v_pages : (layers, num_pages, kv_heads, page_size, head_dim)
-    cascade : as `paged_attention` takes it
-    by_row : products whose bits do not depend on the number of rows, as `row_linear`
-    int8 : products that may round x to int8, as `int8_linear`
+    cascade : as in `paged_attention`
+    by_row : use products whose bits do not depend on the number of rows, as `row_linear`
+    int8 : use products that may round x to int8, as `int8_linear`
     """
 
     def __init__(
@@ -159,7 +165,7 @@ class LayerStack:
         by_row: bool = False,
         int8: bool = False,
     ) -> None:
-        self._kept = (list(layers), k_pages, v_pages)  # their memory is named by address below
+        self._kept = (list(layers), k_pages, v_pages)  # the records below have addresses of their memory
         self._pages = (k_pages[0], v_pages[0])
         self._by_row, self._int8 = by_row, int8
         _, _, kv_heads, page_size, dim = k_pages.shape
@@ -183,10 +189,12 @@ class LayerStack:
 
     def _fill(self, index: int, layer: LayerWeights, size: int) -> None:
         if not 0 < len(layer.qkv) <= MOST_PARTS:
-            raise ValueError(f"queries, keys and values lie in {len(layer.qkv)} matrices; 1 to 3 can be.")
+            raise ValueError(
+                f"queries, keys and values lie in {len(layer.qkv)} matrices; 1 to 3 are allowed."
+            )
         wanted = (self._heads + 2 * self._kv_heads) * self._dim
         if sum(part.results for part in layer.qkv) != wanted or layer.gate_up.results != self._gated:
-            raise ValueError(f"layer {index} has other numbers of heads or of inner features than the first.")
+            raise ValueError(f"layer {index} differs from the first in its heads or in its MLP's size.")
         record = self._records[index]
 
         def put(norm: Norm | None, name: str, eps: str) -> None:
@@ -225,11 +233,12 @@ class LayerStack:
     ) -> None:
         """Run x through all layers, in place, and store keys and values.
 
-        x : (T, hidden), in the dtype of the pages, contiguous
+        x : (T, hidden), dtype of the pages, contiguous
         rotation : (T, head_dim / 2) complex64
-        slots : (T,) int64; page_table, query_starts, kv_lens : as `paged_attention` takes them
+        slots : (T,) int64
+        page_table, query_starts, kv_lens : as in `paged_attention`
 
-        Raises ValueError for what the single operations refuse.
+        Raises ValueError for arguments that the single operations refuse.
         """
         tokens, dim = len(x), self._dim
         if x.dim() != 2 or x.shape[1] != self._hidden:
@@ -254,7 +263,7 @@ class LayerStack:
         step["sequences"], step["starts"] = sequences, query_starts.data_ptr()
         step["lens"], step["table"] = kv_lens.data_ptr(), page_table.data_ptr()
         step["table_width"], step["order"] = table_width, attention.arena.order(sequences)
-        step["threads"], step["fork"] = torch.get_num_threads(), fork_address()
+        step["threads"], step["team"] = torch.get_num_threads(), team_entry()
         step["place"] = 0
         while True:
             step["linear_arena"], step["linear_bytes"] = linear.arena.address, linear.arena.size

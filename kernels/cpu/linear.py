@@ -1,17 +1,18 @@
 """Products with packed weights, y = x Wᵀ: from one row, where memory decides, to a whole prefill.
 
-Four ways to multiply: in float32, on any processor; by dots of bfloat16 pairs (AVX512_BF16), where x is
-bfloat16 and the numbers of the weights fit bfloat16 exactly; by tiles (AMX) from TILE_FROM rows on, for
-which int8 and int4 weights are first rounded to bfloat16 in a thread's own memory; and, where that is asked
-for, with x rounded to int8 (`linear_int8.py`). All add up in float32.
+There are four ways to multiply; all accumulate in float32:
 
-A row of the result depends on its own row of x and on the way that was taken, on nothing else: not on the
-other rows, how many there are, or the number of threads. A call takes one way, by its number of rows;
-`row_linear` takes one for any number.
+    BY_F32     float32, on any processor
+    BY_DOTS    dots of bfloat16 pairs (AVX512_BF16), for bfloat16 x and weights that fit bfloat16 exactly
+    BY_TILES   AMX tiles, from TILE_FROM rows; int8 and int4 weights are first rounded to bfloat16
+    BY_INT8    int8 dots (VNNI), with x rounded to int8 (`packed_linear/int8.py`); only on request
 
-The rows of x are prepared first (`linear_rows.py`), by all threads where they are many. A work item is four
-panels and a block of rows; threads take items in turn. What follows the product (bias, gating, addition to a
-residual) is done while its results are in the cache.
+A row of the result depends on its own row of x and on the way, not on the other rows, their number, or the
+number of threads. A call chooses one way by its number of rows; `row_linear` has one way for every number.
+
+The rows of x are prepared first (`packed_linear/rows.py`), by all threads if they are many. A work item is
+four panels and a block of rows; threads take items in turn. Bias, gate and the addition to a residual are
+applied while the products are in the processor's cache.
 """
 
 from __future__ import annotations
@@ -26,13 +27,12 @@ from numba import types
 from torch import Tensor
 
 from ramify.kernels.checks import check_linear
-from ramify.kernels.cpu.attention_tile import up
+from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.arena import Arena
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, sources
 from ramify.kernels.cpu.codegen.dots import DOTS
-from ramify.kernels.cpu.codegen.simd import as_pointer, next_ticket, set_i64
-from ramify.kernels.cpu.codegen.team import fork_address
-from ramify.kernels.cpu.codegen.thread_team_calls import call_at, fork_at
+from ramify.kernels.cpu.codegen.team import team_entry
+from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
 from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear import tiles as tiles
 from ramify.kernels.cpu.packed_linear.code import WIDTH
@@ -58,17 +58,17 @@ from ramify.kernels.cpu.packed_linear.rows import prepare
 from ramify.kernels.packed import LAYOUT, PackedWeight
 
 TILE_FROM = 5
-"""From so many rows on, tiles are faster than dots."""
+"""Rows from which tiles are faster than dots."""
 SERIAL_BYTES = 1 << 15
-"""Up to so many bytes of weights a second thread would cost more than it saves."""
+"""Bytes of weights times rows for each thread; with less, another thread costs more than it saves."""
 ITEMS_A_THREAD = 8
-"""Rows are divided into blocks until each thread has so many items, so that all end at about one time."""
+"""Rows are divided into blocks until each thread has this many items, so that threads end together."""
 LEAST_BLOCK_ROWS, MOST_BLOCK_ROWS = 16, 128
-"""Rows of a block; of more, x would leave the second-level cache between two items."""
+"""Rows of a block. With more than 128, x would leave the second-level cache between two items."""
 ROWS_AT_ONCE = 4
 """Rows of x that a thread prepares at a time."""
 PREPARED_TOGETHER = 1 << 15
-"""So many numbers of x and more are prepared by all threads."""
+"""Numbers of x from which all threads prepare rows; fewer are prepared by one thread."""
 
 _FRAME_BYTES = FRAME.itemsize
 _COUNTER_BYTES = 128
@@ -77,44 +77,44 @@ _COUNTER_BYTES = 128
 def _build_body(sources: str) -> Any:
     @callback(types.void(types.voidptr))
     def body(data):  # type: ignore[no-untyped-def]
-        """What each thread does: take items until there are none."""
+        """The body of each thread: take items until none are left."""
         sources  # noqa: B018
         frame = carray(data, 1, FRAME)[0]
-        layout = carray(as_pointer(frame.layout), 1, LAYOUT)[0]
-        scratch = frame.scratch + next_ticket(frame.counters + 64) * frame.scratch_bytes
+        layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
+        scratch = frame.scratch + vl.fetch_increment(frame.counters + 64) * frame.scratch_bytes
         block = scratch
-        set_i64(block + 8 * code.X_ROW, frame.x_row)
-        set_i64(block + 8 * code.SUMS_ROW, frame.sums_row)
-        set_i64(block + 8 * code.C_ROW, C_ROW)
-        set_i64(block + 8 * code.WIDE, layout.wide)
-        set_i64(block + 8 * code.GROUPS, layout.padded // layout.group if layout.group else 1)
-        set_i64(block + 8 * code.STEPS, (layout.group if layout.group else layout.padded) // 8)
-        index = next_ticket(frame.counters)
+        vl.write_i64(block + 8 * code.X_ROW, frame.x_row)
+        vl.write_i64(block + 8 * code.SUMS_ROW, frame.sums_row)
+        vl.write_i64(block + 8 * code.C_ROW, C_ROW)
+        vl.write_i64(block + 8 * code.WIDE, layout.wide)
+        vl.write_i64(block + 8 * code.GROUPS, layout.padded // layout.group if layout.group else 1)
+        vl.write_i64(block + 8 * code.STEPS, (layout.group if layout.group else layout.padded) // 8)
+        index = vl.fetch_increment(frame.counters)
         if frame.preparing:
             while index * ROWS_AT_ONCE < frame.room:
                 for place in range(index * ROWS_AT_ONCE, min((index + 1) * ROWS_AT_ONCE, frame.room)):
                     prepare(frame, layout, place, scratch)
-                index = next_ticket(frame.counters)
+                index = vl.fetch_increment(frame.counters)
             return
         if frame.way == BY_TILES:
             # Palette 1: eight tiles of 16 rows (bytes 48 to 55) of 64 bytes (words from byte 16 on).
             config = scratch + code.BLOCK_BYTES + C_BYTES
             for i in range(8):
-                set_i64(config + 8 * i, 0)
-            set_i64(config, 1)
-            set_i64(config + 16, 0x0040004000400040)
-            set_i64(config + 24, 0x0040004000400040)
-            set_i64(config + 48, 0x1010101010101010)
-            set_i64(block + 8 * code.B, config)
+                vl.write_i64(config + 8 * i, 0)
+            vl.write_i64(config, 1)
+            vl.write_i64(config + 16, 0x0040004000400040)
+            vl.write_i64(config + 24, 0x0040004000400040)
+            vl.write_i64(config + 48, 0x1010101010101010)
+            vl.write_i64(block + 8 * code.B, config)
             configure(block)
             while index < frame.items:
                 multiply_by_tiles(frame, layout, index, scratch)
-                index = next_ticket(frame.counters)
+                index = vl.fetch_increment(frame.counters)
             release(block)
             return
         while index < frame.items:
             multiply(frame, layout, index, scratch)
-            index = next_ticket(frame.counters)
+            index = vl.fetch_increment(frame.counters)
 
     return body
 
@@ -123,16 +123,16 @@ def _build_run(sources: str) -> Any:
     @compiled(types.int64(*[types.int64] * 16, types.float64, *[types.int64] * 3))
     def run(  # type: ignore[no-untyped-def]
         layout_at, x, x_row, x_bf16, rows, out, out_row, out_bf16, adds, way,
-        threads, fork, body, arena, arena_bytes, norm, eps, chosen, panels, rows_at,
+        threads, team, body, arena, arena_bytes, norm, eps, chosen, panels, rows_at,
     ):  # fmt: skip
-        """0 when done; else the bytes of arena that are needed.
+        """Returns 0 when done, else the bytes that the arena must have.
 
         chosen : address of `panels` int32, the panels to compute; 0 for all of them
         rows_at : address of `rows` int64, the rows of x and out to compute; 0 for the first
         """
         sources  # noqa: B018
-        frame = carray(as_pointer(arena), 1, FRAME)[0]
-        layout = carray(as_pointer(layout_at), 1, LAYOUT)[0]
+        frame = carray(vl.as_pointer(arena), 1, FRAME)[0]
+        layout = carray(vl.as_pointer(layout_at), 1, LAYOUT)[0]
         frame.layout, frame.way, frame.rows = layout_at, way, rows
         frame.out, frame.out_row, frame.out_bf16, frame.add = out, out_row, out_bf16, adds
         frame.chosen, frame.rows_at = chosen, rows_at
@@ -145,7 +145,7 @@ def _build_run(sources: str) -> Any:
         if way != BY_TILES:
             for_threads = min(ITEMS_A_THREAD * threads // frame.items + 1, rows // LEAST_BLOCK_ROWS)
             blocks = max(1, for_threads, rows // MOST_BLOCK_ROWS)
-            frame.block_rows = up(rows // blocks, MOST_ROWS)
+            frame.block_rows = vl.round_up(rows // blocks, MOST_ROWS)
             frame.row_blocks = (rows + frame.block_rows - 1) // frame.block_rows
             frame.items *= frame.row_blocks
         threads = min(threads, frame.items)
@@ -154,30 +154,30 @@ def _build_run(sources: str) -> Any:
         frame.norm_at, frame.eps = norm, eps
         in_place = way == BY_TILES and layout.inputs == layout.padded and not norm and not rows_at
         if way == BY_TILES:
-            room = up(rows, 16)
+            room = vl.round_up(rows, 16)
         else:
             room = rows - rows % MOST_ROWS
             if rows % MOST_ROWS:
                 room += kernel_rows(rows % MOST_ROWS)
         first = rows - rows % 32 if in_place else 0
         room -= first
-        copied = up(room * size * layout.padded, 64)
+        copied = vl.round_up(room * size * layout.padded, 64)
         frame.sums_row = 0
         if way == BY_INT8:
             frame.sums_row = 8 * (layout.padded // layout.group)
         elif layout.form == 2 and way != BY_TILES:
             frame.sums_row = 4 * (layout.padded // layout.group)
-        sum_bytes = up(room * frame.sums_row, 64)
+        sum_bytes = vl.round_up(room * frame.sums_row, 64)
         frame.scratch_bytes = code.BLOCK_BYTES + C_BYTES + CONFIG_BYTES
         if way == BY_TILES and layout.form:
             frame.scratch_bytes += 4 * WIDTH * layout.padded
-        frame.scratch_bytes = up(max(frame.scratch_bytes, code.BLOCK_BYTES + 2 * layout.padded), 128)
+        frame.scratch_bytes = vl.round_up(max(frame.scratch_bytes, code.BLOCK_BYTES + 2 * layout.padded), 128)
 
-        frame.counters = arena + up(_FRAME_BYTES, 64)
+        frame.counters = arena + vl.round_up(_FRAME_BYTES, 64)
         at = frame.counters + _COUNTER_BYTES
         frame.tail, frame.tail_from = at, first
         frame.sums = at + copied
-        frame.scratch = up(frame.sums + sum_bytes, 64)
+        frame.scratch = vl.round_up(frame.sums + sum_bytes, 64)
         end = frame.scratch + threads * frame.scratch_bytes
         if end > arena + arena_bytes:
             return end - arena
@@ -187,12 +187,12 @@ def _build_run(sources: str) -> Any:
         frame.first, frame.room = first, room
         for preparing in range(1, -1, -1):
             frame.preparing = preparing
-            set_i64(frame.counters, 0)
-            set_i64(frame.counters + 64, 0)
+            vl.write_i64(frame.counters, 0)
+            vl.write_i64(frame.counters + 64, 0)
             if threads == 1 or (preparing and room * layout.padded < PREPARED_TOGETHER):
-                call_at(body, arena)
+                call_address(body, arena)
             else:
-                fork_at(fork, body, arena, threads)
+                run_on_team(team, body, arena, threads)
         return 0
 
     return run
@@ -205,7 +205,7 @@ body_address = _body.address
 
 @functools.cache
 def tiles_allowed() -> bool:
-    """Whether this process may use AMX: Linux gives the state of its registers only to who asks."""
+    """Whether this process may use AMX: Linux saves the tile registers only for processes that ask for it."""
     if not tiles.TILES or platform.system() != "Linux":
         return False
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18
@@ -213,10 +213,10 @@ def tiles_allowed() -> bool:
 
 
 def way_for(rows: int, form: str, dtype: torch.dtype, *, by_row: bool = False, int8: bool = False) -> int:
-    """Which of the ways multiplies so many rows of x by weights of a format.
+    """The way that multiplies `rows` rows of x of `dtype` by weights of format `form`.
 
-    With `by_row` the number of rows does not matter. With `int8` bfloat16 x may be rounded to int8, and is
-    where the processor is faster with it.
+    by_row : choose the same way for any number of rows
+    int8 : bfloat16 x may be rounded to int8, which is done where the processor is faster with it
     """
     if dtype != torch.bfloat16 or form == "f32":
         return BY_F32
@@ -240,7 +240,7 @@ def linear(
     by_row: bool = False,
     int8: bool = False,
 ) -> Tensor:
-    """As `reference.linear.linear`, whose docstring is the contract; `by_row` and `int8` as in `way_for`."""
+    """As `reference.linear.linear`; `by_row` and `int8` as in `way_for`."""
     out = check_linear(x, weight, norm, out, add)
     if len(x):
         way = way_for(len(x), weight.format, x.dtype, by_row=by_row, int8=int8)
@@ -249,11 +249,11 @@ def linear(
 
 
 row_linear = functools.partial(linear, by_row=True)
-"""As `linear`, by one way for any number of rows: a row's bits depend on it and the weight alone."""
+"""As `linear`, with one way for any number of rows: a row's bits depend on the row and the weight alone."""
 int8_linear = functools.partial(linear, int8=True)
-"""As `linear`, where bfloat16 x may be rounded to int8 for weights of int8 and int4."""
+"""As `linear`; bfloat16 x may be rounded to int8 for int8 and int4 weights."""
 int8_row_linear = functools.partial(linear, by_row=True, int8=True)
-"""As `row_linear`, with the same rounding."""
+"""As `row_linear`, with the rounding of `int8_linear`."""
 
 
 def multiply_rows(
@@ -267,7 +267,8 @@ def multiply_rows(
     chosen: tuple[int, int] = (0, 0),
     rows_at: int = 0,
 ) -> None:
-    """Checked arguments; `rows` above 0. `chosen` (address, number) and `rows_at` as `run` takes them."""
+    """`linear` without checks, for `rows` > 0 rows. `chosen` is (address, number) of the panels to compute;
+    `rows_at` is as in `run`."""
     x_bf16, out_bf16 = x.dtype == torch.bfloat16, out.dtype == torch.bfloat16
     x_row, out_row = x.stride(0), out.stride(0)
     norm_at, eps = (0, 0.0) if norm is None else (norm[0].data_ptr(), norm[1])
@@ -275,7 +276,7 @@ def multiply_rows(
         needed = run(
             weight.layout[0], x.data_ptr(), 2 * x_row if x_bf16 else 4 * x_row, x_bf16, rows,
             out.data_ptr(), 2 * out_row if out_bf16 else 4 * out_row, out_bf16, add, way,
-            torch.get_num_threads(), fork_address(), body_address, arena.address, arena.size, norm_at, eps,
+            torch.get_num_threads(), team_entry(), body_address, arena.address, arena.size, norm_at, eps,
             *chosen, rows_at,
         )  # fmt: skip
         if not needed:

@@ -1,12 +1,17 @@
-"""Products of which a mask asks for few outputs: only their panels are multiplied.
+"""Products of which masks allow few outputs: panels without an allowed output are skipped.
 
-Rows are taken by how many panels their masks touch, fewest first, as long as that makes the whole cheaper:
-they are computed for the panels that any of them touches, the others for all panels. A grammar in the middle
-of a JSON object allows a handful of tokens, so a few panels of the thousands of a language model's head.
+A grammar in the middle of a JSON object allows a handful of tokens: a few of the thousands of panels of a
+language model's head. Example with 1000 panels and three rows, whose masks touch 2, 5 and 1000 panels:
+
+    sorted by panels   row 0 (2), row 1 (5), row 2 (1000)
+    rows 0 and 1       computed for the union of their panels, say 6, rounded up to 8
+    row 2              computed for all 1000 panels
+    the split          the number of rows, fewest panels first, that makes the estimated total time least
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any
 
@@ -14,8 +19,8 @@ import numpy as np
 from numba import types
 from torch import Tensor
 
+from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, compiled, part, sources
-from ramify.kernels.cpu.codegen.simd import as_pointer, i32_at, set_f32, set_i64
 from ramify.kernels.cpu.linear import multiply_rows, way_for
 from ramify.kernels.cpu.packed_linear.items import ITEM_PANELS, kernel_rows
 from ramify.kernels.cpu.packed_linear.tiles import ROWS
@@ -23,23 +28,29 @@ from ramify.kernels.packed import PackedWeight
 from ramify.kernels.sampling_inputs import check_masked
 
 READ_ROWS = {"bf16": 8.0, "f32": 8.0, "int8": 4.0, "int4": 2.0}
-"""Reading a panel takes as long as multiplying it with so many rows."""
+"""Rows for which multiplying a panel takes as long as reading it, by weight format."""
 MARGIN = 0.9
-"""Leaving out panels must take less than this share of the time of computing all."""
+"""Panels are skipped if the estimated time is below MARGIN times the time for all panels."""
 SCATTERED = 1.4
-"""A panel among others that are left out costs more: memory is not read in one stream."""
+"""Cost of a panel between skipped ones, relative to a panel of one stream of memory."""
 CALL_PANELS = 40.0
-"""A second call, and finding the panels, cost as much as so many panels for one row: about 5 us."""
+"""Cost of finding the panels and of a second call, in panels for one row: about 5 us."""
 
 
 @part
 def _time(panels, rows, read_rows):  # type: ignore[no-untyped-def]
-    """Of `panels` panels for `rows` rows, in multiplications of one panel with one row."""
+    """Estimated time of `panels` panels for `rows` rows, in multiplications of one panel with one row."""
     most = ROWS[-1]
     padded = rows // most * most
     if rows > padded:
         padded += kernel_rows(rows - padded)
     return panels * max(read_rows, float(padded)) if rows else 0.0
+
+
+@part
+def _panels_in(bits):  # type: ignore[no-untyped-def]
+    """Panels, of the two that a word of a mask covers, in which the word allows an output."""
+    return ((bits & np.uint32(0xFFFF)) != 0) + ((bits >> np.uint32(16)) != 0)
 
 
 def _build_plan(sources: str) -> Any:
@@ -48,25 +59,24 @@ def _build_plan(sources: str) -> Any:
         mask_at, words, mask_rows_at, rows, panels, out, out_row, outputs, read_rows,
         order_at, union_at, chosen_at, counts_at,
     ):  # fmt: skip
-        """How many rows leave out panels, and in `counts` how many panels they need.
+        """Returns n, the number of rows that skip panels; the last entry of `counts` is their panels.
 
-        `order` becomes the rows: those that do, ascending, then the others. Of the rows that do, all of `out`
-        becomes minus infinity.
+        `order` becomes these n rows, ascending, then the other rows. `chosen` becomes the panels of the n
+        rows, and `out` minus infinity in the n rows.
         """
         sources  # noqa: B018
-        order = carray(as_pointer(order_at), rows, np.int64)
-        counts = carray(as_pointer(counts_at), rows + 1, np.int64)
-        union = carray(as_pointer(union_at), words, np.uint32)
-        chosen = carray(as_pointer(chosen_at), panels + ITEM_PANELS, np.int32)
+        order = carray(vl.as_pointer(order_at), rows, np.int64)
+        counts = carray(vl.as_pointer(counts_at), rows + 1, np.int64)
+        union = carray(vl.as_pointer(union_at), words, np.uint32)
+        chosen = carray(vl.as_pointer(chosen_at), panels + ITEM_PANELS, np.int32)
         for row in range(rows):
-            which = i32_at(mask_rows_at + 4 * row)
+            which = vl.read_i32(mask_rows_at + 4 * row)
             needed = panels
             if which >= 0:
-                mask = carray(as_pointer(mask_at + 4 * words * which), words, np.uint32)
+                mask = carray(vl.as_pointer(mask_at + 4 * words * which), words, np.uint32)
                 needed = 0
                 for word in range(words):
-                    bits = mask[word]
-                    needed += ((bits & np.uint32(0xFFFF)) != 0) + ((bits >> np.uint32(16)) != 0)
+                    needed += _panels_in(mask[word])
             counts[row] = needed
             place = row
             while place > 0 and counts[order[place - 1]] > needed:
@@ -81,12 +91,14 @@ def _build_plan(sources: str) -> Any:
             row = order[place]
             if counts[row] >= MARGIN * panels:
                 break
-            mask = carray(as_pointer(mask_at + 4 * words * i32_at(mask_rows_at + 4 * row)), words, np.uint32)
+            mask = carray(
+                vl.as_pointer(mask_at + 4 * words * vl.read_i32(mask_rows_at + 4 * row)), words, np.uint32
+            )
             touched = 0
             for word in range(words):
                 bits = union[word] | mask[word]
                 union[word] = bits
-                touched += ((bits & np.uint32(0xFFFF)) != 0) + ((bits >> np.uint32(16)) != 0)
+                touched += _panels_in(bits)
             touched = (touched + ITEM_PANELS - 1) // ITEM_PANELS * ITEM_PANELS
             time = SCATTERED * _time(touched, place + 1, read_rows)
             time += _time(panels, rows - place - 1, read_rows)
@@ -98,12 +110,14 @@ def _build_plan(sources: str) -> Any:
             union[word] = 0
         for place in range(few):
             row = order[place]
-            mask = carray(as_pointer(mask_at + 4 * words * i32_at(mask_rows_at + 4 * row)), words, np.uint32)
+            mask = carray(
+                vl.as_pointer(mask_at + 4 * words * vl.read_i32(mask_rows_at + 4 * row)), words, np.uint32
+            )
             for word in range(words):
                 union[word] |= mask[word]
             to = out + row * out_row
             for output in range(outputs):
-                set_f32(to + 4 * output, np.float32(-np.inf))
+                vl.write_f32(to + 4 * output, np.float32(-np.inf))
         count = 0
         for word in range(words):
             bits = union[word]
@@ -118,7 +132,7 @@ def _build_plan(sources: str) -> Any:
             count += 1
         order[:few].sort()
         order[few:].sort()
-        set_i64(counts_at + 8 * rows, count)
+        vl.write_i64(counts_at + 8 * rows, count)
         return few
 
     return plan
@@ -128,7 +142,7 @@ _plan = _build_plan(sources())
 
 
 class _Plan(threading.local):
-    """The last plan of each calling thread, and the memory it lies in."""
+    """The last plan of each calling thread, and its memory."""
 
     def __init__(self) -> None:
         self.rows = np.empty(0, np.int64)
@@ -148,27 +162,20 @@ _last = _Plan()
 
 
 def last_plan() -> tuple[int, int]:
-    """Of this thread's last call, for tests and benchmarks: rows that left out panels, and their panels."""
+    """Rows that skipped panels in this thread's last call, and their panels; for tests and benchmarks."""
     return _last.few, _last.panels
 
 
 def masked_linear(
-    x: Tensor, weight: PackedWeight, mask: Tensor, mask_rows: Tensor, *, out: Tensor | None = None
+    x: Tensor,
+    weight: PackedWeight,
+    mask: Tensor,
+    mask_rows: Tensor,
+    *,
+    out: Tensor | None = None,
+    by_row: bool = False,
 ) -> Tensor:
-    """As `reference.linear.masked_linear`, whose docstring is the contract."""
-    return _masked(x, weight, mask, mask_rows, out, by_row=False)
-
-
-def row_masked_linear(
-    x: Tensor, weight: PackedWeight, mask: Tensor, mask_rows: Tensor, *, out: Tensor | None = None
-) -> Tensor:
-    """The same, with the bits of `linear.row_linear`."""
-    return _masked(x, weight, mask, mask_rows, out, by_row=True)
-
-
-def _masked(
-    x: Tensor, weight: PackedWeight, mask: Tensor, mask_rows: Tensor, out: Tensor | None, *, by_row: bool
-) -> Tensor:
+    """As `reference.linear.masked_linear`; `by_row` as in `linear.way_for`."""
     out = check_masked(x, weight, mask, mask_rows, out)
     rows, panels, words = len(x), len(weight.panels), mask.shape[1]
     if not rows:
@@ -181,7 +188,7 @@ def _masked(
         last.rows.ctypes.data, last.union.ctypes.data, last.chosen.ctypes.data, last.counts.ctypes.data,
     )  # fmt: skip
     last.panels = int(last.counts[rows]) if last.few else 0
-    # All rows take the way of their number together, so that leaving out panels changes no bit.
+    # The way is chosen by the number of all rows, so that skipping panels changes no bit.
     way = way_for(rows, weight.format, x.dtype, by_row=by_row)
     if not last.few:
         multiply_rows(x, weight, None, out, False, way, rows)
@@ -193,3 +200,7 @@ def _masked(
     if last.few < rows:
         multiply_rows(x, weight, None, out, False, way, rows - last.few, rows_at=order + 8 * last.few)
     return out
+
+
+row_masked_linear = functools.partial(masked_linear, by_row=True)
+"""As `masked_linear`, with the bits of `linear.row_linear`."""

@@ -1,4 +1,4 @@
-"""Masking logits: one pass over the words of a mask, most of which allow all of their tokens or none."""
+"""Masking logits: one pass over the words of the mask, most of which allow all of their tokens or none."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _apply_mask(logits: np.ndarray, mask: np.ndarray, mask_rows: np.ndarray) -> 
 
 
 def apply_mask(logits: Tensor, mask: Tensor, mask_rows: Tensor | None = None) -> None:
-    """As `kernels.reference.logits.apply_mask`, for float32 logits."""
+    """As `reference.logits.apply_mask`, for float32 logits."""
     check_logits(logits)
     check_mask(logits, mask, mask_rows)
     rows = np.arange(len(logits), dtype=np.int32) if mask_rows is None else mask_rows.numpy()

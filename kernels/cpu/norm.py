@@ -1,4 +1,4 @@
-"""RMS normalisation: one pass for the sum of squares, one to scale; a row stays in the first-level cache."""
+"""RMS normalisation: a pass for the sum of squares and a pass to scale, with the row in the L1 cache."""
 
 from __future__ import annotations
 
@@ -9,99 +9,61 @@ from numba import types
 from torch import Tensor
 
 from ramify.kernels.checks import check_norm
+from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import compiled, part, sources
-from ramify.kernels.cpu.codegen.simd import (
-    LANES,
-    add,
-    bf16_at,
-    broadcast,
-    f32_at,
-    fma,
-    load,
-    load_bf16,
-    mul,
-    set_bf16,
-    set_f32,
-    splat_f32,
-    store,
-    store_bf16,
-    sum_lanes,
-)
+from ramify.kernels.cpu.codegen.simd import LANES
 
 
 @part
 def inverse_rms(at, size, eps, bf16):  # type: ignore[no-untyped-def]
     """1 / sqrt(mean(x²) + eps) of the row of `size` numbers at an address."""
+    bytes_ = 2 if bf16 else 4
     wide = size - size % LANES
     pairs = size - size % (2 * LANES)
-    even, odd = splat_f32(0.0), splat_f32(0.0)
+    even, odd = vl.splat_f32(0.0), vl.splat_f32(0.0)
     rest = np.float32(0.0)
-    if bf16:
-        for i in range(0, pairs, 2 * LANES):
-            a, b = load_bf16(at + 2 * i), load_bf16(at + 2 * (i + LANES))
-            even, odd = fma(a, a, even), fma(b, b, odd)
-        for i in range(pairs, wide, LANES):
-            a = load_bf16(at + 2 * i)
-            even = fma(a, a, even)
-        for i in range(wide, size):
-            rest += bf16_at(at + 2 * i) * bf16_at(at + 2 * i)
-    else:
-        for i in range(0, pairs, 2 * LANES):
-            a, b = load(at + 4 * i), load(at + 4 * (i + LANES))
-            even, odd = fma(a, a, even), fma(b, b, odd)
-        for i in range(pairs, wide, LANES):
-            a = load(at + 4 * i)
-            even = fma(a, a, even)
-        for i in range(wide, size):
-            rest += f32_at(at + 4 * i) * f32_at(at + 4 * i)
-    mean = np.float64(sum_lanes(add(even, odd)) + rest) / size
+    for i in range(0, pairs, 2 * LANES):
+        a, b = vl.load_as(at + bytes_ * i, bf16), vl.load_as(at + bytes_ * (i + LANES), bf16)
+        even, odd = vl.fma(a, a, even), vl.fma(b, b, odd)
+    for i in range(pairs, wide, LANES):
+        a = vl.load_as(at + bytes_ * i, bf16)
+        even = vl.fma(a, a, even)
+    for i in range(wide, size):
+        x = vl.read_as(at + bytes_ * i, bf16)
+        rest += x * x
+    mean = np.float64(vl.sum_lanes(vl.add(even, odd)) + rest) / size
     return np.float32(1.0 / np.sqrt(mean + eps))
 
 
 @part
-def normalise(at, to, weight, size, eps, bf16):  # type: ignore[no-untyped-def]
-    """One row of `size` numbers, from one place to another (or the same)."""
+def normalise(at, to, weight, size, eps, bf16, weight_bf16):  # type: ignore[no-untyped-def]
+    """Write the norm of the row of `size` numbers at `at` to `to`, which may be `at`.
+
+    bf16, weight_bf16 : whether the row and the weight are bfloat16; float32 otherwise
+    """
+    bytes_, weight_bytes = 2 if bf16 else 4, 2 if weight_bf16 else 4
     wide = size - size % LANES
     factor = inverse_rms(at, size, eps, bf16)
-    scale = broadcast(factor)
-    if bf16:
-        for i in range(0, wide, LANES):
-            y = mul(mul(load_bf16(at + 2 * i), scale), load_bf16(weight + 2 * i))
-            store_bf16(to + 2 * i, y)
-        for i in range(wide, size):
-            set_bf16(to + 2 * i, bf16_at(at + 2 * i) * factor * bf16_at(weight + 2 * i))
-    else:
-        for i in range(0, wide, LANES):
-            store(to + 4 * i, mul(mul(load(at + 4 * i), scale), load(weight + 4 * i)))
-        for i in range(wide, size):
-            set_f32(to + 4 * i, f32_at(at + 4 * i) * factor * f32_at(weight + 4 * i))
-
-
-@part
-def _normalise_by_f32(at, to, weight, size, eps):  # type: ignore[no-untyped-def]
-    """As `normalise`: one bfloat16 row, with a float32 weight."""
-    wide = size - size % LANES
-    factor = inverse_rms(at, size, eps, True)
-    scale = broadcast(factor)
+    scale = vl.broadcast(factor)
     for i in range(0, wide, LANES):
-        store_bf16(to + 2 * i, mul(mul(load_bf16(at + 2 * i), scale), load(weight + 4 * i)))
+        y = vl.mul(vl.load_as(at + bytes_ * i, bf16), scale)
+        y = vl.mul(y, vl.load_as(weight + weight_bytes * i, weight_bf16))
+        vl.store_as(to + bytes_ * i, y, bf16)
     for i in range(wide, size):
-        set_bf16(to + 2 * i, bf16_at(at + 2 * i) * factor * f32_at(weight + 4 * i))
+        number = vl.read_as(at + bytes_ * i, bf16) * factor
+        vl.write_as(to + bytes_ * i, number * vl.read_as(weight + weight_bytes * i, weight_bf16), bf16)
 
 
 def _build(sources: str) -> Any:
     @compiled(types.int64(*[types.int64] * 12, types.float64))
     def run(  # type: ignore[no-untyped-def]
-        x, x_token, x_head, out, out_token, out_head, weight, tokens, heads, size, bf16, by_f32, eps
+        x, x_token, x_head, out, out_token, out_head, weight, tokens, heads, size, bf16, weight_bf16, eps
     ):
         sources  # noqa: B018
         for token in range(tokens):
             for head in range(heads):
                 at, to = x + token * x_token + head * x_head, out + token * out_token + head * out_head
-                if bf16 and by_f32:
-                    _normalise_by_f32(at, to, weight, size, eps)
-                else:
-                    normalise(at, to, weight, size, eps, bf16)
+                normalise(at, to, weight, size, eps, bf16, weight_bf16)
         return 0
 
     return run
@@ -111,7 +73,7 @@ _run = _build(sources())
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
-    """As `reference.norm.rms_norm`, whose docstring is the contract."""
+    """As `reference.norm.rms_norm`."""
     out = check_norm(x, weight, out)
     size = x.element_size()
     x_stride, out_stride = x.stride(), out.stride()
@@ -120,6 +82,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
         x.data_ptr(), x_stride[0] * size, 0 if two else x_stride[1] * size,
         out.data_ptr(), out_stride[0] * size, 0 if two else out_stride[1] * size,
         weight.data_ptr(), x.shape[0], 1 if two else x.shape[1], x.shape[-1],
-        size == 2, weight.element_size() == 4, eps,
+        size == 2, weight.element_size() == 2, eps,
     )  # fmt: skip
     return out

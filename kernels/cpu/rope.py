@@ -1,4 +1,4 @@
-"""Rotary position embedding and the store of what it rotated, in one pass over a step's new tokens."""
+"""Rotary position embedding and the store of new keys and values, in one pass over a step's new tokens."""
 
 from __future__ import annotations
 
@@ -8,56 +8,33 @@ from numba import types
 from torch import Tensor
 
 from ramify.kernels.checks import check_head_norms, check_rope, check_store
+from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import compiled, part, sources
-from ramify.kernels.cpu.codegen.simd import (
-    LANES,
-    bf16_at,
-    even_lanes,
-    f32_at,
-    fma,
-    i64_at,
-    load,
-    load_bf16,
-    mul,
-    negated_even_lanes,
-    odd_lanes,
-    set_bf16,
-    set_f32,
-    store,
-    store_bf16,
-    swapped_lanes,
-)
+from ramify.kernels.cpu.codegen.simd import LANES
 from ramify.kernels.cpu.kv_store import copy_bytes
 from ramify.kernels.cpu.norm import rms_norm
 
 
 @part
-def _rotated(x, turn):  # type: ignore[no-untyped-def]
-    """Pairs (a, b) of x times (c, s) of `turn` as complex numbers: (ac - bs, bc + as)."""
-    crossed = mul(swapped_lanes(x), negated_even_lanes(odd_lanes(turn)))
-    return fma(x, even_lanes(turn), crossed)
+def _rotated(x, cos_sin):  # type: ignore[no-untyped-def]
+    """Pairs (a, b) of x times (c, s) of `cos_sin` as complex numbers: (ac - bs, bc + as)."""
+    crossed = vl.mul(vl.swapped_lanes(x), vl.negated_even_lanes(vl.odd_lanes(cos_sin)))
+    return vl.fma(x, vl.even_lanes(cos_sin), crossed)
 
 
 @part
-def _rotate(at, to, turn, dim, bf16):  # type: ignore[no-untyped-def]
-    """One head of `dim` numbers, from one place to another (or the same)."""
+def _rotate(at, to, cos_sin, dim, bf16):  # type: ignore[no-untyped-def]
+    """Rotate the head of `dim` numbers at `at` and write it to `to`, which may be `at`."""
+    bytes_ = 2 if bf16 else 4
     wide = dim - dim % LANES
-    if bf16:
-        for d in range(0, wide, LANES):
-            store_bf16(to + 2 * d, _rotated(load_bf16(at + 2 * d), load(turn + 4 * d)))
-        for d in range(wide, dim, 2):
-            a, b = bf16_at(at + 2 * d), bf16_at(at + 2 * d + 2)
-            c, s = f32_at(turn + 4 * d), f32_at(turn + 4 * d + 4)
-            set_bf16(to + 2 * d, a * c - b * s)
-            set_bf16(to + 2 * d + 2, b * c + a * s)
-    else:
-        for d in range(0, wide, LANES):
-            store(to + 4 * d, _rotated(load(at + 4 * d), load(turn + 4 * d)))
-        for d in range(wide, dim, 2):
-            a, b = f32_at(at + 4 * d), f32_at(at + 4 * d + 4)
-            c, s = f32_at(turn + 4 * d), f32_at(turn + 4 * d + 4)
-            set_f32(to + 4 * d, a * c - b * s)
-            set_f32(to + 4 * d + 4, b * c + a * s)
+    for d in range(0, wide, LANES):
+        x = vl.load_as(at + bytes_ * d, bf16)
+        vl.store_as(to + bytes_ * d, _rotated(x, vl.load(cos_sin + 4 * d)), bf16)
+    for d in range(wide, dim, 2):
+        a, b = vl.read_as(at + bytes_ * d, bf16), vl.read_as(at + bytes_ * (d + 1), bf16)
+        c, s = vl.read_f32(cos_sin + 4 * d), vl.read_f32(cos_sin + 4 * d + 4)
+        vl.write_as(to + bytes_ * d, a * c - b * s, bf16)
+        vl.write_as(to + bytes_ * (d + 1), b * c + a * s, bf16)
 
 
 def _build(sources: str) -> Any:
@@ -69,16 +46,16 @@ def _build(sources: str) -> Any:
         sources  # noqa: B018
         size = dim * (2 if bf16 else 4)
         for token in range(tokens):
-            turn = rotation + 4 * token * dim
+            cos_sin = rotation + 4 * token * dim
             at = q + token * q_token
             for _ in range(heads):
-                _rotate(at, at, turn, dim, bf16)
+                _rotate(at, at, cos_sin, dim, bf16)
                 at += size
-            slot = i64_at(slots + 8 * token)
+            slot = vl.read_i64(slots + 8 * token)
             page = slot // page_size
             to = page * page_bytes + (slot - page * page_size) * row_bytes
             for head in range(kv_heads):
-                _rotate(k + token * k_token + head * size, k_pages + to, turn, dim, bf16)
+                _rotate(k + token * k_token + head * size, k_pages + to, cos_sin, dim, bf16)
                 copy_bytes(v_pages + to, v + token * v_token + head * size, size)
                 to += head_bytes
         return 0
@@ -102,7 +79,7 @@ def rope_store_kv(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
 ) -> None:
-    """As `reference.rope.rope_store_kv`, whose docstring is the contract. Norms are a pass of their own."""
+    """As `reference.rope.rope_store_kv`; norms are separate passes and round in between."""
     check_rope(q, k, rotation)
     check_head_norms(q, q_norm, k_norm)
     check_store(k, v, k_pages, v_pages, slots)

@@ -1,9 +1,16 @@
-"""Drawing tokens without sorting: threads take a row each.
+"""Sampling tokens without sorting the vocabulary: threads take a row each.
 
-A token's weight is its probability over that of the most likely one, so it lies in (0, 1]. The upper bits of
-such a float32 name one of 2,033 buckets, 16 to a power of two, whose tokens and mass are counted in one pass.
-From the most likely token on, whole buckets are taken where the draw and every limit lie further; only the
-tokens of a bucket in which something ends are put in order.
+A token's weight is its probability divided by that of the most likely token, so it lies in (0, 1]. The upper
+bits of such a float32 name one of 2,033 buckets, 16 to a power of two. One pass counts the tokens and the
+mass of each bucket. Then the buckets are walked from the most likely one down: a bucket is skipped whole if
+the draw and all limits lie beyond it, and only a bucket in which one of them ends is sorted.
+
+Example with weights 1, 0.9, 0.5, 0.45, 0.05, top-p 0.9 and uniform 0.6:
+
+    total mass              2.9; top-p limit 0.9 * 2.9 = 2.61
+    kept                    1, 0.9, 0.5, 0.45: the mass before each is below 2.61; their mass is 2.85
+    target                  0.6 * 2.85 = 1.71
+    walk                    1 passes 1.71 not, 1 + 0.9 = 1.9 does: the second token is drawn
 """
 
 from __future__ import annotations
@@ -15,123 +22,111 @@ import torch
 from numba import types
 from torch import Tensor
 
+from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.arena import Arena
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part, sources
-from ramify.kernels.cpu.codegen.simd import (
-    LANES,
-    LOG2_E,
-    as_pointer,
-    div,
-    exp2,
-    f32_at,
-    i32_at,
-    load,
-    max_lanes,
-    maximum,
-    mul,
-    next_ticket,
-    set_f32,
-    set_i64,
-    splat_f32,
-    store,
-    sub,
-)
-from ramify.kernels.cpu.codegen.team import fork_address
-from ramify.kernels.cpu.codegen.thread_team_calls import call_at, fork_at
+from ramify.kernels.cpu.codegen.records import record
+from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
+from ramify.kernels.cpu.codegen.team import team_entry
+from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
 from ramify.kernels.sampling_inputs import SamplingOptions, check_logits, check_mask, check_options
 
-FRAME = np.dtype([(name, np.int64) for name in (
+FRAME = record(
     "logits", "logits_row", "rows", "vocab", "padded", "mask", "mask_row", "mask_rows", "options", "tokens",
-    "scratch", "scratch_bytes", "tickets",
-)])  # fmt: skip
-"""The arguments of one call, for the threads that work on it."""
+    "scratch", "scratch_bytes", "counters",
+)  # fmt: skip
+"""The arguments of one call, which its threads share."""
 
 BUCKET_SHIFT = 19
-"""Bits of a float32 below those that name its bucket: 4 of its 23 for the fraction are kept."""
+"""Bits of a float32 that do not name its bucket: the bucket has the exponent and 4 bits of the fraction."""
 BUCKETS = (0x3F800000 >> BUCKET_SHIFT) + 1
 BLOCK = 1024
-"""Numbers that are looked at together before any of them alone."""
+"""Numbers that a pass summarises before it looks at one of them."""
 LIKELY = 2.0**-10
-"""Tokens of so much of the weight of the most likely one are looked at first: mostly no others can be drawn
-with top-k or top-p, and they are few."""
+"""Tokens of at least this weight are tried first. They are few, and top-k or top-p seldom needs others."""
 SERIAL_NUMBERS = 1 << 14
-"""Up to so many logits one thread is done before a second would help."""
+"""Logits of a call below which a second thread would not help."""
 
 
 @part
-def _largest(at, count):  # type: ignore[no-untyped-def]
-    """The largest of the numbers at an address, and the first place that holds it."""
+def _argmax(at, count):  # type: ignore[no-untyped-def]
+    """The largest of `count` numbers at an address, and the first index that has it."""
     top, block = np.float32(-np.inf), 0
     whole = count - count % LANES
     for first in range(0, whole, BLOCK):
-        best = splat_f32(-np.inf)
+        best = vl.splat_f32(-np.inf)
         for i in range(first, min(first + BLOCK, whole), LANES):
-            best = maximum(load(at + 4 * i), best)
-        found = max_lanes(best)
+            best = vl.maximum(vl.load(at + 4 * i), best)
+        found = vl.max_lanes(best)
         if found > top:
             top, block = found, first
     for i in range(whole, count):
-        if f32_at(at + 4 * i) > top:
-            return _largest_of_rest(at, i, count)
+        if vl.read_f32(at + 4 * i) > top:
+            return _argmax_of_rest(at, i, count)
     for i in range(block, count):
-        if f32_at(at + 4 * i) == top:
+        if vl.read_f32(at + 4 * i) == top:
             return top, i
     return top, 0
 
 
 @part
-def _largest_of_rest(at, first, count):  # type: ignore[no-untyped-def]
-    top, place = f32_at(at + 4 * first), first
+def _argmax_of_rest(at, first, count):  # type: ignore[no-untyped-def]
+    top, place = vl.read_f32(at + 4 * first), first
     for i in range(first + 1, count):
-        if f32_at(at + 4 * i) > top:
-            top, place = f32_at(at + 4 * i), i
+        if vl.read_f32(at + 4 * i) > top:
+            top, place = vl.read_f32(at + 4 * i), i
     return top, place
 
 
 @part
 def _copy(frame, at, mask, x):  # type: ignore[no-untyped-def]
-    """A row of logits to x, -inf where the mask (0: none) forbids a token and behind the last."""
+    """Copy a row of logits to x, with -inf for padding and forbidden tokens; `mask` 0 means no mask."""
     whole = frame.vocab - frame.vocab % LANES
     for i in range(0, whole, LANES):
-        store(x + 4 * i, load(at + 4 * i))
+        vl.store(x + 4 * i, vl.load(at + 4 * i))
     for i in range(whole, frame.padded):
-        set_f32(x + 4 * i, f32_at(at + 4 * i) if i < frame.vocab else np.float32(-np.inf))
+        vl.write_f32(x + 4 * i, vl.read_f32(at + 4 * i) if i < frame.vocab else np.float32(-np.inf))
     if not mask:
         return
     for word in range((frame.vocab + 31) // 32):
-        bits = i32_at(mask + 4 * word)
+        bits = vl.read_i32(mask + 4 * word)
         if bits == -1:
             continue
         first = 32 * word
         for token in range(first, min(first + 32, frame.vocab)):
             if not (bits >> (token - first)) & 1:
-                set_f32(x + 4 * token, np.float32(-np.inf))
+                vl.write_f32(x + 4 * token, np.float32(-np.inf))
 
 
 @part
 def _weigh(frame, x, top, temperature):  # type: ignore[no-untyped-def]
-    """x becomes exp((x - top) / temperature): 1 for the most likely token."""
-    scale = splat_f32(temperature)
-    highest = div(splat_f32(top), scale)
-    log2_e = splat_f32(LOG2_E)
+    """Turn logits x into weights exp((x - top) / temperature): 1 for the most likely token."""
+    scale = vl.splat_f32(temperature)
+    highest = vl.div(vl.splat_f32(top), scale)
+    log2_e = vl.splat_f32(LOG2_E)
     for i in range(0, frame.padded, LANES):
-        store(x + 4 * i, exp2(mul(sub(div(load(x + 4 * i), scale), highest), log2_e)))
+        vl.store(x + 4 * i, vl.exp2(vl.mul(vl.sub(vl.div(vl.load(x + 4 * i), scale), highest), log2_e)))
 
 
 @part
 def _mass(x, first, last, least):  # type: ignore[no-untyped-def]
-    """The sum of the weights of a range that are at least `least`, in float64."""
+    """The float64 sum of the weights in ``[first, last)`` that are at least `least`."""
     a, b, c, d = 0.0, 0.0, 0.0, 0.0
     i = first
     while i + 4 <= last:
-        p, q, r, s = f32_at(x + 4 * i), f32_at(x + 4 * i + 4), f32_at(x + 4 * i + 8), f32_at(x + 4 * i + 12)
+        p, q, r, s = (
+            vl.read_f32(x + 4 * i),
+            vl.read_f32(x + 4 * i + 4),
+            vl.read_f32(x + 4 * i + 8),
+            vl.read_f32(x + 4 * i + 12),
+        )
         a += np.float64(p) if p >= least else 0.0
         b += np.float64(q) if q >= least else 0.0
         c += np.float64(r) if r >= least else 0.0
         d += np.float64(s) if s >= least else 0.0
         i += 4
     while i < last:
-        p = f32_at(x + 4 * i)
+        p = vl.read_f32(x + 4 * i)
         a += np.float64(p) if p >= least else 0.0
         i += 1
     return (a + b) + (c + d)
@@ -139,14 +134,14 @@ def _mass(x, first, last, least):  # type: ignore[no-untyped-def]
 
 @part
 def _target(uniform, total):  # type: ignore[no-untyped-def]
-    """What the cumulated mass has to pass. A draw that rounds up to the whole mass stays below it."""
+    """The cumulative mass at which a draw ends, kept below `total` where the product rounds up to it."""
     target = uniform * total
     return target if target < total else np.nextafter(total, 0.0)
 
 
 @part
-def _straight(frame, x, uniform, min_p):  # type: ignore[no-untyped-def]
-    """The draw in the order of the ids."""
+def _sample_in_id_order(frame, x, uniform, min_p):  # type: ignore[no-untyped-def]
+    """The token at which the cumulative mass, in the order of the ids, passes the target."""
     total = 0.0
     for first in range(0, frame.vocab, BLOCK):
         total += _mass(x, first, min(first + BLOCK, frame.vocab), min_p)
@@ -159,32 +154,32 @@ def _straight(frame, x, uniform, min_p):  # type: ignore[no-untyped-def]
             before += mass
             continue
         for token in range(first, last):
-            weight = f32_at(x + 4 * token)
+            weight = vl.read_f32(x + 4 * token)
             if weight >= min_p and weight > 0:
                 before += np.float64(weight)
                 chosen = token
                 if before > target:
                     return chosen
-        # Added one by one the block's weights came to less than in fours: its last token.
+        # Rounding: the block's weights added one by one came to less than in fours. Take its last token.
         return chosen
     return chosen
 
 
 @part
 def _bits(x, token):  # type: ignore[no-untyped-def]
-    """A weight's float32 as a whole number, which orders weights as they are."""
-    return np.int64(i32_at(x + 4 * token))
+    """The bits of a weight as an integer; weights are not negative, so both have the same order."""
+    return np.int64(vl.read_i32(x + 4 * token))
 
 
 @part
 def _gather(frame, x, least, candidates):  # type: ignore[no-untyped-def]
-    """List the tokens of at least some weight, in the order of their ids; how many."""
+    """List the tokens of weight >= `least` in the order of their ids; return their number."""
     count = 0
     for first in range(0, frame.padded, LANES):
-        if max_lanes(load(x + 4 * first)) < least:
+        if vl.max_lanes(vl.load(x + 4 * first)) < least:
             continue
         for token in range(first, min(first + LANES, frame.vocab)):
-            weight = f32_at(x + 4 * token)
+            weight = vl.read_f32(x + 4 * token)
             if weight >= least and weight > 0:
                 candidates[count] = token
                 count += 1
@@ -205,7 +200,7 @@ def _sift(keys, root, end):  # type: ignore[no-untyped-def]
 
 @part
 def _sort(keys, count):  # type: ignore[no-untyped-def]
-    """Ascending, in place: a heap sort, which no order of the numbers makes slow."""
+    """Sort ascending, in place: a heap sort, whose time does not depend on the input's order."""
     for root in range(count // 2 - 1, -1, -1):
         _sift(keys, root, count)
     for end in range(count - 1, 0, -1):
@@ -215,9 +210,8 @@ def _sort(keys, count):  # type: ignore[no-untyped-def]
 
 @part
 def _list_bucket(x, candidates, count, bucket, keys):  # type: ignore[no-untyped-def]
-    """The tokens of a bucket, the most likely first and the lower id first among equals; how many.
-
-    A key is the negated bits of a weight above the id, so that ascending keys are in that order.
+    """List the tokens of a bucket, the most likely first and the lower id first among equals; return their
+    number. A key has the negated bits of the weight above the id, so ascending keys give that order.
     """
     found = 0
     for place in range(count):
@@ -231,11 +225,14 @@ def _list_bucket(x, candidates, count, bucket, keys):  # type: ignore[no-untyped
 
 
 @part
-def _walk(  # type: ignore[no-untyped-def]
+def _walk_buckets(  # type: ignore[no-untyped-def]
     x, candidates, listed, counts, masses, keys, most, limit, least, least_bucket, target
 ):
-    """From the most likely token on, `most` tokens at most, while the mass before a token is below `limit`
-    and its weight at least `least`, until the mass passes `target`: that mass and the last token."""
+    """Accumulate mass from the most likely token down. Stop after `most` tokens, before a token with weight
+    below `least` or with mass `limit` before it, or when the mass passes `target`.
+
+    Returns the mass and the last token.
+    """
     seen, mass, last = 0, 0.0, 0
     for bucket in range(BUCKETS - 1, -1, -1):
         if counts[bucket] == 0:
@@ -249,7 +246,7 @@ def _walk(  # type: ignore[no-untyped-def]
         found = _list_bucket(x, candidates, listed, bucket, keys)
         for index in range(found):
             token = keys[index] & 0xFFFFFFFF
-            weight = f32_at(x + 4 * token)
+            weight = vl.read_f32(x + 4 * token)
             if seen >= most or mass >= limit or weight < least:
                 return mass, last
             mass += np.float64(weight)
@@ -257,7 +254,7 @@ def _walk(  # type: ignore[no-untyped-def]
             last = token
             if mass > target:
                 return mass, last
-        # The same sum as where the bucket is taken whole: both walks of a draw must come to one total.
+        # Use the bucket's own sum, as where it is skipped whole: all walks of a draw must get the same total.
         mass = after
         if mass > target:
             return mass, last
@@ -265,12 +262,12 @@ def _walk(  # type: ignore[no-untyped-def]
 
 
 @part
-def _ordered(frame, x, scratch, uniform, top_k, top_p, min_p):  # type: ignore[no-untyped-def]
-    """The draw from the most likely token on."""
-    keys = carray(as_pointer(scratch), frame.vocab, np.int64)
-    masses = carray(as_pointer(scratch + 8 * frame.vocab), BUCKETS, np.float64)
-    counts = carray(as_pointer(scratch + 8 * (frame.vocab + BUCKETS)), BUCKETS, np.int64)
-    candidates = carray(as_pointer(scratch + 8 * (frame.vocab + 2 * BUCKETS)), frame.vocab, np.int64)
+def _sample_in_rank_order(frame, x, scratch, uniform, top_k, top_p, min_p):  # type: ignore[no-untyped-def]
+    """The draw in descending order of probability, for rows with top-k or top-p."""
+    keys = carray(vl.as_pointer(scratch), frame.vocab, np.int64)
+    masses = carray(vl.as_pointer(scratch + 8 * frame.vocab), BUCKETS, np.float64)
+    counts = carray(vl.as_pointer(scratch + 8 * (frame.vocab + BUCKETS)), BUCKETS, np.int64)
+    candidates = carray(vl.as_pointer(scratch + 8 * (frame.vocab + 2 * BUCKETS)), frame.vocab, np.int64)
     most = top_k if top_k > 0 else frame.vocab
     limit = np.inf
     if top_p < 1 and top_k <= 0:
@@ -282,7 +279,7 @@ def _ordered(frame, x, scratch, uniform, top_k, top_p, min_p):  # type: ignore[n
     elif not enough:
         mass = 0.0
         for place in range(listed):
-            mass += np.float64(f32_at(x + 4 * candidates[place]))
+            mass += np.float64(vl.read_f32(x + 4 * candidates[place]))
         enough = mass >= limit
     if not enough:
         listed = _gather(frame, x, np.float32(0), candidates)
@@ -292,39 +289,39 @@ def _ordered(frame, x, scratch, uniform, top_k, top_p, min_p):  # type: ignore[n
         token = candidates[place]
         bucket = _bits(x, token) >> BUCKET_SHIFT
         counts[bucket] += 1
-        masses[bucket] += np.float64(f32_at(x + 4 * token))
-    set_f32(scratch, min_p)
-    least = np.int64(i32_at(scratch)) >> BUCKET_SHIFT if min_p > 0 else -1
+        masses[bucket] += np.float64(vl.read_f32(x + 4 * token))
+    vl.write_f32(scratch, min_p)
+    least = np.int64(vl.read_i32(scratch)) >> BUCKET_SHIFT if min_p > 0 else -1
     zero = np.float32(0)
     if top_p < 1 and top_k > 0:
-        mass = _walk(x, candidates, listed, counts, masses, keys, most, np.inf, zero, -1, np.inf)[0]
+        mass = _walk_buckets(x, candidates, listed, counts, masses, keys, most, np.inf, zero, -1, np.inf)[0]
         limit = np.float64(top_p) * mass
-    total = _walk(x, candidates, listed, counts, masses, keys, most, limit, min_p, least, np.inf)[0]
+    total = _walk_buckets(x, candidates, listed, counts, masses, keys, most, limit, min_p, least, np.inf)[0]
     target = _target(uniform, total)
-    return _walk(x, candidates, listed, counts, masses, keys, most, limit, min_p, least, target)[1]
+    return _walk_buckets(x, candidates, listed, counts, masses, keys, most, limit, min_p, least, target)[1]
 
 
 @part
 def _draw(frame, row, scratch):  # type: ignore[no-untyped-def]
     at, mask = frame.logits + row * frame.logits_row, 0
-    which = np.int64(i32_at(frame.mask_rows + 4 * row)) if frame.mask_rows else row
+    which = np.int64(vl.read_i32(frame.mask_rows + 4 * row)) if frame.mask_rows else row
     if frame.mask and which >= 0:
         mask = frame.mask + which * frame.mask_row
-    options = carray(as_pointer(frame.options), 5 * frame.rows, np.float64)
+    options = carray(vl.as_pointer(frame.options), 5 * frame.rows, np.float64)
     temperature, top_k = np.float32(options[row]), np.int64(options[frame.rows + row])
     top_p, min_p = np.float32(options[2 * frame.rows + row]), np.float32(options[3 * frame.rows + row])
     if not temperature > 0 and not mask:
-        return _largest(at, frame.vocab)[1]
+        return _argmax(at, frame.vocab)[1]
     x = scratch
     _copy(frame, at, mask, x)
-    top, best = _largest(x, frame.vocab)
+    top, best = _argmax(x, frame.vocab)
     if not temperature > 0 or top == -np.inf:
         return best
     _weigh(frame, x, top, temperature)
     uniform = options[4 * frame.rows + row]
     if top_k > 0 or top_p < 1:
-        return _ordered(frame, x, scratch + 4 * frame.padded, uniform, top_k, top_p, min_p)
-    return _straight(frame, x, uniform, min_p)
+        return _sample_in_rank_order(frame, x, scratch + 4 * frame.padded, uniform, top_k, top_p, min_p)
+    return _sample_in_id_order(frame, x, uniform, min_p)
 
 
 def _build_body(sources: str) -> Any:
@@ -332,11 +329,11 @@ def _build_body(sources: str) -> Any:
     def body(data):  # type: ignore[no-untyped-def]
         sources  # noqa: B018
         frame = carray(data, 1, FRAME)[0]
-        scratch = frame.scratch + next_ticket(frame.tickets + 8) * frame.scratch_bytes
-        row = next_ticket(frame.tickets)
+        scratch = frame.scratch + vl.fetch_increment(frame.counters + 8) * frame.scratch_bytes
+        row = vl.fetch_increment(frame.counters)
         while row < frame.rows:
-            set_i64(frame.tokens + 8 * row, _draw(frame, row, scratch))
-            row = next_ticket(frame.tickets)
+            vl.write_i64(frame.tokens + 8 * row, _draw(frame, row, scratch))
+            row = vl.fetch_increment(frame.counters)
 
     return body
 
@@ -346,15 +343,15 @@ _body = _build_body(sources())
 
 def _build_run(sources: str) -> Any:
     @compiled(types.int64(*[types.int64] * 4))
-    def run(frame_at, threads, fork, body):  # type: ignore[no-untyped-def]
+    def run(frame_at, threads, team, body):  # type: ignore[no-untyped-def]
         sources  # noqa: B018
-        frame = carray(as_pointer(frame_at), 1, FRAME)[0]
-        set_i64(frame.tickets, 0)
-        set_i64(frame.tickets + 8, 0)
+        frame = carray(vl.as_pointer(frame_at), 1, FRAME)[0]
+        vl.write_i64(frame.counters, 0)
+        vl.write_i64(frame.counters + 8, 0)
         if threads == 1:
-            call_at(body, frame_at)
+            call_address(body, frame_at)
         else:
-            fork_at(fork, body, frame_at, threads)
+            run_on_team(team, body, frame_at, threads)
         return 0
 
     return run
@@ -364,12 +361,12 @@ _run = _build_run(sources())
 
 
 class _Arena(Arena):
-    """With the arguments of a call, and the counters from which its threads take rows."""
+    """A thread's arena, the arguments of its call, and the work item counters of the call."""
 
     def __init__(self) -> None:
         super().__init__()
         self.frame = np.zeros(1, FRAME)
-        self.tickets = np.zeros(2, np.int64)
+        self.counters = np.zeros(2, np.int64)
 
 
 _arena = _Arena()
@@ -378,7 +375,7 @@ _arena = _Arena()
 def sample_tokens(
     logits: Tensor, options: SamplingOptions, mask: Tensor | None = None, mask_rows: Tensor | None = None
 ) -> Tensor:
-    """As `reference.sampling.sample_tokens`, whose docstring is the contract, for float32 logits."""
+    """As `reference.sampling.sample_tokens`, for float32 logits."""
     check_logits(logits)
     check_options(logits, options)
     check_mask(logits, mask, mask_rows)
@@ -398,7 +395,7 @@ def sample_tokens(
         0 if mask is None else mask.data_ptr(), 0 if mask is None else 4 * mask.stride(0),
         0 if mask_rows is None else mask_rows.data_ptr(),
         options.values.data_ptr(), tokens.data_ptr(),
-        _arena.address, scratch_bytes, _arena.tickets.ctypes.data,
+        _arena.address, scratch_bytes, _arena.counters.ctypes.data,
     )  # fmt: skip
-    _run(_arena.frame.ctypes.data, threads, fork_address(), _body.address)
+    _run(_arena.frame.ctypes.data, threads, team_entry(), _body.address)
     return tokens

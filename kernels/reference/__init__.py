@@ -1,1 +1,4 @@
-"""Every operation in plain torch: the contract, the oracle of the kernels' tests, and a fallback."""
+"""Every operation in plain torch: the contract of all backends, the oracle of their tests, and a fallback.
+
+A docstring here states shapes, dtypes, meaning and errors once; twins in `cpu` and `triton` say what differs.
+"""

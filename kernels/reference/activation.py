@@ -1,4 +1,4 @@
-"""The gated activations of SwiGLU and GEGLU, in torch."""
+"""Gated activations of SwiGLU and GEGLU, in torch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ramify.kernels.checks import check_gated
 
 
 def silu_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """silu(gate) · up for x = (gate, up) side by side (arXiv 2002.05202): float32 inside, rounded once.
+    """silu(gate) · up for x = [gate, up] (arXiv 2002.05202): float32 inside, rounded once.
 
     Parameters
     ----------
     x : (T, 2 size) float32, float16 or bfloat16; rows contiguous
     out : (T, size), dtype of x, rows contiguous; optional
-        Where to write. Must not overlap x.
+        Receives the result. Must not overlap x.
 
     Raises
     ------
@@ -28,7 +28,7 @@ def silu_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 def gelu_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """As `silu_mul`, with gelu by its approximation with tanh (arXiv 1606.08415)."""
+    """As `silu_mul`, with the tanh approximation of gelu (arXiv 1606.08415)."""
     out = check_gated(x, out)
     gate, up = x.float().chunk(2, dim=-1)
     return out.copy_(F.gelu(gate, approximate="tanh") * up)

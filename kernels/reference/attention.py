@@ -1,4 +1,4 @@
-"""Attention over paged keys and values, in torch: one sequence after the other."""
+"""Attention over paged keys and values, in torch, one sequence at a time."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ def paged_attention(
 ) -> Tensor:
     """softmax(scale · q kᵀ) v under the causal mask, for a packed, ragged batch of B sequences.
 
-    Prefill chunks and decodes mix freely: sequence b has ``query_starts[b+1] - query_starts[b]`` new
-    tokens, whose keys and values are in the pages already. Query j of them sits at position
-    ``kv_lens[b] - new_tokens + j`` and sees positions up to its own.
+    Prefill chunks and decodes mix freely: sequence b has ``query_starts[b+1] - query_starts[b]`` new tokens,
+    whose keys and values are in the pages already. Query j is at position ``kv_lens[b] - new_tokens + j`` and
+    sees positions up to its own.
 
     Parameters
     ----------
     q : (T, heads, head_dim) float32 or bfloat16; the stride between tokens may be larger
     k_pages, v_pages : (num_pages, kv_heads, page_size, head_dim), dtype of q
-        One layer's pool. Head h reads KV head ``h // (heads / kv_heads)``. Rows past a sequence's end
-        are not used: they may hold anything.
+        One layer's pool. Head h reads KV head ``h // (heads / kv_heads)``. Rows past a sequence's end are
+        ignored: they may hold anything, NaN included.
     page_table : (B, max_pages) int32
-        ``page_table[b, i]`` holds positions ``[i * page_size, (i + 1) * page_size)``. Entries must lie
-        in ``[0, num_pages)`` as far as `kv_lens` reaches; this is not checked.
+        Page ``page_table[b, i]`` holds positions ``[i * page_size, (i + 1) * page_size)``. Entries up to
+        `kv_lens` must lie in ``[0, num_pages)``; this is not checked.
     query_starts : (B + 1,) int32
         Offsets into T, ascending. Tokens outside all sequences get no output.
     kv_lens : (B,) int32
-        Tokens in the pages, the new ones included.
+        Tokens in the pages, new tokens included.
     scale : float
         Multiplies scores.
     window : int
-        Each query sees so many last positions, itself included; 0 sees all.
+        Positions that a query sees, its own included; 0 means all.
     soft_cap : float
-        Scores become ``soft_cap * tanh(score / soft_cap)`` (arXiv 2408.00118); 0 leaves them.
+        Scores become ``soft_cap * tanh(score / soft_cap)`` (arXiv 2408.00118); 0 means no cap.
     out : (T, heads, head_dim), optional
-        Where to write; not read. Its stride between tokens may be larger.
+        Receives the output. Its stride between tokens may be larger.
 
     Returns
     -------

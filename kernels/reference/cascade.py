@@ -1,7 +1,16 @@
-"""Attention over a tree of shared prefixes, in torch: parts with their log-sum-exp, and their merge.
+"""Cascade attention: attention over a tree of shared prefixes, in torch.
 
-Attention over a set of positions is fully described by its output and the logarithm of the sum of its
-exponentials (arXiv 2402.05099, 2501.01005), so positions that several sequences share may be computed apart.
+The state of attention over a set of positions is its output and the log-sum-exp of its scores. States over
+disjoint sets merge exactly (arXiv 2402.05099, 2501.01005), so a shared prefix is computed once for all of its
+sequences.
+
+Example: sequences A and B share 100 tokens, A has 20 more and B 30, each with one new token:
+
+    groups                        [Group((0, 1), begin=0, tokens=100)]
+    part for the group            2 queries x positions 0-99, keys read once: one state for A, one for B
+    parts for the rest            A x positions 100-119, B x positions 100-129, with the causal mask
+    merge for each query          weights exp(lse_i - lse) with lse = log(exp(lse_1) + exp(lse_2))
+    keys read                     100 + 20 + 30 = 150 instead of 250
 """
 
 from __future__ import annotations
@@ -20,10 +29,9 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class Group(NamedTuple):
-    """A node of the tree of prefixes: its members hold positions [begin, begin + tokens) in the same pages.
+    """A node of the tree of prefixes: its members have positions [begin, begin + tokens) in the same pages.
 
     members : rows of the page table, ascending; at least one
-    begin, tokens : counted in tokens
     """
 
     members: tuple[int, ...]
@@ -34,14 +42,14 @@ class Group(NamedTuple):
 def attention_state(
     q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None, scale: float, soft_cap: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Attention and the log-sum-exp of its scores, in float32.
+    """The state of attention over m positions: output and log-sum-exp of the scores, in float32.
 
     Parameters
     ----------
     q : (n, heads, head_dim)
     keys, values : (m, kv_heads, head_dim)
     hidden : (n, m) bool, optional
-        True where a query must not look. Where it sees nothing its output is 0, its log-sum-exp -inf.
+        True where a query does not see a position. A query that sees none has output 0 and log-sum-exp -inf.
 
     Returns
     -------
@@ -63,13 +71,13 @@ def attention_state(
 
 
 def merge_states(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
-    """The state over disjoint sets of positions together, from the states over each.
+    """The state over the union of disjoint sets of positions, from the states over each set.
 
     Parameters
     ----------
     outs : (parts, n, heads, head_dim) float32
     lses : (parts, n, heads) float32
-        -inf for an empty part, whose output is not used. Some part of each query must not be empty.
+        -inf for an empty part, whose output is not used. Each query needs a part that is not empty.
 
     Returns
     -------
@@ -84,7 +92,7 @@ def merge_states(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
 def check_groups(groups: Sequence[Group], cached: Sequence[int]) -> None:
     """Raise ValueError naming the first group that is not a node of one tree within the cached prefixes.
 
-    cached : for each sequence, its tokens before the new ones
+    cached : for each sequence, its number of tokens before the new ones
     """
     reached = [0] * len(cached)
     for index, (members, begin, tokens) in enumerate(groups):
@@ -113,12 +121,12 @@ def cascade_attention(
     soft_cap: float = 0.0,
     out: Tensor | None = None,
 ) -> Tensor:
-    """As `attention.paged_attention`, with each group's positions computed once for all of its members.
+    """As `attention.paged_attention`, with each group's positions computed once for all its members.
 
     Parameters
     ----------
     groups : sequence of Group
-        Parents before children. Positions outside every group of a sequence are its own.
+        Parents before children. Positions of a sequence outside its groups are computed for it alone.
 
     Raises
     ------

@@ -18,7 +18,7 @@ def store_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tens
     k, v : (T, kv_heads, head_dim), dtype of the pages; the stride between tokens may be larger
     k_pages, v_pages : (num_pages, kv_heads, page_size, head_dim)
     slots : (T,) int64
-        ``page * page_size + offset`` of each token, all different. Not checked to be in range.
+        ``page * page_size + offset`` of each token, all distinct. The range is not checked.
 
     Raises
     ------
@@ -45,7 +45,7 @@ def copy_pages(k_pages: Tensor, v_pages: Tensor, src: Sequence[int], dst: Sequen
     Raises
     ------
     ValueError
-        Where pages are out of range or overlap.
+        Pages are out of range or overlap.
     """
     check_copy(k_pages, v_pages, src, dst)
     sources, destinations = (

@@ -1,4 +1,4 @@
-"""Products with packed weights, in torch: unpacked to float32 first."""
+"""Products with packed weights, in torch: the weights are unpacked to float32 first."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def linear(
     out: Tensor | None = None,
     add: bool = False,
 ) -> Tensor:
-    """x Wᵀ + b, or of a gated weight silu(x Gᵀ + b) · (x Uᵀ + c): float32 inside, rounded once.
+    """x Wᵀ + b, or silu(x Gᵀ + b) · (x Uᵀ + c) for a gated weight: float32 inside, rounded once.
 
-    A kernel may take int8 and int4 weights rounded to bfloat16 where x is bfloat16 and has many rows.
+    A kernel may round int8 and int4 weights to bfloat16 if x is bfloat16 and has many rows.
 
     Parameters
     ----------
     x : (T, inputs) float32 or bfloat16; rows contiguous
-    weight : W (outputs, inputs) and b; gated: the rows of G, then those of U
+    weight : W (outputs, inputs) and b; if gated, the rows of G, then the rows of U
     norm : (inputs,) weight in the dtype of x, and eps; optional
-        Multiply by `rms_norm` of x, rounded to the dtype of x, instead of x.
+        Apply `rms_norm` to x first, rounded to the dtype of x.
     out : (T, outputs), gated (T, outputs / 2), float32 or bfloat16, rows contiguous; optional
-        Where to write; the dtype of x without it. Must not overlap x.
+        Receives the result. Must not overlap x. Without `out` the result has the dtype of x.
     add : bool
-        Add to what `out` holds, before rounding.
+        Add the result to `out`, before rounding.
 
     Raises
     ------
@@ -54,9 +54,9 @@ def linear(
 def masked_linear(
     x: Tensor, weight: PackedWeight, mask: Tensor, mask_rows: Tensor, *, out: Tensor | None = None
 ) -> Tensor:
-    """As `linear`, where of some rows only the outputs that a mask allows are wanted.
+    """As `linear`, for rows that need only the outputs that a mask allows.
 
-    What a mask does not allow may be minus infinity instead of the product.
+    An output that the mask forbids is either the product or minus infinity.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def masked_linear(
     mask : (M, ceil(outputs / 32)) int32, contiguous
         Bit i % 32 of word i // 32 says whether output i is allowed.
     mask_rows : (T,) int32
-        The row of `mask` for each row of x; below 0 all outputs are wanted.
+        The row of `mask` for each row of x; below 0 all outputs are needed.
     out : (T, outputs) float32, rows contiguous; optional
 
     Raises

@@ -16,7 +16,7 @@ from ramify.kernels.sampling_inputs import (
 
 
 def apply_mask(logits: Tensor, mask: Tensor, mask_rows: Tensor | None = None) -> None:
-    """Set the logits of refused tokens to -inf, in place.
+    """Set the logits of forbidden tokens to -inf, in place.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ def apply_mask(logits: Tensor, mask: Tensor, mask_rows: Tensor | None = None) ->
     mask : (M, ceil(vocab / 32)) int32; rows contiguous
         Token t is allowed where bit t % 32 of word t // 32 is set.
     mask_rows : (R,) int32
-        Each row's mask, or -1 for a row that has none. Without it row i has mask i.
+        The row of `mask` for each row of logits; -1 for none. Without `mask_rows` row i has mask i.
 
     Raises
     ------
@@ -37,7 +37,7 @@ def apply_mask(logits: Tensor, mask: Tensor, mask_rows: Tensor | None = None) ->
 
 
 def masked(logits: Tensor, mask: Tensor | None, mask_rows: Tensor | None) -> Tensor:
-    """A copy with the refused tokens at -inf."""
+    """A copy of the logits with forbidden tokens at -inf."""
     if mask is None:
         return logits.clone()
     token = torch.arange(logits.shape[1], device=logits.device)
@@ -48,12 +48,12 @@ def masked(logits: Tensor, mask: Tensor | None, mask_rows: Tensor | None) -> Ten
 
 
 def edit_logits(logits: Tensor, edits: LogitEdits) -> Tensor:
-    """Make `edits` in place: float32 inside, rounded once; return what was there before, (N,).
+    """Apply `edits` in place: float32 inside, rounded once. Returns the old logits, (N,).
 
     Parameters
     ----------
     logits : (R, vocab) float32, float16 or bfloat16; rows contiguous
-    edits : places within the logits, which is not checked
+    edits : N edits; that their places are within the logits is not checked
 
     Raises
     ------
@@ -72,7 +72,7 @@ def edit_logits(logits: Tensor, edits: LogitEdits) -> Tensor:
 
 
 def restore_logits(logits: Tensor, edits: LogitEdits, before: Tensor) -> None:
-    """Undo `edit_logits`, which returned `before`: log-probabilities are those of the model's own logits.
+    """Undo `edit_logits`, which returned `before`, so that log-probabilities are of the unmodified logits.
 
     Raises
     ------
@@ -86,16 +86,16 @@ def restore_logits(logits: Tensor, edits: LogitEdits, before: Tensor) -> None:
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, top: int) -> LogProbabilities:
-    """Log-probabilities of one chosen token a row, and of the `top` most likely ones.
+    """Log-probabilities of one chosen token a row, and of the `top` most likely tokens.
 
-    Of equally likely tokens the one with the lower id comes first. Where a row has fewer tokens above -inf,
-    its last ids are -1.
+    Equally likely tokens are in the order of their ids. A row with fewer than `top` tokens above -inf has ids
+    of -1 at the end.
 
     Parameters
     ----------
-    logits : (R, vocab) float32, float16 or bfloat16, unmodified; rows contiguous
+    logits : (R, vocab) float32, float16 or bfloat16, not changed; rows contiguous
     tokens : (R,) int64, contiguous
-    top : 0 to `MOST_LOGPROBS`; more than the vocabulary counts as the vocabulary
+    top : 0 to `MOST_LOGPROBS`, capped at the vocabulary's size
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Products with weights as they are stored, in torch: float32 inside, rounded once."""
+"""Products with unpacked weights, in torch: float32 inside, rounded once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ramify.kernels.checks import check_matmul
 def matmul(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None, add: bool = False
 ) -> Tensor:
-    """x Wᵀ + b. A kernel's bits of a row depend on that row, the weight and the bias alone.
+    """x Wᵀ + b. In a kernel the bits of a row depend on that row, the weight and the bias alone.
 
     Parameters
     ----------
@@ -18,9 +18,9 @@ def matmul(
     weight : (outputs, inputs), dtype of x, rows contiguous
     bias : (outputs,), dtype of x; optional
     out : (T, outputs), dtype of x, rows contiguous; optional
-        Where to write. Must not overlap x.
+        Receives the result. Must not overlap x.
     add : bool
-        Add to what `out` holds, before rounding.
+        Add the result to `out`, before rounding.
 
     Raises
     ------

@@ -17,7 +17,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
     weight : (size,), float32 or dtype of x, contiguous
     eps : float
     out : like x, optional
-        Where to write; may be x itself.
+        Receives the result; may be x itself.
 
     Raises
     ------
@@ -31,7 +31,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
 ) -> Tensor:
-    """residual += x, in place, and the norm of the sum as it was stored: the bits of two separate steps.
+    """residual += x, in place; returns the norm of the rounded sum. The bits are those of two separate calls.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def add_rms_norm(
     weight : (size,), float32 or dtype of x, contiguous
     eps : float
     out : like x, optional
-        Where to write; may be x itself.
+        Receives the result; may be x itself.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Rotary position embedding and the store of what it rotated, in torch."""
+"""Rotary position embedding, and the store of new keys and values, in torch."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ def rope_store_kv(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
 ) -> None:
-    """Rotate q in place; rotate k and write it and v into one layer's pages (arXiv 2104.09864).
+    """Rotate q in place; rotate k and write the result and v into one layer's pages (arXiv 2104.09864).
 
-    Numbers 2i and 2i + 1 of a head are the real and imaginary part of what ``rotation[t, i]`` multiplies:
-    in float32, rounded once. With norms each head is normalised before (`norm.rms_norm`); a kernel may
-    round in between.
+    Numbers 2i and 2i + 1 of a head are a complex number, multiplied by ``rotation[t, i]`` in float32 and
+    rounded once. With norms each head is normalised first (`norm.rms_norm`); a kernel may round in between.
 
     Parameters
     ----------
@@ -38,7 +37,7 @@ def rope_store_kv(
     q_norm, k_norm : (head_dim,), float32 or dtype of q, contiguous; optional
         Weights of the norm over each head of q and of k (arXiv 2505.09388).
     eps : float
-        Of these norms.
+        The epsilon of these norms.
 
     Raises
     ------
@@ -47,11 +46,11 @@ def rope_store_kv(
     """
     check_rope(q, k, rotation)
     check_head_norms(q, q_norm, k_norm)
-    store_kv(_turned(k, k_norm, eps, rotation), v, k_pages, v_pages, slots)
-    q.copy_(_turned(q, q_norm, eps, rotation))
+    store_kv(_rotated(k, k_norm, eps, rotation), v, k_pages, v_pages, slots)
+    q.copy_(_rotated(q, q_norm, eps, rotation))
 
 
-def _turned(x: Tensor, weight: Tensor | None, eps: float, rotation: Tensor) -> Tensor:
+def _rotated(x: Tensor, weight: Tensor | None, eps: float, rotation: Tensor) -> Tensor:
     exact = x.float()
     if weight is not None:
         exact = F.rms_norm(exact, weight.shape, weight.float(), eps)

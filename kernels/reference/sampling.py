@@ -1,4 +1,4 @@
-"""Drawing tokens, in torch and float64."""
+"""Sampling of tokens, in torch and float64."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ def sample_tokens(
     mask: Tensor | None = None,
     mask_rows: Tensor | None = None,
 ) -> Tensor:
-    """Choose one token a row, (R,) int64: by mask, temperature, top-k, top-p, min-p and one given number.
+    """Sample one token a row, (R,) int64, by mask, temperature, top-k, top-p, min-p and a uniform number.
 
-    The draw inverts the cumulated probabilities: it takes the first token at which they pass the row's
-    uniform number. Rows with top-k or top-p cumulate from the most likely token on, the lower id first among
-    equals, and others in the order of the ids. A kernel computes probabilities in float32 and cumulates them
-    in float64. Rows do not depend on each other. A row whose tokens are all refused gives token 0.
+    Inverse transform sampling: the result is the first token at which the cumulative probability passes the
+    row's uniform number. Rows with top-k or top-p accumulate in descending order of probability, with the
+    lower id first among equals; other rows accumulate in the order of the ids. A kernel computes
+    probabilities in float32 and accumulates them in float64. Rows do not depend on each other. A row whose
+    tokens are all forbidden gives token 0.
 
     Parameters
     ----------
-    logits : (R, vocab) float32, float16 or bfloat16, unmodified; rows contiguous
-    options : R rows of them
-    mask, mask_rows : as in `logits.apply_mask`, optional
+    logits : (R, vocab) float32, float16 or bfloat16, not changed; rows contiguous
+    options : of R rows
+    mask, mask_rows : as in `logits.apply_mask`; optional
 
     Raises
     ------
@@ -61,6 +62,6 @@ def sample_tokens(
 def _invert(probs: Tensor, uniform: Tensor) -> Tensor:
     mass = torch.cumsum(probs, dim=-1)
     total = mass[:, -1:]
-    # A draw that rounds up to the whole mass must not fall on a token of probability 0.
+    # A product that rounds up to the whole mass must not select a token of probability 0.
     target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(mass, target, right=True)[:, 0].clamp(max=probs.shape[1] - 1)

@@ -1,4 +1,4 @@
-"""The gated activations of SwiGLU and GEGLU: silu(gate) · up or gelu(gate) · up, read and written once."""
+"""Gated activations of SwiGLU and GEGLU: each number is read and written once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ramify.kernels.triton.interpret import check_device
 from ramify.kernels.triton.launch import padded, warps
 
 _BLOCK = 2048
-"""Results of a program: 128 threads with four loads of 16 bytes each, in 16-bit numbers."""
+"""Results of a program: with 16-bit numbers, 128 threads with four loads of 16 bytes each."""
 
 
 @triton.jit
@@ -19,28 +19,28 @@ def _gated_mul(  # type: ignore[no-untyped-def]
     x_ptr, out_ptr, x_row, out_row, SIZE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
     GELU: tl.constexpr,
 ):  # fmt: skip
-    """gate · sigmoid(s) · up, with s = gate, or what makes of it the tanh approximation of gelu."""
+    """gate · sigmoid(s) · up. s is the gate for silu, a cubic polynomial of it for the tanh form of gelu."""
     program = tl.program_id(0)
     row = (program // PARTS).to(tl.int64)
     column = program % PARTS * BLOCK + tl.arange(0, BLOCK)
-    there = column < SIZE
-    gate = tl.load(x_ptr + row * x_row + column, mask=there).to(tl.float32)
-    up = tl.load(x_ptr + row * x_row + SIZE + column, mask=there).to(tl.float32)
+    in_bounds = column < SIZE
+    gate = tl.load(x_ptr + row * x_row + column, mask=in_bounds).to(tl.float32)
+    up = tl.load(x_ptr + row * x_row + SIZE + column, mask=in_bounds).to(tl.float32)
     s = gate
     if GELU:
         s = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 2 sqrt(2 / pi)
     power = tl.exp(-tl.abs(s))
     y = gate * tl.where(s >= 0.0, 1.0, power) / (1.0 + power) * up
-    tl.store(out_ptr + row * out_row + column, y.to(out_ptr.dtype.element_ty), mask=there)
+    tl.store(out_ptr + row * out_row + column, y.to(out_ptr.dtype.element_ty), mask=in_bounds)
 
 
 def silu_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """As `reference.activation.silu_mul`, whose docstring is the contract."""
+    """As `reference.activation.silu_mul`."""
     return _gated(x, out, gelu=False)
 
 
 def gelu_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """As `reference.activation.gelu_mul`, whose docstring is the contract."""
+    """As `reference.activation.gelu_mul`."""
     return _gated(x, out, gelu=True)
 
 

@@ -25,7 +25,7 @@ _LOG2_E = 1.4426950408889634
 def plan_shape(
     q: Tensor, k_pages: Tensor, *, window: int, deterministic: bool, tile_choice: Sequence[Tile] | None = None
 ) -> Shape:
-    """What of a model and device a plan depends on, read off the tensors it will be used with."""
+    """The `Shape` of plans for these tensors."""
     _, heads, head_dim = q.shape
     _, kv_heads, page_size, _ = k_pages.shape
     device = device_of(q.device)
@@ -37,13 +37,13 @@ def plan_shape(
 def plan_attention(
     query_starts: Sequence[int], kv_lens: Sequence[int], shape: Shape, device: torch.device
 ) -> Plan:
-    """The plan of a flat batch, from lengths on the host.
+    """The plan of a batch without a cascade, from lengths on the host.
 
     Parameters
     ----------
     query_starts, kv_lens : B + 1 and B integers, as in `paged_attention`; not checked
     shape : from `plan_shape`
-    device : where the plan's tensors go
+    device : of the plan's tensors
     """
     starts, lens = np.asarray(query_starts, np.int64), np.asarray(kv_lens, np.int64)
     new = starts[1:] - starts[:-1]
@@ -68,12 +68,13 @@ def run_plan(
     scale: float,
     soft_cap: float = 0.0,
 ) -> Tensor:
-    """Carry out `plan` on one layer and return `out`; shapes as in `paged_attention`, not checked again.
+    """Run `plan` on one layer and return `out`; shapes as in `paged_attention`, not checked.
 
-    Launches and nothing else: no transfer, no wait.
+    Only launches kernels: no transfer, no wait.
     """
     _, heads, head_dim = q.shape
-    kv_heads = plan.kv_heads
+    shape = plan.shape
+    kv_heads = shape.kv_heads
     room = plan.state_rows * kv_heads
     states = torch.empty(room * (head_dim + 2), dtype=torch.float32, device=q.device)
     acc, top, total = torch.split(states, [room * head_dim, room, room])
@@ -86,11 +87,11 @@ def run_plan(
         attend[(kv_heads * len(launch.items),)](
             q, k_pages, v_pages, out, acc, top, total, page_table, launch.items, plan.tokens,
             q.stride(0), out.stride(0), *k_pages.stride()[:3], page_table.stride(0),
-            in_factor, out_factor, plan.window,
+            in_factor, out_factor, shape.window,
             KV_HEADS=kv_heads, GROUP=heads // kv_heads, HEAD_DIM=head_dim, BLOCK_D=block_dim(head_dim),
-            BLOCK_M=tile.rows, BLOCK_N=tile.columns, PAGE_SIZE=plan.page_size,
-            CHUNK=CHUNK if plan.deterministic else 0,
-            LISTED=launch.listed, WINDOWED=plan.window > 0, SOFT_CAP=soft_cap > 0.0, PRECISION="ieee",
+            BLOCK_M=tile.rows, BLOCK_N=tile.columns, PAGE_SIZE=shape.page_size,
+            CHUNK=CHUNK if shape.deterministic else 0,
+            LISTED=launch.listed, WINDOWED=shape.window > 0, SOFT_CAP=soft_cap > 0.0, PRECISION="ieee",
             num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
         )  # fmt: skip
     if plan.merge is not None:
@@ -109,10 +110,10 @@ def warm_up(
     soft_cap: float = 0.0,
     cascade: bool = True,
 ) -> None:
-    """Compile every form that plans of `shape` can launch, so that none is compiled while requests wait.
+    """Compile every specialisation that plans of `shape` can launch, so that no request waits for a compiler.
 
-    The tensors are as in `paged_attention`, one token being enough; they are neither read nor written.
-    Without `cascade` the forms that only its plans launch are left out.
+    The tensors are as in `paged_attention`, with at least one token; they are neither read nor written.
+    Without `cascade` the specialisations that only cascade plans launch are skipped.
     """
     device = q.device
     none = torch.zeros(1, dtype=torch.int32, device=device)
@@ -123,10 +124,7 @@ def warm_up(
     starts = torch.zeros(2, dtype=torch.int32, device=device)
     for states in AT_ONCE:
         index = torch.zeros(states, dtype=torch.int32, device=device)
-        plan = Plan(
-            shape.heads, shape.kv_heads, shape.page_size, shape.window, shape.deterministic, launches, none,
-            0, Merge(none, starts, index),
-        )  # fmt: skip
+        plan = Plan(shape, launches, none, 0, Merge(none, starts, index))
         run_plan(plan, q, k_pages, v_pages, page_table, torch.empty_like(q), scale=1.0, soft_cap=soft_cap)
 
 
@@ -144,14 +142,14 @@ def paged_attention(
     out: Tensor | None = None,
     deterministic: bool = False,
 ) -> Tensor:
-    """As `reference.attention.paged_attention`, whose docstring is the contract; float16 as well.
+    """As `reference.attention.paged_attention`; float16 as well. `scale` must be positive.
 
-    `scale` must be positive. `query_starts` and `kv_lens` may be on the host. Where they are on the device
-    they are fetched, which waits for it; once for all layers that are given the same two tensors, unless
-    these are inference tensors, whose changes cannot be seen. `plan_attention` and `run_plan` never wait.
+    `query_starts` and `kv_lens` may be on the host. If they are on the device they are copied to the host,
+    which waits for the device. Layers that pass the same two unchanged tensors share one copy, except for
+    inference tensors, whose changes torch does not count. `plan_attention` and `run_plan` never wait.
 
-    deterministic : the bits of a token's output depend on nothing but its query and the keys and values it
-        sees: not on the batch, the chunk, or the pages.
+    deterministic : the bits of a token's output depend only on its query and the keys and values it sees,
+        not on the batch, the chunk, or the pages
 
     Raises
     ------
@@ -170,7 +168,7 @@ def paged_attention(
 
 
 class _LastPlan:
-    """The plan of the last call, for the next layer's: known by its tensors and by how often they changed."""
+    """The plan of the last call, reused by the next layer if it passes the same unchanged tensors."""
 
     def __init__(self) -> None:
         self.tensors: tuple[weakref.ref[Tensor], ...] = ()

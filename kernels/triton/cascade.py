@@ -1,7 +1,15 @@
-"""Cascade attention: what sequences share is read once for all of them, and merged with what is their own.
+"""Cascade attention: a shared prefix is read once for all its sequences and merged with the rest of each.
 
-A node of the tree of prefixes becomes one task whose rows are the new tokens of all its members; what is left
-of each sequence becomes tasks of its own (arXiv 2402.05099, 2501.01005 describe the idea).
+Example: page size 128, three sequences with one new token each; A and B share 4 pages, C shares the first 2:
+
+    page tables   A = 1 2 3 4 7    B = 1 2 3 4 8    C = 1 2 5 9
+    tree          find_groups: Group((A, B, C), begin 0, tokens 256), Group((A, B), 256, 256)
+    chosen        Costs.choose keeps the nodes whose saved reads are worth their states; here both
+    tasks         A, B, C x [0, 256) in A's pages; A, B x [256, 512) in A's pages; each token x its rest
+    parts         a task becomes work items of a tile of rows and a range of positions; each leaves a state
+    merge         A and B merge 3 states each, C merges 2, in ascending order of positions
+
+See arXiv 2402.05099 and 2501.01005.
 """
 
 from __future__ import annotations
@@ -32,15 +40,16 @@ def plan_cascade(
     shape: Shape,
     device: torch.device,
 ) -> Plan:
-    """The plan that reads each group once, whether it pays or not.
+    """The plan that reads each group once, whatever the cost.
 
-    Groups are shortened to where parts may begin: multiples of 128 positions, of 512 in a deterministic plan.
+    Groups are rounded down to positions where parts may begin: multiples of GRAIN, or of CHUNK in a
+    deterministic plan.
 
     Raises
     ------
     ValueError
-        The groups are not nodes of one tree within the cached prefixes, or there is a window, of which
-        cascade knows nothing.
+        The groups are not nodes of one tree within the cached prefixes, or `shape` has a window, which
+        cascade does not support.
     """
     if shape.window:
         raise ValueError(f"a window of {shape.window} positions leaves nothing for cascade to share.")
@@ -80,13 +89,13 @@ def plan_from_page_tables(
     *,
     costs: Costs = H100_COSTS,
 ) -> Plan:
-    """The plan of a batch from what the host knows of it: cascade where `costs` says that it pays, else flat.
+    """The plan of a batch from its page tables: with a cascade if `costs` says that it pays, else without.
 
     Parameters
     ----------
     page_table : (B, max_pages) int32, on the host
     query_starts, kv_lens : B + 1 and B integers, as in `paged_attention`; not checked
-    shape : from `plan_shape`; with a window the plan is flat
+    shape : from `plan_shape`; with a window the plan has no cascade
     """
     groups: list[Group] = []
     if not shape.window:

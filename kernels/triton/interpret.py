@@ -1,7 +1,7 @@
-"""Whether Triton's interpreter is on, and the refusal where the kernels cannot run at all.
+"""Whether Triton's interpreter is on, and the error if the kernels cannot run.
 
-``TRITON_INTERPRET=1`` counts only when it is set before triton is first imported; from then on it holds for
-the whole process. The interpreter runs the kernels as written, in numpy, on CPU tensors: for tests.
+``TRITON_INTERPRET=1`` must be set before triton is first imported, and holds for the whole process. The
+interpreter runs the kernels in numpy, on CPU tensors: for tests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ INTERPRETED: bool = triton.knobs.runtime.interpret
 
 
 def jit(kernel: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """`triton.jit`, which has no types of its own."""
+    """`triton.jit`, typed for mypy."""
     return triton.jit(kernel, **options)
 
 

@@ -14,7 +14,7 @@ from ramify.kernels.triton.interpret import check_device
 from ramify.kernels.triton.launch import padded, warps
 
 _BLOCK = 2048
-"""Numbers of a program, of keys and again of values."""
+"""Numbers of keys that a program moves, and as many of values."""
 
 
 @triton.jit
@@ -28,15 +28,15 @@ def _store(  # type: ignore[no-untyped-def]
     token = (program // PARTS).to(tl.int64)
     head = program % PARTS * BLOCK_H + tl.arange(0, BLOCK_H)
     dim = tl.arange(0, BLOCK_D)
-    there = (head < KV_HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
+    in_bounds = (head < KV_HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
     slot = tl.load(slot_ptr + token)
     within = head[:, None] * HEAD_DIM + dim[None, :]
-    k = tl.load(k_ptr + token * k_token + within, mask=there)
-    v = tl.load(v_ptr + token * v_token + within, mask=there)
+    k = tl.load(k_ptr + token * k_token + within, mask=in_bounds)
+    v = tl.load(v_ptr + token * v_token + within, mask=in_bounds)
     row = slot // PAGE_SIZE * page_stride + slot % PAGE_SIZE * row_stride
     at = row + head.to(tl.int64)[:, None] * head_stride + dim[None, :]
-    tl.store(k_pages_ptr + at, k, mask=there)
-    tl.store(v_pages_ptr + at, v, mask=there)
+    tl.store(k_pages_ptr + at, k, mask=in_bounds)
+    tl.store(v_pages_ptr + at, v, mask=in_bounds)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -46,23 +46,23 @@ def _copy(  # type: ignore[no-untyped-def]
     """Program (i, b, l): block b of the i-th page to copy, in layer l."""
     entry = tl.program_id(0)
     within = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    there = within < SIZE
+    in_bounds = within < SIZE
     layer = tl.program_id(2).to(tl.int64) * layer_stride
     src = layer + tl.load(page_ptr + entry).to(tl.int64) * page_stride + within
     dst = layer + tl.load(page_ptr + count + entry).to(tl.int64) * page_stride + within
-    k = tl.load(k_ptr + src, mask=there)
-    v = tl.load(v_ptr + src, mask=there)
-    tl.store(k_ptr + dst, k, mask=there)
-    tl.store(v_ptr + dst, v, mask=there)
+    k = tl.load(k_ptr + src, mask=in_bounds)
+    v = tl.load(v_ptr + src, mask=in_bounds)
+    tl.store(k_ptr + dst, k, mask=in_bounds)
+    tl.store(v_ptr + dst, v, mask=in_bounds)
 
 
 def head_block(kv_heads: int, head_dim: int) -> int:
-    """Heads of a program: a power of two, so that a token's keys are not cut more often than needed."""
+    """Heads of a program, a power of two: all heads of a token if they fit a block."""
     return max(1, min(padded(kv_heads), _BLOCK // padded(head_dim)))
 
 
 def store_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor) -> None:
-    """As `reference.kv_store.store_kv`, whose docstring is the contract; float16 as well."""
+    """As `reference.kv_store.store_kv`; float16 as well."""
     check_device(k)
     check_store(k, v, k_pages, v_pages, slots, dtypes=ALL_DTYPES)
     _, kv_heads, page_size, head_dim = k_pages.shape
@@ -77,12 +77,12 @@ def store_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tens
 
 
 def copy_pages(k_pages: Tensor, v_pages: Tensor, src: Sequence[int], dst: Sequence[int]) -> None:
-    """As `reference.kv_store.copy_pages`, whose docstring is the contract.
+    """As `reference.kv_store.copy_pages`.
 
     Raises
     ------
     ValueError
-        Also where the numbers of a page are not contiguous, or the two pools have different strides.
+        Also if the numbers of a page are not contiguous, or the two pools differ in strides.
     """
     check_device(k_pages)
     check_copy(k_pages, v_pages, src, dst)

@@ -1,4 +1,4 @@
-"""Sizes that the bandwidth-bound kernels derive from a shape: padded blocks, and the warps of one."""
+"""Launch parameters of the bandwidth-bound kernels: block sizes and warps."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _VECTOR = 16
 
 
 def padded(size: int) -> int:
-    """The power of two that a block of `size` numbers takes."""
+    """The size of a block for `size` numbers: the next power of two."""
     return int(triton.next_power_of_2(size))
 
 
 def warps(numbers: int, itemsize: int, vectors: int = 2, most: int = 16) -> int:
-    """Warps for a block of `numbers`: each thread has `vectors` loads of 16 bytes on their way."""
+    """Warps for a block of `numbers`, so that each thread has `vectors` loads of 16 bytes in flight."""
     threads = numbers * itemsize // (_VECTOR * vectors)
     return max(1, min(most, threads // 32))

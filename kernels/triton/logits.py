@@ -1,4 +1,4 @@
-"""Masks, edits and log-probabilities of logits; none of them makes a copy of the logits."""
+"""Masks, edits and log-probabilities of logits, without a copy of the logits."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ from ramify.kernels.triton.tiles.sampling_tile import (
 )
 
 _MASK_GROUPS = 64
-"""Words of the mask of a program: 2048 logits."""
+"""Mask words of a program: 2048 logits."""
 _EDITS = 256
+"""Edits of a program."""
 
 
 @triton.jit
@@ -39,7 +40,7 @@ def _mask(  # type: ignore[no-untyped-def]
     logits_ptr, mask_ptr, mask_row_ptr, logits_stride, mask_stride, vocab, parts,
     LISTED: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """Whole blocks are written back: 16 bytes at once, where single refused logits would be 2 or 4."""
+    """Writes whole blocks back, 16 bytes at once; writing only the forbidden logits would move 2 or 4."""
     program = tl.program_id(0)
     row, part = program // parts, program % parts
     mask_row = row
@@ -63,20 +64,20 @@ def _edit(  # type: ignore[no-untyped-def]
     RESTORE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = index < count
-    row = tl.load(place_ptr + index, mask=there, other=0).to(tl.int64)
-    at = logits_ptr + row * logits_stride + tl.load(place_ptr + count + index, mask=there, other=0)
+    in_bounds = index < count
+    row = tl.load(place_ptr + index, mask=in_bounds, other=0).to(tl.int64)
+    at = logits_ptr + row * logits_stride + tl.load(place_ptr + count + index, mask=in_bounds, other=0)
     if RESTORE:
-        tl.store(at, tl.load(before_ptr + index, mask=there), mask=there)
+        tl.store(at, tl.load(before_ptr + index, mask=in_bounds), mask=in_bounds)
     else:
-        before = tl.load(at, mask=there)
-        tl.store(before_ptr + index, before, mask=there)
-        repetition = tl.load(amount_ptr + index, mask=there, other=1.0)
+        before = tl.load(at, mask=in_bounds)
+        tl.store(before_ptr + index, before, mask=in_bounds)
+        repetition = tl.load(amount_ptr + index, mask=in_bounds, other=1.0)
         x = before.to(tl.float32)
         x = tl.where(x > 0.0, tl.div_rn(x, repetition), x * repetition)
-        x -= tl.load(amount_ptr + count + index, mask=there, other=0.0)
-        x += tl.load(amount_ptr + 2 * count + index, mask=there, other=0.0)
-        tl.store(at, x.to(logits_ptr.dtype.element_ty), mask=there)
+        x -= tl.load(amount_ptr + count + index, mask=in_bounds, other=0.0)
+        x += tl.load(amount_ptr + 2 * count + index, mask=in_bounds, other=0.0)
+        tl.store(at, x.to(logits_ptr.dtype.element_ty), mask=in_bounds)
 
 
 @triton.jit
@@ -100,14 +101,14 @@ def _finish(  # type: ignore[no-untyped-def]
     chosen_ptr, out_id_ptr, out_value_ptr, top, logits_stride, vocab, chunks,
     RANKED: tl.constexpr, LOG: tl.constexpr, SUBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program r: the normaliser of row r, its chosen token's logarithm, and its `top` best tokens."""
+    """Program r: the log-probability of row r's chosen token, and the row's `top` best tokens."""
     row = tl.program_id(0)
     logits_row = logits_ptr + row.to(tl.int64) * logits_stride
     index = tl.arange(0, BLOCK)
-    there = index < chunks
-    tops = tl.load(top_ptr + row * chunks + index, mask=there, other=float("-inf"))
+    in_bounds = index < chunks
+    tops = tl.load(top_ptr + row * chunks + index, mask=in_bounds, other=float("-inf"))
     highest = tl.maximum(tl.max(tops, axis=0), SMALLEST)
-    masses = tl.load(mass_ptr + row * chunks + index, mask=there, other=0.0)
+    masses = tl.load(mass_ptr + row * chunks + index, mask=in_bounds, other=0.0)
     masses *= tl.exp((tops - highest).to(tl.float64))
     normaliser = highest.to(tl.float64) + tl.log(tl.sum(masses, axis=0))
     x = tl.load(logits_row + tl.load(token_ptr + row)).to(tl.float32)
@@ -134,7 +135,7 @@ def _finish(  # type: ignore[no-untyped-def]
 
 
 def apply_mask(logits: Tensor, mask: Tensor, mask_rows: Tensor | None = None) -> None:
-    """As `reference.logits.apply_mask`, whose docstring is the contract."""
+    """As `reference.logits.apply_mask`."""
     check_device(logits)
     check_logits(logits)
     check_mask(logits, mask, mask_rows)
@@ -147,7 +148,7 @@ def apply_mask(logits: Tensor, mask: Tensor, mask_rows: Tensor | None = None) ->
 
 
 def edit_logits(logits: Tensor, edits: LogitEdits) -> Tensor:
-    """As `reference.logits.edit_logits`, whose docstring is the contract."""
+    """As `reference.logits.edit_logits`."""
     check_device(logits)
     check_logits(logits)
     check_edits(logits, edits)
@@ -157,7 +158,7 @@ def edit_logits(logits: Tensor, edits: LogitEdits) -> Tensor:
 
 
 def restore_logits(logits: Tensor, edits: LogitEdits, before: Tensor) -> None:
-    """As `reference.logits.restore_logits`, whose docstring is the contract."""
+    """As `reference.logits.restore_logits`."""
     check_device(logits)
     check_logits(logits)
     check_edits(logits, edits, before)
@@ -175,9 +176,9 @@ def _run_edit(logits: Tensor, edits: LogitEdits, before: Tensor, *, restore: boo
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, top: int) -> LogProbabilities:
-    """As `reference.logits.log_probabilities`, whose docstring is the contract.
+    """As `reference.logits.log_probabilities`.
 
-    Reads the logits once, in their own dtype, and again only the groups of the most likely tokens.
+    Reads the logits once, in their own dtype, and the groups of the most likely tokens a second time.
     """
     check_device(logits)
     check_logits(logits)

@@ -1,4 +1,4 @@
-"""Products with weights as they are stored, x Wᵀ: a row's bits do not depend on how many rows there are."""
+"""Products with unpacked weights, x Wᵀ, whose bits in a row do not depend on the number of rows."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ramify.kernels.triton.interpret import check_device
 from ramify.kernels.triton.plan.attention_config import device_of
 
 PART = 1024
-"""Inputs that are summed up on their own. Their sums are added in ascending order, in registers or from
-memory, so spreading the parts over programs changes no bit."""
+"""Inputs of a part. The sums of parts are added in ascending order, in registers or from memory, so spreading
+parts over programs (split-K) changes no bit."""
 _FEW_ROWS = 64
-"""Up to so many rows, that is one row of tiles, parts are spread over programs."""
+"""Rows up to which parts are spread over programs: one row of tiles."""
 _GROUP = 8
-"""Rows of tiles that share the weights that they read: they run one after the other."""
+"""Rows of tiles that run one after the other, so that they share the weights in the L2 cache."""
 
 
 class _Tile(NamedTuple):
@@ -54,13 +54,13 @@ def _finish(  # type: ignore[no-untyped-def]
     total, out_ptr, bias_ptr, row, row_there, output, output_there, out_row,
     BIASED: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    there = row_there[:, None] & output_there[None, :]
+    in_bounds = row_there[:, None] & output_there[None, :]
     if BIASED:
         total += tl.load(bias_ptr + output, mask=output_there, other=0.0).to(tl.float32)[None, :]
     at = out_ptr + row.to(tl.int64)[:, None] * out_row + output[None, :]
     if ADD:
-        total += tl.load(at, mask=there, other=0.0).to(tl.float32)
-    tl.store(at, total.to(out_ptr.dtype.element_ty), mask=there)
+        total += tl.load(at, mask=in_bounds, other=0.0).to(tl.float32)
+    tl.store(at, total.to(out_ptr.dtype.element_ty), mask=in_bounds)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -70,7 +70,7 @@ def _product(  # type: ignore[no-untyped-def]
     PARTS: tl.constexpr, SPREAD: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr,
     ADD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of the result, or where SPREAD its sum over part `program_id(1)` of the inputs, in float32."""
+    """One tile of the result; with SPREAD its float32 sum over part `program_id(1)` of the inputs."""
     tiles_down, tiles_across = tl.cdiv(rows, ROWS), tl.cdiv(outputs, OUTPUTS)
     program = tl.program_id(0)
     first = program // (GROUP * tiles_across) * GROUP
@@ -107,24 +107,24 @@ def _gather(  # type: ignore[no-untyped-def]
     part_ptr, bias_ptr, out_ptr, rows, outputs, out_row,
     PARTS: tl.constexpr, OUTPUTS: tl.constexpr, BIASED: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, r): outputs [i * OUTPUTS, …) of row r, from the sums of their parts in ascending order."""
+    """Program (i, r): outputs [i * OUTPUTS, …) of row r, by adding the parts' sums in ascending order."""
     row = tl.program_id(1) + tl.arange(0, 1)
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     row_there, output_there = row < rows, output < outputs
-    there = row_there[:, None] & output_there[None, :]
+    in_bounds = row_there[:, None] & output_there[None, :]
     at = part_ptr + row.to(tl.int64)[:, None] * outputs + output[None, :]
-    total = tl.load(at, mask=there, other=0.0)
+    total = tl.load(at, mask=in_bounds, other=0.0)
     for part in tl.static_range(1, PARTS):
-        total += tl.load(at + tl.cast(part, tl.int64) * rows * outputs, mask=there, other=0.0)
+        total += tl.load(at + tl.cast(part, tl.int64) * rows * outputs, mask=in_bounds, other=0.0)
     _finish(total, out_ptr, bias_ptr, row, row_there, output, output_there, out_row, BIASED, ADD)
 
 
 def matmul(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None, add: bool = False
 ) -> Tensor:
-    """As `reference.matmul.matmul`, whose docstring is the contract.
+    """As `reference.matmul.matmul`.
 
-    One tile for any number of rows, one order of the inputs: parts of 1024, in each ascending.
+    The tile is the same for any number of rows, and so is the order of the inputs: parts of PART inputs.
     """
     check_device(x)
     out = check_matmul(x, weight, bias, out, add)
@@ -154,8 +154,8 @@ def matmul(
 
 
 def _tile(dtype: torch.dtype) -> _Tile:
-    """64 rows are the least that a Hopper's `wgmma` takes. A block of weights is 16 KiB; the sums of a tile
-    and of its part are 128 numbers a thread. float32 has no exact tensor cores: fewer, for its registers."""
+    """`wgmma` takes at least 64 rows. A block of weights is 16 KiB; the sums of a tile and of its part take
+    128 registers a thread. float32 has no exact tensor cores, so its tile is smaller."""
     if dtype == torch.float32:
         return _Tile(16, 64, 32, 4, 3)
     return _Tile(64, 128, 64, 4, 4)

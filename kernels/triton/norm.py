@@ -12,9 +12,9 @@ from ramify.kernels.triton.interpret import check_device
 from ramify.kernels.triton.launch import padded, warps
 
 LARGEST = 65536
-"""Numbers of a row: a program of 32 warps then holds 64 of them a thread."""
+"""Most numbers of a row: 64 a thread in a program of 32 warps."""
 _BLOCK = 2048
-"""Short rows share a program up to so many numbers. Independent of T, so that T cannot change a bit."""
+"""Numbers of a program of several short rows. It does not depend on T, so that T cannot change a bit."""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -26,14 +26,14 @@ def _rms_norm(  # type: ignore[no-untyped-def]
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token, head = (row // heads).to(tl.int64), (row % heads).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    there = (row < rows)[:, None] & (column < SIZE)[None, :]
+    in_bounds = (row < rows)[:, None] & (column < SIZE)[None, :]
     x_at = x_ptr + (token * x_token + head * x_head)[:, None] + column[None, :]
-    x = tl.where(there, tl.load(x_at, mask=there).to(tl.float32), 0.0)
+    x = tl.where(in_bounds, tl.load(x_at, mask=in_bounds).to(tl.float32), 0.0)
     weight = tl.load(weight_ptr + column, mask=column < SIZE).to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, axis=1) / SIZE + eps)
     y = x * scale[:, None] * weight[None, :]
     out_at = out_ptr + (token * out_token + head * out_head)[:, None] + column[None, :]
-    tl.store(out_at, y.to(out_ptr.dtype.element_ty), mask=there)
+    tl.store(out_at, y.to(out_ptr.dtype.element_ty), mask=in_bounds)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -44,22 +44,22 @@ def _add_rms_norm(  # type: ignore[no-untyped-def]
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = row.to(tl.int64)[:, None]
     column = tl.arange(0, BLOCK)
-    there = (row < rows)[:, None] & (column < SIZE)[None, :]
+    in_bounds = (row < rows)[:, None] & (column < SIZE)[None, :]
     residual_at = residual_ptr + token * residual_token + column[None, :]
-    x = tl.load(x_ptr + token * x_token + column[None, :], mask=there).to(tl.float32)
-    total = x + tl.load(residual_at, mask=there).to(tl.float32)
+    x = tl.load(x_ptr + token * x_token + column[None, :], mask=in_bounds).to(tl.float32)
+    total = x + tl.load(residual_at, mask=in_bounds).to(tl.float32)
     stored = total.to(residual_ptr.dtype.element_ty)
-    tl.store(residual_at, stored, mask=there)
-    total = tl.where(there, stored.to(tl.float32), 0.0)
+    tl.store(residual_at, stored, mask=in_bounds)
+    total = tl.where(in_bounds, stored.to(tl.float32), 0.0)
     weight = tl.load(weight_ptr + column, mask=column < SIZE).to(tl.float32)
     scale = tl.rsqrt(tl.sum(total * total, axis=1) / SIZE + eps)
     y = total * scale[:, None] * weight[None, :]
     out_at = out_ptr + token * out_token + column[None, :]
-    tl.store(out_at, y.to(out_ptr.dtype.element_ty), mask=there)
+    tl.store(out_at, y.to(out_ptr.dtype.element_ty), mask=in_bounds)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
-    """As `reference.norm.rms_norm`, whose docstring is the contract; float16 as well."""
+    """As `reference.norm.rms_norm`; float16 as well."""
     check_device(x)
     out = check_norm(x, weight, out, dtypes=ALL_DTYPES)
     heads, size = 1 if x.dim() == 2 else x.shape[1], x.shape[-1]
@@ -75,7 +75,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
 ) -> Tensor:
-    """As `reference.norm.add_rms_norm`, whose docstring is the contract."""
+    """As `reference.norm.add_rms_norm`."""
     check_device(x)
     out = check_add_norm(x, residual, weight, out)
     rows, block, share, number = _shape(len(x), x)

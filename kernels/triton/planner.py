@@ -1,4 +1,4 @@
-"""Attention of one model on one device: plans of its batches, their launches, and room for graphs."""
+"""Attention as the runtime uses it: plans of batches, their launches, and buffers for CUDA graphs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ramify.kernels.triton.plan.attention_graph import StaticPlan, decode_forms
 from ramify.kernels.triton.plan.attention_plan import STATE_BYTES, Plan, Shape
 
 CASCADE_LEVELS = 4
-"""Nodes above one branch that a graph has room for; a deeper tree runs without a graph."""
+"""Depth of the prefix tree that a graph has room for; a deeper tree runs without a graph."""
 CASCADE_STATES = 32
-"""States of one branch that come from shared nodes, likewise."""
+"""States a sequence that shared nodes may leave in a graph; with more the step runs without a graph."""
 
 
 class Planner:
-    """Plans for layers of one kind. A plan is made on the host, once a step, and holds for all of them.
+    """Plans for layers of one kind. A plan is made on the host, once a step, for all of these layers.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class Planner:
     window : positions each query sees, 0 for all
     device : of the pages
     deterministic : bits do not depend on the batch
-    cascade : read what sequences share once for all of them, where that pays
+    cascade : read shared prefixes once where that pays
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Planner:
         kv_lens: Sequence[int] | NDArray[np.int32],
         device: torch.device | None = None,
     ) -> Plan:
-        """The plan of a batch, from lengths on the host; its tensors are on `device`, else with the pages.
+        """The plan of a batch, from lengths on the host; its tensors are on `device`, or with the pages.
 
         page_table : (B, max_pages) int32
         query_starts, kv_lens : B + 1 and B integers
@@ -73,7 +73,7 @@ class Planner:
         return plan_attention(query_starts, kv_lens, self.shape, device)  # type: ignore[arg-type]
 
     def room(self, sequences: int, pool_tokens: int) -> StaticPlan:
-        """For plans of up to `sequences` decodes over `pool_tokens` positions; rare ones may not fit."""
+        """Buffers for plans of up to `sequences` decodes over `pool_tokens` positions. Few do not fit."""
         shape = self.shape
         forms = decode_forms(shape, sequences, pool_tokens, cascade=self._cascade)
         states = forms[0][2] + (pool_tokens // CHUNK if shape.deterministic else 0)
@@ -89,23 +89,10 @@ class Planner:
         )
 
     def warm_up(self, k_pages: Tensor, v_pages: Tensor, *, soft_cap: float = 0.0) -> None:
-        """Compile every form that a plan can launch; the pages of a layer are neither read nor written."""
+        """Compile every specialisation that a plan can launch; the pages are neither read nor written."""
         shape = self.shape
         q = torch.zeros(1, shape.heads, shape.head_dim, dtype=self._dtype, device=self._device)
         table = torch.zeros(1, 1, dtype=torch.int32, device=self._device)
         warm_up(shape, q, k_pages, v_pages, table, soft_cap=soft_cap, cascade=self._cascade)
 
-    @staticmethod
-    def run(
-        plan: Plan,
-        q: Tensor,
-        k_pages: Tensor,
-        v_pages: Tensor,
-        page_table: Tensor,
-        out: Tensor,
-        *,
-        scale: float,
-        soft_cap: float = 0.0,
-    ) -> Tensor:
-        """See `attention.run_plan`: launches and nothing else."""
-        return run_plan(plan, q, k_pages, v_pages, page_table, out, scale=scale, soft_cap=soft_cap)
+    run = staticmethod(run_plan)

@@ -1,4 +1,4 @@
-"""Rotary positions, norms of query and key heads, and the store of keys and values, in one pass."""
+"""Rotary position embedding, norms of query and key heads, and the store of keys and values, in one pass."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ramify.kernels.triton.launch import padded, warps
 
 @triton.jit
 def _normed(x, weight_ptr, dim, eps, HEAD_DIM: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Each row of x, zero beyond HEAD_DIM, by its root mean square."""
+    """The RMS norm of each row of x, which is 0 beyond HEAD_DIM."""
     weight = tl.load(weight_ptr + dim, mask=dim < HEAD_DIM).to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, axis=1) / HEAD_DIM + eps)
     return x * scale[:, None] * weight[None, :]
 
 
 @triton.jit
-def _turned(x, cos, sin, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Neighbours of a row as complex numbers, times (cos, sin). A thread loads both: nothing moves."""
+def _rotated(x, cos, sin, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Pairs of neighbours as complex numbers, times cos + i sin. A thread loads both neighbours of a pair."""
     re, im = tl.split(tl.reshape(x, [BLOCK_H, BLOCK_D // 2, 2]))
     cos, sin = cos[None, :], sin[None, :]
     return tl.reshape(tl.join(re * cos - im * sin, im * cos + re * sin), [BLOCK_H, BLOCK_D])
@@ -36,39 +36,39 @@ def _rope_store(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_H: tl.constexpr, PAGE_SIZE: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Program p of a token: BLOCK_H query heads, or after those BLOCK_H heads of keys and values."""
+    """Program p of a token: BLOCK_H query heads or, after these, BLOCK_H heads of keys and values."""
     Q_PARTS: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H
     PARTS: tl.constexpr = Q_PARTS + (KV_HEADS + BLOCK_H - 1) // BLOCK_H
     program = tl.program_id(0)
     token, part = (program // PARTS).to(tl.int64), program % PARTS
     dim = tl.arange(0, BLOCK_D)
     within = tl.arange(0, BLOCK_H)
-    turn = tl.load(rotation_ptr + token * HEAD_DIM + dim, mask=dim < HEAD_DIM, other=0.0)
-    cos, sin = tl.split(tl.reshape(turn, [BLOCK_D // 2, 2]))
+    cos_sin = tl.load(rotation_ptr + token * HEAD_DIM + dim, mask=dim < HEAD_DIM, other=0.0)
+    cos, sin = tl.split(tl.reshape(cos_sin, [BLOCK_D // 2, 2]))
     if part < Q_PARTS:
         head = part * BLOCK_H + within
-        there = (head < HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
+        in_bounds = (head < HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
         q_at = q_ptr + token * q_token + head[:, None] * HEAD_DIM + dim[None, :]
-        q = tl.where(there, tl.load(q_at, mask=there).to(tl.float32), 0.0)
+        q = tl.where(in_bounds, tl.load(q_at, mask=in_bounds).to(tl.float32), 0.0)
         if Q_NORM:
             q = _normed(q, q_norm_ptr, dim, eps, HEAD_DIM)
-        q = _turned(q, cos, sin, BLOCK_H, BLOCK_D)
-        tl.store(q_at, q.to(q_ptr.dtype.element_ty), mask=there)
+        q = _rotated(q, cos, sin, BLOCK_H, BLOCK_D)
+        tl.store(q_at, q.to(q_ptr.dtype.element_ty), mask=in_bounds)
     else:
         head = (part - Q_PARTS) * BLOCK_H + within
-        there = (head < KV_HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
+        in_bounds = (head < KV_HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
         slot = tl.load(slot_ptr + token)
         offset = head[:, None] * HEAD_DIM + dim[None, :]
-        k = tl.load(k_ptr + token * k_token + offset, mask=there).to(tl.float32)
-        v = tl.load(v_ptr + token * v_token + offset, mask=there)
-        k = tl.where(there, k, 0.0)
+        k = tl.load(k_ptr + token * k_token + offset, mask=in_bounds).to(tl.float32)
+        v = tl.load(v_ptr + token * v_token + offset, mask=in_bounds)
+        k = tl.where(in_bounds, k, 0.0)
         if K_NORM:
             k = _normed(k, k_norm_ptr, dim, eps, HEAD_DIM)
-        k = _turned(k, cos, sin, BLOCK_H, BLOCK_D)
+        k = _rotated(k, cos, sin, BLOCK_H, BLOCK_D)
         row = slot // PAGE_SIZE * page_stride + slot % PAGE_SIZE * row_stride
         to = row + head.to(tl.int64)[:, None] * head_stride + dim[None, :]
-        tl.store(k_pages_ptr + to, k.to(k_pages_ptr.dtype.element_ty), mask=there)
-        tl.store(v_pages_ptr + to, v, mask=there)
+        tl.store(k_pages_ptr + to, k.to(k_pages_ptr.dtype.element_ty), mask=in_bounds)
+        tl.store(v_pages_ptr + to, v, mask=in_bounds)
 
 
 def rope_store_kv(
@@ -84,7 +84,7 @@ def rope_store_kv(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
 ) -> None:
-    """As `reference.rope.rope_store_kv`, whose docstring is the contract; float16 as well."""
+    """As `reference.rope.rope_store_kv`; float16 as well."""
     check_device(q)
     check_rope(q, k, rotation)
     check_head_norms(q, q_norm, k_norm)

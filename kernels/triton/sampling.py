@@ -1,4 +1,4 @@
-"""Drawing tokens: one pass over the logits, and for top-k and top-p a sort of the candidates it leaves."""
+"""Sampling of tokens: one pass over the logits; for top-k and top-p, a sort of the pass's candidates."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ from ramify.kernels.triton.tiles.sampling_tile import (
 
 
 @triton.jit
-def _straight(  # type: ignore[no-untyped-def]
+def _sample_in_id_order(  # type: ignore[no-untyped-def]
     logits_row, mask_row, masked, tops_row, masses, top, temperature, min_p, uniform, vocab, chunks,
     HAS_MASK: tl.constexpr, SUBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A draw in the order of the ids: first the chunk, then the token. Min-p weighs likely chunks anew."""
+    """Sample in the order of the ids: first the chunk, then the token. With min-p the mass of chunks that can
+    have a likely token is computed again."""
     index = tl.arange(0, BLOCK)
     whole = tl.full([SUBS], 1, tl.int1)
     if min_p > 0.0:
@@ -60,24 +61,24 @@ def _straight(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _ranked(  # type: ignore[no-untyped-def]
+def _sample_from_candidates(  # type: ignore[no-untyped-def]
     found_row, count, everything, top, total, top_k, top_p, min_p, uniform, vocab, LOG: tl.constexpr
 ):
-    """A draw among the sorted candidates, or -1 where tokens beyond them may come.
+    """Sample from the sorted candidates; -1 if the token may be none of them.
 
-    Top-k keeps `kept` of the mass, top-p the tokens before which less than its share of that is cumulated.
+    Top-k keeps the mass `kept`. Top-p keeps the tokens with a cumulative mass below top_p * kept before them.
     """
     rank = tl.arange(0, 2**LOG)
-    there = rank < count
-    entry = sorted_block(tl.load(found_row + rank, mask=there, other=NOTHING), LOG)
+    in_bounds = rank < count
+    entry = sorted_block(tl.load(found_row + rank, mask=in_bounds, other=NOTHING), LOG)
     most = tl.where(top_k > 0, tl.minimum(top_k, vocab), vocab)
-    weight = exp(tl.where(there, number_of(entry >> 32), float("-inf")) - top)
+    weight = exp(tl.where(in_bounds, number_of(entry >> 32), float("-inf")) - top)
     mass = tl.where(rank < most, weight, 0.0).to(tl.float64)
     held = tl.sum(mass, axis=0)
     all_there = everything | (most <= count)
     kept = tl.where(all_there, held, total)
     limit = top_p.to(tl.float64) * kept
-    least = tl.min(tl.where(there, weight, 1.0), axis=0)
+    least = tl.min(tl.where(in_bounds, weight, 1.0), axis=0)
     known = (most >= vocab) & (((top_p < 1.0) & (held >= limit)) | ((min_p > 0.0) & (least < min_p)))
     before = tl.cumsum(mass, 0) - mass
     limit = tl.where(top_p < 1.0, limit, float("inf"))
@@ -90,13 +91,13 @@ def _ranked(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _pick(  # type: ignore[no-untyped-def]
+def _sample(  # type: ignore[no-untyped-def]
     logits_ptr, mask_ptr, mask_row_ptr, options_ptr, top_ptr, id_ptr, mass_ptr, threshold_ptr, count_ptr,
     found_ptr, out_ptr, rows, logits_stride, mask_stride, vocab, chunks,
     HAS_MASK: tl.constexpr, LISTED: tl.constexpr, ORDERED: tl.constexpr, LOG: tl.constexpr,
     SUBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program r chooses the token of row r."""
+    """Program r samples the token of row r."""
     row = tl.program_id(0)
     temperature = tl.load(options_ptr + row).to(tl.float32)
     top_k = tl.load(options_ptr + rows + row).to(tl.int32)
@@ -110,29 +111,29 @@ def _pick(  # type: ignore[no-untyped-def]
     words_row = mask_ptr + mask_row.to(tl.int64) * mask_stride
     masked = mask_row >= 0
     index = tl.arange(0, BLOCK)
-    there = index < chunks
+    in_bounds = index < chunks
     tops_row = top_ptr + row * chunks
-    tops = tl.load(tops_row + index, mask=there, other=float("-inf"))
+    tops = tl.load(tops_row + index, mask=in_bounds, other=float("-inf"))
     top = tl.max(tops, axis=0)
     token = vocab
     if (temperature > 0.0) & (top > float("-inf")):
-        masses = tl.load(mass_ptr + row * chunks + index, mask=there, other=0.0)
+        masses = tl.load(mass_ptr + row * chunks + index, mask=in_bounds, other=0.0)
         masses *= tl.exp((tops - top).to(tl.float64))
         token = -1
         straight = True
         if ORDERED:
             straight = (top_k <= 0) & (top_p >= 1.0)
         if straight:
-            token = _straight(
+            token = _sample_in_id_order(
                 logits_row, words_row, masked, tops_row, masses, top, temperature, min_p, uniform, vocab,
                 chunks, HAS_MASK, SUBS, BLOCK,
             )  # fmt: skip
-        if ORDERED:  # noqa: SIM102 - decided by the compiler, unlike the next
+        if ORDERED:  # noqa: SIM102 - decided at compile time, unlike `straight`
             if not straight:
                 count = tl.load(count_ptr + row)
                 if count <= 2**LOG:
                     everything = tl.load(threshold_ptr + row) == LOWEST
-                    token = _ranked(
+                    token = _sample_from_candidates(
                         found_ptr + row.to(tl.int64) * 2**LOG, count, everything, top,
                         tl.sum(masses, axis=0), top_k, top_p, min_p, uniform, vocab, LOG,
                     )  # fmt: skip
@@ -142,8 +143,8 @@ def _pick(  # type: ignore[no-untyped-def]
                         uniform, vocab, chunks, HAS_MASK, SUBS,
                     )  # fmt: skip
     else:
-        ids = tl.load(id_ptr + row * chunks + index, mask=there, other=vocab)
-        token = tl.min(tl.where(there & (tops == top), ids, vocab), axis=0)
+        ids = tl.load(id_ptr + row * chunks + index, mask=in_bounds, other=vocab)
+        token = tl.min(tl.where(in_bounds & (tops == top), ids, vocab), axis=0)
     tl.store(out_ptr + row, tl.minimum(token, vocab - 1).to(tl.int64))  # NaN logits have no maximum
 
 
@@ -153,7 +154,7 @@ def sample_tokens(
     mask: Tensor | None = None,
     mask_rows: Tensor | None = None,
 ) -> Tensor:
-    """As `reference.sampling.sample_tokens`, whose docstring is the contract. Launches and does not wait."""
+    """As `reference.sampling.sample_tokens`. Only launches kernels: no wait."""
     check_device(logits)
     check_logits(logits)
     check_options(logits, options)
@@ -163,7 +164,7 @@ def sample_tokens(
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     found = scanned(logits, values, mask, mask_rows, rank=RANK if options.ordered else 0)
     masks = logits if mask is None else mask
-    _pick[(rows,)](
+    _sample[(rows,)](
         logits, masks, out if mask_rows is None else mask_rows, values, found.tops, found.ids, found.masses,
         found.thresholds, found.counts, found.found, out,
         rows, logits.stride(0), masks.stride(0), vocab, found.chunks,

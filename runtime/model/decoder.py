@@ -12,16 +12,15 @@ from torch import Tensor, nn
 
 from ramify.kernels.packed import PackedWeight, Rows, pack
 from ramify.kernels.reference import linear as reference
+from ramify.kernels.registry import AddRmsNorm, MaskedLinear
+from ramify.kernels.registry import Linear as LinearOp
+from ramify.kernels.registry import MatMul as MatMulOp
 from ramify.kernels.stack import LayerWeights
 from ramify.runtime.model.config import Activation, ModelConfig
 from ramify.runtime.model.layers import (
     ActivationOp,
-    AddNormOp,
     HeadNorms,
     Linear,
-    LinearOp,
-    MaskedLinearOp,
-    MatMulOp,
     NormOp,
     Residual,
     RMSNorm,
@@ -97,9 +96,9 @@ class Model(nn.Module, ABC):
         self.packed_head: PackedWeight | None = None
         """Once packed: what `logits` multiplies by. `head` is empty then, unless it is the embedding."""
         self._head_op: LinearOp = reference.linear
-        self._masked_head_op: MaskedLinearOp | None = None
+        self._masked_head_op: MaskedLinear | None = None
         self._matmul: MatMulOp = plain_matmul
-        self._add_norm: AddNormOp | None = None
+        self._add_norm: AddRmsNorm | None = None
         self._head_rows: Rows | None = None
         self.embedding_scale = config.embedding_scale
         ropes = list(dict.fromkeys(config.ropes))
@@ -146,7 +145,7 @@ class Model(nn.Module, ABC):
         weights = [layer for layer in found if layer is not None]
         return weights if len(weights) == len(self.layers) else None
 
-    def use_norm(self, rms_norm: NormOp, add_rms_norm: AddNormOp | None = None) -> None:
+    def use_norm(self, rms_norm: NormOp, add_rms_norm: AddRmsNorm | None = None) -> None:
         """Compute all norms with `rms_norm` from now on, those of a sum with `add_rms_norm` if given."""
         self._add_norm = add_rms_norm
         for module in self.modules():
@@ -160,7 +159,7 @@ class Model(nn.Module, ABC):
             if isinstance(module, Linear):
                 module.op = in_layers or linear
 
-    def use_masked_linear(self, masked_linear: MaskedLinearOp) -> None:
+    def use_masked_linear(self, masked_linear: MaskedLinear) -> None:
         """Multiply by a packed head with `masked_linear` from now on, where masks are known."""
         self._masked_head_op = masked_linear
 

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 from ramify.kernels.packed import PackedWeight, Rows, pack
 from ramify.kernels.reference import linear as reference
+from ramify.kernels.registry import AddRmsNorm
+from ramify.kernels.registry import Linear as LinearOp
+from ramify.kernels.registry import MatMul as MatMulOp
 from ramify.kernels.stack import Norm
 from ramify.runtime.model.config import Activation
 
@@ -41,6 +44,10 @@ class Slot:
 
 Slots = Iterator[tuple[str, Slot]]
 """Names as in Hugging Face checkpoints, below the owner's own prefix."""
+
+
+ActivationOp = Callable[[Tensor], Tensor]
+"""The functions of `kernels.reference.activation`."""
 
 
 class NormOp(Protocol):
@@ -90,21 +97,13 @@ class HeadNorms(NamedTuple):
     eps: float
 
 
-class AddNormOp(Protocol):
-    """See `kernels.reference.norm.add_rms_norm`."""
-
-    def __call__(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
-    ) -> Tensor: ...
-
-
 class Residual:
     """The residual stream, (T, hidden): what a layer reads through its norms, and adds to.
 
     Given an operation that adds and normalises at once, a sum is put off until its norm is asked for.
     """
 
-    def __init__(self, x: Tensor, add_norm: AddNormOp | None = None) -> None:
+    def __init__(self, x: Tensor, add_norm: AddRmsNorm | None = None) -> None:
         self._x = x
         self._add_norm = add_norm
         self._term: Tensor | None = None
@@ -135,40 +134,6 @@ class Residual:
             x += term
 
 
-class LinearOp(Protocol):
-    """See `kernels.reference.linear.linear`."""
-
-    def __call__(
-        self,
-        x: Tensor,
-        weight: PackedWeight,
-        *,
-        norm: tuple[Tensor, float] | None = None,
-        out: Tensor | None = None,
-        add: bool = False,
-    ) -> Tensor: ...
-
-
-class ActivationOp(Protocol):
-    """See `kernels.reference.activation`."""
-
-    def __call__(self, x: Tensor) -> Tensor: ...
-
-
-class MatMulOp(Protocol):
-    """See `kernels.reference.matmul.matmul`."""
-
-    def __call__(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *,
-        out: Tensor | None = None,
-        add: bool = False,
-    ) -> Tensor: ...
-
-
 def plain_silu(x: Tensor) -> Tensor:
     gate, through = x.chunk(2, dim=-1)
     return F.silu(gate) * through
@@ -192,12 +157,6 @@ def plain_matmul(
         return out.copy_(F.linear(x, weight, bias))
     out.addmm_(x, weight.t())
     return out if bias is None else out.add_(bias)
-
-
-class MaskedLinearOp(Protocol):
-    """See `kernels.reference.linear.masked_linear`."""
-
-    def __call__(self, x: Tensor, weight: PackedWeight, mask: Tensor, mask_rows: Tensor) -> Tensor: ...
 
 
 class Linear(nn.Module):

@@ -79,7 +79,7 @@ def _keep(slot: Slot, rows: Rows, layout: RotaryLayout) -> None:
         order = torch.arange(len(rows.numbers))
         turning = _turning(order, slot.rotary)
         turning.copy_(turning.unflatten(1, (2, -1)).transpose(1, 2).flatten(1))
-        rows = rows.picked(order)
+        rows = rows.index_select(order)
     if slot.keep is None or not slot.keep(rows):
         slot.target.copy_(rows.values())
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ramify.radix.cache import Match
+from ramify.radix.lock import Match
 from ramify.runtime.scheduler.pages import RequestPages
 from ramify.runtime.scheduler.policy import Policy
 from ramify.runtime.scheduler.request import Request, common_prefix

@@ -8,7 +8,8 @@ what it has committed itself.
 
 from __future__ import annotations
 
-from ramify.radix.cache import Match, PrefixCache
+from ramify.radix.cache import PrefixCache
+from ramify.radix.lock import Match
 from ramify.runtime.scheduler.programs.leases import ProgramLeases
 from ramify.runtime.scheduler.request import Request
 

@@ -15,7 +15,7 @@ from ramify.runtime.scheduler.speculation.acceptance import Track
 from ramify.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from ramify.radix.cache import PrefixLock
+    from ramify.radix.lock import PrefixLock
     from ramify.runtime.scheduler.constraints.constrained import ConstrainedOutput
     from ramify.runtime.scheduler.constraints.healing import Healing
     from ramify.runtime.scheduler.scoring import Scoring, Stretch

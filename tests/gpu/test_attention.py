@@ -92,7 +92,7 @@ def part(batch: Batch, low: int, high: int) -> Batch:
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("window", [0, 700])
 def test_deterministic_bits_depend_on_the_row_alone(head_dim, dtype, window):
-    """Whole, in chunks, one by one, alone and in a batch; with parts and without."""
+    """Prefilled whole, in chunks and token by token; alone and in a batch; with and without parts."""
     whole = on_gpu(make_batch([(2500, 2500)], heads=8, kv_heads=2, head_dim=head_dim, dtype=dtype))
     options = {"scale": 0.1, "window": window, "deterministic": True}
     expected = attention.paged_attention(*whole, **options)
@@ -118,7 +118,7 @@ def test_two_runs_give_the_same_bits():
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_captured_step_is_replayed_with_new_lengths(deterministic):
-    """Nothing in a plan's run waits or transfers, and padding touches nothing."""
+    """Running a plan neither waits nor transfers, and padding writes nothing."""
     batch = on_gpu(make_batch([(1, 900), (1, 5000)], heads=8, kv_heads=2, head_dim=128, dtype=torch.bfloat16))
     shape = plan_shape(batch.q, batch.k_pages, window=0, deterministic=deterministic)
     forms = decode_forms(shape, 4, 10000, cascade=False)

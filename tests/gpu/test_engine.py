@@ -54,7 +54,7 @@ PROMPTS = make_prompts()
 
 
 class Local:
-    """Steps a scheduler on a model of random weights, wide enough apart that logits differ."""
+    """Steps a scheduler on a model of random weights, large enough that logits differ."""
 
     def __init__(self, **options: Any) -> None:
         def load(dtype: torch.dtype, device: torch.device, kernels: Any) -> Any:
@@ -98,7 +98,7 @@ class Local:
 
 @pytest.fixture(scope="module")
 def alone() -> list[Any]:
-    """Each prompt by itself, deterministic, without any of what is tried."""
+    """The expected tokens: each prompt alone, deterministic, with none of the tested features."""
     return [
         Local(deterministic=True, cuda_graphs=False, overlap=False, cascade=False, num_pages=600).complete(
             [prompt]

@@ -26,7 +26,7 @@ from ramify.sampling_params import SamplingParams
 
 @dataclasses.dataclass
 class Row:
-    """One row's options, and what of it is masked or changed."""
+    """One row's options, mask and edits."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -118,7 +118,7 @@ def check_draws(
 def runtimes(
     logits: Tensor, rows: Sequence[Row], uniforms: Sequence[float], masks: Sequence[Any]
 ) -> list[int]:
-    """What the CPU's sampler draws."""
+    """The tokens that the CPU's sampler draws."""
     specs = [
         sampler.SamplingRow(
             params=SamplingParams(**dataclasses.asdict(row)),

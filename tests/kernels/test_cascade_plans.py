@@ -89,31 +89,28 @@ def test_groups_of_a_deep_tree():
     ],
 )
 def test_when_a_shared_prefix_pays(branches, shared, suffix, pays):
-    costs = Costs()
-    assert costs.pays(costs.estimate(branches, shared, suffix, LLAMA)) == pays
+    assert reads_once(branches, shared, suffix) == pays
 
 
 def test_more_branches_or_more_shared_tokens_pay_more():
-    costs = Costs()
-
-    def saved(branches: int, shared: int) -> float:
-        estimate = costs.estimate(branches, shared, 200, LLAMA)
-        return estimate.flat - estimate.cascade
-
     for fixed in (8, 64):
-        assert sorted(range(256, 32768, 512), key=lambda shared: saved(fixed, shared)) == [
-            *range(256, 32768, 512)
-        ]
-        gains = [saved(branches, 100 * fixed) for branches in (2, 8, 32, 128)]
-        assert gains == sorted(gains)
+        lengths = [reads_once(fixed, shared, 2000) for shared in range(16, 32768, 256)]
+        branches = [reads_once(branches, 100 * fixed, 2000) for branches in range(2, 200)]
+        for found in (lengths, branches):
+            assert found == sorted(found)
+            assert found[-1]
+            assert not found[0]
 
 
 def test_long_prefills_already_read_a_prefix_often_enough():
-    costs = Costs()
-    decode = costs.estimate(8, 8192, 100, LLAMA)
-    prefill = costs.estimate(8, 8192, 2048, LLAMA, new=2048)
-    assert costs.pays(decode)
-    assert not costs.pays(prefill)
+    assert reads_once(8, 8192, 100)
+    assert not reads_once(8, 8192, 2048, new=2048)
+
+
+def reads_once(branches: int, shared: int, suffix: int, new: int = 1) -> bool:
+    """Whether `branches` sequences of `suffix` own tokens, `new` of them new, read `shared` tokens once."""
+    node = Group(tuple(range(branches)), 0, shared)
+    return Costs().choose([node], [new] * branches, [shared + suffix] * branches, LLAMA) == [node]
 
 
 def test_nodes_are_chosen_one_by_one():

@@ -11,7 +11,7 @@ import torch
 
 from ramify.kernels.cpu import attention as cpu
 from ramify.kernels.cpu.attention_plan import ITEM_ROWS, LEAST_ROWS
-from ramify.kernels.cpu.attention_tile import BLOCK
+from ramify.kernels.cpu.attention_records import BLOCK
 from ramify.kernels.cpu.codegen import team
 from ramify.kernels.registry import ops
 
@@ -44,7 +44,7 @@ def check(batch: Batch, threads: int, **options) -> int:
 
 
 def random_tree(seed: int) -> Batch:
-    """Up to forty branches below up to six nodes; decodes, chunks, and chunks that begin in shared pages."""
+    """Up to 40 branches below up to 6 nodes; decodes, chunks, and chunks that begin in shared pages."""
     draw = random.Random(seed)
     nodes = draw.randint(1, 6)
     above = [-1] + [draw.randrange(node) for node in range(1, nodes)]
@@ -81,7 +81,7 @@ def test_random_trees_give_the_bits_of_flat_attention():
 
 
 def tree(branches: int, shared: int, own: int = 20, new: int = 1, **options) -> Batch:
-    """So many branches below one node of `shared` pages of 16."""
+    """`branches` sequences below one node of `shared` pages of 16."""
     return make_tree([shared], [Branch((0,), own, new)] * branches, heads=9, kv_heads=3, **options)
 
 

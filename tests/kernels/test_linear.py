@@ -48,7 +48,7 @@ def rounded(weight: PackedWeight) -> PackedWeight:
 
 
 def test_the_ways_of_this_machine_are_covered():
-    """What `way_for` can answer here is what the tests below run; `test_registry` imitates others."""
+    """The ways of this machine, which the tests below run; `test_registry` imitates other machines."""
     ways = {
         compiled.way_for(rows, form, torch.bfloat16) for rows in ROWS for form in ("bf16", "int8", "int4")
     }
@@ -112,7 +112,7 @@ def weight_parts(weight: PackedWeight) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_what_follows_the_product(form, dtype):
-    """Bias, gate, addition to what is there, a norm before it: as the twin does them."""
+    """Bias, gate, addition to `out` and a norm before, as in the reference."""
     for half in (48, 37):
         weight = packed(form, 2 * half, 90, gated=True)
         for count in (1, 3, 20):
@@ -146,7 +146,7 @@ def test_a_norm_before_the_product_changes_no_bit(form, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_row_does_not_depend_on_the_others(form, dtype):
-    """Within one way of multiplying, a row has the same bits in any company, and beside NaN."""
+    """Within one way of multiplying, a row's bits do not depend on the other rows, even if these are NaN."""
     weight = packed(form, 130, 200)
     x = torch.randn(70, 200).to(dtype)
     by_way: dict[int, torch.Tensor] = {}

@@ -55,7 +55,7 @@ def test_against_float64(form, shape):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_it_is_close_to_the_product_that_rounds_nothing(form):
-    """With the instruction and without, and where tiles are taken instead."""
+    """With and without the instruction, and where tiles are used instead."""
     weight = packed(form, 130, 200)
     for count in (1, 3, 8, 40):
         x = torch.randn(count, 200).bfloat16()
@@ -67,7 +67,7 @@ def test_it_is_close_to_the_product_that_rounds_nothing(form):
 @needs_vnni
 @pytest.mark.parametrize("form", FORMS)
 def test_what_follows_and_precedes_the_product(form):
-    """A norm, bias, gate and addition: of the bits that they would give one after the other."""
+    """A norm, bias, gate and addition give the bits of separate calls."""
     weight, plain = packed(form, 96, 90, gated=True), packed(form, 37, 90)
     norm = (torch.rand(90).bfloat16() + 0.5, 1e-5)
     for count in (1, 3, 20, 70):
@@ -86,7 +86,7 @@ def test_what_follows_and_precedes_the_product(form):
 
 @pytest.mark.parametrize("form", ["int8/32", "int4/32", "bf16"])
 def test_a_row_depends_on_nothing_else(form):
-    """Not on the number of rows, those beside it, even NaN, or the threads."""
+    """A row's bits do not depend on the number of rows, the other rows (even NaN) or the threads."""
     weight = packed(form, 1000, 200)
     x = torch.randn(70, 200).bfloat16()
     alone = torch.cat([BY_ROW(row[None], weight) for row in x])

@@ -1,4 +1,4 @@
-"""Products of which masks ask for few outputs: what they allow has the bits of the whole product."""
+"""Products of which masks allow few outputs: allowed outputs have the bits of the whole product."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def bits(allowed: torch.Tensor) -> torch.Tensor:
 
 
 def allowing(*counts: int, outputs: int = OUTPUTS) -> torch.Tensor:
-    """So many random outputs a row; (rows, outputs) bool."""
+    """(rows, outputs) bool with `counts[row]` random outputs allowed in each row."""
     return torch.stack([torch.randperm(outputs) < count for count in counts])
 
 
 def check(x: torch.Tensor, weight: PackedWeight, allowed: torch.Tensor, free: tuple[int, ...] = ()) -> int:
-    """Rows in `free` have no mask. How many rows left out panels."""
+    """The number of rows that skipped panels. Rows in `free` have no mask."""
     rows, place = torch.full((len(x),), -1, dtype=torch.int32), 0
     kept = [row for row in range(len(x)) if row not in free]
     for row in reversed(kept):  # masks in another order than rows

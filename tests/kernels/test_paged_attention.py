@@ -1,4 +1,4 @@
-"""The compiled attention against its twin and a float64 oracle; its promises about bits; its refusals."""
+"""The compiled attention against its reference and a float64 oracle, its bits, and its errors."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_page_size_does_not_change_the_bits():
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("window", [0, 600])
-def test_serial_forked_and_split_agree(dtype, window):
+def test_serial_team_and_split_agree(dtype, window):
     seen = set()
     batches = [
         make_batch([(1, 20)], heads=3, kv_heads=1, dtype=dtype),  # too little to share
@@ -180,8 +180,8 @@ def test_serial_forked_and_split_agree(dtype, window):
 def test_without_openmp_python_threads_do_the_same(monkeypatch):
     batch = make_batch([(1, 2000), (64, 64)])
     expected = cpu.paged_attention(*batch, scale=0.125)
-    assert team.fork_address() != team.python_fork_address(), "torch here is built with OpenMP"
-    monkeypatch.setattr(cpu, "fork_address", team.python_fork_address)
+    assert team.team_entry() != team.python_team_entry(), "torch here is built with OpenMP"
+    monkeypatch.setattr(cpu, "team_entry", team.python_team_entry)
     team.set_threads(2)
     assert torch.equal(cpu.paged_attention(*batch, scale=0.125), expected)
     assert cpu.last_plan()["threads"] == 2

@@ -1,4 +1,4 @@
-"""Choosing a backend, compiling once a machine, and saying so where that cannot be done."""
+"""Choosing a backend, compiling once a machine, and the errors where a backend cannot run."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_kernels_for_narrower_vectors(name, features, lanes):
     reason="imitates AMD's processors with AVX512_BF16 on another that has it",
 )
 def test_products_by_dots_of_bfloat16():
-    """Taken on AMD's processors only; Intel's run them as well, more slowly."""
+    """Dots are used on AMD's processors only; Intel's have them too, but slower than float32."""
     environment = {"NUMBA_CPU_NAME": "znver4", "NUMBA_CPU_FEATURES": HOST.flatten()}
     here = Path(__file__).parent
     files = [str(here / f"test_{name}.py") for name in ("linear", "paged_attention", "cpu_cascade", "tiles")]

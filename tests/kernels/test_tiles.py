@@ -1,4 +1,4 @@
-"""The vector code below the kernels, each form of it: products, transposes, 2**x, tanh, bfloat16."""
+"""The vector code that kernels are built from: products, transposes, 2**x, tanh, bfloat16."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def each(kind, x, y, count):
             simd.store_bf16(y + 2 * i, simd.load(x + 4 * i))
         else:
             for j in range(i, i + simd.LANES):
-                simd.set_bf16(y + 2 * j, simd.f32_at(x + 4 * j))
+                simd.write_bf16(y + 2 * j, simd.read_f32(x + 4 * j))
     return 0
 
 

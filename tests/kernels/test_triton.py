@@ -1,4 +1,4 @@
-"""The Triton kernels: their interpreter tests in a process of their own, and what happens without either."""
+"""The Triton kernels: their interpreter tests in a subprocess, and the errors without GPU and interpreter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def interpreted(file: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest) -> Iterator[dict[Path, Future[subprocess.CompletedProcess[str]]]]:
-    """Of the files that are asked for, as many at a time as there are cores: an interpreter uses one."""
+    """Runs one file on each core at a time: an interpreter uses one core."""
     asked = [item.callspec.params.get("file") for item in request.session.items if hasattr(item, "callspec")]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         yield {file: threads.submit(interpreted, file) for file in FILES if file in asked}

@@ -1,4 +1,4 @@
-"""Plans of attention, read back: what a token sees is in exactly one item each, every state in one merge."""
+"""Attention plans, read back: a token sees each position in exactly one item; each state is merged once."""
 
 from __future__ import annotations
 

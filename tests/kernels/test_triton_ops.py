@@ -74,8 +74,8 @@ def test_sampling_compiles_and_moves_sixteen_bytes_at_once():
         logits.restore_logits(x, edits, logits.edit_logits(x, edits))
         logits.log_probabilities(x, torch.zeros(4, dtype=torch.int64), 5)
     texts = texts_of(launches)
-    assert set(texts) == {"scan", "threshold", "collect", "_pick", "_mask", "_edit", "_finish"}
-    for name in ("scan", "collect", "_pick", "_mask"):
+    assert set(texts) == {"scan", "threshold", "collect", "_sample", "_mask", "_edit", "_finish"}
+    for name in ("scan", "collect", "_sample", "_mask"):
         assert "ld.global.v4.b32" in texts[name], name
     assert "st.global.v4.b32" in texts["_mask"]
     assert "local" not in texts["scan"], "nothing is spilt"

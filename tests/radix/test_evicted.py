@@ -1,4 +1,4 @@
-"""Who took the pages of a prompt that is not found any more."""
+"""The record of evictions: which request took the pages of a prompt."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_most_of_the_tokens_decide_whose_need_it_was() -> None:
 
 
 def test_it_sees_through_cuts_and_joins() -> None:
-    """Nodes are cut when branches leave them and joined when branches are gone; digests stay the same."""
+    """Nodes are split where branches leave them and joined when branches are gone; digests stay the same."""
     cache = PrefixCache(64, 4)
     trunk = words(50, 1)
     for cut in (10, 21, 33, 47):
@@ -97,7 +97,7 @@ def test_the_record_is_bounded() -> None:
 
 
 def test_it_never_tells_of_what_was_not_there_and_seldom_forgets() -> None:
-    """Against a list of all that was ever committed, in a cache that evicts all the time."""
+    """Against a list of everything committed, in a cache that evicts all the time."""
     told = missing = 0
     for seed in range(20):
         dice = random.Random(seed)

@@ -17,7 +17,7 @@ def leaf(last_used: int) -> Node:
 
 
 class Needs(dict[Node, float]):
-    """When nodes are needed: never, unless it is written here."""
+    """When nodes are needed; nodes that are not listed have no lease."""
 
     def __call__(self, node: Node) -> float | None:
         return self.get(node)

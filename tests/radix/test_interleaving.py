@@ -108,7 +108,7 @@ class Interleaving(RuleBasedStateMachine):
     @precondition(running)
     @rule(number=PICK, owner=OWNERS, seconds=st.integers(1, 5), part=PARTS, less=st.integers(0, 14))
     def lease(self, number, owner, seconds, part, less) -> None:
-        """Of all that it holds, or of a part, which may end anywhere."""
+        """Lease the whole lock or a prefix of it, of any length."""
         lock = self.pick(number).lock
         self.world.cache.lease(lock, owner, seconds, 3.0, part, max(0, lock.length - less))
 
@@ -142,7 +142,7 @@ class Interleaving(RuleBasedStateMachine):
 
     @rule(scope=SCOPES, tokens=TOKENS)
     def probe(self, scope, tokens) -> None:
-        """A match changes nothing and finds no less than what is held, no more than what was committed."""
+        """A match changes nothing, and finds at least the locked tokens and at most the committed ones."""
         world = self.world
         before = world.tree()
         length = world.cache.match(np.array(tokens, dtype=np.int32), scope).length

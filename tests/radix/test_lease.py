@@ -1,4 +1,4 @@
-"""The book of leases; what leases do to pages is in test_promises."""
+"""The book of leases. test_promises checks what leases do to pages."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_who_comes_later_than_expected_is_expected_later_still() -> None:
     assert (book.needed(nodes[2]), book.needed(nodes[3])) == (15, 15)
 
 
-def test_who_is_here_and_waits_for_room_is_not_late() -> None:
+def test_who_is_here_and_needs_for_room_is_not_late() -> None:
     clock = FakeClock()
     book, nodes = LeaseBook(clock), chain(1)
     book.take(nodes[1], "p", 100, 4, "branch")
@@ -135,4 +135,4 @@ def test_estimates_do_not_pile_up() -> None:
         book.take(nodes[1], str(number), 1e9, 5)
         book.expect(str(number), "", 7)
         book.end(str(number))
-    assert len(book._waits) < 100
+    assert len(book._needs) < 100

@@ -1,4 +1,4 @@
-"""Thousands of operations by seeded dice: reaches the states that short examples do not.
+"""Thousands of seeded random operations, to reach states that short examples do not.
 
 Two tokens and sequences of a few pages make nearly every prompt share something with another, and
 make requests diverge from each other in the middle of pages.
@@ -12,7 +12,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ramify.radix.cache import Match, PrefixCache
+from ramify.radix.cache import PrefixCache
+from ramify.radix.lock import Match
 from ramify.radix.naive import NaiveCache
 from ramify.radix.node import Node
 from ramify.radix.tree import RadixTree
@@ -71,7 +72,7 @@ class Dice:
             self.world.admit(request.scope, request.tokens[:cut] + self.tokens(5))
 
     def match(self, request: Request | None) -> None:
-        """Look now, admit later."""
+        """Match now, admit later."""
         scope, known = (request.scope, request.tokens) if request is not None else ("b", [])
         tokens = known[: self.random.randint(0, len(known))] + self.tokens(3)
         self.matches.append((scope, tokens, self.world.cache.match(np.array(tokens, np.int32), scope)))
@@ -81,14 +82,14 @@ class Dice:
             self.world.admit_match(*self.matches.pop(self.random.randrange(len(self.matches))))
 
     def twin(self, request: Request | None) -> None:
-        """One that starts with nothing cached and computes what another computes as well."""
+        """Admit a request without cached tokens that computes the same tokens as another."""
         if request is not None and len(self.world.requests) < 8:
             limit = self.random.randint(0, request.lock.length)
             cut = self.random.randint(1, len(request.tokens))
             self.world.admit(request.scope, request.tokens[:cut], limit)
 
     def echo(self, request: Request | None) -> None:
-        """Compute and commit what another has after this one's tokens, then perhaps something else."""
+        """Compute and commit the continuation that another request has, then perhaps other tokens."""
         if request is None:
             return
         known = len(request.tokens)
@@ -102,7 +103,7 @@ class Dice:
             self.world.commit(request)
 
     def overtake(self, request: Request | None) -> None:
-        """Fork a request where it is, let the fork commit first, then follow it for a token or so."""
+        """Fork a request at its end, commit the fork first, then give the request the fork's next tokens."""
         if request is None or not self.world.compute(request, []):
             return
         self.world.commit(request)
@@ -181,7 +182,7 @@ def test_naive_cache_likewise(seed: int) -> None:
 
 
 def test_the_dice_reach_every_branch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runs above cut, trim, borrow and join in every way there is."""
+    """The runs above reach every kind of split, trim, borrowed page and join."""
     seen: Counter[str] = Counter()
     append, split, join, trim = RadixTree.append, RadixTree.split, RadixTree.join, RadixTree.trim
 

@@ -1,4 +1,4 @@
-"""What a caller does wrong is refused, and what is wrong inside is found."""
+"""Callers' mistakes are refused, and inconsistencies inside the cache are found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.radix.world import World
 
 
 @pytest.mark.parametrize("cache_class", [PrefixCache, NaiveCache])
-def test_a_hold_is_released_once(cache_class: type[PrefixCache]) -> None:
+def test_a_lock_is_released_once(cache_class: type[PrefixCache]) -> None:
     cache = cache_class(4, 2)
     lock = cache.acquire(cache.match([1]))
     cache.release(lock)
@@ -45,9 +45,9 @@ def test_a_commit_that_does_not_fit_changes_nothing(cache_class: type[PrefixCach
     committed = cache.commit(lock, [1, 2, 3], pages)
     assert committed.pages == pages
     if cache_class is PrefixCache:
-        with pytest.raises(ValueError, match="not those of the hold"):
+        with pytest.raises(ValueError, match="not those of the lock"):
             cache.commit(lock, [1, 2, 3, 4], [pages[1], pages[0]])
-        with pytest.raises(ValueError, match="hold of 3 tokens"):
+        with pytest.raises(ValueError, match="lock of 3 tokens"):
             cache.commit(lock, [1, 2], pages[:1])
         with pytest.raises(ValueError, match="not private"):
             cache.free(pages)

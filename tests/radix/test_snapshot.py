@@ -1,4 +1,4 @@
-"""The part of the tree that people are shown."""
+"""Snapshots of the tree for dashboards."""
 
 from __future__ import annotations
 

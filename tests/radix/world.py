@@ -1,4 +1,4 @@
-"""Requests on a cache whose pages have contents, so that a page shared or written wrongly is seen.
+"""Requests on a cache whose pages have contents, so that wrong sharing and wrong writes are detected.
 
 A row holds what the KV of a token depends on: its scope and all tokens up to it. `World` does what the
 scheduler does with pages and what the worker does with rows; `verify` then reads every row that a
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ramify.radix.cache import Match, PrefixCache, PrefixLock
+from ramify.radix.cache import PrefixCache
+from ramify.radix.lock import Match, PrefixLock
 
 POISON = "poison"
 
@@ -23,7 +24,7 @@ class FakeClock:
 
 
 class Request:
-    """Tokens ``[0, computed)`` have been written to rows, ``[0, hold.length)`` are committed."""
+    """Tokens ``[0, computed)`` have been written to rows, ``[0, lock.length)`` are committed."""
 
     def __init__(self, scope: str, tokens: list[int], lock: PrefixLock, pages: list[int]) -> None:
         self.scope = scope
@@ -54,7 +55,7 @@ class World:
         return self.admit_match(scope, tokens, match)
 
     def admit_match(self, scope: str, tokens: list[int], match: Match) -> Request | None:
-        """`match`, of the first of `tokens`, may be stale: what is held is what the tree has now."""
+        """Admit a request. `match`, of a prefix of `tokens`, may be stale; the lock is up to date."""
         now = self.cache.match(np.frombuffer(match.key, np.int32), scope)
         lock = self.cache.acquire(match)
         assert lock.length == now.length
@@ -92,7 +93,7 @@ class World:
         return pages
 
     def compute(self, request: Request, tokens: list[int], until: int | None = None) -> bool:
-        """Append `tokens`, and compute up to `until` (None: to the end). False where there are no pages."""
+        """Append `tokens` and compute up to `until` (None: to the end). False if pages are short."""
         missing = self.slots(len(request.tokens) + len(tokens)) - len(request.pages)
         if missing > 0:
             fresh = self.allocate(missing)
@@ -157,7 +158,7 @@ class World:
             assert found == self.content(scope, tokens, position), (position, found)
 
     def tree(self) -> list[tuple]:
-        """All that the tree is, as values."""
+        """The whole tree as comparable values."""
         return sorted(
             (scope, prefix, pages, node.locks, node.leases) for scope, prefix, pages, node in self.walk_tree()
         )

@@ -1,7 +1,7 @@
-"""Dots of bfloat16 pairs (AVX512_BF16): where they are faster than float32, and the instruction.
+"""Dot products of bfloat16 pairs (AVX512_BF16): which processors profit, and the instruction.
 
-A lane holds two neighbouring inputs of one number of the result; an instruction multiplies both exactly and
-adds them to a float32.
+A lane holds a pair of neighbouring inputs. The instruction multiplies two pairs exactly and adds both
+products to a float32.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from ramify.kernels.cpu.codegen.compiler import features, processor
 from ramify.kernels.cpu.codegen.simd import LANES
 
 WIDTH = 16
-"""float32 numbers of a vector of dots."""
+"""float32 lanes of the instruction."""
 BF16 = "+avx512bf16" in features() and "+avx512bw" in features() and LANES == WIDTH
 """Whether the processor has the instruction."""
 DOTS = BF16 and processor().startswith("znver")
-"""Whether it is faster than float32: on AMD's processors it does twice the products of a float32 instruction
-in its time, on Intel's in four times its time."""
+"""Whether the instruction is faster than float32. It does twice the products of a float32 instruction: in the
+same time on AMD's processors, in four times the time on Intel's."""
 
 
 class _BFloat(ir.Type):

@@ -1,9 +1,11 @@
-"""Vectors of float32 inside numba: one type, and the operations that the kernels need on it.
+"""Vectors of float32 inside numba: one type and its operations, and scalars in memory.
 
-numba leaves vectors to LLVM's auto-vectoriser, which gives up on reductions without fast-math and on
-bfloat16. Here a kernel says `load`, `fma`, `store` and gets one instruction each, in a fixed order, so
-that results do not depend on what the optimiser feels like. LLVM splits or lowers the operations on
-processors without a matching instruction. Pointers are int64 addresses in bytes.
+Kernels import this module as `vl`, as Triton's language is `tl`. numba leaves vectors to LLVM's
+auto-vectoriser, which gives up on reductions without fast-math and on bfloat16. Here `load`, `fma` and
+`store` are one instruction each, in a fixed order, so that results do not depend on the optimiser. LLVM
+splits or lowers the operations on processors without a matching instruction.
+
+`load` and `store` move vectors, `read` and `write` single numbers. Pointers are int64 addresses in bytes.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ def pointer(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value
 
 
 def call(builder: ir.IRBuilder, name: str, *args: ir.Value) -> ir.Value:
-    """Call the LLVM intrinsic `name` of the vector type, whose operands all have the result's type."""
+    """Call the LLVM intrinsic `name`, whose operands all have the type of the result."""
     kind = args[0].type
     suffix = f"v{LANES}f32" if kind == _vector else "f32"
     function = builder.module.declare_intrinsic(
@@ -94,7 +96,7 @@ def splat(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
 
 
 def fused(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    """a * b + c, rounded once wherever the processor can."""
+    """a * b + c, rounded once on processors with fused multiply-add."""
     return call(builder, "llvm.fmuladd", a, b, c)
 
 
@@ -103,7 +105,7 @@ def load_vector(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
 
 
 def load_widened(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
-    """LANES bfloat16 as float32: they are its upper 16 bits."""
+    """LANES bfloat16 as float32: a bfloat16 is the upper 16 bits of a float32."""
     halves = builder.load(pointer(builder, address, _hvector), align=2)
     bits = builder.shl(builder.zext(halves, _ivector), splat_constant(16))
     return builder.bitcast(bits, _vector)
@@ -118,7 +120,7 @@ def store_vector(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> N
 
 
 def _narrowed(builder: ir.IRBuilder, bits: ir.Value, constant: Callable[[int], ir.Constant]) -> ir.Value:
-    """float32 bits rounded to the nearest bfloat16, ties to even; a NaN stays one."""
+    """float32 bits rounded to the nearest bfloat16, ties to even; a NaN stays a NaN."""
     odd = builder.and_(builder.lshr(bits, constant(16)), constant(1))
     rounded = builder.lshr(builder.add(bits, builder.add(odd, constant(0x7FFF))), constant(16))
     magnitude = builder.and_(bits, constant(0x7FFFFFFF))
@@ -161,7 +163,7 @@ def _set(kind: ir.Type) -> Emit:
 
 
 def prefetch_line(builder: ir.IRBuilder, address: ir.Value) -> None:
-    """Ask memory for the cache line at `address`."""
+    """Prefetch the cache line at `address`."""
     byte = ir.IntType(8).as_pointer()
     function = builder.module.declare_intrinsic(
         "llvm.prefetch.p0", (), ir.FunctionType(ir.VoidType(), [byte, _i32, _i32, _i32])
@@ -199,7 +201,7 @@ def _scaled_by_power(builder: ir.IRBuilder, value: ir.Value, exponent: ir.Value)
 
 
 def _reduced(combine: Emit) -> Emit:
-    """All lanes combined in a tree of halves: the order is the same at every call."""
+    """Reduce all lanes by halving: the order of the operations is fixed."""
 
     def emit(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
         width = LANES
@@ -214,20 +216,20 @@ def _reduced(combine: Emit) -> Emit:
 
 
 def _maximum(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
-    """Of a NaN and a number: the second operand."""
+    """The larger of two lanes; the second operand if one is a NaN."""
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
 # Scalars in memory.
-f32_at, set_f32 = _op1(types.float32, _at(_f32)), _op2(types.int64, _set(_f32))
-bf16_at, set_bf16 = _op1(types.float32, _half_at), _op2(types.int64, _set_half)
-i32_at = _op1(types.int32, _at(_i32))
-i64_at, set_i64 = _op1(types.int64, _at(_i64)), _op2(types.int64, _set(_i64))
-next_ticket = _op1(
+read_f32, write_f32 = _op1(types.float32, _at(_f32)), _op2(types.int64, _set(_f32))
+read_bf16, write_bf16 = _op1(types.float32, _half_at), _op2(types.int64, _set_half)
+read_i32 = _op1(types.int32, _at(_i32))
+read_i64, write_i64 = _op1(types.int64, _at(_i64)), _op2(types.int64, _set(_i64))
+fetch_increment = _op1(
     types.int64,
     lambda builder, address: builder.atomic_rmw("add", pointer(builder, address, _i64), _i64(1), "monotonic"),
 )
-"""Add 1 to the int64 at an address and return what it was: an atomic counter that threads share."""
+"""Atomic fetch-and-add of 1 to the int64 at an address: threads take work items by it."""
 
 # Vectors.
 load = _op1(vector, load_vector)
@@ -266,6 +268,40 @@ def splat_f32(value):  # type: ignore[no-untyped-def]
 
 
 @part
+def round_up(value, unit):  # type: ignore[no-untyped-def]
+    """`value` rounded up to a multiple of `unit`."""
+    return (value + unit - 1) // unit * unit
+
+
+@part
+def load_as(address, bf16):  # type: ignore[no-untyped-def]
+    """LANES numbers of a bfloat16 or float32 row."""
+    return load_bf16(address) if bf16 else load(address)
+
+
+@part
+def store_as(address, value, bf16):  # type: ignore[no-untyped-def]
+    if bf16:
+        store_bf16(address, value)
+    else:
+        store(address, value)
+
+
+@part
+def read_as(address, bf16):  # type: ignore[no-untyped-def]
+    """One number of a bfloat16 or float32 row."""
+    return read_bf16(address) if bf16 else read_f32(address)
+
+
+@part
+def write_as(address, value, bf16):  # type: ignore[no-untyped-def]
+    if bf16:
+        write_bf16(address, value)
+    else:
+        write_f32(address, value)
+
+
+@part
 def _exp2_slope(f):  # type: ignore[no-untyped-def]
     """Q(f) = (2**f - 1) / f for |f| <= 1/2.
 
@@ -287,7 +323,7 @@ def exp2(x):  # type: ignore[no-untyped-def]
     Within 1.01 units in the last place, or 1.5 on processors without fused multiply-add.
     """
     bound = splat_f32(-126.0)
-    clamped = maximum(bound, x)  # in this order a NaN stays one
+    clamped = maximum(bound, x)  # in this order a NaN stays a NaN
     whole = nearest(clamped)
     fraction = sub(clamped, whole)
     power = fma(_exp2_slope(fraction), fraction, splat_f32(1.0))

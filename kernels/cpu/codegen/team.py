@@ -1,7 +1,7 @@
-"""The threads that kernels run on: torch's own OpenMP pool.
+"""The thread team that kernels run on: torch's own OpenMP team.
 
-Two pools would take the cores from each other: a worker of torch spins for a while after each operation,
-on the core that a second pool wants to wake a thread on. So the kernels fork through the very OpenMP
+Two teams would take the cores from each other: a thread of torch spins for a while after each operation, on
+the core where a second team wants to wake a thread. So the kernels enter parallel regions through the OpenMP
 library that torch is linked to. `GOMP_parallel(fn, data, threads, flags)` is the entry point that GCC's
 OpenMP code calls (libgomp ABI, "Implementing PARALLEL construct"); LLVM's and Intel's libraries have it too.
 """
@@ -16,27 +16,27 @@ from pathlib import Path
 import torch
 
 _BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_FORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+_TEAM_ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
 
 
 def set_threads(count: int) -> None:
-    """Threads of the kernels and of torch: they share one pool and so one setting."""
+    """Set the number of threads of the kernels and of torch, which share one team."""
     torch.set_num_threads(count)
 
 
 @functools.cache
-def fork_address() -> int:
-    """Address of a C function with GOMP_parallel's signature: run `fn(data)` on so many threads at once."""
+def team_entry() -> int:
+    """Address of a C function with GOMP_parallel's signature: it runs `fn(data)` on `threads` threads."""
     for library in sorted((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")):
         try:
             entry = ctypes.CDLL(str(library)).GOMP_parallel
         except (OSError, AttributeError):
             continue
         return int(ctypes.cast(entry, ctypes.c_void_p).value or 0)
-    return python_fork_address()
+    return python_team_entry()
 
 
-def _python_fork(body: int, data: int, threads: int, flags: int) -> None:
+def _python_team(body: int, data: int, threads: int, flags: int) -> None:
     run = _BODY(body)
     others = [threading.Thread(target=run, args=(data,)) for _ in range(threads - 1)]
     for other in others:
@@ -46,9 +46,9 @@ def _python_fork(body: int, data: int, threads: int, flags: int) -> None:
         other.join()
 
 
-_python_fork_pointer = _FORK(_python_fork)  # kept: the pointer dies with the object
+_python_team_pointer = _TEAM_ENTRY(_python_team)  # kept: the pointer dies with the object
 
 
-def python_fork_address() -> int:
-    """The same with threads of Python's, for a torch without OpenMP: 100 us a call instead of 1."""
-    return int(ctypes.cast(_python_fork_pointer, ctypes.c_void_p).value or 0)
+def python_team_entry() -> int:
+    """As `team_entry`, with Python threads for a torch without OpenMP: 100 us a call instead of 1."""
+    return int(ctypes.cast(_python_team_pointer, ctypes.c_void_p).value or 0)

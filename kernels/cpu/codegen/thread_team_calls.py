@@ -1,4 +1,4 @@
-"""Calls from inside kernels to C functions at an address: one thread, or as many as the pool gives."""
+"""Calls of C functions from inside kernels, by address: on the calling thread, or on a team of threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ramify.kernels.cpu.codegen.compiler import intrinsic
 
 
 @intrinsic
-def call_at(typing: Any, body: Any, data: Any) -> Any:
+def call_address(typing: Any, body: Any, data: Any) -> Any:
     """Call the C function at `body`: body(data)."""
 
     def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
@@ -25,8 +25,8 @@ def call_at(typing: Any, body: Any, data: Any) -> Any:
 
 
 @intrinsic
-def fork_at(typing: Any, entry: Any, body: Any, data: Any, threads: Any) -> Any:
-    """Call the C function at `entry` as GOMP_parallel is called: entry(body, data, threads, 0)."""
+def run_on_team(typing: Any, entry: Any, body: Any, data: Any, threads: Any) -> Any:
+    """Run body(data) on `threads` threads: call the C function at `entry` (`team.team_entry`)."""
 
     def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         void, integer = ir.IntType(8).as_pointer(), ir.IntType(32)

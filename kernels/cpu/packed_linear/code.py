@@ -1,23 +1,23 @@
-"""What the inner loops of products with packed weights share: their arguments, and LLVM code."""
+"""The arguments of the inner loops of products with packed weights, and LLVM code that the loops share.
+
+An inner loop takes the address of a block of int64 arguments; the constants below are places in that block.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 from numba.core import cgutils
 
-from ramify.kernels.cpu.codegen.compiler import features, intrinsic
+from ramify.kernels.cpu.codegen.compiler import features
 from ramify.kernels.cpu.codegen.simd import pointer
 
 WIDTH = 16
 """Outputs of a panel."""
 
-# Places in the block of arguments.
 Q, S = 0, 4  # the weights and the scales of up to four panels
-AHEAD = 8  # for each of them, bytes from a weight to what is to be prefetched meanwhile
+AHEAD = 8  # for each of them, the distance in bytes from a weight to the one to prefetch
 X, X_ROW = 12, 13  # the first row, prepared; bytes from row to row
 SUMS, SUMS_ROW = 14, 15  # the sum of x over each group, float32
 C, C_ROW = 16, 17  # float32 results: (rows, panels * 16)
@@ -33,36 +33,14 @@ _i16, _i32, _i64, _f32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.Floa
 _floats, _ints, _halves = (ir.VectorType(kind, WIDTH) for kind in (_f32, _i32, _i16))
 
 
-def block_function(name: str, fill: Callable[[ir.IRBuilder, ir.Value], None]) -> Any:
-    """A numba function of one int64 whose body `fill` emits, once a module and never inlined."""
-
-    def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
-        module = builder.module
-        function = module.globals.get(name)
-        if function is None:
-            function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_i64]), name)
-            function.linkage = "internal"
-            function.attributes.add("noinline")
-            body = ir.IRBuilder(function.append_basic_block())
-            fill(body, function.args[0])
-            body.ret_void()
-        builder.call(function, args)
-        return _i64(0)
-
-    @intrinsic
-    def call(typing: Any, block: Any) -> Any:
-        return types.int64(block), emit
-
-    return call
-
-
 def argument_at(builder: ir.IRBuilder, block: ir.Value, place: int) -> ir.Value:
-    """What is at a place in the block of arguments."""
+    """The argument at a place in the block."""
     return builder.load(pointer(builder, builder.add(block, _i64(8 * place)), _i64))
 
 
 def row_address(builder: ir.IRBuilder, block: ir.Value, first: int, stride: int, index: int) -> ir.Value:
-    """The address of a row, from the places that hold those of the first row and the bytes between rows."""
+    """The address of row `index`; `first` and `stride` are the places of the first row's address and of the
+    bytes between rows."""
     offset = builder.mul(argument_at(builder, block, stride), _i64(index))
     return builder.add(argument_at(builder, block, first), offset)
 
@@ -97,7 +75,7 @@ def _widened(builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
     """float16 as float32, exactly."""
     if _F16C:
         return builder.fpext(builder.bitcast(halves, ir.VectorType(ir.HalfType(), WIDTH)), _floats)
-    # Without the instruction: the bits moved into place, and 2**112 for the difference of the exponents.
+    # Without the instruction: shift the bits into place, and multiply by 2**112 to adjust the exponent.
     bits = builder.zext(halves, _ints)
     magnitude = builder.shl(builder.and_(bits, constant(_ints, 0x7FFF)), constant(_ints, 13))
     value = builder.fmul(builder.bitcast(magnitude, _floats), constant(_floats, 2.0**112))

@@ -1,13 +1,14 @@
 """Products of x in int8 with int8 and int4 weights (VNNI): the rounding of x, and the inner loop.
 
-Each group of inputs of a row, as the weights have them, becomes int8 numbers and a float32 step: its largest
-magnitude is 127 steps (ggml's Q8_1). An instruction multiplies 64 bytes by 64 and adds the products in fours
-to int32, which is exact. The sum of a group is scaled and added in float32, groups in ascending order,
-whatever the number of rows and panels that a kernel handles at once.
+A row of x has the same groups of inputs as the weights. Each group becomes int8 numbers and a float32 step,
+with the largest magnitude equal to 127 steps (ggml's Q8_1). An instruction multiplies 64 bytes by 64 bytes
+and adds the products in fours to int32, which is exact. Sums of groups are scaled and added in float32, in
+ascending order, for any number of rows and panels that a kernel handles at once.
 
-The instruction takes weights without a sign: int4 has none, and int8 is moved up by 128. For each group of a
-row there are two numbers at SUMS: the step, and the sum of what x was rounded to (int4: float32, for the
-offsets) or -128 times that in steps (int8: int32, what a sum begins with).
+The instruction needs unsigned weights: int4 numbers are, and int8 numbers are raised by 128. SUMS has two
+numbers for each group of a row: the step, and a correction. For int4 the correction is the float32 sum of the
+rounded x, which multiplies the offsets. For int8 it is -128 times the int32 sum of the int8 numbers, with
+which the accumulation begins.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from ramify.kernels.cpu.codegen.compiler import features
+from ramify.kernels.cpu.codegen.functions import llvm_function
 from ramify.kernels.cpu.codegen.simd import LANES, pointer, prefetch_line
 from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear.code import (
     WIDTH,
-    block_function,
     called,
     constant,
     loaded,
@@ -35,7 +36,7 @@ from ramify.kernels.cpu.packed_linear.code import (
 VNNI = LANES == WIDTH and {"+avx512vnni", "+avx512bw"} <= features()
 """Whether the processor multiplies vectors of bytes (AVX512_VNNI)."""
 PANELS_AT_ONCE = {1: 4, 2: 4, 4: 2, 8: 2}
-"""Panels of a kernel by its rows, so that the sums of a group stay in registers."""
+"""Panels of a kernel by its number of rows, so that the sums of a group stay in registers."""
 
 _i8, _i16, _i32, _i64, _f32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _floats, _ints = ir.VectorType(_f32, WIDTH), ir.VectorType(_i32, WIDTH)
@@ -47,9 +48,9 @@ _words, _bytes, _all_bytes = (
 _STEP_BYTES = {"int8": 8 * WIDTH, "int4": 4 * WIDTH}
 """Bytes of a panel's weights for eight inputs."""
 _ORDER = {"int8": (0, 1, 2, 3, 4, 5, 6, 7), "int4": (0, 4, 1, 5, 2, 6, 3, 7)}
-"""Inputs in the order of the bytes of `_two_fours`, in which x is written as well."""
+"""The inputs in the order of the bytes of `_two_fours`. Rounded x is written in the same order."""
 _MAGIC = 1.5 * 2**23
-"""float32 numbers from here on are whole: adding it rounds, and leaves the number in the lower bits."""
+"""Adding 1.5 * 2**23 to a float32 rounds it to an integer and leaves the integer in the lower bits."""
 _MAGIC_BITS = 0x4B400000
 
 
@@ -69,7 +70,7 @@ def _two_fours(builder: ir.IRBuilder, form: str, at: ir.Value) -> list[ir.Value]
 
 
 def _product(form: str, rows: int, panels: int) -> Any:
-    """C = x Wᵀ for so many rows and panels."""
+    """C = x Wᵀ for `rows` rows and `panels` panels."""
     step_bytes = _STEP_BYTES[form]
     scale_count = {"int8": 1, "int4": 2}[form]
     grid = [(row, panel) for row in range(rows) for panel in range(panels)]
@@ -136,7 +137,7 @@ def _product(form: str, rows: int, panels: int) -> Any:
             to = builder.add(outputs[row], _i64(4 * WIDTH * panel))
             builder.store(builder.load(totals[row, panel]), pointer(builder, to, _floats), align=4)
 
-    return block_function(f"ramify_linear_{form}_int8_{rows}x{panels}", fill)
+    return llvm_function(f"ramify_linear_{form}_int8_{rows}x{panels}", 1, fill)
 
 
 def products(form: str) -> dict[int, Any]:
@@ -145,9 +146,9 @@ def products(form: str) -> dict[int, Any]:
 
 
 def _rounder(form: str) -> Any:
-    """The row of bfloat16 at X as bytes at C, and its steps and sums at SUMS.
+    """Rounds the bfloat16 row at X to int8 at C, and writes the steps and corrections of its groups to SUMS.
 
-    Where a group holds a NaN its step is one; where it holds an infinity its step is infinite.
+    The step of a group with a NaN is NaN; the step of a group with an infinity is infinite.
     """
     order = ir.Constant(_ints, [8 * (lane // 8) + _ORDER[form][lane % 8] for lane in range(WIDTH)])
 
@@ -166,7 +167,7 @@ def _rounder(form: str) -> Any:
             builder.store(constant(_words, 0), largest)
             with cgutils.for_range(builder, vectors) as loop:
                 at = builder.add(x, builder.shl(builder.add(before, loop.index), _i64(5)))
-                # Without their sign the bits of floating-point numbers are ordered as they are, NaN last.
+                # The bits of non-negative floats have the order of the floats, with NaN above all.
                 bits = builder.and_(loaded(builder, at, _words), constant(_words, 0x7FFF))
                 known = builder.load(largest)
                 larger = builder.icmp_unsigned(">", bits, known)
@@ -174,7 +175,7 @@ def _rounder(form: str) -> Any:
             most = builder.zext(reduced("umax.v16i16", builder.load(largest)), _i32)
             most = builder.bitcast(builder.shl(most, _i32(16)), _f32)
             step = builder.fdiv(most, _f32(127.0))
-            # Below that the quotient would overflow, and the products would vanish in any sum.
+            # Below 2**-100 the quotient could overflow, and the products would vanish in any sum.
             tiny = builder.fcmp_ordered("<", most, _f32(2.0**-100))
             steps = builder.select(tiny, _f32(0.0), builder.fdiv(_f32(127.0), most))
             builder.store(constant(_ints, 0), total)
@@ -199,8 +200,8 @@ def _rounder(form: str) -> Any:
             builder.store(step, pointer(builder, at, _f32))
             builder.store(sum_, pointer(builder, builder.add(at, _i64(4)), sum_.type))
 
-    return block_function(f"ramify_linear_round_{form}", fill)
+    return llvm_function(f"ramify_linear_round_{form}", 1, fill)
 
 
 round_int8, round_int4 = _rounder("int8"), _rounder("int4")
-"""For weights of either format. Not called where there is no VNNI."""
+"""Round x for int8 and int4 weights. Called only with VNNI."""

@@ -1,39 +1,18 @@
-"""One work item of a product with packed weights: four panels, a block of rows, and what follows the product.
+"""One work item of a product with packed weights: four panels, a block of rows, then bias, gate and residual.
 
-All functions are numba's; addresses are int64 in bytes; `frame` and `layout` are records of `FRAME` and
-`packed.LAYOUT`. See `linear.py` for the ways to multiply and `linear_tiles.py` for the inner loops.
+All functions run inside numba kernels. Addresses are int64 in bytes; `frame` and `layout` are records of
+`FRAME` and `packed.LAYOUT`. See `cpu/linear.py` for the ways to multiply and `tiles.py` for the inner loops.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
+from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import part
 from ramify.kernels.cpu.codegen.dots import DOTS
-from ramify.kernels.cpu.codegen.simd import (
-    BYTES,
-    LANES,
-    LOG2_E,
-    add,
-    bf16_at,
-    div,
-    exp2,
-    f32_at,
-    i32_at,
-    i64_at,
-    load,
-    load_bf16,
-    minimum,
-    mul,
-    set_bf16,
-    set_f32,
-    set_i64,
-    splat_f32,
-    store,
-    store_bf16,
-)
+from ramify.kernels.cpu.codegen.records import record
+from ramify.kernels.cpu.codegen.simd import BYTES, LANES, LOG2_E
 from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear import int8
 from ramify.kernels.cpu.packed_linear import tiles as tiles
@@ -43,15 +22,16 @@ from ramify.kernels.packed import PANEL_MULTIPLE
 
 ITEM_PANELS = PANEL_MULTIPLE
 BY_F32, BY_DOTS, BY_TILES, BY_INT8 = 0, 1, 2, 3
-"""The ways to multiply."""
+"""The ways to multiply; see `cpu/linear.py`."""
 
-FRAME = np.dtype([(name, np.int64) for name in (
+FRAME = record(
     "layout", "way", "x", "x_row", "tail", "tail_from", "sums", "sums_row", "rows",
     "out", "out_row", "out_bf16", "add", "panels", "block_rows", "row_blocks", "items",
     "counters", "scratch", "scratch_bytes", "norm_at", "chosen", "rows_at",
     "preparing", "prepared", "prepared_row", "from_x", "from_row", "from_bf16", "first", "room",
-)] + [("eps", np.float64)])  # fmt: skip
-"""The arguments of one call, for the threads that work on it."""
+    floats=("eps",),
+)  # fmt: skip
+"""The arguments of one call, which its threads share."""
 
 MOST_ROWS = max(tiles.ROWS)
 C_ROW = 4 * WIDTH * ITEM_PANELS
@@ -61,18 +41,18 @@ CONFIG_BYTES = 64
 
 @part
 def panel_at(frame, place):  # type: ignore[no-untyped-def]
-    """The panel at a place in the order of the work: of all panels, or of those that were chosen."""
-    return i32_at(frame.chosen + 4 * place) if frame.chosen else place
+    """The panel at a place in the order of work: among all panels, or among the chosen ones."""
+    return vl.read_i32(frame.chosen + 4 * place) if frame.chosen else place
 
 
 @part
 def row_at(frame, place):  # type: ignore[no-untyped-def]
-    """The row of x and of the result at a place in the order of the work."""
-    return i64_at(frame.rows_at + 8 * place) if frame.rows_at else place
+    """The row of x and of the result at a place in the order of work."""
+    return vl.read_i64(frame.rows_at + 8 * place) if frame.rows_at else place
 
 
 def _chooser(kernels: dict[int, Any], panels_at_once: dict[int, int]) -> Any:
-    """A function that runs the kernel for `rows` rows over the panels of an item."""
+    """A function that runs the kernel for `rows` rows (1, 2, 4 or 8) over the panels of an item."""
     one, two, four = kernels[1], kernels[2], kernels[4]
     eight = kernels.get(8, four)
     at_once = tuple(panels_at_once[min(1 << i, MOST_ROWS)] for i in range(4))
@@ -91,9 +71,9 @@ def _chooser(kernels: dict[int, Any], panels_at_once: dict[int, int]) -> Any:
             for i in range(panels):
                 panel = panel_at(frame, start + i)
                 later = panel_at(frame, min(start + panels + i, frame.panels - 1))
-                set_i64(block + 8 * (code.Q + i), layout.panels_at + panel * layout.panel_bytes)
-                set_i64(block + 8 * (code.S + i), layout.scales_at + panel * layout.scale_bytes)
-                set_i64(block + 8 * (code.AHEAD + i), (later - panel) * layout.panel_bytes)
+                vl.write_i64(block + 8 * (code.Q + i), layout.panels_at + panel * layout.panel_bytes)
+                vl.write_i64(block + 8 * (code.S + i), layout.scales_at + panel * layout.scale_bytes)
+                vl.write_i64(block + 8 * (code.AHEAD + i), (later - panel) * layout.panel_bytes)
             if rows == 1:
                 one(block)
             elif rows == 2:
@@ -102,7 +82,7 @@ def _chooser(kernels: dict[int, Any], panels_at_once: dict[int, int]) -> Any:
                 four(block)
             else:
                 eight(block)
-            set_i64(block + 8 * code.C, i64_at(block + 8 * code.C) + 4 * WIDTH * panels)
+            vl.write_i64(block + 8 * code.C, vl.read_i64(block + 8 * code.C) + 4 * WIDTH * panels)
 
     return choose
 
@@ -124,7 +104,7 @@ if VNNI:
 
 @part
 def kernel_rows(rows):  # type: ignore[no-untyped-def]
-    """The rows of the smallest kernel that takes `rows`, or of the largest."""
+    """The rows of the smallest kernel for at least `rows` rows, or of the largest kernel."""
     kernel = 1
     while kernel < rows and kernel < MOST_ROWS:
         kernel *= 2
@@ -133,7 +113,8 @@ def kernel_rows(rows):  # type: ignore[no-untyped-def]
 
 @part
 def _finish(frame, layout, c, first, panels, row, rows):  # type: ignore[no-untyped-def]
-    """Bias, gate and write `rows` rows of `panels` panels from c on, at places from `row` and `first` on."""
+    """Apply bias and gate to the products at `c` and write them: `rows` rows and `panels` panels, at places
+    from `row` and `first` in the order of work."""
     step = 2 if layout.gated else 1
     size = 2 if frame.out_bf16 else 4
     for r in range(rows):
@@ -147,40 +128,29 @@ def _finish(frame, layout, c, first, panels, row, rows):  # type: ignore[no-unty
             bias = layout.bias_at + 4 * WIDTH * panel
             to = frame.out + row_at(frame, row + r) * frame.out_row + column * size
             for i in range(0, 4 * WIDTH, BYTES):
-                y = load(at + i)
+                y = vl.load(at + i)
                 if layout.bias_at:
-                    y = add(y, load(bias + i))
+                    y = vl.add(y, vl.load(bias + i))
                 if layout.gated:
-                    through = load(at + 4 * WIDTH + i)
+                    through = vl.load(at + 4 * WIDTH + i)
                     if layout.bias_at:
-                        through = add(through, load(bias + 4 * WIDTH + i))
+                        through = vl.add(through, vl.load(bias + 4 * WIDTH + i))
                     # silu(y) = y / (1 + exp(-y)); from 2**127 on the quotient is 0 either way.
-                    power = minimum(mul(y, splat_f32(-LOG2_E)), splat_f32(127.0))
-                    y = mul(div(y, add(splat_f32(1.0), exp2(power))), through)
-                store(at + i, y)
-            if count == WIDTH and frame.out_bf16:
+                    power = vl.minimum(vl.mul(y, vl.splat_f32(-LOG2_E)), vl.splat_f32(127.0))
+                    y = vl.mul(vl.div(y, vl.add(vl.splat_f32(1.0), vl.exp2(power))), through)
+                vl.store(at + i, y)
+            if count == WIDTH:
                 for i in range(0, WIDTH, LANES):
-                    y = load(at + 4 * i)
+                    y = vl.load(at + 4 * i)
                     if frame.add:
-                        y = add(y, load_bf16(to + 2 * i))
-                    store_bf16(to + 2 * i, y)
-            elif count == WIDTH:
-                for i in range(0, WIDTH, LANES):
-                    y = load(at + 4 * i)
-                    if frame.add:
-                        y = add(y, load(to + 4 * i))
-                    store(to + 4 * i, y)
+                        y = vl.add(y, vl.load_as(to + size * i, frame.out_bf16))
+                    vl.store_as(to + size * i, y, frame.out_bf16)
             else:
                 for i in range(count):
-                    number = f32_at(at + 4 * i)
-                    if frame.out_bf16:
-                        if frame.add:
-                            number += bf16_at(to + 2 * i)
-                        set_bf16(to + 2 * i, number)
-                    else:
-                        if frame.add:
-                            number += f32_at(to + 4 * i)
-                        set_f32(to + 4 * i, number)
+                    number = vl.read_f32(at + 4 * i)
+                    if frame.add:
+                        number += vl.read_as(to + size * i, frame.out_bf16)
+                    vl.write_as(to + size * i, number, frame.out_bf16)
 
 
 @part
@@ -193,9 +163,9 @@ def multiply(frame, layout, item, scratch):  # type: ignore[no-untyped-def]
     stop = min(row + frame.block_rows, frame.rows)
     while row < stop:
         rows = kernel_rows(stop - row)
-        set_i64(block + 8 * code.X, frame.x + row * frame.x_row)
-        set_i64(block + 8 * code.SUMS, frame.sums + row * frame.sums_row)
-        set_i64(block + 8 * code.C, c)
+        vl.write_i64(block + 8 * code.X, frame.x + row * frame.x_row)
+        vl.write_i64(block + 8 * code.SUMS, frame.sums + row * frame.sums_row)
+        vl.write_i64(block + 8 * code.C, c)
         if layout.form == 0:
             if dots:
                 _bf16_dots(frame, layout, block, first, rows)
@@ -244,29 +214,29 @@ def _tile_item() -> Any:
                 chosen = panel_at(frame, panel + other)
                 at = layout.panels_at + chosen * layout.panel_bytes
                 if layout.form:
-                    set_i64(block + 8 * code.Q, at)
-                    set_i64(block + 8 * code.S, layout.scales_at + chosen * layout.scale_bytes)
-                    set_i64(block + 8 * code.STEPS, layout.group // 8)
-                    set_i64(block + 8 * code.AHEAD, ahead)
+                    vl.write_i64(block + 8 * code.Q, at)
+                    vl.write_i64(block + 8 * code.S, layout.scales_at + chosen * layout.scale_bytes)
+                    vl.write_i64(block + 8 * code.STEPS, layout.group // 8)
+                    vl.write_i64(block + 8 * code.AHEAD, ahead)
                     at = decoded + other * decoded_bytes
-                    set_i64(block + 8 * code.B, at)
+                    vl.write_i64(block + 8 * code.B, at)
                     if layout.form == 1:
                         decode_int8(block)
                     else:
                         decode_int4(block)
-                set_i64(block + 8 * (code.B + other), at)
+                vl.write_i64(block + 8 * (code.B + other), at)
             if layout.form:
-                set_i64(block + 8 * code.B, decoded)
-            set_i64(block + 8 * code.STEPS, layout.padded // 32)
-            set_i64(block + 8 * code.C, c)
-            set_i64(block + 8 * code.AHEAD, 0 if layout.form else ahead)
+                vl.write_i64(block + 8 * code.B, decoded)
+            vl.write_i64(block + 8 * code.STEPS, layout.padded // 32)
+            vl.write_i64(block + 8 * code.C, c)
+            vl.write_i64(block + 8 * code.AHEAD, 0 if layout.form else ahead)
             row = 0
             while row < frame.rows:
                 at, x_row = frame.x + row * frame.x_row, frame.x_row
                 if row >= frame.tail_from:
                     at, x_row = frame.tail + (row - frame.tail_from) * 2 * layout.padded, 2 * layout.padded
-                set_i64(block + 8 * code.X, at)
-                set_i64(block + 8 * code.X_ROW, x_row)
+                vl.write_i64(block + 8 * code.X, at)
+                vl.write_i64(block + 8 * code.X_ROW, x_row)
                 rows = 32
                 if frame.rows - row > 16:
                     thirty_two(block)

@@ -1,26 +1,15 @@
-"""Rows of x as the kernels of a product with packed weights read them: normed, padded, widened or rounded.
+"""Rows of x as the inner loops read them: normed, padded, widened to float32 or rounded to int8.
 
-All functions are numba's; `frame` and `layout` are records of `linear_items.FRAME` and `packed.LAYOUT`.
+All functions run inside numba kernels; `frame` and `layout` are records of `items.FRAME` and `packed.LAYOUT`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import part
-from ramify.kernels.cpu.codegen.simd import (
-    LANES,
-    add,
-    bf16_at,
-    load,
-    load_bf16,
-    set_bf16,
-    set_f32,
-    set_i64,
-    splat_f32,
-    store,
-    sum_lanes,
-)
+from ramify.kernels.cpu.codegen.simd import LANES
 from ramify.kernels.cpu.kv_store import copy_bytes
 from ramify.kernels.cpu.norm import normalise
 from ramify.kernels.cpu.packed_linear import code as code
@@ -30,50 +19,51 @@ from ramify.kernels.cpu.packed_linear.items import BY_DOTS, BY_F32, BY_INT8, row
 
 @part
 def _copy_row(frame, layout, at, to, spare):  # type: ignore[no-untyped-def]
-    """One row, normed where that is asked for, in float32 or else in its own dtype, zeros behind it."""
+    """Copy a row to `to`: normed if the call has a norm, float32 for BY_F32 and else in its own dtype, and
+    padded with zeros. `at` 0 gives a row of zeros; `spare` has room for a bfloat16 row."""
     wide = frame.way == BY_F32
     size = 4 if wide else 2
     filled = 0
     if at:
         filled = layout.inputs
         if frame.norm_at:
-            # A bfloat16 row is rounded as a norm of its own would, then widened where that is wanted.
+            # A normed bfloat16 row is rounded to bfloat16 first, as `rms_norm` does, and widened afterwards.
             to_row = spare if wide and frame.from_bf16 else to
-            normalise(at, to_row, frame.norm_at, filled, frame.eps, frame.from_bf16)
+            normalise(at, to_row, frame.norm_at, filled, frame.eps, frame.from_bf16, frame.from_bf16)
             at = to_row
         if at == to:
             pass
         elif wide and frame.from_bf16:
             whole = filled - filled % LANES
             for i in range(0, whole, LANES):
-                store(to + 4 * i, load_bf16(at + 2 * i))
+                vl.store(to + 4 * i, vl.load_bf16(at + 2 * i))
             for i in range(whole, filled):
-                set_f32(to + 4 * i, bf16_at(at + 2 * i))
+                vl.write_f32(to + 4 * i, vl.read_bf16(at + 2 * i))
         else:
             copy_bytes(to, at, size * filled)
     for i in range(filled, layout.padded):
         if wide:
-            set_f32(to + 4 * i, np.float32(0.0))
+            vl.write_f32(to + 4 * i, np.float32(0.0))
         else:
-            set_bf16(to + 2 * i, np.float32(0.0))
+            vl.write_bf16(to + 2 * i, np.float32(0.0))
 
 
 @part
 def _sum_groups(frame, layout, at, to):  # type: ignore[no-untyped-def]
-    """The sum of each group of inputs of a prepared row, float32."""
+    """Write the float32 sum of each group of inputs of a prepared row to `to`."""
     for first in range(0, layout.padded, layout.group):
-        total = splat_f32(0.0)
+        total = vl.splat_f32(0.0)
         for i in range(first, first + layout.group, LANES):
             if frame.way == BY_DOTS:
-                total = add(total, load_bf16(at + 2 * i))
+                total = vl.add(total, vl.load_bf16(at + 2 * i))
             else:
-                total = add(total, load(at + 4 * i))
-        set_f32(to + 4 * (first // layout.group), sum_lanes(total))
+                total = vl.add(total, vl.load(at + 4 * i))
+        vl.write_f32(to + 4 * (first // layout.group), vl.sum_lanes(total))
 
 
 @part
 def prepare(frame, layout, place, scratch):  # type: ignore[no-untyped-def]
-    """The row of x at a place among those that are prepared."""
+    """Prepare the row of x at `place` among the prepared rows."""
     to = frame.prepared + place * frame.prepared_row
     sums = frame.sums + place * frame.sums_row
     at = 0
@@ -88,9 +78,9 @@ def prepare(frame, layout, place, scratch):  # type: ignore[no-untyped-def]
     if not at or frame.norm_at or layout.inputs != layout.padded:
         _copy_row(frame, layout, at, spare, 0)
         at = spare
-    set_i64(block + 8 * code.X, at)
-    set_i64(block + 8 * code.C, to)
-    set_i64(block + 8 * code.SUMS, sums)
+    vl.write_i64(block + 8 * code.X, at)
+    vl.write_i64(block + 8 * code.C, to)
+    vl.write_i64(block + 8 * code.SUMS, sums)
     if layout.form == 1:
         round_int8(block)
     else:

@@ -1,12 +1,12 @@
 """The inner loops of products with packed weights as LLVM code: rows of x against panels of 16 outputs.
 
 A panel's weights lie in the order in which they are used (`kernels.packed`), so a kernel reads them as one
-stream. A vector holds 16 outputs; each input of x is broadcast to all of them, so nothing is added across
-lanes. Every output is summed by two chains, one for even and one for odd inputs (or pairs of inputs),
-group by group in ascending order, whatever the number of rows and panels that a kernel handles at once:
-that number changes speed and not a bit of the result.
+stream. A vector holds 16 outputs, and each input of x is broadcast to all of them, so nothing is added across
+lanes. Every output is summed by two chains, one for even and one for odd inputs (or pairs of inputs), group
+by group in ascending order. That order is the same for any number of rows and panels that a kernel handles at
+once, so the number changes the speed and no bit of the result.
 
-All kernels take the address of a block of int64 (`linear_code.Q` ... `WIDE` say what is where).
+All kernels take the address of a block of arguments (`code.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numba.core import cgutils
 
 from ramify.kernels.cpu.codegen.compiler import features
 from ramify.kernels.cpu.codegen.dots import BF16, dot, pairs
+from ramify.kernels.cpu.codegen.functions import llvm_function
 from ramify.kernels.cpu.codegen.simd import LANES, pointer, prefetch_line
 from ramify.kernels.cpu.packed_linear.code import (
     AHEAD,
@@ -37,7 +38,6 @@ from ramify.kernels.cpu.packed_linear.code import (
     S,
     X,
     argument_at,
-    block_function,
     called,
     constant,
     loaded,
@@ -118,7 +118,7 @@ _STEP_BYTES = {"f32": 32 * WIDTH, "bf16": 16 * WIDTH, "int8": 8 * WIDTH, "int4":
 
 
 def _product(form: str, dots: bool, rows: int, panels: int) -> Any:
-    """C = x Wᵀ for so many rows and panels, in float32 or by dots of bfloat16 pairs."""
+    """C = x Wᵀ for `rows` rows and `panels` panels, in float32 or by dots of bfloat16 pairs."""
     x_bytes = 16 if dots else 32  # of eight inputs
     step_bytes = _STEP_BYTES[form]
     scale_count = {"f32": 0, "bf16": 0, "int8": 1, "int4": 2}[form]
@@ -189,11 +189,11 @@ def _product(form: str, dots: bool, rows: int, panels: int) -> Any:
             to = builder.add(outputs[row], _i64(4 * WIDTH * panel))
             builder.store(result, pointer(builder, to, _floats), align=4)
 
-    return block_function(f"ramify_linear_{form}_{'dots' if dots else 'f32'}_{rows}x{panels}", fill)
+    return llvm_function(f"ramify_linear_{form}_{'dots' if dots else 'f32'}_{rows}x{panels}", 1, fill)
 
 
 def panels_at_once(rows: int) -> int:
-    """Panels of a kernel for so many rows: sums, chains, weights and scales stay in registers."""
+    """Panels of a kernel for `rows` rows, so that sums, chains, weights and scales stay in registers."""
     if LANES == 16:
         return {1: 4, 2: 4, 4: 2, 8: 1}[rows]
     return 2 if rows == 1 and LANES == 8 else 1
@@ -205,7 +205,7 @@ def products(form: str, dots: bool) -> dict[int, Any]:
 
 
 def decoder(form: str) -> Any:
-    """Writes a panel's weights at B as pairs of bfloat16, each the nearest to its exact value."""
+    """A function that writes a panel's weights to B as pairs of bfloat16, each rounded to nearest."""
     count = {"int8": 1, "int4": 2}[form]
 
     def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
@@ -233,7 +233,7 @@ def decoder(form: str) -> Any:
                     offset = builder.add(builder.mul(step, _i64(16 * WIDTH)), _i64(4 * WIDTH * pair))
                     builder.store(vector, pointer(builder, builder.add(to, offset), _words), align=4)
 
-    return block_function(f"ramify_linear_decode_{form}", fill)
+    return llvm_function(f"ramify_linear_decode_{form}", 1, fill)
 
 
 def _tile(builder: ir.IRBuilder, name: str, *args: ir.Value) -> None:
@@ -241,7 +241,7 @@ def _tile(builder: ir.IRBuilder, name: str, *args: ir.Value) -> None:
 
 
 def _tile_product(row_tiles: int) -> Any:
-    """C = x Wᵀ for 16 or 32 rows and two panels, by AMX: STEPS counts tiles of 32 inputs here."""
+    """C = x Wᵀ by AMX for 16 or 32 rows and two panels. Here STEPS counts tiles of 32 inputs."""
 
     def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
         argument = functools.partial(argument_at, builder, block)
@@ -273,18 +273,18 @@ def _tile_product(row_tiles: int) -> Any:
                 to = builder.add(to, _i64(4 * WIDTH * panel))
                 _tile(builder, "tilestored64", _i8(2 * tile + panel), at(to), c_row)
 
-    return block_function(f"ramify_linear_tiles_{row_tiles}", fill)
+    return llvm_function(f"ramify_linear_tiles_{row_tiles}", 1, fill)
 
 
 def _configure(builder: ir.IRBuilder, block: ir.Value) -> None:
-    """Eight tiles of 16 rows of 64 bytes, from the 64 bytes of configuration that the block's B names."""
+    """Configure eight tiles of 16 rows of 64 bytes, from the 64 bytes of configuration at address B."""
     address = builder.load(pointer(builder, builder.add(block, _i64(8 * B)), _i64))
     _tile(builder, "ldtilecfg", pointer(builder, address, _i8))
 
 
 tile_products = {16: _tile_product(1), 32: _tile_product(2)}
-"""By their number of rows."""
-configure_tiles = block_function("ramify_linear_tiles_configure", _configure)
-release_tiles = block_function(
-    "ramify_linear_tiles_release", lambda builder, block: _tile(builder, "tilerelease")
+"""The AMX kernels by their number of rows."""
+configure_tiles = llvm_function("ramify_linear_tiles_configure", 1, _configure)
+release_tiles = llvm_function(
+    "ramify_linear_tiles_release", 1, lambda builder, block: _tile(builder, "tilerelease")
 )

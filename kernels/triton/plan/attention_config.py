@@ -1,4 +1,4 @@
-"""The tiles of the attention kernel: rows, columns, warps and blocks in flight, by shape and device."""
+"""The tiles of the attention kernel (rows, columns, warps, blocks in flight) by shape and device."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ import functools
 import torch
 
 CHUNK = 512
-"""Positions that the deterministic form reduces on their own: 4k tokens of 8 KV heads make 64 programs."""
+"""Positions of one state in deterministic plans: 4k tokens of 8 KV heads make 64 programs."""
 GRAIN = 128
-"""Parts of other plans begin at multiples of it, which are multiples of every tile's columns."""
+"""Parts of other plans begin at multiples of GRAIN, itself a multiple of every tile's columns."""
 
 _BLOCK_BYTES = 16384
+"""Bytes of a block of keys."""
 _RESERVE = 6144
+"""Shared memory left for the compiler's own use."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tile:
-    """One compiled form of the kernel.
+    """A tile of the kernel; each tile is compiled on its own.
 
-    rows : query rows, a row being one query head of one token
+    rows : query rows; a row is one query head of one token
     columns : positions of a block of keys and values, at least 16
     warps : of 32 threads
-    depth : blocks of keys and values on their way while one is computed
+    depth : blocks of keys and values in flight while one is computed
     """
 
     rows: int
@@ -33,13 +35,13 @@ class Tile:
 
     @property
     def stages(self) -> int:
-        """Triton spends one stage on the page table and one on the block, for each block in flight."""
+        """Triton's pipeline stages: for each block in flight one for the page table and one for the block."""
         return 2 * self.depth + 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Device:
-    """What the plan needs to know of a device: multiprocessors, and bytes of shared memory a program."""
+    """The properties of a device that a plan needs: multiprocessors, and bytes of shared memory a program."""
 
     processors: int
     shared_bytes: int
@@ -50,7 +52,7 @@ H100 = Device(132, 232448)
 
 @functools.cache
 def device_of(device: torch.device) -> Device:
-    """The CUDA device's own figures; an H100's for the interpreter, so that it runs what an H100 would."""
+    """The properties of a CUDA device; an H100's for the interpreter, which so runs an H100's plans."""
     if device.type != "cuda":
         return H100
     from triton.runtime import driver
@@ -62,13 +64,13 @@ def device_of(device: torch.device) -> Device:
 def tiles(
     head_dim: int, dtype: torch.dtype, device: Device, *, deterministic: bool = False
 ) -> tuple[Tile, ...]:
-    """Tiles of ascending rows; the deterministic form has one for all, so that one row has one program.
+    """Tiles in ascending order of rows. Deterministic plans have a single tile, as bits depend on the tile.
 
-    A block of keys is 16 KiB: fewer columns mean more trips through the softmax's reductions, more columns
-    more registers. Tensor cores want 16 rows at least, `wgmma` 64. Blocks in flight fill the shared memory
-    that remains, two being enough: 3 programs of 16 rows then share a multiprocessor of an H100, so 190 KB
-    are on their way, and 40 KB would cover the latency of its memory. float32 has no exact tensor cores:
-    its tiles stay small enough for the registers.
+    A block of keys is 16 KiB: fewer columns mean more softmax reductions, more columns more registers.
+    Tensor cores need at least 16 rows, `wgmma` 64. One or two blocks are in flight, as the remaining shared
+    memory allows. With two, and 3 programs of 16 rows on a multiprocessor of an H100, 190 KB are in flight;
+    40 KB cover the latency of its memory. float32 has no exact tensor cores, so its tiles are small enough
+    for the registers.
     """
     block_d = block_dim(head_dim)
     size = dtype.itemsize
@@ -88,5 +90,5 @@ def tiles(
 
 
 def block_dim(head_dim: int) -> int:
-    """`head_dim` padded to what a tile can have; the padding is computed with but never read or written."""
+    """`head_dim` padded to a power of two, 16 or more. The padding is computed, but not read or written."""
     return max(16, 1 << (head_dim - 1).bit_length())

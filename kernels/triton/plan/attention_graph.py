@@ -1,4 +1,4 @@
-"""A plan at fixed addresses and of fixed size: a captured CUDA graph is replayed with new lengths."""
+"""A plan at fixed addresses and of fixed size, so that a captured CUDA graph is replayed with new lengths."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _FIELDS = int(ITEM_FIELDS)
 def decode_forms(
     shape: Shape, sequences: int, pool_tokens: int, *, cascade: bool
 ) -> list[tuple[Tile, bool, int]]:
-    """Room for the plans of up to `sequences` decodes whose keys and values lie in `pool_tokens` positions.
+    """The launches (tile, listed, items) of plans of up to `sequences` decodes over `pool_tokens` positions.
 
-    Twice the items that `attention_plan` makes of them at the most, by its own balance of work and states:
-    sqrt(positions · programs at once / (128 · KV heads)) and one a sequence. An item not used costs a program
-    that ends at once. With `cascade` there is a launch more for each tile.
+    `attention_plan` makes one item a sequence and, by its balance of work and states, about
+    sqrt(pool_tokens * programs at once / (128 * KV heads)) more; this is room for twice as many of
+    the latter. An unused item costs a program that ends at once. `cascade` adds a launch for each tile.
     """
     slots = shape.device.processors * PROGRAMS_A_PROCESSOR
     items = sequences + 2 * math.isqrt(pool_tokens * slots // (128 * shape.kv_heads) + 1)
@@ -32,19 +32,19 @@ def decode_forms(
 
 
 class StaticPlan:
-    """The memory of one captured step.
+    """The buffers of one captured step.
 
-    Capture `attention.run_plan` with `plan`; before each replay `load` the step's own plan, made with
-    ``device=torch.device("cpu")``. Items that are not there are empty, and so write nothing.
+    Capture `attention.run_plan` with `plan`. Before each replay `load` the step's own plan, made with
+    ``device=torch.device("cpu")``. Unused items are empty and write nothing.
 
     Parameters
     ----------
     shape : of every plan that is loaded
-    tokens : query tokens of the step at the most
+    tokens : most query tokens of the step
     forms : (tile, listed, items)
-        The launches, and room for their items.
-    listed_tokens : room for the tokens of cascade's nodes, each counted once a level of the tree
-    states : states of all tokens together at the most; each is a row a query head of a KV head
+        The launches, and the most items of each.
+    listed_tokens : most tokens of cascade's nodes; a token counts once for each level of the tree
+    states : most states of all tokens together; a state has a row for each query head of a KV head
     """
 
     def __init__(
@@ -74,13 +74,10 @@ class StaticPlan:
             for (tile, listed, _), view in zip(forms, views, strict=False)
         )
         named, *merge = views[len(launches) :]
-        self.plan = Plan(
-            shape.heads, shape.kv_heads, shape.page_size, shape.window, shape.deterministic, launches,
-            named, states * group, Merge(*merge),
-        )  # fmt: skip
+        self.plan = Plan(shape, launches, named, states * group, Merge(*merge))
 
     def load(self, plan: Plan) -> bool:
-        """Copy `plan`, on the host, here; False, with nothing changed, where it does not fit."""
+        """Copy `plan`, on the host, into the buffers. If it does not fit, change nothing and return False."""
         found = {(launch.tile, launch.listed): launch.items for launch in plan.launches}
         none = torch.zeros(0, dtype=torch.int32)
         items = [found.pop((tile, listed), none) for tile, listed, _ in self._forms]
@@ -92,7 +89,7 @@ class StaticPlan:
         if found or not fits or plan.state_rows > self.plan.state_rows:
             return False
         if self._copied is not None:
-            self._copied.synchronize()  # the copy before has read what is overwritten now
+            self._copied.synchronize()  # the previous copy still reads the staging buffer
         for piece, room in zip(pieces, self._rooms, strict=True):
             room[: len(piece)] = piece
             room[len(piece) :] = 0

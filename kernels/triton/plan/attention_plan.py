@@ -1,9 +1,9 @@
-"""Sharing out attention to programs, on the host, once a step: tasks become work items and merges.
+"""The plan of a batch, made on the host once a step: tasks become work items and merges.
 
-A task is a run of query tokens and the range of positions they are to see; a sequence of a flat batch is one
-task, cascade makes several. A task is cut along its rows into tiles and, where that fills the device better,
-along its positions into parts. A token whose keys and values are in one part gets its output from there; of
-others the parts leave softmax states, which are merged.
+A task is a range of query tokens and the range of positions that they attend to. Without a cascade a sequence
+is one task; with a cascade it is several. A task is cut along its rows into tiles and, where that fills the
+device better, along its positions into parts (split KV). If all positions of a token are in one part, that
+part writes the token's output. Otherwise each part leaves a softmax state, and the states are merged.
 """
 
 from __future__ import annotations
@@ -20,21 +20,41 @@ from ramify.kernels.triton.plan.attention_config import CHUNK, GRAIN, Device, Ti
 Ints = NDArray[np.int64]
 
 EVERY_POSITION = 1 << 30
-"""The position of queries that see all of their task's range."""
+"""The position of queries that see their task's whole range."""
 PROGRAMS_A_PROCESSOR = 2
-"""Programs that run at once; more fit of the small tiles, one of the largest."""
+"""Programs that run at once on a multiprocessor: more with small tiles, one with the largest."""
 STATE_BYTES = 256 << 20
-"""Parts are made only so far as their states fit this."""
+"""Most bytes of softmax states; parts are made no shorter than that allows."""
 _SMALLEST = 256
 """Positions of the shortest part: its start and its states cost a quarter of its time."""
 _MERGE = 256
-"""Positions that a launch more costs: some 5 us."""
+"""Cost of the merge's launch, about 5 us, in positions."""
+
+
+class Shape(NamedTuple):
+    """The properties of a model and a device that a plan depends on.
+
+    element_size : bytes of a number of the pages
+    window : positions each query sees, 0 for all
+    deterministic : bits do not depend on the batch
+    tiles : in ascending order of rows
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    element_size: int
+    page_size: int
+    window: int
+    deterministic: bool
+    tiles: tuple[Tile, ...]
+    device: Device
 
 
 class Tasks(NamedTuple):
-    """Columns of equal length.
+    """Tasks as columns of equal length.
 
-    first, tokens : query tokens [first, first + tokens) of the batch or, where `listed`, of the listed ones
+    first, tokens : query tokens [first, first + tokens) of the batch or, if `listed`, of the listed tokens
     position : of the first query; `EVERY_POSITION` where all see the whole range
     table : row of the page table to read
     begin, end : positions, `begin` a multiple of GRAIN, of CHUNK in a deterministic plan
@@ -52,7 +72,7 @@ class Tasks(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """One launch: `items` (n, ITEM_FIELDS) int32, the longest first."""
+    """One launch: `items` (n, ITEM_FIELDS) int32, in descending order of length."""
 
     tile: Tile
     listed: bool
@@ -61,7 +81,7 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True)
 class Merge:
-    """What `merge.merge_states` takes, all int32."""
+    """Arguments of `merge.merge_states`, int32."""
 
     tokens: torch.Tensor
     starts: torch.Tensor
@@ -70,42 +90,22 @@ class Merge:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How one batch is computed; good for every layer of one step and for no other lengths.
+    """How one batch is computed: for all layers of one step, and for the lengths of that step only.
 
-    window : positions each query sees, 0 for all
-    deterministic : bits do not depend on the batch
     tokens : (N,) int32, the tokens of listed items
-    state_rows : rows of states between the launches and the merge
-    merge : None where no token has two parts
+    state_rows : rows of softmax states that the launches leave for the merge
+    merge : None if no token has two parts
     """
 
-    heads: int
-    kv_heads: int
-    page_size: int
-    window: int
-    deterministic: bool
+    shape: Shape
     launches: tuple[Launch, ...]
     tokens: torch.Tensor
     state_rows: int
     merge: Merge | None
 
 
-class Shape(NamedTuple):
-    """What of the model and device a plan depends on; `element_size` in bytes, `tiles` of ascending rows."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    element_size: int
-    page_size: int
-    window: int
-    deterministic: bool
-    tiles: tuple[Tile, ...]
-    device: Device
-
-
 class _Tiles(NamedTuple):
-    """Tasks cut along their rows: columns of equal length, in the order of tasks."""
+    """Tasks cut along their rows, as columns of equal length, in the order of tasks."""
 
     task: Ints
     row: Ints
@@ -133,35 +133,32 @@ def make_plan(tasks: Tasks, listed_tokens: Ints, shape: Shape, device: torch.dev
                 pieces.append(items.ravel())
     merges = _merges(tasks, unit, slots, tokens, owner, place, group, shape)
     pieces += [column.astype(np.int32) for column in (listed_tokens, *merges)]
-    moved = iter(_moved(pieces, device))
+    moved = iter(to_device(pieces, device))
     ready = tuple(Launch(tile, listed, next(moved).view(count, -1)) for tile, listed, count in launches)
     listed_on_device, *merge = moved
-    return Plan(
-        shape.heads, shape.kv_heads, shape.page_size, shape.window, shape.deterministic, ready,
-        listed_on_device, state_rows, Merge(*merge) if len(merge[0]) else None,
-    )  # fmt: skip
+    return Plan(shape, ready, listed_on_device, state_rows, Merge(*merge) if len(merge[0]) else None)
 
 
-def _moved(pieces: list[NDArray[np.int32]], device: torch.device) -> list[torch.Tensor]:
-    """The arrays on `device`: one transfer, each at a multiple of 16 bytes."""
+def to_device(pieces: list[NDArray[np.int32]], device: torch.device) -> list[torch.Tensor]:
+    """The arrays as tensors on `device`, by one transfer, each aligned to 16 bytes."""
     room = [-(-len(piece) // 4) * 4 for piece in pieces]
     whole = torch.zeros(sum(room), dtype=torch.int32, pin_memory=device.type == "cuda")
     flat = whole.numpy()
     places = np.cumsum([0, *room])
     for piece, place in zip(pieces, places, strict=False):
         flat[place : place + len(piece)] = piece
-    there = whole.to(device, non_blocking=True)
-    return [there[place : place + len(piece)] for piece, place in zip(pieces, places, strict=False)]
+    on_device = whole.to(device, non_blocking=True)
+    return [on_device[place : place + len(piece)] for piece, place in zip(pieces, places, strict=False)]
 
 
 def _ranges(counts: Ints) -> tuple[Ints, Ints]:
-    """For counts (2, 3): (0, 0, 1, 1, 1) and (0, 1, 0, 1, 2)."""
+    """Owner and index of each element of ranges: for counts (2, 3), (0, 0, 1, 1, 1) and (0, 1, 0, 1, 2)."""
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _cut_rows(tasks: Tasks, group: int, shape: Shape) -> _Tiles:
-    """Each task in tiles of the smallest size that holds all its rows, or of the largest."""
+    """Cut each task into tiles of the smallest size that holds all its rows, or of the largest size."""
     total = tasks.tokens * group
     sizes = np.array([tile.rows for tile in shape.tiles])
     size = sizes[np.minimum(np.searchsorted(sizes, total), len(sizes) - 1)]
@@ -179,10 +176,10 @@ def _cut_rows(tasks: Tasks, group: int, shape: Shape) -> _Tiles:
 
 
 def _part_lengths(tasks: Tasks, cut: _Tiles, group: int, shape: Shape) -> Ints:
-    """For each task the positions of a part: all, or the power of two that is done soonest, evened out.
+    """Positions of a part, for each task: the whole range, or evened out from the power of two of least cost.
 
-    By the bound of list scheduling, its second term halved as it is seldom met: all work shared out evenly,
-    and the longest item. States cost about as much as 4 positions for each of their rows.
+    The cost is the bound of list scheduling: all work divided evenly, plus half of the longest item (the
+    bound has all of it, but is seldom met). A row of a state costs about as much as 4 positions.
     """
     span = np.maximum(tasks.end - tasks.begin, 1)
     length = cut.end - cut.begin
@@ -207,7 +204,7 @@ def _part_lengths(tasks: Tasks, cut: _Tiles, group: int, shape: Shape) -> Ints:
 
 
 def _tokens(tasks: Tasks, listed_tokens: Ints) -> tuple[Ints, Ints, Ints]:
-    """For each token of each task: its row in the batch, its task, its place in the task."""
+    """For each token of each task: its row in the batch, its task, and its index in the task."""
     owner, place = _ranges(tasks.tokens)
     tokens = tasks.first[owner] + place
     listed = tasks.listed[owner]
@@ -218,7 +215,7 @@ def _tokens(tasks: Tasks, listed_tokens: Ints) -> tuple[Ints, Ints, Ints]:
 def _state_rows(
     tasks: Tasks, unit: Ints, tokens: Ints, owner: Ints, group: int, shape: Shape
 ) -> tuple[Ints, int]:
-    """The first row of each task's states, -1 where its items write the output; and the rows in all."""
+    """The first row of each task's states, or -1 if its items write the output; and the number of rows."""
     span = tasks.end - tasks.begin
     parts = -(-span // unit)
     several = np.bincount(tokens)[tokens] > 1 if len(tokens) else np.zeros(0, bool)
@@ -229,7 +226,7 @@ def _state_rows(
 
 
 def _items(cut: _Tiles, tasks: Tasks, unit: Ints, slots: Ints, group: int, shape: Shape) -> NDArray[np.int32]:
-    """(n, ITEM_FIELDS): every part of every tile, the longest first, so that none ends long after all."""
+    """(n, ITEM_FIELDS): every part of every tile, the longest first, so that all programs end together."""
     step, base = unit[cut.task], tasks.begin[cut.task]
     low = (cut.begin - base) // step
     tile, index = _ranges(-(-(cut.end - base) // step) - low)
@@ -251,7 +248,8 @@ def _items(cut: _Tiles, tasks: Tasks, unit: Ints, slots: Ints, group: int, shape
 def _merges(
     tasks: Tasks, unit: Ints, slots: Ints, tokens: Ints, owner: Ints, place: Ints, group: int, shape: Shape
 ) -> tuple[Ints, Ints, Ints]:
-    """Tokens with states, where each one's begin in the index, and their rows, by ascending positions."""
+    """Tokens with states; where the states of each begin in the index; and the index of state rows, in
+    ascending order of positions."""
     leaves = slots[owner] >= 0
     tokens, owner, place = tokens[leaves], owner[leaves], place[leaves]
     position = tasks.position[owner] + place

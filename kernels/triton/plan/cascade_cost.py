@@ -1,31 +1,23 @@
-"""When it pays to read a shared prefix once for all its branches: a cost model of a few figures."""
+"""Which shared prefixes are worth reading once for all their branches: a cost model."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from ramify.kernels.reference.cascade import Group
 from ramify.kernels.triton.plan.attention_plan import Shape
 
 
-class Estimate(NamedTuple):
-    """Seconds of one layer's attention."""
-
-    flat: float
-    cascade: float
-
-
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Figures of an H100-class device. Errors in them move the choice only where little is at stake.
+    """The cost model, with figures of an H100-class device. Errors in them matter only for close choices.
 
-    memory, cache : bytes a second from device memory, and of repeated reads from its cache
-    cache_bytes : what is read repeatedly comes from the cache up to this size
-    flops : of attention in tiles of many rows
-    launch : seconds of a launch more
-    margin : the share of the flat time that must be saved
+    memory, cache : bytes a second from device memory, and of repeated reads from the L2 cache
+    cache_bytes : repeated reads of at most this size come from the cache
+    flops : of attention in tiles of many rows, a second
+    launch : seconds of one more launch
+    margin : share of the time without a cascade that a cascade must save
     """
 
     memory: float = 3.0e12
@@ -35,28 +27,17 @@ class Costs:
     launch: float = 4e-6
     margin: float = 0.05
 
-    def estimate(self, branches: int, shared: int, suffix: int, shape: Shape, *, new: int = 1) -> Estimate:
-        """`branches` sequences: `shared` tokens in common and `suffix` of their own, `new` of them new."""
-        private = branches * self._read([new], suffix, shape)
-        flat = self._read([new] * branches, shared, shape) + private
-        cascade = self._read([new * branches], shared, shape) + private
-        states = 2 * self._state(new * branches, shape)
-        return Estimate(flat, cascade + states + 2 * self.launch)
-
-    def pays(self, estimate: Estimate) -> bool:
-        return estimate.cascade < (1 - self.margin) * estimate.flat
-
     def choose(
         self, groups: Sequence[Group], new: Sequence[int], kv_lens: Sequence[int], shape: Shape
     ) -> list[Group]:
-        """The nodes worth their states, and none where all of them are not worth two launches more.
+        """The nodes that save more than their states cost; [] if together they are not worth two launches.
 
-        A node below one that is left out splits what its members read on their own, which costs a state more.
+        A node that does not begin where its chosen parent ends costs one more state for each of its tokens.
 
         Parameters
         ----------
-        groups : parents before children, as `find_groups` gives them
-        new, kv_lens : for each sequence, its new tokens and all of them
+        groups : parents before children, as from `find_groups`
+        new, kv_lens : for each sequence, its number of new tokens and of all tokens
         """
         chosen: list[Group] = []
         reached = [0] * len(new)
@@ -77,7 +58,7 @@ class Costs:
         return chosen if saved - fixed > self.margin * flat else []
 
     def _read(self, counts: Sequence[int], tokens: int, shape: Shape) -> float:
-        """Seconds in which runs of `counts` queries each read the same `tokens` keys and values."""
+        """Seconds for tasks of `counts` queries each to attend to the same `tokens` positions."""
         group = shape.heads // shape.kv_heads
         sizes = [tile.rows for tile in shape.tiles]
         tiles = padded = 0
@@ -95,5 +76,5 @@ class Costs:
         return max(moving, computing)
 
     def _state(self, tokens: int, shape: Shape) -> float:
-        """Seconds of writing and reading back one state of so many tokens."""
+        """Seconds to write and read back one state for each of `tokens` tokens."""
         return 2 * 4 * tokens * shape.heads * (shape.head_dim + 2) / self.memory

@@ -15,10 +15,13 @@ from ramify.kernels.reference.cascade import Group
 def find_groups(
     page_table: NDArray[np.int32], query_starts: Sequence[int], kv_lens: Sequence[int], page_size: int
 ) -> list[Group]:
-    """Every node of the tree of equal leading pages that has at least two sequences, parents first.
+    """Every node with at least two sequences of the tree of equal leading pages, parents first.
 
     Only whole pages before a sequence's new tokens count, so every member sees all of a node. Sequences
-    without new tokens are no members. A batch that shares nothing costs one look at its first pages.
+    without new tokens are not members. If no first page is shared, only first pages are compared.
+
+    Example: page size 4, page tables 1 2 3 8, 1 2 4 9, 1 2 3 7 with new tokens in the last page:
+    [Group((0, 1, 2), begin=0, tokens=8), Group((0, 2), begin=8, tokens=4)].
 
     Parameters
     ----------
@@ -39,7 +42,7 @@ def find_groups(
 
 
 def _tree(rows: list[tuple[int, NDArray[np.int32]]], page_size: int) -> list[Group]:
-    """The nodes below one first page: rows in lexical order, where what shares a prefix is adjacent."""
+    """The nodes below one first page. In lexical order, rows that share a prefix are adjacent."""
     rows.sort(key=lambda item: item[1].tobytes())
     common = [_common(one[1], other[1]) for one, other in itertools.pairwise(rows)]
     groups = []
@@ -57,7 +60,7 @@ def _tree(rows: list[tuple[int, NDArray[np.int32]]], page_size: int) -> list[Gro
 
 
 def _common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
-    """Equal leading pages."""
+    """The number of equal leading pages."""
     length = min(len(one), len(other))
     differ = one[:length] != other[:length]
     first = int(differ.argmax())

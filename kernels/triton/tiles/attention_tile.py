@@ -10,12 +10,12 @@ import triton.language as tl
 from ramify.kernels.triton.interpret import jit
 
 ITEM_FIELDS = tl.constexpr(9)
-"""int32 numbers of a work item, in the order in which `attend` loads them."""
+"""int32 fields of a work item, in the order in which `attend` loads them."""
 
 
 @jit
 def _tanh(x):  # type: ignore[no-untyped-def]
-    """From 2**x; near 0, where that cancels, a series with a relative error below 1e-8."""
+    """tanh from exp2; near 0, where the difference cancels, from a series of relative error below 1e-8."""
     e = tl.exp2(-2.8853900817779268 * tl.abs(x))
     far = (1.0 - e) / (1.0 + e)
     square = x * x
@@ -31,7 +31,7 @@ def _tanh(x):  # type: ignore[no-untyped-def]
 def fold(  # type: ignore[no-untyped-def]
     top, total, acc, other_top, other_total, other_acc, TILED: tl.constexpr
 ):  # fmt: skip
-    """Merge two softmax states (maximum, sum, weighted values); an empty one changes no bit."""
+    """Merge two softmax states (maximum, sum, weighted values); an empty state changes no bit."""
     new_top = tl.maximum(top, other_top)
     finite = tl.where(new_top == float("-inf"), 0.0, new_top)
     old, new = tl.exp2(top - finite), tl.exp2(other_top - finite)
@@ -50,11 +50,11 @@ def _walk(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PAGE_SIZE: tl.constexpr,
     ONE_PAGE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Fold the keys and values at positions [low, high) into the state, in blocks of BLOCK_N.
+    """Merge the keys and values at positions [low, high) into the state, in blocks of BLOCK_N.
 
-    Positions before `first` and from `limit` on are not read: they may hold NaN, which times 0 is NaN.
-    Scores enter the exponent by one explicit fused multiply-add, so that the masked and the unmasked form
-    round alike.
+    Positions before `first` and from `limit` on are not read: they may hold NaN, and 0 times NaN is NaN.
+    Scores enter the exponent by one explicit fused multiply-add, so that masked and unmasked blocks round
+    alike.
     """
     column = tl.arange(0, BLOCK_N)
     dim = tl.arange(0, BLOCK_D)
@@ -77,13 +77,13 @@ def _walk(  # type: ignore[no-untyped-def]
             offsets = (page * page_stride + (place % PAGE_SIZE) * row_stride)[:, None] + dim[None, :]
             k_from, v_from = k_head + offsets, v_head + offsets
         if MASKED and HEAD_DIM < BLOCK_D:
-            there = known[:, None] & (dim < HEAD_DIM)[None, :]
+            in_bounds = known[:, None] & (dim < HEAD_DIM)[None, :]
         elif MASKED:
-            there = known[:, None] & (dim < BLOCK_D)[None, :]
+            in_bounds = known[:, None] & (dim < BLOCK_D)[None, :]
         elif HEAD_DIM < BLOCK_D:
-            there = (column < BLOCK_N)[:, None] & (dim < HEAD_DIM)[None, :]
+            in_bounds = (column < BLOCK_N)[:, None] & (dim < HEAD_DIM)[None, :]
         if MASKED or HEAD_DIM < BLOCK_D:
-            k = tl.load(k_from, mask=there, other=0.0)
+            k = tl.load(k_from, mask=in_bounds, other=0.0)
         else:
             k = tl.load(k_from)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
@@ -104,7 +104,7 @@ def _walk(  # type: ignore[no-untyped-def]
         total = tl.fma(total, shrink, tl.sum(weights, 1))
         acc = acc * shrink[:, None]
         if MASKED or HEAD_DIM < BLOCK_D:
-            v = tl.load(v_from, mask=there, other=0.0)
+            v = tl.load(v_from, mask=in_bounds, other=0.0)
         else:
             v = tl.load(v_from)
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
@@ -112,7 +112,7 @@ def _walk(  # type: ignore[no-untyped-def]
     return top, total, acc
 
 
-# What varies from batch to batch must not compile the kernel anew.
+# Arguments that vary from batch to batch must not specialise the kernel.
 @jit(
     do_not_specialize=["table_stride", "window"],
     do_not_specialize_on_alignment=["part_ptr", "top_ptr", "total_ptr", "token_ptr"],
@@ -127,12 +127,13 @@ def attend(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Program ``i * KV_HEADS + h``: KV head h of work item i.
 
-    Row r of the item is query head ``h * GROUP + (row + r) % GROUP`` of token ``first + (row + r) // GROUP``
-    of the batch, or of the token that `token_ptr` names there (LISTED). It sees [begin, end) up to its own
-    position. Where `slot` is negative the output is written, otherwise the state, at row ``slot + row + r``.
+    Row r of the item is query head ``h * GROUP + (row + r) % GROUP`` of token ``first + (row + r) // GROUP``,
+    an index into the batch or, with LISTED, into `token_ptr`. The row sees [begin, end) up to its own
+    position. If `slot` is negative the output is written, else the state, to row ``slot + row + r``.
 
-    CHUNK > 0 is the deterministic form: states of CHUNK positions, aligned to absolute positions, are folded
-    in ascending order, or written one by one, `stride` rows apart, for `merge` to fold in the same order.
+    CHUNK > 0 is the deterministic form. It has a state for every CHUNK positions, aligned to absolute
+    positions. The states are merged in ascending order, or written `stride` rows apart, for `merge` to merge
+    in the same order.
     """
     head = tl.program_id(0) % KV_HEADS
     item = item_ptr + tl.program_id(0) // KV_HEADS * ITEM_FIELDS
@@ -161,7 +162,7 @@ def attend(  # type: ignore[no-untyped-def]
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     lowest = begin
-    if WINDOWED:  # what the first row sees first
+    if WINDOWED:  # the first position that the first row sees
         lowest = tl.maximum(begin, start + row // GROUP - window + 1)
     part = (slot + row + r).to(tl.int64) * KV_HEADS + head
     if CHUNK > 0:

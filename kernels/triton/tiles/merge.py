@@ -1,4 +1,4 @@
-"""Merging the softmax states that several work items left for the same queries into their output."""
+"""The merge of softmax states that several work items left for one query."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ramify.kernels.triton.interpret import jit
 from ramify.kernels.triton.tiles.attention_tile import fold
 
 AT_ONCE = (1, 2, 4, 8)
-"""States loaded before the first is folded: one trip to memory for eight, 32 registers at head_dim 128."""
+"""States loaded before the first is merged: one memory latency for 8, in 32 registers at head_dim 128."""
 
 
 @jit(do_not_specialize_on_alignment=["part_ptr", "top_ptr", "total_ptr", "token_ptr", "index_ptr"])
@@ -19,7 +19,7 @@ def _merge(  # type: ignore[no-untyped-def]
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Program ``i * heads + h``: head h of the i-th merged token folds its states in ascending order."""
+    """Program ``i * heads + h``: merge the states of head h of the i-th token, in ascending order."""
     head = tl.program_id(0) % (KV_HEADS * GROUP)
     entry = tl.program_id(0) // (KV_HEADS * GROUP)
     first, last = tl.load(start_ptr + entry), tl.load(start_ptr + entry + 1)
@@ -32,12 +32,12 @@ def _merge(  # type: ignore[no-untyped-def]
     one = tl.arange(0, 1)
     for low in range(first, last, AT_ONCE):
         for step in tl.static_range(AT_ONCE):
-            there = low + step + one < last
-            row = tl.load(index_ptr + low + step + one, mask=there, other=0) + head % GROUP
+            in_bounds = low + step + one < last
+            row = tl.load(index_ptr + low + step + one, mask=in_bounds, other=0) + head % GROUP
             at = row.to(tl.int64) * KV_HEADS + head // GROUP
-            part_top = tl.load(top_ptr + at, mask=there, other=float("-inf"))
-            part_total = tl.load(total_ptr + at, mask=there, other=0.0)
-            part = tl.load(part_ptr + at * HEAD_DIM + dim, mask=there & (dim < HEAD_DIM), other=0.0)
+            part_top = tl.load(top_ptr + at, mask=in_bounds, other=float("-inf"))
+            part_total = tl.load(total_ptr + at, mask=in_bounds, other=0.0)
+            part = tl.load(part_ptr + at * HEAD_DIM + dim, mask=in_bounds & (dim < HEAD_DIM), other=0.0)
             top, total, acc = fold(top, total, acc, part_top, part_total, part, False)
     token = tl.load(token_ptr + entry).to(tl.int64)
     out_to = out_ptr + token * out_stride + head * HEAD_DIM + dim
@@ -51,7 +51,7 @@ def merge_states(
     starts: torch.Tensor,
     index: torch.Tensor,
 ) -> None:
-    """Write the merged states of N tokens to `out`; other rows of it are left alone.
+    """Write the merged states of N tokens to `out`; other rows of `out` are not touched.
 
     Parameters
     ----------
@@ -60,11 +60,11 @@ def merge_states(
         of the scores, in base 2; total (P, kv_heads): the sum of the weights. All float32, contiguous.
     out : (T, heads, head_dim), contiguous tokens
     tokens : (N,) int32
-        Rows of `out`, all different.
+        Distinct rows of `out`.
     starts : (N + 1,) int32
-        ``index[starts[i] : starts[i + 1]]`` belongs to ``tokens[i]``. Where it is empty nothing is written.
+        ``index[starts[i] : starts[i + 1]]`` are the states of ``tokens[i]``. If empty, nothing is written.
     index : (K,) int32
-        Rows of the states: group member g of a token's heads is at ``index[k] + g``.
+        Rows of the states: query head g of a KV head is at ``index[k] + g``.
     """
     acc, top, total = states
     _, kv_heads, head_dim = acc.shape

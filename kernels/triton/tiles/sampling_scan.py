@@ -1,8 +1,15 @@
-"""The passes over the logits: maxima and masses of chunks, then the tokens that can be among the first.
+"""The passes over the logits: maxima and masses of chunks, then the candidates for the most likely tokens.
 
-`scan` reads every logit once. The maxima of groups of 32 that it leaves give a threshold which at least so
-many tokens reach as there are maxima above it, and seldom many more; `collect` reads only the groups that
-reach it. Nothing here depends on the number of rows.
+`scan` reads every logit once and writes the maximum of each group of 32 tokens. `threshold` takes the K-th
+largest of these maxima: at least K tokens reach it, and seldom many more. `collect` reads only the groups
+that reach the threshold, and lists their candidates. Nothing here depends on the number of rows.
+
+Example with groups of 2 and K = 2:
+
+    logits       (5 1) (4 4) (0 2) (3 3)
+    maxima        5     4     2     3
+    threshold    4, the second largest maximum
+    candidates   5 4 4, from the first two groups; the others are not read again
 """
 
 from __future__ import annotations
@@ -29,9 +36,9 @@ from ramify.kernels.triton.tiles.sampling_tile import (
 
 LOG = 10
 CANDIDATES = 2**LOG
-"""Room for candidates of a row: what a sort in registers takes."""
+"""Most candidates of a row: as many as a sort in registers takes."""
 RANK = 512
-"""Candidates aimed at. Top-p of ordinary text needs a few hundred; ties and runs may give more than RANK."""
+"""The K of the threshold. Top-p of ordinary text needs a few hundred candidates; ties can add more."""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -43,9 +50,9 @@ def scan(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Program i: chunk i % chunks of row i // chunks.
 
-    LISTED : mask_row_ptr is there
-    DRAWN : options_ptr is there; else the temperature is 1 for all
-    GROUPED : the maxima of groups are wanted
+    LISTED : use mask_row_ptr; else row i has mask i
+    DRAWN : use options_ptr; else the temperature is 1
+    GROUPED : write the maxima of groups
     """
     program = tl.program_id(0)
     row, chunk = program // chunks, program % chunks
@@ -79,11 +86,10 @@ def threshold(  # type: ignore[no-untyped-def]
     options_ptr, group_ptr, threshold_ptr, count_ptr, rows, groups, rank,
     DRAWN: tl.constexpr, CANDIDATES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The order that a row's candidates reach; LOWEST where all tokens above -inf are candidates.
+    """The least `order` of a row's candidates; LOWEST if all tokens above -inf are candidates.
 
-    The K-th largest of the maxima of groups, found bit by bit, K being `rank` or the row's top-k. Where few
-    groups have a token at all, K tokens of them would be nearly all of these: K is 5/8 of the groups then,
-    which about as many tokens reach as there are groups.
+    The K-th largest maximum of the groups, found bit by bit. K is `rank` or the row's top-k, but at most 5/8
+    of the groups with a token above -inf: then about as many tokens reach the threshold as there are groups.
     """
     row = tl.program_id(0)
     tl.store(count_ptr + row, 0)
@@ -92,15 +98,15 @@ def threshold(  # type: ignore[no-untyped-def]
         rank = tl.where((top_k > 0) & (top_k < rank), top_k, rank)
     index = tl.arange(0, BLOCK)
     x = tl.load(group_ptr + row.to(tl.int64) * groups + index, mask=index < groups, other=float("-inf"))
-    there = x > float("-inf")
+    in_bounds = x > float("-inf")
     keys = order(x)
-    alive = tl.sum(there.to(tl.int32), axis=0)
+    alive = tl.sum(in_bounds.to(tl.int32), axis=0)
     rank = tl.minimum(rank, alive * 5 // 8)
     key = tl.full([], LOWEST, tl.int64)
     if alive * 32 > CANDIDATES:
         step = tl.full([], 2147483648, tl.int64)
         for _ in range(32):
-            reached = tl.sum((there & (keys >= key + step)).to(tl.int32), axis=0)
+            reached = tl.sum((in_bounds & (keys >= key + step)).to(tl.int32), axis=0)
             key = tl.where(reached >= rank, key + step, key)
             step = step // 2
     tl.store(threshold_ptr + row, key)
@@ -113,9 +119,9 @@ def collect(  # type: ignore[no-untyped-def]
     HAS_MASK: tl.constexpr, LISTED: tl.constexpr, DRAWN: tl.constexpr, CANDIDATES: tl.constexpr,
     SUBS: tl.constexpr,
 ):  # fmt: skip
-    """Append the candidates of a chunk to its row's, `packed`.
+    """Append the `packed` candidates of a chunk to its row's list, in any order of chunks.
 
-    The chunks of a row come in any order, which sorting undoes. More than fit are counted and not kept.
+    Candidates beyond the list's CANDIDATES entries are counted but not kept.
     """
     program = tl.program_id(0)
     row, chunk = program // chunks, program % chunks
@@ -147,7 +153,8 @@ def collect(  # type: ignore[no-untyped-def]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scanned:
-    """What the passes leave of R rows: per chunk, and of the candidates."""
+    """The results of the passes over R rows: maxima, first ids and masses of chunks; thresholds, counts and
+    candidates of rows."""
 
     subs: int
     chunks: int
@@ -160,7 +167,7 @@ class Scanned:
 
     @property
     def block(self) -> int:
-        """Chunks, padded."""
+        """The number of chunks, padded to a power of two."""
         return padded(self.chunks)
 
 
@@ -172,9 +179,10 @@ def scanned(
     *,
     rank: int,
 ) -> Scanned:
-    """Run the passes. Without `values` (see `SamplingOptions`) rows are candidates at temperature 1.
+    """Run the passes.
 
-    rank : candidates aimed at; 0 wants none
+    values : of `SamplingOptions`; None for candidates of all rows at temperature 1
+    rank : the K of the threshold; 0 for no candidates
     """
     rows, vocab = logits.shape
     subs = min(CHUNK, max(GROUP, padded(vocab))) // GROUP

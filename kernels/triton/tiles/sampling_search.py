@@ -1,7 +1,7 @@
-"""The rare path of an ordered draw: its bounds are found by bisection over the whole row.
+"""Sampling with top-k or top-p when the candidates are not enough: bounds found by bisection over the row.
 
-For flat distributions, top-k above the candidates, and logits with more ties than there is room for. Each
-step reads the chunks that reach the order in question; a row of 128k logits takes some 96 of them.
+For flat distributions, a top-k above the number of candidates, and logits with more ties than candidates.
+Each step of a bisection reads the chunks that reach the bound; a row of 128k logits takes about 96 steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _amount(  # type: ignore[no-untyped-def]
     key, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
     COUNT: tl.constexpr, HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
 ):  # fmt: skip
-    """How much mass, or with COUNT how many tokens above -inf, is at order `key` or above; float64."""
+    """The float64 mass of tokens at order `key` or above; with COUNT, the number of those above -inf."""
     acc = tl.zeros([SUBS, 32], tl.float64)
     whole = tl.full([SUBS], 1, tl.int1)
     for chunk in range(chunks):
@@ -43,9 +43,9 @@ def _bound(  # type: ignore[no-untyped-def]
     target, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,
     STRICT: tl.constexpr, COUNT: tl.constexpr, HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
 ):  # fmt: skip
-    """The highest order at or above which the amount reaches (STRICT: passes) the target.
+    """The highest order at or above which the `_amount` reaches (STRICT: exceeds) the target.
 
-    Returns it, the amount above it, and the weight of a token at it.
+    Returns the order, the amount above it, and the weight of a token of that order.
     """
     key = tl.full([], LOWEST, tl.int64)
     step = tl.full([], 2147483648, tl.int64)
@@ -69,7 +69,7 @@ def _nth(  # type: ignore[no-untyped-def]
     key, nth, logits_row, mask_row, masked, tops_row, temperature, vocab, chunks,
     HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
 ):  # fmt: skip
-    """The nth token, from 0, of those at order `key`; the last where there are fewer."""
+    """The token number `nth`, from 0, among the tokens of order `key`; the last one if there are fewer."""
     token = tl.full([], 0, tl.int32)
     seen = tl.full([], 0, tl.int32)
     whole = tl.full([SUBS], 1, tl.int1)
@@ -90,7 +90,7 @@ def search(  # type: ignore[no-untyped-def]
     logits_row, mask_row, masked, tops_row, top, temperature, top_k, top_p, min_p, uniform, vocab, chunks,
     HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
 ):  # fmt: skip
-    """The token of one ordered row. The tokens that may come are the first ones of the order."""
+    """Sample the token of one row. The tokens that can be sampled are a prefix of the descending order."""
     lowest = tl.full([], LOWEST, tl.int64)
     whole = _amount(
         lowest, logits_row, mask_row, masked, tops_row, top, temperature, vocab, chunks,

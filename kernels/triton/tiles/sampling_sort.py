@@ -10,10 +10,11 @@ import triton.language as tl
 def _exchanged(  # type: ignore[no-untyped-def]
     cube, index, BIT: tl.constexpr, STAGE: tl.constexpr, LOG: tl.constexpr
 ):
-    """Each number or its partner, whose index differs in BIT: where bit STAGE is 0 the larger one first.
+    """Compare and exchange each number with its partner, whose index differs in BIT. The larger number comes
+    first where bit STAGE of the index is 0.
 
-    The partner is the sum of both less the number, which wraps around exactly. (Triton's own sort reduces
-    with xor, which its interpreter does number by number.)
+    The partner is the sum of the pair minus the number, exact in wrapping arithmetic. (Triton's own sort
+    reduces with xor, which its interpreter does number by number.)
     """
     partner = tl.sum(cube, axis=LOG - 1 - BIT, keep_dims=True) - cube
     larger = ((index >> BIT) ^ (index >> STAGE)) & 1 == 0
@@ -22,7 +23,7 @@ def _exchanged(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def sorted_block(x, LOG: tl.constexpr):  # type: ignore[no-untyped-def]
-    """2**LOG int64 in descending order. The block is a cube with one axis a bit of the index."""
+    """2**LOG int64 in descending order. The block is a hypercube with an axis for each bit of the index."""
     index = tl.reshape(tl.arange(0, 2**LOG), [2] * LOG)
     cube = tl.reshape(x, [2] * LOG)
     for stage in tl.static_range(1, LOG + 1):

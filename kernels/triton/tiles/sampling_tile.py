@@ -1,6 +1,6 @@
-"""What all sampling kernels share: blocks of logits with mask and temperature, exact order, exponentials.
+"""Device functions of the sampling kernels: blocks of logits, an integer order of floats, exponentials.
 
-A block is (SUBS, 32): a row of it is a group, the 32 tokens of one word of the mask.
+A block is (SUBS, 32): each row is a group, the 32 tokens of one word of the mask.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import triton.language as tl
 GROUP = 32
 """Tokens of a group."""
 CHUNK = 4096
-"""Tokens of a block: 256 threads with four loads of 16 bytes each, in float32."""
+"""Most tokens of a block: 256 threads with four loads of 16 bytes each, in float32."""
 
 LOWEST = tl.constexpr(-(2**31))
-"""The order of no number: below that of every logit."""
+"""Below the `order` of every logit."""
 NOTHING = tl.constexpr(-(2**63))
-"""Below what `packed` gives of any token."""
+"""Below the `packed` entry of every token."""
 SMALLEST = tl.constexpr(-3.4028234663852886e38)
 """Stands in for a maximum of -inf, from which -inf cannot be subtracted."""
 _INFINITY = tl.constexpr(float("inf"))
@@ -34,18 +34,19 @@ def load_block(  # type: ignore[no-untyped-def]
     HAS_MASK: tl.constexpr,
     SUBS: tl.constexpr,
 ):
-    """The logits of tokens `first` and on, over the temperature; -inf where refused or beyond the vocabulary.
+    """The logits of a block of tokens from `first`, divided by the temperature. Forbidden tokens and tokens
+    beyond the vocabulary have -inf.
 
     masked : whether the row has a mask
-    wanted : (SUBS,), the groups to load
+    wanted : (SUBS,) groups to load; the others have -inf
     """
     group, lane = tl.arange(0, SUBS), tl.arange(0, 32)
     token = first + group[:, None] * 32 + lane[None, :]
     loaded = wanted[:, None] & (token < vocab)
     x = tl.where(loaded, tl.load(logits_row + token, mask=loaded).to(tl.float32), -_INFINITY)
     if HAS_MASK:
-        there = wanted & (first + group * 32 < tl.where(masked, vocab, 0))
-        word = tl.load(mask_row + first // 32 + group, mask=there, other=-1)
+        in_bounds = wanted & (first + group * 32 < tl.where(masked, vocab, 0))
+        word = tl.load(mask_row + first // 32 + group, mask=in_bounds, other=-1)
         x = tl.where((word[:, None] >> lane[None, :]) & 1 == 1, x, -_INFINITY)
     if temperature != 1.0:  # a rounded division is ten instructions
         x = tl.div_rn(x, tl.zeros_like(x) + temperature)
@@ -59,20 +60,20 @@ def block_tokens(first, SUBS: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def order(x):  # type: ignore[no-untyped-def]
-    """int64 from -2**31 on in the order of float32 numbers; both zeros are equal."""
+    """An int64 of at least -2**31 with the order of the float32 x; both zeros are equal."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 
 
 @triton.jit
 def packed(x, token):  # type: ignore[no-untyped-def]
-    """int64 by which larger numbers come first when descending, and of equal ones the lower token."""
+    """An int64 whose descending order has larger numbers first and, among equals, lower tokens first."""
     return order(x) * 4294967296 + (4294967295 - token.to(tl.int64))
 
 
 @triton.jit
 def token_of(entry):  # type: ignore[no-untyped-def]
-    """The token, int64, of what `packed` gave."""
+    """The int64 token of a `packed` entry."""
     return 4294967295 - (entry & 4294967295)
 
 
@@ -85,8 +86,8 @@ def number_of(key):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def exp(x):  # type: ignore[no-untyped-def]
-    """e**x for x <= 0: 2**(x log2 e), with what rounding that product loses. Exactly 1 at 0; 0 below -87,
-    where float32 numbers lose bits and GPUs give 0."""
+    """e**x for x <= 0: 2**(x log2 e), corrected for the rounding of the product. Exactly 1 at 0. 0 below -87,
+    where float32 numbers become subnormal, which GPUs flush to 0."""
     bounded = tl.maximum(x, -88.0)
     power = bounded * 1.4426950408889634
     rest = tl.fma(bounded, 1.4426950408889634, -power) + bounded * 1.9259629911e-8
@@ -96,16 +97,15 @@ def exp(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def below(total):  # type: ignore[no-untyped-def]
-    """The largest float64 below a positive one."""
+    """The largest float64 below `total`, which is positive."""
     return (total.to(tl.int64, bitcast=True) - 1).to(tl.float64, bitcast=True)
 
 
 @triton.jit
 def first_beyond(mass, target, index, none):  # type: ignore[no-untyped-def]
-    """The first index at which the cumulated mass passes `target`, and what was cumulated before it.
+    """The first index at which the cumulative mass passes `target`, and the mass before that index.
 
-    The index is one with a mass: where rounding lets none pass, the last of those. `none` is above all
-    indices.
+    If rounding lets none pass, the last index with a mass above 0. `none` is above all indices.
     """
     end = tl.cumsum(mass, 0)
     found = tl.min(tl.where((end > target) & (mass > 0.0), index, none), 0)

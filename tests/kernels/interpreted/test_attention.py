@@ -30,7 +30,7 @@ def check(batch: Batch, **options) -> torch.Tensor:
 
 
 def forms(monkeypatch: pytest.MonkeyPatch) -> set[tuple]:
-    """What the launches from here on are compiled for."""
+    """Records the specialisations of all later launches."""
     seen: set[tuple] = set()
     launch = attention.attend
 
@@ -145,7 +145,7 @@ def test_tiles_fit_the_shared_memory_of_every_generation():
 
 
 def run_on(processors: int, batch: Batch, *, window: int = 0, **options) -> torch.Tensor:
-    """As a device of so many processors would: one has no use for a sequence in parts."""
+    """On a device of `processors` multiprocessors: one alone never cuts a sequence into parts."""
     shape = plan_shape(batch.q, batch.k_pages, window=window, deterministic=True)
     shape = shape._replace(device=Device(processors, H100.shared_bytes))
     plan = plan_attention(batch.query_starts, batch.kv_lens, shape, batch.q.device)

@@ -47,7 +47,7 @@ def test_draws_in_several_chunks(small_chunks):
 
 
 def test_draws_beyond_the_candidates(small_chunks, monkeypatch):
-    """More tokens than candidates: each of these rows is searched, and none of the ordered ones is."""
+    """With more tokens than candidates these rows are sampled by bisection, other ordered rows are not."""
     cases.check_draws(cases.FAR, 1250, FLOAT, CPU, masked="some", share=0.95)
 
     def reached(*args):
@@ -148,7 +148,7 @@ def test_log_probabilities_of_few_tokens():
 
 
 def test_every_form_is_reached(monkeypatch):
-    seen = forms(monkeypatch, sampling, "_pick")
+    seen = forms(monkeypatch, sampling, "_sample")
     scans = forms(monkeypatch, sampling_scan, "scan")
     for rows in (cases.STRAIGHT[:2], cases.ORDERED[:2]):
         for masked in ("none", "all", "some"):

@@ -1,0 +1,84 @@
+"""The records of paged attention, and the layout of a thread's scratch memory.
+
+FRAME has the arguments of one call, which its threads share. ITEM is a work item: a tile of query rows and
+one KV head. SEGMENT is a range of blocks that queries of a tile read. Addresses and strides are in bytes.
+"""
+
+from __future__ import annotations
+
+from ramify.kernels.cpu.attention_loops import PANEL, TILE_ROWS
+from ramify.kernels.cpu.codegen import simd as vl
+from ramify.kernels.cpu.codegen.compiler import part
+from ramify.kernels.cpu.codegen.dots import DOTS
+from ramify.kernels.cpu.codegen.records import record
+from ramify.kernels.cpu.codegen.simd import LANES
+
+BLOCK = 64
+"""Positions that share one softmax. Keys and values take 16 KiB each at 64 dimensions: both fit the L1."""
+
+SCORE_ROW = 4 * BLOCK
+"""Bytes of a row of scores."""
+
+FRAME = record(
+    "q", "q_token",  # and bytes from token to token
+    "k", "v", "page_bytes", "head_bytes", "row_bytes", "page_size",
+    "out", "out_token",
+    "group",  # query heads of one KV head
+    "dim",
+    "value_row",  # bytes of a row of widened values or of their sums
+    "bf16",
+    "dots",  # whether scores are computed by dots of bfloat16 pairs
+    "window", "capped",
+    "rows",  # rows that a thread's scratch memory has room for
+    "threads",
+    "split",  # whether items write partial results
+    "cascade_rows",  # most rows of a tile of several sequences; 0 without a cascade
+    "blocks",  # blocks that all items read together
+    "kv_heads", "sequences", "starts", "lens", "table", "table_width",
+    "order",  # sequences in lexical order of their pages, so that common prefixes are adjacent
+    "common",  # for each sequence in that order: blocks that it shares with the one before
+    "items", "item_count",
+    "counters",  # two: the next item, and the next thread's scratch memory
+    "scratch", "scratch_bytes",
+    floats=("query_factor", "score_factor"),  # score_factor is applied after the soft cap
+)  # fmt: skip
+
+ITEM = record(
+    "queries_at",  # token and position of each query
+    "queries", "kv_head", "segments", "segment_count",
+    "partial",  # where the result of each block goes; 0: merge the blocks and write the output
+)  # fmt: skip
+
+SEGMENT = record(
+    "first", "queries",  # the queries of the tile that read these blocks
+    "table",  # a row of the page table
+    "begin", "end",  # blocks [begin, end)
+    "low", "high",  # positions [low, high) are visible to some query
+)  # fmt: skip
+"""Segments of one query are in ascending order of blocks."""
+
+
+@part
+def partial_bytes(frame, rows):  # type: ignore[no-untyped-def]
+    """Bytes of the softmax state of one block: `rows` maxima, `rows` sums, then `rows` weighted values."""
+    rows = vl.round_up(rows, TILE_ROWS)
+    return vl.round_up(8 * rows, 64) + rows * frame.value_row
+
+
+@part
+def scratch_bytes(frame):  # type: ignore[no-untyped-def]
+    queries = vl.round_up(4 * frame.rows * frame.dim, 64)
+    keys = frame.dim * SCORE_ROW
+    values = BLOCK * frame.value_row
+    results = 2 * partial_bytes(frame, frame.rows)
+    return queries + frame.rows * SCORE_ROW + keys + values + 16 * BLOCK + results
+
+
+@part
+def dots_of(bf16, dim):  # type: ignore[no-untyped-def]
+    """Whether scores are computed by dots of bfloat16 pairs."""
+    return bf16 != 0 and DOTS and dim % (2 * LANES) == 0
+
+
+assert PANEL % LANES == 0
+assert BLOCK % PANEL == 0

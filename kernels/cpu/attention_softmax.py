@@ -1,0 +1,129 @@
+"""The online softmax of a tile: weights of a block of scores, the merge of blocks, and the output.
+
+The softmax state of a set of blocks is a maximum, a sum of weights and weighted values for each row. Its
+layout in memory: `attention_records.partial_bytes`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ramify.kernels.cpu.attention_loops import TILE_ROWS
+from ramify.kernels.cpu.attention_records import SCORE_ROW
+from ramify.kernels.cpu.codegen import simd as vl
+from ramify.kernels.cpu.codegen.compiler import part
+from ramify.kernels.cpu.codegen.simd import BYTES, LANES
+
+NO_SCORE = np.float32(-3e38)
+"""The maximum of no scores: finite, so that it can be subtracted from itself."""
+
+
+@part
+def softmax_rows(frame, item, segment, start, count, scores, block):  # type: ignore[no-untyped-def]
+    """Scores to weights 2**(score - maximum), in place; maxima and sums go to `block`."""
+    maxima = block
+    sums = block + 4 * vl.round_up(segment.queries * frame.group, TILE_ROWS)
+    row = scores
+    for query in range(segment.first, segment.first + segment.queries):
+        position = vl.read_i64(item.queries_at + 16 * query + 8)
+        high = min(count, position + 1 - start)
+        low = 0
+        if frame.window > 0:
+            low = max(0, position - frame.window + 1 - start)
+        for _ in range(frame.group):
+            top, weight = _softmax_row(frame, row, count, low, high)
+            vl.write_f32(maxima, top)
+            vl.write_f32(sums, weight)
+            maxima += 4
+            sums += 4
+            row += SCORE_ROW
+
+
+@part
+def _softmax_row(frame, row, count, low, high):  # type: ignore[no-untyped-def]
+    if low >= high:
+        for column in range(0, count, LANES):
+            vl.store(row + 4 * column, vl.splat_f32(0.0))
+        return NO_SCORE, np.float32(0.0)
+    scale, factor = vl.splat_f32(frame.query_factor), vl.splat_f32(frame.score_factor)
+    best = vl.splat_f32(-np.inf)
+    for column in range(0, count, LANES):
+        x = vl.load(row + 4 * column)
+        if frame.dots:
+            x = vl.mul(x, scale)
+        if frame.capped:
+            x = vl.mul(vl.tanh(x), factor)
+        x = vl.lanes_between(x, low - column, high - column)
+        vl.store(row + 4 * column, x)
+        best = vl.maximum(best, x)
+    top = vl.max_lanes(best)
+    shift = vl.broadcast(top)
+    total = vl.splat_f32(0.0)
+    for column in range(0, count, LANES):
+        x = vl.exp2(vl.sub(vl.load(row + 4 * column), shift))
+        vl.store(row + 4 * column, x)
+        total = vl.add(total, x)
+    return top, vl.sum_lanes(total)
+
+
+@part
+def clear(frame, total, rows):  # type: ignore[no-untyped-def]
+    """Make `total` the state of no blocks."""
+    padded = vl.round_up(rows, TILE_ROWS)
+    for row in range(rows):
+        vl.write_f32(total + 4 * row, NO_SCORE)
+        vl.write_f32(total + 4 * (padded + row), np.float32(0.0))
+    values = total + vl.round_up(8 * padded, 64)
+    for at in range(values, values + rows * frame.value_row, BYTES):
+        vl.store(at, vl.splat_f32(0.0))
+
+
+@part
+def merge(frame, block, rows, total, room, first):  # type: ignore[no-untyped-def]
+    """Merge the state of a block, of `rows` rows, into rows from `first` of `total`, of `room` rows."""
+    padded, room = vl.round_up(rows, TILE_ROWS), vl.round_up(room, TILE_ROWS)
+    source = block + vl.round_up(8 * padded, 64)
+    target = total + vl.round_up(8 * room, 64) + first * frame.value_row
+    tops, weights = total + 4 * first, total + 4 * (room + first)
+    used = 4 * frame.dim
+    for row in range(rows):
+        at = 4 * row
+        old, new = vl.read_f32(tops + at), vl.read_f32(block + at)
+        top = old if old > new else new
+        keep, take = vl.exp2(vl.broadcast(old - top)), vl.exp2(vl.broadcast(new - top))
+        vl.write_f32(tops + at, top)
+        old_sum, new_sum = (
+            vl.broadcast(vl.read_f32(weights + at)),
+            vl.broadcast(vl.read_f32(block + 4 * padded + at)),
+        )
+        vl.write_f32(weights + at, vl.first_lane(vl.fma(old_sum, keep, vl.mul(new_sum, take))))
+        for d in range(0, used, BYTES):
+            vl.store(target + d, vl.fma(vl.load(target + d), keep, vl.mul(vl.load(source + d), take)))
+        source += frame.value_row
+        target += frame.value_row
+
+
+@part
+def finish(frame, item, total):  # type: ignore[no-untyped-def]
+    """Divide by the sums and write the tile's output."""
+    rows = item.queries * frame.group
+    padded = vl.round_up(rows, TILE_ROWS)
+    values = total + vl.round_up(8 * padded, 64)
+    sums = total + 4 * padded
+    wide = frame.dim - frame.dim % LANES
+    size = 2 if frame.bf16 else 4
+    for query in range(item.queries):
+        to = (
+            frame.out
+            + vl.read_i64(item.queries_at + 16 * query) * frame.out_token
+            + item.kv_head * frame.group * frame.dim * size
+        )
+        for _ in range(frame.group):
+            weight = vl.read_f32(sums)
+            for d in range(0, wide, LANES):
+                vl.store_as(to + size * d, vl.div(vl.load(values + 4 * d), vl.broadcast(weight)), frame.bf16)
+            for d in range(wide, frame.dim):
+                vl.write_as(to + size * d, vl.read_f32(values + 4 * d) / weight, frame.bf16)
+            sums += 4
+            values += frame.value_row
+            to += frame.dim * size

@@ -1,0 +1,47 @@
+"""Functions whose bodies are LLVM code, emitted once a module and called from numba code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from ramify.kernels.cpu.codegen.compiler import intrinsic
+
+_i64 = ir.IntType(64)
+
+
+def llvm_function(name: str, arguments: int, fill: Callable[..., None]) -> Any:
+    """A function of 1, 5 or 8 int64 arguments for numba code; `fill(builder, *arguments)` emits its body.
+
+    Never inlined: these bodies have hundreds of instructions, and several kernels call each of them.
+    """
+
+    def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        module = builder.module
+        function = module.globals.get(name)
+        if function is None:
+            function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_i64] * arguments), name)
+            function.linkage = "internal"
+            function.attributes.add("noinline")
+            body = ir.IRBuilder(function.append_basic_block())
+            fill(body, *function.args)
+            body.ret_void()
+        builder.call(function, args)
+        return _i64(0)
+
+    @intrinsic
+    def call1(typing: Any, a: Any) -> Any:
+        return types.int64(a), emit
+
+    @intrinsic
+    def call5(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
+        return types.int64(a, b, c, d, e), emit
+
+    @intrinsic
+    def call8(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
+        return types.int64(a, b, c, d, e, f, g, h), emit
+
+    return {1: call1, 5: call5, 8: call8}[arguments]

@@ -1,0 +1,42 @@
+"""The values that `PrefixCache` hands out: a match, a lock, and a page table after `commit`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+from ramify.radix.node import Node
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Match:
+    """The result of `PrefixCache.match`. It locks nothing: `acquire` matches again if the tree changed."""
+
+    length: int
+    """Tokens in the tree, counted from the first."""
+    key: bytes
+    scope: str
+    node: Node | None
+    """The node in which the match ends; None where the scope has no tree."""
+    version: int
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class PrefixLock:
+    """A locked path in the tree. Read its fields; only the cache changes them."""
+
+    length: int
+    """Tokens ``[0, length)`` are in the tree and stay there."""
+    pages: list[int]
+    """The page of every slot of ``[0, length)`` in this request's table; the last may be partial."""
+    private_from: int
+    """The first slot whose page the request owns."""
+    node: Node | None
+    """The node whose end is token `length`; None once released."""
+
+
+class Committed(NamedTuple):
+    """A request's page table after `commit`. Pages of slots ``[private_from, …)`` are its own."""
+
+    pages: list[int]
+    private_from: int
