@@ -8,7 +8,7 @@ In the order in which a grammar is compiled:
     pruning       dead states go, equal ones are joined
     costs         the fewest tokens from each state to the end
     runs, fresh   what else the engines look up by state
-    compiler      runs all of this; the result is `frames.Frames`
+    compiler      runs all of this; the result is `pushdown.PushdownAutomaton`
 
 `token_trie` walks all tokens of a vocabulary against an automaton to fill a mask: with `walk` where each text
 is read in one way, with `forking_walk` where in several.

@@ -43,7 +43,7 @@ class Edges(NamedTuple):
     plain: np.ndarray
     plain_source: np.ndarray
     plain_target: np.ndarray
-    fresh: np.ndarray
+    after_item: np.ndarray
 
 
 def to_bytes(states: States, alphabet: Collection[int]) -> Edges:
@@ -89,7 +89,7 @@ class _Bytes:
     def _returns_nothing(self, state: int) -> bool:
         """A call in the last place: its end is the end of the caller."""
         states = self._states
-        goes_on = states.edges[state] or states.calls[state] or states.fresh[state]
+        goes_on = states.edges[state] or states.calls[state] or states.after_item[state]
         return states.final[state] and not goes_on
 
     def _multibyte(self, edges: list[CharEdge], row: list[tuple[int, int, int, int]]) -> None:
@@ -174,8 +174,8 @@ class _Bytes:
             final[self._inner[_ENDED]] = True
         plain = np.zeros(len(rows), np.bool_)
         plain[: len(self._all_plain)] = self._all_plain
-        fresh = np.zeros(len(rows), np.bool_)
-        fresh[: len(self._states.fresh)] = self._states.fresh
+        after_item = np.zeros(len(rows), np.bool_)
+        after_item[: len(self._states.after_item)] = self._states.after_item
         pairs = np.array(self._plain, np.int32).reshape(-1, 2)
         return Edges(
             offsets,
@@ -187,7 +187,7 @@ class _Bytes:
             plain,
             np.ascontiguousarray(pairs[:, 0]),
             np.ascontiguousarray(pairs[:, 1]),
-            fresh,
+            after_item,
         )
 
 

@@ -15,13 +15,13 @@ import numpy as np
 
 from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton import byte_edges, costs, pruning
-from ramify.grammar.automaton.positions import Positions, TooLarge, holds_fresh
-from ramify.grammar.automaton.pushdown import Frames
+from ramify.grammar.automaton.positions import Positions, TooLarge, has_unique_items
+from ramify.grammar.automaton.pushdown import PushdownAutomaton
 from ramify.grammar.automaton.runs import runs
 from ramify.grammar.automaton.states import States
 from ramify.grammar.automaton.token_trie import token_trie
-from ramify.grammar.automaton.unique_items import fresh_tables
-from ramify.grammar.rules.expression import Alt, Call, Chars, Expression, Fresh, Repeat, Seq, Text
+from ramify.grammar.automaton.unique_items import unique_item_tables
+from ramify.grammar.rules.expression import Alt, Call, Chars, Expression, Repeat, Seq, Text, UniqueItem
 from ramify.grammar.rules.rule_set import ROOT, components
 from ramify.grammar.vocabulary import Vocabulary
 
@@ -42,8 +42,8 @@ def compile_rules(
     vocabulary: Vocabulary,
     most_states: int = MAX_STATES,
     *,
-    forks: bool = False,
-) -> Frames:
+    nondeterministic: bool = False,
+) -> PushdownAutomaton:
     """The automaton of the rule ``root`` over the bytes that `vocabulary` can spell.
 
     Raises `TooLarge` where `rules` have no deterministic automaton of at most `most_states` states over
@@ -51,14 +51,14 @@ def compile_rules(
     spelled satisfies them.
     """
     with _without_collecting():
-        return _compiled(rules, vocabulary, most_states, forks)
+        return _compiled(rules, vocabulary, most_states, nondeterministic)
 
 
-def compile_grammar(rules: Mapping[str, Expression], vocabulary: Vocabulary) -> Frames:
+def compile_grammar(rules: Mapping[str, Expression], vocabulary: Vocabulary) -> PushdownAutomaton:
     """A deterministic automaton, or where there is none one that forks. Raises as `compile_rules` does, and
     `InvalidConstraint` where it is not clear of which `Fresh` a text would be."""
     _, recursive = called_rules(rules)
-    remembers = any(map(holds_fresh, rules.values()))
+    remembers = any(map(has_unique_items, rules.values()))
     may_fork = recursive or remembers
     try:
         return compile_rules(rules, vocabulary, MAX_STATES if may_fork else MAX_UNCALLED_STATES)
@@ -66,7 +66,7 @@ def compile_grammar(rules: Mapping[str, Expression], vocabulary: Vocabulary) -> 
         if not may_fork:
             raise
     try:
-        return compile_rules(rules, vocabulary, forks=True)
+        return compile_rules(rules, vocabulary, nondeterministic=True)
     except TooLarge:
         if not remembers:
             raise
@@ -90,29 +90,31 @@ def _without_collecting() -> Iterator[None]:
 
 
 def _compiled(
-    rules: Mapping[str, Expression], vocabulary: Vocabulary, most_states: int, forks: bool
-) -> Frames:
+    rules: Mapping[str, Expression], vocabulary: Vocabulary, most_states: int, nondeterministic: bool
+) -> PushdownAutomaton:
     positions = Positions(rules, *called_rules(rules))
-    edges = byte_edges.to_bytes(States(positions, ROOT, most_states, forks), vocabulary.spelled_bytes)
+    edges = byte_edges.to_bytes(
+        States(positions, ROOT, most_states, nondeterministic), vocabulary.spelled_bytes
+    )
     length, _ = costs.shortest(edges.offsets, edges.target, edges.push, edges.final)
     if length[0] >= costs.UNREACHABLE:
         raise InvalidConstraint("No text that this model's tokenizer can spell satisfies the constraint.")
-    return _finished(pruning.pruned(edges, length), vocabulary, forks)
+    return _finished(pruning.pruned(edges, length), vocabulary, nondeterministic)
 
 
-def _finished(edges: byte_edges.Edges, vocabulary: Vocabulary, forks: bool) -> Frames:
+def _finished(edges: byte_edges.Edges, vocabulary: Vocabulary, nondeterministic: bool) -> PushdownAutomaton:
     length, best = costs.shortest(edges.offsets, edges.target, edges.push, edges.final)
     cost, token = token_trie(vocabulary).completions(edges, length, best)
-    before_fresh = np.zeros(len(cost), np.bool_)
+    before_item = np.zeros(len(cost), np.bool_)
     items = None
-    if edges.fresh.any():
-        tables = fresh_tables(edges, length, best)
+    if edges.after_item.any():
+        tables = unique_item_tables(edges, length, best)
         if tables.words_missing:
             raise InvalidConstraint("There are not enough different texts for all that must differ.")
-        before_fresh, items = tables.before, tables.items
+        before_item, items = tables.before, tables.items
         cost += tables.extra
     run, run_kind, run_cost = runs(edges, cost)
-    run[before_fresh] = 0
+    run[before_item] = 0
     arrays = {
         "offsets": edges.offsets,
         "low": edges.low,
@@ -125,10 +127,10 @@ def _finished(edges: byte_edges.Edges, vocabulary: Vocabulary, forks: bool) -> F
         "cost": cost,
         "token": token,
         "run_cost": run_cost,
-        "fresh": edges.fresh,
-        "before_fresh": before_fresh,
+        "after_item": edges.after_item,
+        "before_item": before_item,
     }
-    return Frames(arrays, _most_pushed(edges), items, forks)
+    return PushdownAutomaton(arrays, _most_pushed(edges), items, nondeterministic)
 
 
 def _most_pushed(edges: byte_edges.Edges) -> int:
@@ -167,7 +169,7 @@ def called_rules(rules: Mapping[str, Expression]) -> tuple[set[str], frozenset[s
         inner for name, calls in inner_calls.items() for inner in calls if component[name] == component[inner]
     }
     recursive = frozenset(called)
-    called |= {name for name, body in rules.items() if holds_fresh(body)}
+    called |= {name for name, body in rules.items() if has_unique_items(body)}
     sizes: dict[str, int] = {}
     for names in members.values():
         sizes.update((name, 1 if name in called else 0) for name in names)
@@ -231,7 +233,7 @@ def _inner_calls(expression: Expression, times: int = 1, last: bool = True) -> d
             inner = [(option, last, times) for option in options]
         case Repeat(item, low, high):
             inner = [(item, last and high == 1, min(_MANY, times * max(1, low, high or 0)))]
-        case Fresh(item):
+        case UniqueItem(item):
             inner = [(item, False, times)]
         case _:
             return {}
@@ -253,6 +255,6 @@ def _states(expression: Expression, sizes: Mapping[str, int]) -> int:
             return sum(_states(part, sizes) for part in parts)
         case Repeat(item, low, high):
             return min(_MANY, _states(item, sizes) * max(1, low, high or 0))
-        case Fresh(item):
+        case UniqueItem(item):
             return _states(item, sizes)
     return 1

@@ -102,7 +102,7 @@ def token_costs(
     low: np.ndarray,
     target: np.ndarray,
     push: np.ndarray,
-    fresh: np.ndarray,
+    after_item: np.ndarray,
     best: np.ndarray,
     order: np.ndarray,
     length: np.ndarray,
@@ -123,7 +123,7 @@ def token_costs(
         returning = 0  # cost of what is on the stack
         node = -1
         while True:
-            while length[here] == 0 and depth > 0 and not fresh[stack[depth - 1]]:
+            while length[here] == 0 and depth > 0 and not after_item[stack[depth - 1]]:
                 depth -= 1
                 here = stack[depth]
                 returning -= cost[here]
@@ -131,7 +131,7 @@ def token_costs(
                 break
             edge = best[here]
             if push[edge] >= 0:
-                if fresh[push[edge]] and node >= 0:
+                if after_item[push[edge]] and node >= 0:
                     break
                 if depth == stack.size:
                     stack = np.append(stack, stack)

@@ -31,7 +31,7 @@ def _longer(array: np.ndarray) -> np.ndarray:
     cache=True,
     nogil=True,
 )  # fmt: skip
-def walk_forking(
+def walk_nondeterministic(
     node_byte: np.ndarray,
     node_end: np.ndarray,
     node_longest: np.ndarray,
@@ -50,8 +50,8 @@ def walk_forking(
     limit: int,
     most_steps: int,
     row: np.ndarray,
-    fresh: np.ndarray,
-    before_fresh: np.ndarray,
+    after_item: np.ndarray,
+    before_item: np.ndarray,
     doubtful: np.ndarray,
 ) -> tuple[int, int]:
     """As `walk.walk`, but without a lead, and all edges of a state are taken, and its end as well."""
@@ -114,13 +114,13 @@ def walk_forking(
                         examined = max(examined, held - top)
                     if top >= 0:
                         branch_state[branches], branch_top[branches] = kept[top], below[top]
-                        entered[branches], crossed[branches] = False, crossing or fresh[kept[top]]
+                        entered[branches], crossed[branches] = False, crossing or after_item[kept[top]]
                         branches += 1
                 for edge in range(offsets[here], offsets[here + 1]):
                     if byte < low[edge] or byte > high[edge]:
                         continue
                     over = top
-                    cross = crossing or (push[edge] >= 0 and fresh[push[edge]])
+                    cross = crossing or (push[edge] >= 0 and after_item[push[edge]])
                     if push[edge] >= 0:
                         over = above[top + 1]
                         while over >= 0 and kept[over] != push[edge]:
@@ -156,7 +156,7 @@ def walk_forking(
                             for i in range(token_start[child], token_start[child + 1]):
                                 token = token_ids[i]
                                 row[token >> 5] |= numba.uint32(1) << numba.uint32(token & 31)
-                                if doubtful.size > 0 and (cross or before_fresh[after]):
+                                if doubtful.size > 0 and (cross or before_item[after]):
                                     doubtful[token >> 5] |= numba.uint32(1) << numba.uint32(token & 31)
                     if node_end[child] > child + 1:
                         if count == todo_node.size:

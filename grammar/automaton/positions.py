@@ -18,11 +18,11 @@ from ramify.grammar.rules.expression import (
     Call,
     Chars,
     Expression,
-    Fresh,
     Ranges,
     Repeat,
     Seq,
     Text,
+    UniqueItem,
     alt,
     nullable,
     repeat,
@@ -106,17 +106,17 @@ def char_set(ranges: Ranges) -> CharSet:
     return CharSet(ascii_mask, tuple(high), first | ascii_mask)
 
 
-def holds_fresh(expression: Expression) -> bool:
+def has_unique_items(expression: Expression) -> bool:
     """`expression` itself has a `Fresh`, not only a rule that it calls."""
     if expression.is_regular:
         return False
     match expression:
-        case Fresh():
+        case UniqueItem():
             return True
         case Seq(parts) | Alt(parts):
-            return any(map(holds_fresh, parts))
+            return any(map(has_unique_items, parts))
         case Repeat(item, _, _):
-            return holds_fresh(item)
+            return has_unique_items(item)
     return False
 
 
@@ -150,9 +150,9 @@ class Positions:
         self.table: list[Position] = [Position(None, "", 0, "", END)] * 2
         self._position_number: dict[tuple[object, int, int], int] = {}
         self._first: dict[str, int] = {}
-        self.fresh: dict[str, Expression] = {}
+        self.after_item: dict[str, Expression] = {}
         """The rules that stand for the items of `Fresh`."""
-        self._holders = {name for name, body in rules.items() if holds_fresh(body)}
+        self._holders = {name for name, body in rules.items() if has_unique_items(body)}
         self._shared: dict[Expression, Expression] = {}
 
     def start(self, rule: str) -> frozenset[int]:
@@ -161,7 +161,7 @@ class Positions:
 
     def unfolded(self, rule: str, after: int) -> frozenset[int]:
         """Where a text of `rule` that is not empty begins, read in its caller's place."""
-        if rule in self.fresh or rule in self._holders:
+        if rule in self.after_item or rule in self._holders:
             raise TooLarge
         if rule in self.recursive:
             before = self._depth[after]
@@ -175,7 +175,7 @@ class Positions:
 
     def is_called_always(self, rule: str) -> bool:
         """It calls itself, or it has to do with texts that must differ."""
-        return rule in self.recursive or rule in self.fresh or rule in self._holders
+        return rule in self.recursive or rule in self.after_item or rule in self._holders
 
     def closure(self, continuation: int) -> frozenset[int]:
         """Where `continuation` begins."""
@@ -293,7 +293,7 @@ class Positions:
                     mask |= 1 << first_byte(literal[0])
                 case Alt(options):
                     stack += options
-                case Repeat(item, _, _) | Fresh(item):
+                case Repeat(item, _, _) | UniqueItem(item):
                     stack.append(item)
                 case Call(rule):
                     rules.add(rule)
@@ -348,8 +348,8 @@ class Positions:
                         stack.append((self.rules[rule], after))
                     else:
                         found |= self.linked(self.closure(whole))
-            elif kind is Fresh:
-                found.add(self._call(self._fresh_rule(expression.item), after))  # type: ignore[union-attr]
+            elif kind is UniqueItem:
+                found.add(self._call(self._item_rule(expression.item), after))  # type: ignore[union-attr]
             elif kind is Repeat:
                 item, low, high = expression.item, expression.low, expression.high  # type: ignore[union-attr]
                 rest = repeat(item, max(0, low - 1), None if high is None else high - 1)
@@ -377,7 +377,7 @@ class Positions:
             if isinstance(item, Call) and item.rule not in self._called and size(self.rules[item.rule]) > 1:
                 large: list[Expression] = [item]
             else:
-                large = [o for o in options if not isinstance(o, Chars | Call) and not holds_fresh(o)]
+                large = [o for o in options if not isinstance(o, Chars | Call) and not has_unique_items(o)]
             known = item
             if sum(map(self._size, large)) >= SHARED_SIZE:
                 small = [option for option in options if option not in large]
@@ -396,9 +396,9 @@ class Positions:
             self._nullable_rules.add(call.rule)
         return call
 
-    def _fresh_rule(self, item: Expression) -> str:
-        name = f"fresh {hash(item):x}"
-        while self.fresh.setdefault(name, item) != item:
+    def _item_rule(self, item: Expression) -> str:
+        name = f"unique item {hash(item):x}"
+        while self.after_item.setdefault(name, item) != item:
             name += "'"
         if name not in self.rules:
             if self._is_nullable(item):

@@ -23,7 +23,7 @@ def pruned(edges: Edges, length: np.ndarray) -> Edges:
     useful = alive[into] & (alive[edges.push] | (edges.push < 0))
     useful &= np.repeat(alive, np.diff(edges.offsets))
     order = np.argsort(length, kind="stable").astype(np.int32)
-    same = _joined(*edges[:6], edges.fresh, useful, order[alive[order]])
+    same = _joined(*edges[:6], edges.after_item, useful, order[alive[order]])
     reached = _reached(edges.offsets, edges.target, edges.push, useful, same)
     kept = np.flatnonzero(reached).astype(np.int32)
     if kept[0] != same[0]:  # the start comes first
@@ -62,7 +62,7 @@ def _renumbered(
         plain[kept],
         number[sources[known]],
         number[targets[known]],
-        edges.fresh[kept],
+        edges.after_item[kept],
     )
 
 
@@ -118,7 +118,7 @@ def _joined(
     target: np.ndarray,
     push: np.ndarray,
     final: np.ndarray,
-    fresh: np.ndarray,
+    after_item: np.ndarray,
     useful: np.ndarray,
     order: np.ndarray,
 ) -> np.ndarray:
@@ -132,7 +132,7 @@ def _joined(
     for _ in range(2):
         table = np.full(room, -1, np.int32)
         for state in order:
-            code = np.uint64(final[state]) + np.uint64(2) * np.uint64(fresh[state])
+            code = np.uint64(final[state]) + np.uint64(2) * np.uint64(after_item[state])
             for edge in range(offsets[state], offsets[state + 1]):
                 if useful[edge]:
                     for part in (
@@ -145,7 +145,7 @@ def _joined(
             slot = np.int64(code % np.uint64(room))
             while table[slot] >= 0:
                 other = table[slot]
-                equal = final[state] == final[other] and fresh[state] == fresh[other]
+                equal = final[state] == final[other] and after_item[state] == after_item[other]
                 a, b = offsets[state], offsets[other]
                 while equal:
                     while a < offsets[state + 1] and not useful[a]:

@@ -26,7 +26,7 @@ ENDLESS = 255
 """`run` where any number of characters may come."""
 
 
-class FreshItems(msgspec.Struct, frozen=True, array_like=True):
+class UniqueItems(msgspec.Struct, frozen=True, array_like=True):
     """What is known of each state where texts must be fresh (`rules.expression.Fresh`).
 
     `need`: fresh texts that must still be read before the rule ends. `item`: the state in which these begin,
@@ -40,7 +40,7 @@ class FreshItems(msgspec.Struct, frozen=True, array_like=True):
     lengths: dict[int, list[tuple[int, int]]]
 
 
-class Frames:
+class PushdownAutomaton:
     """The arrays of an automaton.
 
     By edge, (edges,): `low` and `high` uint8, `target` and `push` int32. `offsets` (states + 1,) int32.
@@ -71,8 +71,8 @@ class Frames:
         ("cost", np.int32),
         ("token", np.int32),
         ("run_cost", np.int32),
-        ("fresh", np.bool_),
-        ("before_fresh", np.bool_),
+        ("after_item", np.bool_),
+        ("before_item", np.bool_),
     )
 
     offsets: np.ndarray
@@ -86,22 +86,22 @@ class Frames:
     cost: np.ndarray
     token: np.ndarray
     run_cost: np.ndarray
-    fresh: np.ndarray
-    before_fresh: np.ndarray
+    after_item: np.ndarray
+    before_item: np.ndarray
 
     def __init__(
         self,
         arrays: dict[str, np.ndarray],
         most_pushed: int,
-        items: FreshItems | None = None,
-        forks: bool = False,
+        items: UniqueItems | None = None,
+        nondeterministic: bool = False,
         unenforced: tuple[Unenforced, ...] = (),
     ) -> None:
         for name, _ in self.FIELDS:
             setattr(self, name, arrays[name])
         self.most_pushed = most_pushed
         self.items = items
-        self.forks = forks
+        self.nondeterministic = nondeterministic
         self.unenforced = unenforced
 
     @property
@@ -115,21 +115,22 @@ class Frames:
     def to_bytes(self) -> bytes:
         packed = [getattr(self, name).astype(kind, copy=False).tobytes() for name, kind in self.FIELDS]
         return msgspec.msgpack.encode(
-            _Packed(packed, self.most_pushed, self.items, self.forks, self.unenforced)
+            _Packed(packed, self.most_pushed, self.items, self.nondeterministic, self.unenforced)
         )
 
     @staticmethod
-    def from_bytes(data: bytes) -> Frames:
+    def from_bytes(data: bytes) -> PushdownAutomaton:
         packed, *others = msgspec.structs.astuple(msgspec.msgpack.decode(data, type=_Packed))
         arrays: dict[str, np.ndarray] = {
-            name: np.frombuffer(raw, kind) for (name, kind), raw in zip(Frames.FIELDS, packed, strict=True)
+            name: np.frombuffer(raw, kind)
+            for (name, kind), raw in zip(PushdownAutomaton.FIELDS, packed, strict=True)
         }
-        return Frames(arrays, *others)
+        return PushdownAutomaton(arrays, *others)
 
 
 class _Packed(msgspec.Struct, array_like=True):
     arrays: list[bytes]
     most_pushed: int
-    items: FreshItems | None
-    forks: bool
+    items: UniqueItems | None
+    nondeterministic: bool
     unenforced: tuple[Unenforced, ...]

@@ -50,9 +50,11 @@ class States:
     Raises `TooLarge` beyond `most_states`.
     """
 
-    def __init__(self, positions: Positions, root: str, most_states: int, forks: bool = False) -> None:
+    def __init__(
+        self, positions: Positions, root: str, most_states: int, nondeterministic: bool = False
+    ) -> None:
         self._positions = positions
-        self._forks = forks
+        self._nondeterministic = nondeterministic
         self._most_states = most_states
         self._positions_left = MOST_POSITIONS + POSITIONS_PER_STATE * most_states
         self._number: dict[frozenset[int], int] = {}
@@ -62,7 +64,7 @@ class States:
         self.edges: list[list[CharEdge]] = []
         self.calls: list[list[CallEdge]] = []
         self.final: list[bool] = []
-        self.fresh: list[bool] = []
+        self.after_item: list[bool] = []
         self._state(positions.start(root))
         self._expand_from(0)
         while conflicts := self._conflicts():
@@ -81,7 +83,7 @@ class States:
                 raise TooLarge
             self._keys.append(key)
             self.final.append(END in key)
-            self.fresh.append(MARK in key)
+            self.after_item.append(MARK in key)
             self.edges.append([])
             self.calls.append([])
         return number
@@ -125,7 +127,7 @@ class States:
 
     def _after_call(self, rule: str, afters: list[int]) -> frozenset[int]:
         after = self._positions.union([self._positions.closure(after) for after in afters])
-        return after | {MARK} if rule in self._positions.fresh else after
+        return after | {MARK} if rule in self._positions.after_item else after
 
     def _text_edge(self, number: int, position: Position) -> CharEdge:
         char = ord(position.text[position.at])
@@ -175,7 +177,8 @@ class States:
             doubtful = [
                 rule
                 for rule in calls
-                if not self._is_forked(rule) and (rule in always or twice & self._positions.first(rule))
+                if not self._is_always_called(rule)
+                and (rule in always or twice & self._positions.first(rule))
             ]
             if not doubtful:
                 return list(parts), calls, linked
@@ -187,9 +190,9 @@ class States:
             ]
         raise TooLarge
 
-    def _is_forked(self, rule: str) -> bool:
+    def _is_always_called(self, rule: str) -> bool:
         """It is called, whatever else may be read there."""
-        return self._forks and self._positions.is_called_always(rule)
+        return self._nondeterministic and self._positions.is_called_always(rule)
 
     def _char_edges(self, parts: list[int], linked: Collection[int]) -> list[CharEdge]:
         """What comes after each character of the positions `parts`, of none of them a call, and of the
@@ -250,7 +253,7 @@ class States:
             (state, call.rule)
             for state, calls in enumerate(self.calls)
             for call in calls
-            if not self._is_forked(call.rule) and going_on.get(call.start, 0) & self._first(call.after)
+            if not self._is_always_called(call.rule) and going_on.get(call.start, 0) & self._first(call.after)
         ]
 
     def _going_on(self) -> dict[int, int]:

@@ -18,8 +18,8 @@ import numpy as np
 
 from ramify.grammar.automaton.byte_edges import Edges
 from ramify.grammar.automaton.costs import token_costs
-from ramify.grammar.automaton.nondeterministic_walk import MOST_STEPS, walk_forking
-from ramify.grammar.automaton.pushdown import Frames
+from ramify.grammar.automaton.nondeterministic_walk import MOST_STEPS, walk_nondeterministic
+from ramify.grammar.automaton.pushdown import PushdownAutomaton
 from ramify.grammar.automaton.runs import KINDS, kind_lengths
 from ramify.grammar.automaton.walk import walk
 from ramify.grammar.matcher import mask_words
@@ -109,7 +109,7 @@ class TokenTrie:
 
     def allow(
         self,
-        frames: Frames,
+        automaton: PushdownAutomaton,
         state: int,
         stack: np.ndarray,
         row: np.ndarray,
@@ -125,30 +125,30 @@ class TokenTrie:
         first, before `state`; `lead_costs[i]` is the cost of those from i on. `doubtful`, (words,) int32,
         gets the allowed tokens that begin or end a text that must be fresh, or come before one.
         """
-        run = int(frames.run[state]) if not lead and frames.run_cost[state] <= limit else 0
+        run = int(automaton.run[state]) if not lead and automaton.run_cost[state] <= limit else 0
         skipped = min(run, MAX_GROUP)
         trie, rise = self._all, 0
         if run:
-            group = self._groups[frames.run_kind[state]]
+            group = self._groups[automaton.run_kind[state]]
             trie = group.tries[max(length for length in group.tries if length <= skipped)]
             row[:] = group.masks[skipped]
-            rise = int(frames.run_cost[state]) - int(frames.cost[state])
+            rise = int(automaton.run_cost[state]) - int(automaton.cost[state])
         else:
             row[:] = 0
-        if frames.forks:
-            examined, walked = walk_forking(
+        if automaton.nondeterministic:
+            examined, walked = walk_nondeterministic(
                 trie.byte, trie.end, trie.longest, trie.token_start, trie.token_ids,
-                frames.offsets, frames.low, frames.high, frames.target, frames.push, frames.final,
-                frames.cost, stack, state, skipped, limit, MOST_STEPS, row.view(np.uint32),
-                frames.fresh, frames.before_fresh,
+                automaton.offsets, automaton.low, automaton.high, automaton.target, automaton.push, automaton.final,
+                automaton.cost, stack, state, skipped, limit, MOST_STEPS, row.view(np.uint32),
+                automaton.after_item, automaton.before_item,
                 (_NO_COSTS[:0] if doubtful is None else doubtful).view(np.uint32),
             )  # fmt: skip
             return Walk(examined, max(rise, walked))
         examined, walked = walk(
             trie.byte, trie.depth, trie.end, trie.longest, trie.token_start, trie.token_ids, self.levels,
-            frames.offsets, frames.low, frames.high, frames.target, frames.push, frames.final, frames.cost,
+            automaton.offsets, automaton.low, automaton.high, automaton.target, automaton.push, automaton.final, automaton.cost,
             stack, state, np.frombuffer(lead, np.uint8), _NO_COSTS if lead_costs is None else lead_costs,
-            skipped, limit, frames.most_pushed, row.view(np.uint32), frames.fresh, frames.before_fresh,
+            skipped, limit, automaton.most_pushed, row.view(np.uint32), automaton.after_item, automaton.before_item,
             (_NO_COSTS[:0] if doubtful is None else doubtful).view(np.uint32),
         )  # fmt: skip
         return Walk(examined, max(rise, walked))
@@ -163,7 +163,7 @@ class TokenTrie:
         trie = self._all
         token_costs(
             trie.byte, trie.end, trie.token_start, trie.token_ids, self._first_node,
-            edges.low, edges.target, edges.push, edges.fresh, best, order, length, cost, token,
+            edges.low, edges.target, edges.push, edges.after_item, best, order, length, cost, token,
         )  # fmt: skip
         return cost, token
 

@@ -15,7 +15,7 @@ import numpy as np
 from ramify.grammar.automaton.byte_edges import Edges
 from ramify.grammar.automaton.costs import UNREACHABLE
 from ramify.grammar.automaton.positions import TooLarge
-from ramify.grammar.automaton.pushdown import FreshItems
+from ramify.grammar.automaton.pushdown import UniqueItems
 
 ENDLESS_WORDS = 1 << 30
 """Number of texts where there are so many or more."""
@@ -25,17 +25,17 @@ COUNTED_LENGTHS = 256
 """The texts of an item are counted by their length until there are so many, or so many lengths."""
 
 
-class FreshTables(NamedTuple):
+class UniqueItemTables(NamedTuple):
     """`before` (states,) bool: a fresh text may still be read before the rule ends. `extra` (states,) int32:
     what a completion costs beyond its tokens, were nothing used. `words_missing`: there are never enough."""
 
     before: np.ndarray
     extra: np.ndarray
     words_missing: bool
-    items: FreshItems
+    items: UniqueItems
 
 
-def fresh_tables(edges: Edges, length: np.ndarray, best: np.ndarray) -> FreshTables:
+def unique_item_tables(edges: Edges, length: np.ndarray, best: np.ndarray) -> UniqueItemTables:
     """`length` and `best` as `costs.shortest` found them.
 
     Raises `TooLarge` where it is not clear beforehand whether there will be enough fresh texts.
@@ -53,7 +53,7 @@ class _Edge(NamedTuple):
 class _Analysis:
     def __init__(self, edges: Edges, length: np.ndarray, best: np.ndarray) -> None:
         self._final = edges.final.tolist()
-        self._fresh = edges.fresh.tolist()
+        self._after_item = edges.after_item.tolist()
         self._length = length.tolist()
         self._order = np.argsort(length, kind="stable").tolist()
         offsets = edges.offsets.tolist()
@@ -67,7 +67,7 @@ class _Analysis:
         self._rows = [_calls_once(flat[begin:end]) for begin, end in itertools.pairwise(offsets)]
         self._counted: dict[tuple[int, int], int] = {}
 
-    def tables(self) -> FreshTables:
+    def tables(self) -> UniqueItemTables:
         before = self._before()
         words = self._words()
         items = self._items(before)
@@ -77,11 +77,11 @@ class _Analysis:
         extra = [0] * len(self._final)
         for state in self._order:
             extra[state] = self._extra(state, before, need, extra, items, lengths)
-        return FreshTables(
+        return UniqueItemTables(
             np.array(before, np.bool_),
             np.array(extra, np.int32),
             any(need[state] > words[items[state]] for state in self._starts(before)),
-            FreshItems(need, [items.get(state, -1) for state in range(len(before))], words, lengths),
+            UniqueItems(need, [items.get(state, -1) for state in range(len(before))], words, lengths),
         )
 
     def _starts(self, before: list[bool]) -> set[int]:
@@ -102,7 +102,7 @@ class _Analysis:
                 after = self._following(edge)
                 if after is not None:
                     sources[after].append(state)
-                if edge.push >= 0 and self._fresh[edge.push] and not found[state]:
+                if edge.push >= 0 and self._after_item[edge.push] and not found[state]:
                     found[state] = True
                     queue.append(state)
         while queue:
@@ -123,7 +123,7 @@ class _Analysis:
                     known = items.setdefault(state, set())
                     size = len(known)
                     for edge in self._rows[state]:
-                        if edge.push >= 0 and self._fresh[edge.push]:
+                        if edge.push >= 0 and self._after_item[edge.push]:
                             known.add(edge.into)
                         after = self._following(edge)
                         if after is not None:
@@ -141,7 +141,7 @@ class _Analysis:
             edge = self._best[state]
             if edge is not None and self._length[state]:
                 after = self._following(edge)
-                step = int(edge.push >= 0 and self._fresh[edge.push])
+                step = int(edge.push >= 0 and self._after_item[edge.push])
                 on_shortest[state] = 0 if after is None else step + on_shortest[after]
         changed = True
         while changed:
@@ -150,7 +150,7 @@ class _Analysis:
                 least = 0 if self._final[state] else UNREACHABLE
                 for edge in self._rows[state]:
                     after = self._following(edge)
-                    step = int(edge.push >= 0 and self._fresh[edge.push])
+                    step = int(edge.push >= 0 and self._after_item[edge.push])
                     least = min(least, 0 if after is None else step + need[after])
                 if least < need[state]:
                     need[state] = least
@@ -192,7 +192,7 @@ class _Analysis:
                         if other >= 0 and other not in reached:
                             reached.add(other)
                             queue.append(other)
-            if any(before[state] or self._fresh[state] for state in reached):
+            if any(before[state] or self._after_item[state] for state in reached):
                 raise TooLarge
 
     def _lengths(self, start: int, words: int) -> list[tuple[int, int]]:

@@ -68,8 +68,8 @@ def walk(
     limit: int,
     most_pushed: int,
     row: np.ndarray,
-    fresh: np.ndarray,
-    before_fresh: np.ndarray,
+    after_item: np.ndarray,
+    before_item: np.ndarray,
     doubtful: np.ndarray,
 ) -> tuple[int, int]:
     """Set the bits in `row` of the tokens that can be read from `state`, for `TokenTrie.allow`.
@@ -139,14 +139,14 @@ def walk(
                         if top < 0:
                             break
                         here = kept[top]
-                        crossed |= fresh[here]
+                        crossed |= after_item[here]
                         top = below[top]
                     else:
                         if push[edge] >= 0:
                             kept[free] = push[edge]
                             below[free] = top
                             returning[free + 1] = returning[top + 1] + cost[push[edge]]
-                            crossed |= fresh[push[edge]]
+                            crossed |= after_item[push[edge]]
                             top = free
                             free += 1
                         if target[edge] >= 0:
@@ -166,7 +166,7 @@ def walk(
                 for i in range(token_start[node], token_start[node + 1]):
                     token = token_ids[i]
                     row[token >> 5] |= numba.uint32(1) << numba.uint32(token & 31)
-                    if doubtful.size > 0 and (crossed or before_fresh[after]):
+                    if doubtful.size > 0 and (crossed or before_item[after]):
                         doubtful[token >> 5] |= numba.uint32(1) << numba.uint32(token & 31)
         if node_end[node] > node + 1:
             state_at[depth + 1] = after

@@ -61,7 +61,7 @@ def _regex(source: str, vocabulary: Vocabulary) -> Compiled:
 
 def _regular(expression: Expression, vocabulary: Vocabulary, most_states: int = MAX_STATES) -> Compiled:
     try:
-        return "frames", compile_rules({ROOT: expression}, vocabulary, most_states).to_bytes()
+        return "pushdown", compile_rules({ROOT: expression}, vocabulary, most_states).to_bytes()
     except TooLarge:
         raise InvalidConstraint(
             "The constraint has too many states with its repetitions written out.",
@@ -99,9 +99,9 @@ def _rules(
     rules: Mapping[str, Expression], vocabulary: Vocabulary, unenforced: tuple[Unenforced, ...] = ()
 ) -> Compiled:
     try:
-        frames = compile_grammar(rules, vocabulary)
-        frames.unenforced = unenforced
-        return "frames", frames.to_bytes()
+        automaton = compile_grammar(rules, vocabulary)
+        automaton.unenforced = unenforced
+        return "pushdown", automaton.to_bytes()
     except TooLarge:
         raise InvalidConstraint(
             "The constraint has too many states with its repetitions written out.",

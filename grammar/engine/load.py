@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 from ramify.grammar.automaton.token_trie import token_trie
-from ramify.grammar.engine.pushdown import FrameGrammar
+from ramify.grammar.engine.pushdown import PushdownGrammar
 from ramify.grammar.matcher import Grammar
 from ramify.grammar.vocabulary import Vocabulary
 
@@ -34,6 +34,6 @@ def _llguidance() -> ModuleType:
 
 
 _LOADERS: dict[str, Callable[[bytes, Vocabulary], Grammar]] = {
-    "frames": FrameGrammar,
+    "pushdown": PushdownGrammar,
     "llguidance": lambda payload, vocabulary: _llguidance().LarkGrammar(payload, vocabulary),
 }

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ramify.grammar.engine.pushdown import FrameGrammar
+from ramify.grammar.engine.pushdown import PushdownGrammar
 from ramify.grammar.engine.stack import Entry
 from ramify.grammar.matcher import taken_back
 
@@ -37,7 +37,7 @@ class _Step(NamedTuple):
 class Stacks:
     """Stacks of one grammar: equal ones are the same object, so that configurations can be compared."""
 
-    def __init__(self, grammar: FrameGrammar) -> None:
+    def __init__(self, grammar: PushdownGrammar) -> None:
         self._lists = grammar.lists
         # An entry keeps the one below alive, so that its id is not given to another one.
         self._known: weakref.WeakValueDictionary[tuple[int, int], Entry] = weakref.WeakValueDictionary()
@@ -50,19 +50,19 @@ class Stacks:
         return entry
 
 
-class ForkingMatcher:
+class NondeterministicMatcher:
     """A matcher where a text may be read in several ways."""
 
     free = False
 
-    def __init__(self, grammar: FrameGrammar, stacks: Stacks, step: _Step) -> None:
+    def __init__(self, grammar: PushdownGrammar, stacks: Stacks, step: _Step) -> None:
         self._grammar = grammar
         self._stacks = stacks
         self._step = step
 
     @staticmethod
-    def begin(grammar: FrameGrammar) -> ForkingMatcher:
-        return ForkingMatcher(grammar, Stacks(grammar), _Step(((0, None),), None, 0))
+    def begin(grammar: PushdownGrammar) -> NondeterministicMatcher:
+        return NondeterministicMatcher(grammar, Stacks(grammar), _Step(((0, None),), None, 0))
 
     # --- moving -----------------------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class ForkingMatcher:
             while not lists.cost[state]:
                 assert stack is not None
                 state, stack = stack.state, stack.parent
-            tokens.append(int(self._grammar.frames.token[state]))
+            tokens.append(int(self._grammar.automaton.token[state]))
             assert twin.accept(tokens[-1])
         return tokens
 
@@ -180,8 +180,8 @@ class ForkingMatcher:
     def rollback(self, count: int) -> None:
         self._step = taken_back(self._step, count)
 
-    def fork(self) -> ForkingMatcher:
-        return ForkingMatcher(self._grammar, self._stacks, self._step)
+    def fork(self) -> NondeterministicMatcher:
+        return NondeterministicMatcher(self._grammar, self._stacks, self._step)
 
     @property
     def finished(self) -> bool:

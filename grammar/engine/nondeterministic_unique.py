@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ramify.grammar.automaton.pushdown import FreshItems
+from ramify.grammar.automaton.pushdown import UniqueItems
 from ramify.grammar.engine.nondeterministic import MOST_CONFIGURATIONS
-from ramify.grammar.engine.pushdown import FrameGrammar
-from ramify.grammar.engine.unique_items import NOTHING_USED, FreshMatcher, Used, _Entry, _Item, _Step
+from ramify.grammar.engine.pushdown import PushdownGrammar
+from ramify.grammar.engine.unique_items import NOTHING_USED, UniqueItemsMatcher, Used, _Entry, _Item, _Step
 from ramify.grammar.matcher import first_token, taken_back
 
 
-class _Way(FreshMatcher):
+class _Way(UniqueItemsMatcher):
     """What one configuration allows; it goes on in several."""
 
     def _afters(self, step: _Step, data: bytes) -> list[_Step]:
@@ -50,7 +50,7 @@ class _Way(FreshMatcher):
                 stack, item = here.stack, here.item
                 if push >= 0:
                     stack = _Entry(push, stack, grammar, here.used)
-                    if self._fresh[push]:
+                    if self._after_item[push]:
                         item = _Item(b"", tuple(here.used))
                 if target < 0:
                     branches.append((_Step(~target, stack, NOTHING_USED, item, None, 0), True))
@@ -78,18 +78,18 @@ class _Steps(NamedTuple):
     accepted: int
 
 
-class ForkingFreshMatcher:
+class NondeterministicUniqueMatcher:
     free = False
 
-    def __init__(self, grammar: FrameGrammar, way: _Way, steps: _Steps) -> None:
+    def __init__(self, grammar: PushdownGrammar, way: _Way, steps: _Steps) -> None:
         self._grammar = grammar
         self._way = way
         self._steps = steps
 
     @staticmethod
-    def begin(grammar: FrameGrammar, items: FreshItems) -> ForkingFreshMatcher:
+    def begin(grammar: PushdownGrammar, items: UniqueItems) -> NondeterministicUniqueMatcher:
         start = _Step(0, None, NOTHING_USED, None, None, 0)
-        return ForkingFreshMatcher(grammar, _Way(grammar, items, start), _Steps((start,), None, 0))
+        return NondeterministicUniqueMatcher(grammar, _Way(grammar, items, start), _Steps((start,), None, 0))
 
     def accept(self, token: int) -> bool:
         vocabulary = self._grammar.vocabulary
@@ -145,8 +145,8 @@ class ForkingFreshMatcher:
     def rollback(self, count: int) -> None:
         self._steps = taken_back(self._steps, count)
 
-    def fork(self) -> ForkingFreshMatcher:
-        return ForkingFreshMatcher(self._grammar, self._way, self._steps)
+    def fork(self) -> NondeterministicUniqueMatcher:
+        return NondeterministicUniqueMatcher(self._grammar, self._way, self._steps)
 
     @property
     def finished(self) -> bool:

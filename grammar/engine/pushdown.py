@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ramify.grammar.automaton.pushdown import Frames
+from ramify.grammar.automaton.pushdown import PushdownAutomaton
 from ramify.grammar.automaton.token_trie import NO_LIMIT, token_trie
 from ramify.grammar.engine.prefix_matcher import PrefixMatcher, fewest_tokens
-from ramify.grammar.engine.stack import Entry, FrameLists, states_of
+from ramify.grammar.engine.stack import AutomatonLists, Entry, states_of
 from ramify.grammar.matcher import Matcher, mask_words, taken_back
 from ramify.grammar.vocabulary import Vocabulary
 
@@ -50,13 +50,13 @@ class Mask(NamedTuple):
     """Allowed tokens that what was read before may forbid (`engine.fresh`)."""
 
 
-class FrameGrammar:
+class PushdownGrammar:
     """A compiled grammar, read from `Frames.to_bytes`."""
 
     def __init__(self, payload: bytes, vocabulary: Vocabulary) -> None:
-        self.frames = Frames.from_bytes(payload)
-        self.lists = FrameLists(self.frames)
-        self.unenforced = self.frames.unenforced
+        self.automaton = PushdownAutomaton.from_bytes(payload)
+        self.lists = AutomatonLists(self.automaton)
+        self.unenforced = self.automaton.unenforced
         self.vocabulary = vocabulary
         self.trie = token_trie(vocabulary)
         self._words = mask_words(vocabulary.size)
@@ -68,26 +68,26 @@ class FrameGrammar:
         self.stop_bits = np.zeros(self._words, np.int32)
         for token in vocabulary.stop_ids:
             self.stop_bits.view(np.uint32)[token >> 5] |= np.uint32(1 << (token & 31))
-        masks = min(self.frames.states, self._most_masks)
-        self.nbytes = self.frames.nbytes + masks * 4 * self._words
+        masks = min(self.automaton.states, self._most_masks)
+        self.nbytes = self.automaton.nbytes + masks * 4 * self._words
 
     def matcher(self, prefix: bytes = b"") -> Matcher:
-        if self.frames.forks and self.frames.items is not None:
-            from ramify.grammar.engine.nondeterministic_unique import ForkingFreshMatcher
+        if self.automaton.nondeterministic and self.automaton.items is not None:
+            from ramify.grammar.engine.nondeterministic_unique import NondeterministicUniqueMatcher
 
-            both = ForkingFreshMatcher.begin(self, self.frames.items)
+            both = NondeterministicUniqueMatcher.begin(self, self.automaton.items)
             return PrefixMatcher(both, prefix, self.vocabulary) if prefix else both
-        if self.frames.forks:
-            from ramify.grammar.engine.nondeterministic import ForkingMatcher
+        if self.automaton.nondeterministic:
+            from ramify.grammar.engine.nondeterministic import NondeterministicMatcher
 
-            forking = ForkingMatcher.begin(self)
+            forking = NondeterministicMatcher.begin(self)
             return PrefixMatcher(forking, prefix, self.vocabulary) if prefix else forking
-        if self.frames.items is not None:
-            from ramify.grammar.engine.unique_items import FreshMatcher
+        if self.automaton.items is not None:
+            from ramify.grammar.engine.unique_items import UniqueItemsMatcher
 
-            fresh = FreshMatcher.begin(self, self.frames.items)
-            return PrefixMatcher(fresh, prefix, self.vocabulary) if prefix else fresh
-        return FrameMatcher(self, Step(*self.normal(0, None), prefix, None, 0))
+            after_item = UniqueItemsMatcher.begin(self, self.automaton.items)
+            return PrefixMatcher(after_item, prefix, self.vocabulary) if prefix else after_item
+        return PushdownMatcher(self, Step(*self.normal(0, None), prefix, None, 0))
 
     # --- moving -------------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class FrameGrammar:
 
     def _new_mask(self, state: int, stack: Entry | None) -> Mask:
         row = np.empty(self._words, np.int32)
-        doubtful = None if self.frames.items is None else np.zeros(self._words, np.int32)
+        doubtful = None if self.automaton.items is None else np.zeros(self._words, np.int32)
         examined, rise = self.walk(state, stack, row, doubtful=doubtful)
         mask = Mask(row, rise, [] if doubtful is None else tokens_of(doubtful))
         if self._kept_masks >= self._most_masks:
@@ -197,7 +197,7 @@ class FrameGrammar:
         shown = min(height, SHOWN)
         while True:
             states = np.array(states_of(stack, shown), np.int32)
-            walk = self.trie.allow(self.frames, state, states, row, **options)
+            walk = self.trie.allow(self.automaton, state, states, row, **options)
             if walk.examined <= shown or shown == height:
                 return walk
             shown = height
@@ -242,12 +242,12 @@ def tokens_of(row: np.ndarray) -> list[int]:
     return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
 
 
-class FrameMatcher:
+class PushdownMatcher:
     """A matcher where every text is read in one way."""
 
     free = False
 
-    def __init__(self, grammar: FrameGrammar, step: Step) -> None:
+    def __init__(self, grammar: PushdownGrammar, step: Step) -> None:
         self._grammar = grammar
         self._step = step
 
@@ -346,7 +346,7 @@ class FrameMatcher:
                 state, stack = stack.state, stack.parent
             if not grammar.lists.cost[state]:
                 return tokens
-            tokens.append(int(grammar.frames.token[state]))
+            tokens.append(int(grammar.automaton.token[state]))
             after = grammar.after_token(state, stack, tokens[-1])
             assert after is not None
             state, stack = after
@@ -354,8 +354,8 @@ class FrameMatcher:
     def rollback(self, count: int) -> None:
         self._step = taken_back(self._step, count)
 
-    def fork(self) -> FrameMatcher:
-        return FrameMatcher(self._grammar, self._step)
+    def fork(self) -> PushdownMatcher:
+        return PushdownMatcher(self._grammar, self._step)
 
     @property
     def finished(self) -> bool:

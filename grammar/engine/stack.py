@@ -6,7 +6,7 @@ import bisect
 
 import numpy as np
 
-from ramify.grammar.automaton.pushdown import Frames
+from ramify.grammar.automaton.pushdown import PushdownAutomaton
 
 
 class Entry:
@@ -14,35 +14,35 @@ class Entry:
 
     __slots__ = ("__weakref__", "complete", "cost", "height", "parent", "state")
 
-    def __init__(self, state: int, parent: Entry | None, frames: FrameLists) -> None:
+    def __init__(self, state: int, parent: Entry | None, automaton: AutomatonLists) -> None:
         self.state = state
         self.parent = parent
-        self.cost: int = frames.cost[state] + (parent.cost if parent else 0)
-        self.complete: bool = frames.final[state] and (parent is None or parent.complete)
+        self.cost: int = automaton.cost[state] + (parent.cost if parent else 0)
+        self.complete: bool = automaton.final[state] and (parent is None or parent.complete)
         self.height: int = parent.height + 1 if parent else 1
 
 
-class FrameLists:
+class AutomatonLists:
     """The automaton as lists, which Python reads faster than arrays."""
 
-    def __init__(self, frames: Frames) -> None:
-        self.final: list[bool] = frames.final.tolist()
-        self.cost: list[int] = frames.cost.tolist()
-        self.exit: list[bool] = (frames.final & (np.diff(frames.offsets) == 0)).tolist()
-        self._frames = frames
+    def __init__(self, automaton: PushdownAutomaton) -> None:
+        self.final: list[bool] = automaton.final.tolist()
+        self.cost: list[int] = automaton.cost.tolist()
+        self.exit: list[bool] = (automaton.final & (np.diff(automaton.offsets) == 0)).tolist()
+        self._automaton = automaton
         self._edges: dict[int, tuple[list[int], list[int], list[int], list[int]]] = {}
 
     def edges(self, state: int) -> tuple[list[int], list[int], list[int], list[int]]:
         """`low`, `high`, `target` and `push` of its edges."""
         known = self._edges.get(state)
         if known is None:
-            frames = self._frames
-            span = slice(frames.offsets[state], frames.offsets[state + 1])
+            automaton = self._automaton
+            span = slice(automaton.offsets[state], automaton.offsets[state + 1])
             known = self._edges[state] = (
-                frames.low[span].tolist(),
-                frames.high[span].tolist(),
-                frames.target[span].tolist(),
-                frames.push[span].tolist(),
+                automaton.low[span].tolist(),
+                automaton.high[span].tolist(),
+                automaton.target[span].tolist(),
+                automaton.push[span].tolist(),
             )
         return known
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ramify.grammar.automaton.pushdown import FreshItems
+from ramify.grammar.automaton.pushdown import UniqueItems
 from ramify.grammar.automaton.unique_items import ENDLESS_WORDS, surcharge
-from ramify.grammar.engine.pushdown import FINISHED, FrameGrammar
+from ramify.grammar.engine.pushdown import FINISHED, PushdownGrammar
 from ramify.grammar.engine.stack import Entry
 from ramify.grammar.matcher import first_token, taken_back
 
@@ -26,7 +26,7 @@ class _Entry(Entry):
 
     __slots__ = ("used",)
 
-    def __init__(self, state: int, parent: Entry | None, grammar: FrameGrammar, used: Used) -> None:
+    def __init__(self, state: int, parent: Entry | None, grammar: PushdownGrammar, used: Used) -> None:
         super().__init__(state, parent, grammar.lists)
         self.used = used
 
@@ -53,20 +53,20 @@ class _Step(NamedTuple):
     accepted: int
 
 
-class FreshMatcher:
+class UniqueItemsMatcher:
     """A matcher that remembers the items it has read."""
 
     free = False
 
-    def __init__(self, grammar: FrameGrammar, items: FreshItems, step: _Step) -> None:
+    def __init__(self, grammar: PushdownGrammar, items: UniqueItems, step: _Step) -> None:
         self._grammar = grammar
         self._items = items
-        self._fresh: list[bool] = grammar.frames.fresh.tolist()
+        self._after_item: list[bool] = grammar.automaton.after_item.tolist()
         self._step = step
 
     @staticmethod
-    def begin(grammar: FrameGrammar, items: FreshItems) -> FreshMatcher:
-        return FreshMatcher(grammar, items, _Step(0, None, NOTHING_USED, None, None, 0))
+    def begin(grammar: PushdownGrammar, items: UniqueItems) -> UniqueItemsMatcher:
+        return UniqueItemsMatcher(grammar, items, _Step(0, None, NOTHING_USED, None, None, 0))
 
     # --- moving -----------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class FreshMatcher:
             target, push = edge
             if push >= 0:
                 stack = _Entry(push, stack, grammar, used)
-                if self._fresh[push]:
+                if self._after_item[push]:
                     item = _Item(b"", tuple(used))
             if target >= 0:
                 return _Step(target, stack, used, item and item.after(byte), None, 0)
@@ -129,7 +129,7 @@ class FreshMatcher:
         if stack is None or not self._grammar.lists.final[step.state]:
             return None
         used, item = stack.used, step.item
-        if self._fresh[stack.state]:
+        if self._after_item[stack.state]:
             assert item is not None
             if item.said in used:
                 return None
@@ -147,7 +147,7 @@ class FreshMatcher:
         entry = step.stack
         while entry is not None:
             assert isinstance(entry, _Entry)
-            found.append((entry.state, len(entry.used) + self._fresh[entry.state]))
+            found.append((entry.state, len(entry.used) + self._after_item[entry.state]))
             entry = entry.parent  # type: ignore[assignment]
         return [(state, used) for state, used in found if self._items.item[state] >= 0]
 
@@ -167,7 +167,7 @@ class FreshMatcher:
         """The states to return to before the fresh text has ended."""
         states: list[int] = []
         entry: Entry | None = step.stack
-        while entry is not None and not self._fresh[entry.state]:
+        while entry is not None and not self._after_item[entry.state]:
             states.append(entry.state)
             entry = entry.parent
         return states
@@ -291,7 +291,7 @@ class FreshMatcher:
         row = np.empty_like(self._grammar.stop_bits)
         while not twin.complete:
             twin.fill_mask(row, twin.completion_tokens)
-            best = int(self._grammar.frames.token[twin._step.state])
+            best = int(self._grammar.automaton.token[twin._step.state])
             has_best = best >= 0 and bool(row.view(np.uint32)[best >> 5] >> np.uint32(best & 31) & 1)
             if not has_best:
                 best = first_token(row)
@@ -304,8 +304,8 @@ class FreshMatcher:
     def rollback(self, count: int) -> None:
         self._step = taken_back(self._step, count)
 
-    def fork(self) -> FreshMatcher:
-        return FreshMatcher(self._grammar, self._items, self._step)
+    def fork(self) -> UniqueItemsMatcher:
+        return UniqueItemsMatcher(self._grammar, self._items, self._step)
 
     @property
     def finished(self) -> bool:

@@ -11,22 +11,22 @@ from hypothesis import strategies as st
 
 from ramify import constraint
 from ramify.grammar.engine.prefix_matcher import PrefixMatcher
-from ramify.grammar.engine.pushdown import FrameGrammar
+from ramify.grammar.engine.pushdown import PushdownGrammar
 from ramify.grammar.engine.thinking import FreeGrammar
 from ramify.grammar.matcher import Matcher
 from ramify.grammar.rules.expression import Expression
 from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.naive_grammar import LETTERS, NaiveGrammar, grammars, vocabularies
-from tests.grammar.test_frames import MANY, built_or_given_up
-from tests.grammar.test_frames_costs import budget_mask
+from tests.grammar.test_pushdown import MANY, built_or_given_up
+from tests.grammar.test_pushdown_completions import budget_mask
 from tests.grammar.vocabularies import compiled, mask_of, tiny
 
 
-def by_walk(grammar: FrameGrammar, prefix: str) -> Matcher:
+def by_walk(grammar: PushdownGrammar, prefix: str) -> Matcher:
     return grammar.matcher(prefix.encode())
 
 
-def by_wrapper(grammar: FrameGrammar, prefix: str) -> Matcher:
+def by_wrapper(grammar: PushdownGrammar, prefix: str) -> Matcher:
     return PrefixMatcher(grammar.matcher(), prefix.encode(), grammar.vocabulary)
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from ramify import constraint
 from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton import compiler
-from ramify.grammar.engine.nondeterministic import MOST_CONFIGURATIONS, ForkingMatcher
-from ramify.grammar.engine.nondeterministic_unique import ForkingFreshMatcher
+from ramify.grammar.engine.nondeterministic import MOST_CONFIGURATIONS, NondeterministicMatcher
+from ramify.grammar.engine.nondeterministic_unique import NondeterministicUniqueMatcher
 from ramify.grammar.engine.pushdown import tokens_of
 from ramify.grammar.matcher import mask_words
 from ramify.grammar.rules.expression import (
@@ -37,7 +37,7 @@ from ramify.grammar.rules.left_recursion import without_left_recursion
 from ramify.grammar.rules.rule_set import ROOT, productive
 from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.naive_grammar import NAMES, NaiveGrammar
-from tests.grammar.test_frames import MANY, built, built_or_given_up
+from tests.grammar.test_pushdown import MANY, built, built_or_given_up
 from tests.grammar.vocabularies import accepts, compiled, mask_of, tiny
 
 OPEN_OR_TREE = {
@@ -51,7 +51,7 @@ OPEN_OR_TREE = {
 
 def test_a_schema_whose_options_are_read_beside_each_other() -> None:
     grammar = compiled(constraint.json_schema(OPEN_OR_TREE))
-    assert isinstance(grammar.matcher(), ForkingMatcher)
+    assert isinstance(grammar.matcher(), NondeterministicMatcher)
     assert accepts(grammar, '{"child": [{"child": {}}], "leaf": 1}')
     assert accepts(grammar, '{"child": {"child": {"tree": 1}, "tree": {}}, "tree": []}')
     assert accepts(grammar, '{"child": {"child": {"child": 2}}, "leaf": 1}')
@@ -78,7 +78,7 @@ UNIQUE_OR_ANY: dict[str, Any] = {
 
 def test_texts_that_must_differ_in_one_of_the_ways() -> None:
     grammar = compiled(constraint.json_schema(UNIQUE_OR_ANY))
-    assert isinstance(grammar.matcher(), ForkingFreshMatcher)
+    assert isinstance(grammar.matcher(), NondeterministicUniqueMatcher)
     assert accepts(grammar, '{"tags": [1, 12, 2], "a": 1}')
     assert accepts(grammar, '{"tags": [1, 12, 1], "b": 1}')
     assert accepts(grammar, '{"tags": [1, 1], "b": 1, "a": 1}')
@@ -214,7 +214,7 @@ def test_all_short_texts_of_grammars_of_any_kind(rules: dict[str, Expression]) -
     except InvalidConstraint:
         assume(False)
         raise
-    grammar = built_or_given_up(found, vocabulary, forks=True)
+    grammar = built_or_given_up(found, vocabulary, nondeterministic=True)
     wanted = _sentences(rules, 4)
     for length in range(5):
         for said in map("".join, itertools.product("ab,(", repeat=length)):
@@ -228,9 +228,9 @@ def test_more_ways_than_are_followed_leave_whole_texts() -> None:
     rules = grammar_rules(
         'root ::= "(" p ")" \np ::= q | r\nq ::= "(" p ")" "x" | "."\nr ::= "(" p ")" "y" | "."'
     )
-    grammar = built(rules, tiny(), forks=True)
+    grammar = built(rules, tiny(), nondeterministic=True)
     matcher = grammar.matcher()
-    assert isinstance(matcher, ForkingMatcher)
+    assert isinstance(matcher, NondeterministicMatcher)
     for _ in range(14):
         assert matcher.accept_bytes(b"(")
     assert len(matcher._step.configurations) <= MOST_CONFIGURATIONS

@@ -151,7 +151,7 @@ def test_the_cache_is_bounded_by_bytes_least_recently_used_first() -> None:
     assert compiler.store.request("y", B) is None
 
 
-@pytest.mark.parametrize("engine", ["frames", "llguidance", "unheard of"])
+@pytest.mark.parametrize("engine", ["pushdown", "llguidance", "unheard of"])
 def test_a_payload_that_cannot_be_read_costs_its_own_requests(
     engine: str, caplog: pytest.LogCaptureFixture
 ) -> None:
