@@ -16,9 +16,9 @@ from ramify import constraint
 from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton import compiler
 from ramify.grammar.engine.nondeterministic import MOST_CONFIGURATIONS, NondeterministicMatcher
-from ramify.grammar.engine.nondeterministic_unique import NondeterministicUniqueMatcher
-from ramify.grammar.engine.pushdown import tokens_of
-from ramify.grammar.matcher import mask_words
+from ramify.grammar.engine.pushdown import PushdownGrammar
+from ramify.grammar.engine.unique_items import UniqueItemsMatcher
+from ramify.grammar.matcher import mask_words, tokens_of
 from ramify.grammar.rules.expression import (
     Alt,
     Call,
@@ -78,7 +78,9 @@ UNIQUE_OR_ANY: dict[str, Any] = {
 
 def test_texts_that_must_differ_in_one_of_the_ways() -> None:
     grammar = compiled(constraint.json_schema(UNIQUE_OR_ANY))
-    assert isinstance(grammar.matcher(), NondeterministicUniqueMatcher)
+    assert isinstance(grammar, PushdownGrammar)
+    assert grammar.automaton.nondeterministic
+    assert isinstance(grammar.matcher(), UniqueItemsMatcher)
     assert accepts(grammar, '{"tags": [1, 12, 2], "a": 1}')
     assert accepts(grammar, '{"tags": [1, 12, 1], "b": 1}')
     assert accepts(grammar, '{"tags": [1, 1], "b": 1, "a": 1}')

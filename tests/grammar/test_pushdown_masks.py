@@ -97,12 +97,12 @@ def test_masks_on_a_real_vocabulary(smollm2: Vocabulary) -> None:
     assert isinstance(grammar, PushdownGrammar)
     json.loads(TEXT)
     matcher = grammar.matcher()
+    assert isinstance(matcher, PushdownMatcher)
     chooser = random.Random(1)
     runs = set()
     for token in tokenise(TEXT, smollm2):
-        runs.add(
-            (grammar.automaton.run[matcher._step.state], grammar.automaton.run_kind[matcher._step.state])
-        )
+        ((state, _),) = matcher._step.configurations
+        runs.add((grammar.automaton.arrays.run[state], grammar.automaton.arrays.run_kind[state]))
         mask = mask_of(matcher, smollm2)
         tried = [*chooser.sample(range(smollm2.size), 3000), *smollm2.stop_ids]
         tried += [t for t, spelling in enumerate(smollm2.tokens) if b'"' in spelling or b"}" in spelling]
