@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ramify.grammar.automaton.char_sets import NON_ASCII
 from ramify.grammar.automaton.numba_types import array_dtypes, tuple_type
-from ramify.grammar.automaton.positions import END, NON_ASCII
+from ramify.grammar.automaton.positions import END
 from ramify.grammar.automaton.states import CharEdge, States
 from ramify.grammar.rules.expression import Ranges, complement, intersection
 from ramify.grammar.rules.utf8 import Spans, disjoint, spans_of
