@@ -43,8 +43,7 @@ MARK = 1
 
 SHARED_COUNT = 4
 SHARED_SIZE = 6
-"""An option that is repeated SHARED_COUNT times and has SHARED_SIZE characters is called, so that its states
-exist once."""
+"""An option of SHARED_SIZE characters that is repeated SHARED_COUNT times is called: its states exist once."""
 
 LINKED = 8
 LINKING_RULES = 64
@@ -56,8 +55,7 @@ JOINED_TEXT = 64
 
 FACTORED = 3
 FACTORED_LENGTH = 4
-"""FACTORED texts of FACTORED_LENGTH characters, or more, that begin alike are read as one up to where they
-differ."""
+"""FACTORED or more texts of FACTORED_LENGTH or more characters that begin alike share their first states."""
 
 MAX_DEPTH = 10
 """Levels of recursive rules that are inlined in each other. If that is not enough, two of them are read at
@@ -65,7 +63,7 @@ the same time, and each needs a stack of its own."""
 
 _ENDS = frozenset([END, MARK])
 
-_UNFOLDED = Repeat(EMPTY, 0, 0)
+_INLINED = Repeat(EMPTY, 0, 0)
 """The empty text, where an inlined recursive rule has ended."""
 
 
@@ -134,7 +132,7 @@ class Positions:
         """The positions where `rule` begins."""
         return self.closure(self._continuation(self.rules[rule], END))
 
-    def unfolded(self, rule: str, after: int) -> frozenset[int]:
+    def inlined(self, rule: str, after: int) -> frozenset[int]:
         """The positions where a text of `rule`, not an empty one, begins when the rule is inlined.
 
         Raises `TooLarge` for rules with unique items, and beyond `MAX_DEPTH` levels of recursion.
@@ -143,7 +141,7 @@ class Positions:
             raise TooLarge
         if rule in self.recursive:
             before = self._depth[after]
-            after = self._continuation(_UNFOLDED, after)
+            after = self._continuation(_INLINED, after)
             self._depth[after] = before + 1
             if before >= MAX_DEPTH:
                 raise TooLarge
@@ -235,11 +233,8 @@ class Positions:
 
     def first(self, rule: str) -> int:
         """The first bytes of the texts of `rule`, as a mask of 256 bits."""
-        if rule not in self._first:
-            self._find_first(rule)
-        return self._first[rule]
-
-    def _find_first(self, rule: str) -> None:
+        if rule in self._first:
+            return self._first[rule]
         # A fixed point over all rules that `rule` can begin with.
         parts: dict[str, tuple[int, set[str]]] = {}
         queue = [rule]
@@ -259,6 +254,7 @@ class Positions:
                     masks[name] = mask
                     changed = True
         self._first.update(masks)
+        return self._first[rule]
 
     def _first_parts(self, expression: Expression) -> tuple[int, set[str]]:
         """The first bytes of `expression` itself, and the rules that it may begin with."""
@@ -360,14 +356,12 @@ class Positions:
             else:
                 large = [o for o in options if not isinstance(o, Chars | Call) and not has_unique_items(o)]
             known = item
-            if sum(map(self._size, large)) >= SHARED_SIZE:
+            bodies = [self.rules[o.rule] if isinstance(o, Call) else o for o in large]
+            if sum(map(size, bodies)) >= SHARED_SIZE:
                 small = [option for option in options if option not in large]
                 known = alt(*small, self._define(alt(*large)))
             self._shared[item] = known
         return known
-
-    def _size(self, expression: Expression) -> int:
-        return size(self.rules[expression.rule] if isinstance(expression, Call) else expression)
 
     def _define(self, body: Expression) -> Call:
         call = Call(f"shared {len(self.rules)}")

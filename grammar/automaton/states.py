@@ -22,7 +22,7 @@ from ramify.grammar.automaton.char_sets import first_byte
 from ramify.grammar.automaton.positions import END, MARK, Position, Positions, TooLarge
 from ramify.grammar.rules.expression import Ranges, normal_ranges
 
-MOST_UNFOLDED = 100
+MOST_INLINED = 100
 """Most levels of calls that are inlined in one state: a rule that needs more begins with a call of itself."""
 
 MOST_POSITIONS = 150_000
@@ -65,7 +65,7 @@ class States:
         self._positions_left = MOST_POSITIONS + POSITIONS_PER_STATE * most_states
         self._number: dict[frozenset[int], int] = {}
         self._keys: list[frozenset[int]] = []
-        self._unfold: dict[int, set[str]] = {}
+        self._inline: dict[int, set[str]] = {}
         self._expanded: set[int] = set()
         self.edges: list[list[CharEdge]] = []
         self.calls: list[list[CallEdge]] = []
@@ -76,7 +76,7 @@ class States:
         while conflicts := self._conflicts():
             before = len(self._keys)
             for state, rule in conflicts:
-                self._unfold.setdefault(state, set()).add(rule)
+                self._inline.setdefault(state, set()).add(rule)
             for state in {state for state, _ in conflicts}:
                 self._expand(state)
             self._expand_from(before)
@@ -149,13 +149,13 @@ class States:
         states of linked positions, whose edges are to be joined with those of the positions.
         """
         table = self._positions.table
-        always = self._unfold.get(state, ())
+        always = self._inline.get(state, ())
         parts: dict[int, None] = {}
         calls: dict[str, list[int]] = {}
         linked: dict[int, None] = {}
         first = 0
         pending = list(key)
-        for _ in range(MOST_UNFOLDED):
+        for _ in range(MOST_INLINED):
             self._positions_left -= len(pending)
             if self._positions_left < 0:
                 break
@@ -194,7 +194,7 @@ class States:
                 number
                 for rule in doubtful
                 for after in calls.pop(rule)
-                for number in self._positions.unfolded(rule, after)
+                for number in self._positions.inlined(rule, after)
             ]
         raise TooLarge
 

@@ -1,11 +1,11 @@
-"""Which engine serves which constraint: the one that enforces it exactly, then the faster one.
+"""Which engine compiles which constraint.
 
-    regex, choices                  frames
-    json_schema, json_object        frames, from rules (`schema.compiler`, `gbnf`, `structural_tag`); where
-    ebnf, structural_tag            these have no deterministic automaton, one that forks
-    lark                            llguidance
+    regex, choices              pushdown, deterministic
+    json_schema, json_object    pushdown, from rules (`schema.compiler`); nondeterministic where there is no
+    ebnf, structural_tag        deterministic automaton (rules of `gbnf` and `structural_tag`)
+    lark                        llguidance
 
-What comes out of `compile_constraint` is bytes for `engine.load.load_grammar` in another process.
+`compile_constraint` returns bytes for `engine.load.load_grammar` in another process.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Unenforced
 
 MAX_SIZE = 50_000
-"""Most characters of a pattern with its repetitions written out."""
+"""Most characters of a pattern with its repetitions expanded."""
 
 MAX_CHOICE_STATES = 1_000_000
-"""Most states of a list of choices: one for each character in which they differ."""
+"""Most states of a list of choices, one for each character in which they differ."""
 
 Compiled = tuple[str, bytes]
-"""The engine's name, and what it reads."""
+"""The name of the engine, and its payload."""
 
 
 def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> Compiled:
-    """Compile; may take long, and much memory: the caller sets the limits.
+    """Compile `constraint`. Time and memory are unbounded: the caller sets limits.
 
-    Raises `InvalidConstraint`, for schemas with the JSON pointer of what is wrong or not enforceable.
+    Raises `InvalidConstraint`; for schemas, with the JSON pointer of the invalid or unenforceable part.
     """
     constraint.check()
     if constraint.kind in ("json_schema", "json_object"):

@@ -14,8 +14,7 @@ import pytest
 
 from ramify import constraint
 from ramify.constraint import Constraint
-from ramify.grammar.compile import forked_jobs
-from ramify.grammar.compile.forked_jobs import Answer, CompileJobs
+from ramify.grammar.compile.child_jobs import Answer, CompileJobs
 from ramify.grammar.compile.grammar_files import GrammarFiles
 from ramify.grammar.compile.job import answer, limit_memory
 from ramify.grammar.engine.load import load_grammar
@@ -118,7 +117,7 @@ def test_long_jobs_take_turns_and_all_end() -> None:
 
 
 def test_no_more_long_jobs_are_kept_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forked_jobs, "MAX_STOPPED", 1)
+    monkeypatch.setattr(child_jobs, "MAX_STOPPED", 1)
     answers = wait(run([told(f"hang{i}") for i in range(4)], behave, timeout_s=0.5, quick_s=0.02))
     codes = sorted(outcome.error.code for outcome in answers if isinstance(outcome, GrammarFailed))
     assert codes == ["invalid_constraint", "invalid_constraint", "overloaded", "overloaded"]
