@@ -7,7 +7,7 @@ state 0 to state 1, the first bytes D0 and D1 call an inner state for the second
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -108,11 +108,8 @@ class _Bytes:
             _, ranges, target = edges[0]
             row += [(low, high, inside, target) for low, high, inside in self._called_characters(ranges)]
             return
-        following: dict[tuple[int, int], list[tuple[Spans, int]]] = {}
-        for edge in edges:
-            for spans in spans_of(edge.high):
-                following.setdefault(spans[0], []).append((spans[1:], edge.target))
-        for (low, high), rests in disjoint(following).items():
+        pairs = ((spans, edge.target) for edge in edges for spans in spans_of(edge.high))
+        for (low, high), rests in _by_first_byte(pairs):
             targets = {target for _, target in rests}
             if len(targets) == 1:
                 called = frozenset((spans, END) for spans, _ in rests)
@@ -126,10 +123,7 @@ class _Bytes:
         known = self._called.get(ranges)
         if known is None:
             known = self._called[ranges] = []
-            following: dict[tuple[int, int], list[tuple[Spans, int]]] = {}
-            for spans in spans_of(ranges):
-                following.setdefault(spans[0], []).append((spans[1:], END))
-            for (low, high), rest in disjoint(following).items():
+            for (low, high), rest in _by_first_byte((spans, END) for spans in spans_of(ranges)):
                 inside = self._inner_state(frozenset(rest))
                 allowed = ((1 << (high + 1)) - (1 << low)) & self._alphabet
                 known += [(first, last, inside) for first, last in runs_of(allowed)]
@@ -151,12 +145,7 @@ class _Bytes:
 
     def _inside(self, rest: Rest) -> list[_Edge]:
         row: list[_Edge] = []
-        following: dict[tuple[int, int], list[tuple[Spans, int]]] = {}
-        for spans, target in rest:
-            if not spans:
-                continue
-            following.setdefault(spans[0], []).append((spans[1:], target))
-        for (low, high), after in disjoint(following).items():
+        for (low, high), after in _by_first_byte(pair for pair in rest if pair[0]):
             ended = {target for spans, target in after if not spans}
             if ended:
                 (target,) = ended
@@ -201,6 +190,16 @@ class _Bytes:
 
 
 _ENDED: Rest = frozenset([((), END)])
+
+
+def _by_first_byte(
+    pairs: Iterable[tuple[Spans, int]],
+) -> Iterable[tuple[tuple[int, int], list[tuple[Spans, int]]]]:
+    """Disjoint ranges of the first byte, each with what `pairs`, bytes and a state, have after that byte."""
+    following: dict[tuple[int, int], list[tuple[Spans, int]]] = {}
+    for spans, target in pairs:
+        following.setdefault(spans[0], []).append((spans[1:], target))
+    return disjoint(following).items()
 
 
 def _padded(flags: list[bool], count: int) -> np.ndarray:

@@ -43,7 +43,7 @@ MARK = 1
 
 SHARED_COUNT = 4
 SHARED_SIZE = 6
-"""An option of SHARED_SIZE characters that is repeated SHARED_COUNT times is called: its states exist once."""
+"""An option of SHARED_SIZE characters repeated SHARED_COUNT times is called: its states exist once."""
 
 LINKED = 8
 LINKING_RULES = 64
@@ -53,8 +53,7 @@ of copied: in a sequence of thousands of optional parts, each part is followed b
 JOINED_TEXT = 64
 """Equal ends of texts, up to this length, are the same position."""
 
-FACTORED = 3
-FACTORED_LENGTH = 4
+FACTORED, FACTORED_LENGTH = 3, 4
 """FACTORED or more texts of FACTORED_LENGTH or more characters that begin alike share their first states."""
 
 MAX_DEPTH = 10
@@ -62,7 +61,6 @@ MAX_DEPTH = 10
 the same time, and each needs a stack of its own."""
 
 _ENDS = frozenset([END, MARK])
-
 _INLINED = Repeat(EMPTY, 0, 0)
 """The empty text, where an inlined recursive rule has ended."""
 

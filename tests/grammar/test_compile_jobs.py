@@ -14,6 +14,7 @@ import pytest
 
 from ramify import constraint
 from ramify.constraint import Constraint
+from ramify.grammar.compile import child_jobs
 from ramify.grammar.compile.child_jobs import Answer, CompileJobs
 from ramify.grammar.compile.grammar_files import GrammarFiles
 from ramify.grammar.compile.job import answer, limit_memory
