@@ -1,4 +1,4 @@
-"""Compile jobs in real children: limits, lanes, crashes. Each job says itself what its compilation does."""
+"""Compile jobs in real child processes: limits, lanes, crashes. The source of a job says how it behaves."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_no_more_long_jobs_are_kept_than_there_is_room_for(monkeypatch: pytest.M
 
 
 def test_children_end_with_their_parent() -> None:
-    """What a killed compiler process leaves behind is ended by the kernel."""
+    """The kernel ends the children of a compiler process that was killed."""
     reading, writing = os.pipe()
     parent = os.fork()
     if parent == 0:

@@ -1,4 +1,4 @@
-"""The scheduler's side: who waits for what, a compiler that dies, the caches. No process here."""
+"""The grammar store without processes: waiting requests, a compiler that dies, caches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BAD = constraint.regex("(")
 
 
 class Compiler:
-    """Stands for the process: takes jobs, and answers when told to."""
+    """A fake compiler process: takes jobs, and answers when told to."""
 
     def __init__(self, cache_bytes: int = 1 << 20) -> None:
         self.jobs: list[CompileGrammar] = []

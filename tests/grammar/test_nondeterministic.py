@@ -1,4 +1,4 @@
-"""Grammars that are read in several ways at once: ambiguous ones, and recursive rules that begin alike."""
+"""Nondeterministic automata: ambiguous grammars, and recursive rules that begin alike."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _bodies() -> st.SearchStrategy[Expression]:
 
 
 def _sentences(rules: dict[str, Expression], longest: int) -> set[str]:
-    """All up to that length, from the shortest derivations on: left recursion does not matter here."""
+    """All sentences of at most `longest` characters, by a fixed point that left recursion does not disturb."""
     known: dict[str, set[str]] = {name: set() for name in rules}
 
     def texts(expression: Expression) -> set[str]:
@@ -226,7 +226,7 @@ def test_all_short_texts_of_grammars_of_any_kind(rules: dict[str, Expression]) -
 
 
 def test_more_ways_than_are_followed_leave_whole_texts() -> None:
-    """Each of the nested rules may be either of two, told apart by its end alone: 2 ** depth ways."""
+    """Each nested rule is one of two that differ only in their last character: 2 ** depth configurations."""
     rules = grammar_rules(
         'root ::= "(" p ")" \np ::= q | r\nq ::= "(" p ")" "x" | "."\nr ::= "(" p ")" "y" | "."'
     )

@@ -1,4 +1,4 @@
-"""Texts that must differ from those before them, against all the texts that there are."""
+"""Arrays of unique items against the list of all their texts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BYTES = (b"[", b"]", b",", b"a", b"b", b'"', b"(", b")")
 
 
 def array(item: Expression, low: int, high: int | None) -> Expression:
-    """Of `low` to `high` different items."""
+    """Arrays of `low` to `high` unique items."""
     after_item = UniqueItem(item)
     more = repeat(seq(text(","), after_item), max(0, low - 1), None if high is None else high - 1)
     inside = seq(after_item, more)
@@ -53,7 +53,7 @@ def sentences(words: list[str], low: int, high: int) -> list[str]:
 
 
 def check(matcher: Matcher, vocabulary: Vocabulary, texts: list[bytes], seed: int) -> None:
-    """On a random walk masks, ends and budgets are those of the list of all texts."""
+    """On a random walk, masks, ends and budgets are those that follow from the list of all `texts`."""
     chooser = random.Random(seed)
     said = b""
     for _ in range(9):
