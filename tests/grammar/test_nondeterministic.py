@@ -89,6 +89,22 @@ def test_texts_that_must_differ_in_one_of_the_ways() -> None:
     assert not accepts(grammar, '{"tags": [""], "b": 1}')
 
 
+def test_forced_text_beside_unique_items() -> None:
+    grammar = compiled(constraint.json_schema(UNIQUE_OR_ANY))
+    matcher = grammar.matcher()
+    said = b'{"tags": [1, 12], "b": 1}'
+    forced_somewhere = False
+    for i in range(len(said)):
+        for byte in matcher.forced_bytes():
+            others = [other for other in range(256) if matcher.fork().accept_bytes(bytes([other]))]
+            assert others == [byte], said[:i]
+            assert not matcher.complete
+            forced_somewhere = True
+            break
+        assert matcher.accept_bytes(said[i : i + 1])
+    assert forced_somewhere
+
+
 def test_budgets_of_texts_that_must_differ_in_one_of_the_ways() -> None:
     grammar = compiled(constraint.json_schema(UNIQUE_OR_ANY))
     validator = jsonschema.Draft202012Validator(UNIQUE_OR_ANY)
@@ -172,7 +188,8 @@ def _bodies() -> st.SearchStrategy[Expression]:
 
 
 def _sentences(rules: dict[str, Expression], longest: int) -> set[str]:
-    """All sentences of at most `longest` characters, by a fixed point that left recursion does not disturb."""
+    """All sentences of at most `longest` characters, by a fixed point, which left recursion does not
+    disturb."""
     known: dict[str, set[str]] = {name: set() for name in rules}
 
     def texts(expression: Expression) -> set[str]:
@@ -226,7 +243,7 @@ def test_all_short_texts_of_grammars_of_any_kind(rules: dict[str, Expression]) -
 
 
 def test_more_ways_than_are_followed_leave_whole_texts() -> None:
-    """Each nested rule is one of two that differ only in their last character: 2 ** depth configurations."""
+    """Each nested rule is one of two that differ in their last character: 2 ** depth configurations."""
     rules = grammar_rules(
         'root ::= "(" p ")" \np ::= q | r\nq ::= "(" p ")" "x" | "."\nr ::= "(" p ")" "y" | "."'
     )
