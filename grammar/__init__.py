@@ -1,15 +1,23 @@
-"""Constraints on output: what a JSON schema, a regex or a grammar lets come next, token by token.
+"""Constraints on output: what a JSON schema, a regex or a grammar allows next, token by token.
 
-    rules       grammars as rules over characters; readers of regexes and of GBNF
-    schema      JSON Schema as such rules; checking values against schemas
-    automaton   rules as a pushdown automaton over bytes, and the walk of all tokens against it
-    engine      matchers: one a request, on a compiled grammar; fills its token masks
-    compile     the compiler's process: a constraint in, a compiled grammar as bytes out
+    rules        grammars as rules over characters; readers of regexes and of GBNF
+    schema       JSON Schema as such rules; checking values against schemas
+    automaton    rules as a pushdown automaton over bytes, and the walk over all tokens that fills a mask
+    engine       matchers: one for each request, on a compiled grammar; they fill its token masks
+    compile      a constraint in, a compiled grammar as bytes out; the processes that do it
+    matcher      what the scheduler may ask of an engine, and helpers for masks
+    vocabulary   the bytes of every token, which is all that the engines need of a tokenizer
+    retokenize   forced text as the tokens that the tokenizer itself would choose
 
-`store` is the scheduler's side: it asks the compiler's process for a grammar and keeps what it gets.
-`matcher` says what the scheduler may ask of an engine. Imports go one way:
+Imports go one way, and only `compile` may import all the others:
 
-    compile ──▶ schema ──▶ rules ◀── automaton ◀── engine ◀── store
+    compile ──▶ schema ──▶ rules ◀── automaton ◀── engine
 
-and `compile` may import all of them but `store`.
+An example, from a schema to a mask:
+
+    schema       {"type": "array", "items": {"const": 1}, "maxItems": 1}
+    rules        root ::= "[" "1"? "]"
+    automaton    0: "[" → 1    1: "1" → 2, "]" → 3    2: "]" → 3    3: final
+    text         [                                   so the state is 1 and the stack is empty
+    mask         of the tokens  [  1  ]  1]  11      the allowed ones are  1  ]  1]
 """

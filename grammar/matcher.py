@@ -1,12 +1,13 @@
-"""The interface between the scheduler and the grammar engines.
+"""The interface between the scheduler and the grammar engines, and the token masks that pass through it.
 
-A `Grammar` is compiled once and shared; each request drives a `Matcher` of its own. A matcher's state
-is changed by `accept` and `rollback` alone.
+A `Grammar` is compiled once and shared; each request drives a `Matcher` of its own. Only `accept`,
+`accept_bytes` and `rollback` change a matcher.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, Self, TypeVar
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -17,49 +18,49 @@ class Matcher(Protocol):
     """Follows the output of one request through its grammar, token by token."""
 
     def accept(self, token: int) -> bool:
-        """Advance over `token`. False, and nothing changed, if the grammar does not allow it here."""
+        """Advance over `token`. Returns False, and changes nothing, if the grammar does not allow it here."""
         ...
 
     def accept_bytes(self, data: bytes) -> bool:
-        """Advance over text, which counts as one token for `rollback`. False, and nothing changed, if
+        """Advance over text, which counts as one token for `rollback`. Returns False, and changes nothing, if
         the grammar does not allow it here."""
         ...
 
     def fill_mask(self, row: np.ndarray, budget: int | None = None) -> bool:
-        """Write which tokens may come next into `row`, a contiguous (ceil(vocab / 32),) int32 array.
+        """Write the tokens that may come next into `row`, a contiguous (ceil(vocab / 32),) int32 array.
 
-        Token t is bit ``t % 32`` of word ``t // 32``. False, and `row` untouched, if all tokens are
-        allowed. Stop tokens are allowed, all of them, where the text is complete and only there; other
-        special tokens never. A finished matcher allows nothing.
+        Token t is bit ``t % 32`` of word ``t // 32``. Returns False, and leaves `row` untouched, if all
+        tokens are allowed. All stop tokens are allowed where the text is complete, and nowhere else; other
+        special tokens are never allowed. A finished matcher allows nothing.
 
-        With a `budget`, the number of tokens that may still come, only those are allowed after which
-        `completion_tokens` is less: the text can be completed in time. Stop tokens are not counted.
-        Where `completion_tokens` is None the budget is disregarded.
+        `budget` is the number of tokens that may still come, not counting stop tokens. Only tokens are
+        allowed after which `completion_tokens` is less than the budget, so that the text can be completed
+        within it. Where `completion_tokens` is None the budget has no effect.
         """
         ...
 
     @property
     def completion_tokens(self) -> int | None:
-        """Tokens that suffice to complete the text, without a stop token: those of `completion`. 0 if it
-        is complete; None if the engine cannot say."""
+        """Upper bound of the tokens of `completion`, without a stop token. 0 if the text is complete; None if
+        the engine cannot say."""
         ...
 
     def completion(self) -> list[int] | None:
-        """Tokens that complete the text, short ones: each lets `completion_tokens` shrink by one at
-        least. None if the engine cannot say."""
+        """A short completion of the text: each of its tokens lowers `completion_tokens` by at least one. None
+        if the engine cannot say."""
         ...
 
     def forced_bytes(self) -> bytes:
-        """Bytes that must come next, whatever their tokens; empty where there is a choice or an end. A
-        character may be cut at the end."""
+        """Bytes that must come next, in whatever tokens; empty where there is a choice or the text may end.
+        The last character may be incomplete."""
         ...
 
     def rollback(self, count: int) -> None:
-        """Take back the last `count` accepted tokens. Raises ValueError if there are not so many."""
+        """Take back the last `count` accepted tokens. Raises `ValueError` if fewer were accepted."""
         ...
 
     def fork(self) -> Matcher:
-        """A matcher in the same state that goes its own way from here."""
+        """An independent matcher in the same state."""
         ...
 
     @property
@@ -69,12 +70,12 @@ class Matcher(Protocol):
 
     @property
     def complete(self) -> bool:
-        """The text so far is a whole sentence of the grammar: it may stop here."""
+        """The grammar allows the text to end here."""
         ...
 
     @property
     def free(self) -> bool:
-        """Text of any kind may come here, without end: where the tokens run out it is cut, not complete."""
+        """Any text may come here, without end: an output that runs out of tokens is cut, not complete."""
         ...
 
 
@@ -83,22 +84,22 @@ class Grammar(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Memory that it holds, in bytes; approximate."""
+        """Approximate memory in bytes."""
         ...
 
     @property
     def unenforced(self) -> tuple[Unenforced, ...]:
-        """What the constraint says and the grammar leaves out."""
+        """The parts of the constraint that the grammar leaves out."""
         ...
 
     def matcher(self, prefix: bytes = b"") -> Matcher:
-        """A matcher at the beginning of the text. Its first tokens must spell `prefix`: a token may spell
-        some of it, or all of it and then what the grammar allows."""
+        """A matcher at the beginning of the text. Its first tokens must spell `prefix`; the last of them may
+        go on with text that the grammar allows."""
         ...
 
 
 def mask_words(vocab_size: int) -> int:
-    """int32 words of a mask over `vocab_size` tokens."""
+    """Number of int32 words of a mask over `vocab_size` tokens."""
     return (vocab_size + 31) // 32
 
 
@@ -112,35 +113,33 @@ def single_token(row: np.ndarray) -> int | None:
 
 
 def first_token(row: np.ndarray) -> int:
-    """The lowest token that the mask `row` allows; it allows one."""
-    word = int(np.flatnonzero(row)[0])
-    bits = int(row.view(np.uint32)[word])
-    return word * 32 + (bits & -bits).bit_length() - 1
+    """The lowest token that the mask `row` allows; it must allow one."""
+    return tokens_of(row)[0]
+
+
+def tokens_of(row: np.ndarray) -> list[int]:
+    """The tokens that the mask `row` allows."""
+    return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+
+
+def allow(row: np.ndarray, tokens: Sequence[int] | np.ndarray, allowed: bool = True) -> None:
+    """Allow `tokens` in the mask `row`, or rule them out."""
+    ids = np.asarray(tokens, np.int64)
+    bits = np.uint32(1) << (ids & 31).astype(np.uint32)
+    if allowed:
+        np.bitwise_or.at(row.view(np.uint32), ids >> 5, bits)
+    else:
+        np.bitwise_and.at(row.view(np.uint32), ids >> 5, ~bits)
+
+
+def allows(row: np.ndarray, tokens: int | np.ndarray) -> np.ndarray:
+    """Whether the mask `row` allows `tokens`: bool, of their shape."""
+    ids = np.asarray(tokens, np.int64)
+    found: np.ndarray = (row.view(np.uint32)[ids >> 5] >> (ids & 31).astype(np.uint32) & 1).astype(bool)
+    return found
 
 
 def check_rollback(count: int, accepted: int) -> None:
-    """Raise `ValueError` where `count` of `accepted` tokens cannot be taken back."""
+    """Raise `ValueError` unless `count` of `accepted` tokens can be taken back."""
     if not 0 <= count <= accepted:
         raise ValueError(f"Cannot take back {count} of {accepted} accepted tokens.")
-
-
-class Step(Protocol):
-    """Where a matcher stands after a token, with the step before it: forks share what they have in common."""
-
-    @property
-    def before(self) -> Self | None: ...
-    @property
-    def accepted(self) -> int: ...
-
-
-S = TypeVar("S", bound=Step)
-
-
-def taken_back(step: S, count: int) -> S:
-    """The step `count` tokens before `step`. Raises `ValueError` where there are not so many."""
-    check_rollback(count, step.accepted)
-    for _ in range(count):
-        before = step.before
-        assert before is not None
-        step = before
-    return step

@@ -1,4 +1,8 @@
-"""Text that a grammar forces, as the tokens that the tokenizer itself would make of it."""
+"""Forced text as tokens (jump-forward): the tokens that the tokenizer itself would choose.
+
+After the output ``{"na`` (tokens ``{"`` and ``na``) the grammar forces ``me": ``. The tokenizer spells all of
+it as ``{"``, ``name``, ``":`` and a space, so the token ``na`` is replaced.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,18 @@ from tokenizers import Tokenizer
 from ramify.grammar.vocabulary import Vocabulary, tokens_beginning_with
 
 CONTEXT_TOKENS = 8
-"""Output tokens that are encoded again together with the new text: merges reach no further back."""
+"""Output tokens that are encoded again together with the new text; merges reach no further back."""
 MAX_REMEMBERED = 4096
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The token ids of `text` in the middle of a text."""
+    """The token ids of `text` without special tokens."""
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     return ids
 
 
 class Extension(NamedTuple):
-    """`tokens` come instead of the last `replaced` tokens before them."""
+    """`tokens` replace the last `replaced` tokens of the output."""
 
     replaced: int
     tokens: tuple[int, ...]
@@ -31,8 +35,8 @@ class Extension(NamedTuple):
 class Retokenizer:
     """`encode` is the tokenizer's own, without special tokens.
 
-    A tokenizer joins text across the borders of separate calls: the tokens of ``a + b`` are not those of
-    ``a`` followed by those of ``b``. So the end of the output is encoded again with what follows it.
+    The tokens of ``a + b`` are not the tokens of ``a`` followed by those of ``b``. So the end of the output
+    is encoded again together with the text that follows it.
     """
 
     def __init__(self, encode: Callable[[str], Sequence[int]], vocabulary: Vocabulary) -> None:
@@ -42,13 +46,13 @@ class Retokenizer:
         self._known: OrderedDict[tuple[tuple[int, ...], int, bytes], Extension | None] = OrderedDict()
 
     def extend(self, before: Sequence[int], loose: int, data: bytes) -> Extension | None:
-        """The tokens for `data` after the output tokens `before`, of which the last `loose` may change.
+        """The tokens for `data` after the output tokens `before`, of which the last `loose` may be replaced.
 
-        An unfinished character at the end of `data` is left out. None where nothing can be said: the
-        tokenizer would have made other tokens of `before` itself, or does not give back the text.
+        An incomplete character at the end of `data` is left out. Returns None where the tokenizer would have
+        spelled the end of `before` in another way, or its tokens do not spell the text.
         """
         context = tuple(before[-CONTEXT_TOKENS - loose :])
-        # A control token is a border that no text crosses.
+        # No text crosses a control token.
         border = max((i for i, token in enumerate(context, 1) if not self._tokens[token]), default=0)
         context = context[border:]
         loose = min(loose, len(context))
@@ -62,12 +66,12 @@ class Retokenizer:
         return found
 
     def continues(self, token: int) -> bool:
-        """Some other token is spelled like `token` with more after it."""
+        """Some other token begins with the spelling of `token`."""
         return any(tokens_beginning_with(self._tokens[token], self._vocabulary))
 
     def _extend(self, context: tuple[int, ...], loose: int, data: bytes) -> Extension | None:
-        # Further back first: the more context, the surer the borders. A context that begins inside a
-        # word is encoded in another way than it was in its place, and shows it by not coming out again.
+        # The longest context first, because it gives the most reliable token borders. A context that begins
+        # inside a word may be encoded differently than in its place; its fixed tokens then do not match.
         for skipped in range(len(context) - loose + 1):
             kept = context[skipped:]
             fixed = kept[: len(kept) - loose]

@@ -1,4 +1,5 @@
-"""What the grammar engines need of a tokenizer: the bytes of every token, and the stop tokens."""
+"""Vocabularies: the bytes of every token and the stop tokens, which is all that grammar engines need of a
+tokenizer."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ from ramify.errors import EngineError
 class Vocabulary(msgspec.Struct, frozen=True, eq=False, dict=True, weakref=True):
     """Token bytes by id.
 
-    `tokens[t]` is empty where a mask must never allow t: control tokens, and the padding between the
-    tokenizer's vocabulary and the width of the model's logits. Stop tokens have no bytes either; they
-    are allowed where a text is complete.
+    `tokens[t]` is empty for control tokens and for the padding between the tokenizer's vocabulary and the
+    width of the model's logits; no mask allows these. It is empty for stop tokens as well, which masks allow
+    where a text is complete.
     """
 
     tokens: tuple[bytes, ...]
@@ -33,12 +34,12 @@ class Vocabulary(msgspec.Struct, frozen=True, eq=False, dict=True, weakref=True)
 
     @cached_property
     def spelled_bytes(self) -> frozenset[int]:
-        """The bytes that occur in some token: no text with another byte can be written."""
+        """The bytes that occur in some token. Text with any other byte cannot be generated."""
         return frozenset().union(*self.tokens)
 
     @cached_property
     def spelled(self) -> list[tuple[bytes, int]]:
-        """What the tokens spell, and the tokens, sorted."""
+        """Pairs of spelling and token, sorted."""
         return sorted((text, token) for token, text in enumerate(self.tokens) if text)
 
     def to_bytes(self) -> bytes:
@@ -52,8 +53,8 @@ class Vocabulary(msgspec.Struct, frozen=True, eq=False, dict=True, weakref=True)
 def tokens_beginning_with(
     data: bytes, vocabulary: Vocabulary, *, whole: bool = False
 ) -> Iterator[tuple[bytes, int]]:
-    """What comes after `data` in the tokens that begin with it and are longer, and these tokens; with
-    `whole` the tokens that are `data` come first."""
+    """The tokens that begin with `data` and are longer, each as its remaining bytes and its id. With `whole`,
+    the tokens that spell just `data` come first."""
     order = vocabulary.spelled
     for i in range(bisect.bisect_left(order, (data, -1 if whole else vocabulary.size)), len(order)):
         text, token = order[i]
@@ -63,10 +64,10 @@ def tokens_beginning_with(
 
 
 def from_tokenizer(tokenizer: Any, *, vocab_size: int, stop_ids: Iterable[int]) -> Vocabulary:
-    """The vocabulary of a fast transformers tokenizer; one of the `tokenizers` library serves as well.
+    """The vocabulary of a fast `transformers` tokenizer, or of a `tokenizers.Tokenizer`.
 
-    Raises `EngineError` for tokenizers that spell bytes in another way than byte-level BPE
-    (GPT-2 and its heirs) or byte fallback (SentencePiece).
+    `vocab_size` is the width of the logits. Raises `EngineError` unless the tokenizer spells bytes as
+    byte-level BPE (GPT-2) or byte fallback (SentencePiece) does.
     """
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     description = json.loads(backend.to_str())

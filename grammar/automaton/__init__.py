@@ -1,17 +1,20 @@
-"""From rules to pushdown automata over bytes, and the tokens that an automaton's state allows.
+"""From rules to pushdown automata over bytes, and from a state of the automaton to a token mask.
 
 In the order in which a grammar is compiled:
 
-    positions     what may be read next in a rule, and what follows that (Glushkov's positions)
-    states        sets of positions as states over characters, which may call rules (subset construction)
-    byte_edges    characters become the bytes of their UTF-8
-    pruning       dead states go, equal ones are joined
-    costs         the fewest tokens from each state to the end
-    runs, fresh   what else the engines look up by state
-    compiler      runs all of this; the result is `frames.Frames`
+    compiler       decides which rules are called, and runs the other steps
+    positions      what may be read next in a rule, and what follows it (Glushkov's positions)
+    states         sets of positions as states over characters, which may call rules (subset construction)
+    byte_edges     characters become the bytes of their UTF-8
+    pruning        removes dead states, merges equal ones
+    costs          the shortest completion from each state
+    unique_items   how many unique items there are, and what they cost
+    runs           where any n characters of a kind may come
+    pushdown       the result: `PushdownAutomaton`
 
-`token_trie` walks all tokens of a vocabulary against an automaton to fill a mask: with `walk` where each text
-is read in one way, with `forking_walk` where in several.
+Mask filling: `token_trie` walks the `trie` of all tokens against an automaton, with `walk` where it is
+deterministic and `nondeterministic_walk` where not. `numba_types` are the types of the arrays in compiled
+code.
 
 An example: ``root ::= "a" root "b" | "c"`` becomes
 
@@ -20,8 +23,5 @@ An example: ``root ::= "a" root "b" | "c"`` becomes
     state 2    a, c: push 3, and read the byte from state 0
     state 3    b → 1
 
-A final state that has no edge for a byte pops the stack and lets the state on top of it read the byte.
-
-A text is *fresh* where it must differ from earlier ones (`rules.expression.Fresh`), as the items of an array
-with ``uniqueItems`` must. What has been read is no part of the automaton; the engine remembers it.
+A final state that has no edge for a byte pops the stack, and the state popped reads the byte.
 """

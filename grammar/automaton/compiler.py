@@ -1,8 +1,8 @@
-"""Grammars as deterministic pushdown automata: which rules are called, and the way to the packed form.
+"""Compiles rules to a pushdown automaton: decides which rules are called, and runs the steps in order.
 
-A rule that calls itself in another place than the last must be called, with a stack; a large one that is
-used several times is called so that its states are there once. All others are read in their caller's
-place, which costs nothing at run time and is never in doubt.
+A rule that calls itself, in any other place than the last, must be called with a stack. A large rule that is
+used several times is called as well, so that its states exist once. All other rules are inlined: read in
+their caller's place, which costs nothing at run time and never makes the automaton nondeterministic.
 """
 
 from __future__ import annotations
@@ -15,71 +15,32 @@ import numpy as np
 
 from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton import byte_edges, costs, pruning
-from ramify.grammar.automaton.positions import Positions, TooLarge, holds_fresh
-from ramify.grammar.automaton.pushdown import Frames
+from ramify.grammar.automaton.positions import Positions, TooLarge, has_unique_items
+from ramify.grammar.automaton.pushdown import Arrays, PushdownAutomaton
 from ramify.grammar.automaton.runs import runs
 from ramify.grammar.automaton.states import States
 from ramify.grammar.automaton.token_trie import token_trie
-from ramify.grammar.automaton.unique_items import fresh_tables
-from ramify.grammar.rules.expression import Alt, Call, Chars, Expression, Fresh, Repeat, Seq, Text
+from ramify.grammar.automaton.unique_items import unique_item_tables
+from ramify.grammar.rules.expression import Alt, Call, Chars, Expression, Repeat, Seq, Text, UniqueItem
 from ramify.grammar.rules.rule_set import ROOT, components
 from ramify.grammar.vocabulary import Vocabulary
 
 MAX_STATES = 100_000
-"""Most states, over characters, of a grammar: a few seconds to build, and ten megabytes. Counting the
-characters of a string of up to n of them takes n states."""
+"""Most states over characters: a few seconds to build, and 10 MB. A string of at most n characters takes n
+states."""
 
 MAX_UNCALLED_STATES = 250_000
-"""The same where no rule calls itself, and nothing else can be tried: a text of so many characters."""
+"""The same for grammars without recursion or unique items, for which there is no nondeterministic
+automaton."""
 
 CALLED_SIZE = 8
 CALLED_SAVING = 24
-"""A rule of so many states is called where that saves so many."""
-
-
-def compile_rules(
-    rules: Mapping[str, Expression],
-    vocabulary: Vocabulary,
-    most_states: int = MAX_STATES,
-    *,
-    forks: bool = False,
-) -> Frames:
-    """The automaton of the rule ``root`` over the bytes that `vocabulary` can spell.
-
-    Raises `TooLarge` where `rules` have no deterministic automaton of at most `most_states` states over
-    characters (with `forks`: none at all that is so small), `InvalidConstraint` where no text that can be
-    spelled satisfies them.
-    """
-    with _without_collecting():
-        return _compiled(rules, vocabulary, most_states, forks)
-
-
-def compile_grammar(rules: Mapping[str, Expression], vocabulary: Vocabulary) -> Frames:
-    """A deterministic automaton, or where there is none one that forks. Raises as `compile_rules` does, and
-    `InvalidConstraint` where it is not clear of which `Fresh` a text would be."""
-    _, recursive = called_rules(rules)
-    remembers = any(map(holds_fresh, rules.values()))
-    may_fork = recursive or remembers
-    try:
-        return compile_rules(rules, vocabulary, MAX_STATES if may_fork else MAX_UNCALLED_STATES)
-    except TooLarge:
-        if not may_fork:
-            raise
-    try:
-        return compile_rules(rules, vocabulary, forks=True)
-    except TooLarge:
-        if not remembers:
-            raise
-    raise InvalidConstraint(
-        "Texts that must differ cannot be told from what else may come there.",
-        remedy="Leave uniqueItems out, or make the options that hold it begin differently.",
-    )
+"""A rule of at least CALLED_SIZE states is called where that saves CALLED_SAVING states."""
 
 
 @contextmanager
 def _without_collecting() -> Iterator[None]:
-    # Hundreds of thousands of objects come up, none of them in cycles; looking for these takes a third of
-    # the time.
+    # Compiling makes some 100,000 objects and no cycles; looking for cycles takes a third of the time.
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -89,50 +50,75 @@ def _without_collecting() -> Iterator[None]:
             gc.enable()
 
 
-def _compiled(
-    rules: Mapping[str, Expression], vocabulary: Vocabulary, most_states: int, forks: bool
-) -> Frames:
+@_without_collecting()
+def compile_rules(
+    rules: Mapping[str, Expression],
+    vocabulary: Vocabulary,
+    most_states: int = MAX_STATES,
+    *,
+    nondeterministic: bool = False,
+) -> PushdownAutomaton:
+    """The automaton of the rule ``root`` over the bytes that `vocabulary` can spell.
+
+    Raises `TooLarge` where a deterministic automaton, or a nondeterministic one with `nondeterministic`,
+    takes more than `most_states` states over characters, and `InvalidConstraint` where `vocabulary` can spell
+    no text of it.
+    """
     positions = Positions(rules, *called_rules(rules))
-    edges = byte_edges.to_bytes(States(positions, ROOT, most_states, forks), vocabulary.spelled_bytes)
-    length, _ = costs.shortest(edges.offsets, edges.target, edges.push, edges.final)
+    states = States(positions, ROOT, most_states, nondeterministic)
+    edges = byte_edges.to_bytes(states, vocabulary.spelled_bytes)
+    length, _ = costs.shortest(edges)
     if length[0] >= costs.UNREACHABLE:
         raise InvalidConstraint("No text that this model's tokenizer can spell satisfies the constraint.")
-    return _finished(pruning.pruned(edges, length), vocabulary, forks)
+    return _finished(pruning.pruned(edges, length), vocabulary, nondeterministic)
 
 
-def _finished(edges: byte_edges.Edges, vocabulary: Vocabulary, forks: bool) -> Frames:
-    length, best = costs.shortest(edges.offsets, edges.target, edges.push, edges.final)
+def compile_grammar(rules: Mapping[str, Expression], vocabulary: Vocabulary) -> PushdownAutomaton:
+    """A deterministic automaton of `rules`, or else a nondeterministic one.
+
+    Raises as `compile_rules` does, and `InvalidConstraint` where a text could be one or another unique item.
+    """
+    _, recursive = called_rules(rules)
+    unique = any(map(has_unique_items, rules.values()))
+    may_be_nondeterministic = bool(recursive) or unique
+    try:
+        return compile_rules(
+            rules, vocabulary, MAX_STATES if may_be_nondeterministic else MAX_UNCALLED_STATES
+        )
+    except TooLarge:
+        if not may_be_nondeterministic:
+            raise
+    try:
+        return compile_rules(rules, vocabulary, nondeterministic=True)
+    except TooLarge:
+        if not unique:
+            raise
+    raise InvalidConstraint(
+        "Texts that must differ cannot be told from what else may come there.",
+        remedy="Leave uniqueItems out, or make the options that hold it begin differently.",
+    )
+
+
+def _finished(edges: byte_edges.Edges, vocabulary: Vocabulary, nondeterministic: bool) -> PushdownAutomaton:
+    length, best = costs.shortest(edges)
     cost, token = token_trie(vocabulary).completions(edges, length, best)
-    before_fresh = np.zeros(len(cost), np.bool_)
+    before_item = np.zeros(len(cost), np.bool_)
     items = None
-    if edges.fresh.any():
-        tables = fresh_tables(edges, length, best)
+    if edges.after_item.any():
+        tables = unique_item_tables(edges, length, best)
         if tables.words_missing:
             raise InvalidConstraint("There are not enough different texts for all that must differ.")
-        before_fresh, items = tables.before, tables.items
+        before_item, items = tables.before, tables.items
         cost += tables.extra
     run, run_kind, run_cost = runs(edges, cost)
-    run[before_fresh] = 0
-    arrays = {
-        "offsets": edges.offsets,
-        "low": edges.low,
-        "high": edges.high,
-        "target": edges.target,
-        "push": edges.push,
-        "final": edges.final,
-        "run": run,
-        "run_kind": run_kind,
-        "cost": cost,
-        "token": token,
-        "run_cost": run_cost,
-        "fresh": edges.fresh,
-        "before_fresh": before_fresh,
-    }
-    return Frames(arrays, _most_pushed(edges), items, forks)
+    run[before_item] = 0
+    arrays = Arrays(*edges[:6], run, run_kind, run_cost, cost, token, edges.after_item, before_item)
+    return PushdownAutomaton(arrays, _most_pushed(edges), items, nondeterministic)
 
 
 def _most_pushed(edges: byte_edges.Edges) -> int:
-    """States that are pushed for one byte at most. Raises `TooLarge` where a rule begins with itself."""
+    """Most states that are pushed for one byte. Raises `TooLarge` where a rule begins with a call of
+    itself."""
     deepest: dict[int, int] = {}
     calling = np.repeat(np.arange(len(edges.final)), np.diff(edges.offsets))
     calls: dict[int, list[tuple[int, int]]] = {}
@@ -156,10 +142,10 @@ def _most_pushed(edges: byte_edges.Edges) -> int:
 
 
 def called_rules(rules: Mapping[str, Expression]) -> tuple[set[str], frozenset[str]]:
-    """The rules that are called, not read in their caller's place; and which of them call themselves."""
+    """The rules that are called instead of inlined, and those of them that are recursive."""
     component = components(rules)
     members: dict[str, list[str]] = {}
-    for name in component:  # what is called comes before what calls it
+    for name in component:  # a rule comes after the rules that it calls
         members.setdefault(component[name], []).append(name)
     inner_calls = {name: _inner_calls(body) for name, body in rules.items()}
     last_calls = {name: _last_calls(body) for name, body in rules.items()}
@@ -167,13 +153,13 @@ def called_rules(rules: Mapping[str, Expression]) -> tuple[set[str], frozenset[s
         inner for name, calls in inner_calls.items() for inner in calls if component[name] == component[inner]
     }
     recursive = frozenset(called)
-    called |= {name for name, body in rules.items() if holds_fresh(body)}
+    called |= {name for name, body in rules.items() if has_unique_items(body)}
     sizes: dict[str, int] = {}
     for names in members.values():
         sizes.update((name, 1 if name in called else 0) for name in names)
         whole = min(_MANY, sum(_states(rules[name], sizes) for name in names))
         sizes.update((name, whole) for name in names if name not in called)
-    # Each member of `places` is something else that comes after the rule: so often it would be there.
+    # `places`: by component, the distinct continuations of its rules, which is how often it would be inlined.
     places: dict[str, set[object]] = {name: set() for name in members}
     places[component[ROOT]].add(ROOT)
     for part, names in reversed(members.items()):
@@ -193,16 +179,16 @@ def called_rules(rules: Mapping[str, Expression]) -> tuple[set[str], frozenset[s
 
 _MANY = 1 << 20
 _ENOUGH = 1 + CALLED_SAVING // CALLED_SIZE
-"""Uses beyond which it makes no difference how many there are."""
+"""Number of uses from which on a rule of CALLED_SIZE states is called in any case."""
 
 
 def _worth_calling(body: Expression, states: int, times: int) -> bool:
-    # A repetition is left in its place, so that the characters that go round in it are seen there.
+    # A repetition is inlined, so that `runs` finds the characters that repeat.
     return states >= CALLED_SIZE and (times - 1) * states >= CALLED_SAVING and not isinstance(body, Repeat)
 
 
 def _last_calls(expression: Expression) -> set[str]:
-    """The rules called in the last place."""
+    """The rules that `expression` calls in its last place."""
     if expression.is_regular:
         return set()
     match expression:
@@ -218,7 +204,7 @@ def _last_calls(expression: Expression) -> set[str]:
 
 
 def _inner_calls(expression: Expression, times: int = 1, last: bool = True) -> dict[str, int]:
-    """How often each rule is called in other places, with repetitions written out."""
+    """How often `expression` calls each rule in another place than the last, with repetitions written out."""
     if expression.is_regular:
         return {}
     found: dict[str, int] = {}
@@ -231,7 +217,7 @@ def _inner_calls(expression: Expression, times: int = 1, last: bool = True) -> d
             inner = [(option, last, times) for option in options]
         case Repeat(item, low, high):
             inner = [(item, last and high == 1, min(_MANY, times * max(1, low, high or 0)))]
-        case Fresh(item):
+        case UniqueItem(item):
             inner = [(item, False, times)]
         case _:
             return {}
@@ -243,7 +229,7 @@ def _inner_calls(expression: Expression, times: int = 1, last: bool = True) -> d
 
 
 def _states(expression: Expression, sizes: Mapping[str, int]) -> int:
-    """About how many states `expression` takes, where its calls take `sizes`."""
+    """Approximate number of states of `expression`, where calls take those of `sizes`."""
     match expression:
         case Call(rule):
             return sizes[rule]
@@ -253,6 +239,6 @@ def _states(expression: Expression, sizes: Mapping[str, int]) -> int:
             return sum(_states(part, sizes) for part in parts)
         case Repeat(item, low, high):
             return min(_MANY, _states(item, sizes) * max(1, low, high or 0))
-        case Fresh(item):
+        case UniqueItem(item):
             return _states(item, sizes)
     return 1

@@ -1,10 +1,13 @@
-"""Shortest completions: how far it is from each state to the end of the rule that is read.
+"""Shortest completions: the way from each state to the end of its rule.
 
-First in bytes (Knuth 1977, "A generalization of Dijkstra's algorithm": a call costs what is called and
-what follows it), then in tokens along that shortest text. The tokens are the fewest, by dynamic
-programming from the end; they may reach beyond the ends of called rules, but not of the rule itself, so
-that the cost of a configuration is the sum over its states. Nor do they reach into what must be fresh
-(`expression.Fresh`), or beyond it: whether it is depends on what was read before.
+First in bytes, by Knuth's generalisation of Dijkstra's algorithm (1977): a call costs what the called rule
+and the rest of the caller cost. Then in tokens, by dynamic programming from the end along the shortest text.
+A token may reach beyond the ends of called rules, but not beyond the end of the rule itself, so that the cost
+of a configuration is the sum over its states. A token may not reach into a unique item
+(`expression.UniqueItem`) or beyond it either: whether that item is unique depends on what was read before.
+
+With the rule ``"[" ("x" | "yy") "]"`` and the tokens ``[``, ``]``, ``x``, ``y`` and ``x]`` the shortest text
+is ``[x]``. From its end: "]" costs 1, "x]" costs 1, "[x]" costs 2, and its first token is "[".
 """
 
 from __future__ import annotations
@@ -14,22 +17,21 @@ import heapq
 import numba
 import numpy as np
 
+from ramify.grammar.automaton.byte_edges import EDGES, Edges
+from ramify.grammar.automaton.numba_types import INTS
+from ramify.grammar.automaton.trie import TRIE, Trie
+
 UNREACHABLE = 1 << 30
 """Distance of a state from which the end cannot be reached."""
 
-_BYTES = numba.types.Array(numba.uint8, 1, "C", readonly=True)
-_INTS = numba.types.Array(numba.int32, 1, "C", readonly=True)
-_BOOLS = numba.types.Array(numba.boolean, 1, "C", readonly=True)
 
-
-@numba.njit((_INTS, _INTS, _INTS, _BOOLS), cache=True, nogil=True)
-def shortest(
-    offsets: np.ndarray, target: np.ndarray, push: np.ndarray, final: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """(states,) int32: bytes to the end of the rule, and the edge that they begin with or -1."""
+@numba.njit((EDGES,), cache=True, nogil=True)
+def shortest(graph: Edges) -> tuple[np.ndarray, np.ndarray]:
+    """(states,) int32: bytes to the end of the rule, and the first edge on that way or -1."""
+    offsets, target, push, final = graph.offsets, graph.target, graph.push, graph.final
     states = final.size
     source = np.empty(target.size, np.int32)
-    # The edges that lead to a state, or return to it.
+    # By state, the edges that lead to it or return to it.
     begin = np.zeros(states + 1, np.int64)
     for state in range(states):
         for edge in range(offsets[state], offsets[state + 1]):
@@ -73,7 +75,7 @@ def shortest(
             if not done[into] or (push[edge] >= 0 and not done[push[edge]]):
                 continue
             if read == 0 and length[into] == 0:
-                continue  # what is called may be empty, and then what follows it has edges of its own
+                continue  # the caller has edges of its own for the case that the called rule is empty
             whole = np.int64(read) + length[into]
             if push[edge] >= 0:
                 whole += length[push[edge]]
@@ -84,46 +86,29 @@ def shortest(
     return length, best
 
 
-@numba.njit(
-    numba.void(
-        _BYTES, _INTS, _INTS, _INTS, _INTS,
-        _BYTES, _INTS, _INTS, _BOOLS, _INTS, _INTS, _INTS,
-        numba.int32[::1], numba.int32[::1],
-    ),
-    cache=True,
-    nogil=True,
-)  # fmt: skip
+@numba.njit((TRIE, INTS, EDGES, INTS, INTS, INTS), cache=True, nogil=True)
 def token_costs(
-    node_byte: np.ndarray,
-    node_end: np.ndarray,
-    token_start: np.ndarray,
-    token_ids: np.ndarray,
-    first_node: np.ndarray,
-    low: np.ndarray,
-    target: np.ndarray,
-    push: np.ndarray,
-    fresh: np.ndarray,
-    best: np.ndarray,
-    order: np.ndarray,
-    length: np.ndarray,
-    cost: np.ndarray,
-    token: np.ndarray,
-) -> None:
-    """Fill `cost` and `token` of `Frames`; `order` has the states by their distance in bytes."""
+    trie: Trie, first_node: np.ndarray, edges: Edges, best: np.ndarray, order: np.ndarray, length: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """`cost` and `token` of `pushdown.Arrays`.
+
+    `length` and `best` are those of `shortest`; `order` is the states by `length`, the least first.
+    """
+    target, push, after_item = edges.target, edges.push, edges.after_item
+    cost = np.zeros(length.size, np.int32)
+    token = np.full(length.size, -1, np.int32)
     stack = np.empty(64, np.int32)
     for state in order:
         if length[state] == 0:
-            cost[state] = 0
-            token[state] = -1
             continue
         least = UNREACHABLE
         chosen = -1
         here = state
         depth = 0
-        returning = 0  # cost of what is on the stack
+        returning = 0  # cost of the states on the stack
         node = -1
         while True:
-            while length[here] == 0 and depth > 0 and not fresh[stack[depth - 1]]:
+            while length[here] == 0 and depth > 0 and not after_item[stack[depth - 1]]:
                 depth -= 1
                 here = stack[depth]
                 returning -= cost[here]
@@ -131,7 +116,7 @@ def token_costs(
                 break
             edge = best[here]
             if push[edge] >= 0:
-                if fresh[push[edge]] and node >= 0:
+                if after_item[push[edge]] and node >= 0:
                     break
                 if depth == stack.size:
                     stack = np.append(stack, stack)
@@ -142,26 +127,27 @@ def token_costs(
             if into < 0:
                 here = ~into
                 continue
-            byte = low[edge]
+            byte = edges.low[edge]
             here = into
             if node < 0:
                 child = first_node[byte]
             else:
                 child = -1
                 below = node + 1
-                while below < node_end[node]:
-                    if node_byte[below] >= byte:
-                        if node_byte[below] == byte:
+                while below < trie.end[node]:
+                    if trie.byte[below] >= byte:
+                        if trie.byte[below] == byte:
                             child = below
                         break
-                    below = node_end[below]
+                    below = trie.end[below]
             if child < 0:
                 break
             node = child
-            if token_start[node + 1] > token_start[node]:
+            if trie.token_start[node + 1] > trie.token_start[node]:
                 whole = 1 + cost[here] + returning
                 if whole < least:
                     least = whole
-                    chosen = token_ids[token_start[node]]
+                    chosen = trie.token_ids[trie.token_start[node]]
         cost[state] = least
         token[state] = chosen
+    return cost, token

@@ -1,87 +1,77 @@
-"""Positions in a grammar (Glushkov 1961): what is read next there, and what has to follow it.
+"""Positions in a grammar (Glushkov 1961): what is read next, and what follows it.
 
-A position is what is read next (a set of characters, a text from some place on, or a call of a rule) and a
-*continuation*: the list of expressions that follow it up to the end of the rule. In ``("ab" | [c-d]) "e"``
-the first positions are ``ab`` and ``[c-d]``, both with the continuation ``"e"``. Positions and continuations
-are numbered, equal ones alike, so that a set of numbers can be a state.
+A position is what is read next (a set of characters, a text from some index on, or a call of a rule) and a
+*continuation*: the expressions that follow up to the end of the rule. Positions and continuations are
+numbered, equal ones alike, so that a set of numbers can be a state (`states`). In ``("ab" | [c-d]) "e"``:
+
+    first positions    1: "ab" from 0, then "e"    2: [c-d], then "e"
+    after "a"          3: "ab" from 1, then "e"
+    after "b" or c     4: "e" from 0, then the end
+    after "e"          END
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping
-from functools import lru_cache
 from typing import NamedTuple
 
+from ramify.grammar.automaton.char_sets import CharSet, char_set, first_byte
 from ramify.grammar.rules.expression import (
     EMPTY,
     Alt,
     Call,
     Chars,
     Expression,
-    Fresh,
     Ranges,
     Repeat,
     Seq,
     Text,
+    UniqueItem,
     alt,
     nullable,
     repeat,
     size,
 )
 from ramify.grammar.rules.rule_set import nullable_rules
-from ramify.grammar.rules.utf8 import utf8_spans
 
 END = 0
-"""Number of the empty continuation, and of the position after it: the rule may end here."""
+"""Number of the empty continuation and of its position: the rule may end here."""
 
 MARK = 1
-"""A position where nothing is read: it marks the states that follow a `Fresh`."""
+"""A position that reads nothing: it marks the states after a `UniqueItem`."""
 
 SHARED_COUNT = 4
 SHARED_SIZE = 6
-"""An option that is repeated so often and is so large is called, so that its states are there once."""
+"""An option of SHARED_SIZE characters repeated SHARED_COUNT times is called: its states exist once."""
 
 LINKED = 8
 LINKING_RULES = 64
-"""Where so many rules may be empty, sets of positions are linked from that size on, not copied: of thousands
-of optional parts, each is followed by all those after it."""
+"""In grammars with LINKING_RULES rules that may be empty, sets of LINKED positions or more are linked instead
+of copied: in a sequence of thousands of optional parts, each part is followed by all later ones."""
 
 JOINED_TEXT = 64
-"""Ends of texts up to this length are the same position where they are equal."""
+"""Equal ends of texts, up to this length, are the same position."""
 
-FACTORED = 3
-FACTORED_LENGTH = 4
-"""From so many texts of such a length on, what they have in common is read once."""
+FACTORED, FACTORED_LENGTH = 3, 4
+"""FACTORED or more texts of FACTORED_LENGTH or more characters that begin alike share their first states."""
 
 MAX_DEPTH = 10
-"""Recursive rules are unfolded so deep in each other. Where that does not end, two of them are read at the
-same time, and a stack for each would be needed."""
+"""Levels of recursive rules that are inlined in each other. If that is not enough, two of them are read at
+the same time, and each needs a stack of its own."""
 
 _ENDS = frozenset([END, MARK])
-
-NON_ASCII = ((0x80, 0xD7FF), (0xE000, 0x10FFFF))
-
-
-_UNFOLDED = Repeat(EMPTY, 0, 0)
-"""The empty text, where a recursive rule that was unfolded has ended."""
+_INLINED = Repeat(EMPTY, 0, 0)
+"""The empty text, where an inlined recursive rule has ended."""
 
 
 class TooLarge(Exception):
     """The grammar has more states than are allowed, or infinitely many."""
 
 
-class CharSet(NamedTuple):
-    """The characters of a position: `ascii` a mask of 128 bits, `high` the ranges from U+0080 on, and
-    `first` a mask of the 256 bytes that their UTF-8 begins with."""
-
-    ascii: int
-    high: Ranges
-    first: int
-
-
 class Position(NamedTuple):
-    """What is read next: one of `chars`, `text` from index `at` on, and a call of `rule`. `after` is the
-    number of the continuation. A position with `linked` stands for all the positions in it."""
+    """What is read next: one of `chars`, `text` from index `at` on, or a call of `rule`. `after` is the
+    number of the continuation. A position with `linked` stands for all positions in that set."""
 
     chars: CharSet | None
     text: str
@@ -91,44 +81,25 @@ class Position(NamedTuple):
     linked: frozenset[int] | None = None
 
 
-@lru_cache(maxsize=8192)
-def char_set(ranges: Ranges) -> CharSet:
-    ascii_mask = 0
-    first = 0
-    high: list[tuple[int, int]] = []
-    for low, last in ranges:
-        if low < 0x80:
-            ascii_mask |= (1 << (min(last, 0x7F) + 1)) - (1 << low)
-        if last >= 0x80:
-            high.append((max(low, 0x80), last))
-            for spans in utf8_spans(*high[-1]):
-                first |= (1 << (spans[0][1] + 1)) - (1 << spans[0][0])
-    return CharSet(ascii_mask, tuple(high), first | ascii_mask)
-
-
-def holds_fresh(expression: Expression) -> bool:
-    """`expression` itself has a `Fresh`, not only a rule that it calls."""
+def has_unique_items(expression: Expression) -> bool:
+    """`expression` itself contains a `UniqueItem`; rules that it calls do not count."""
     if expression.is_regular:
         return False
     match expression:
-        case Fresh():
+        case UniqueItem():
             return True
         case Seq(parts) | Alt(parts):
-            return any(map(holds_fresh, parts))
+            return any(map(has_unique_items, parts))
         case Repeat(item, _, _):
-            return holds_fresh(item)
+            return has_unique_items(item)
     return False
 
 
-def first_byte(char: str) -> int:
-    return char.encode()[0]
-
-
 class Positions:
-    """The positions of a grammar, found as they are asked for; `table` has them by number.
+    """The positions of a grammar, computed on demand; `table` has them by number.
 
-    Rules in `called` become calls, which need a stack; all others are read in their caller's place. Rules in
-    `recursive` call themselves, directly or not.
+    Rules in `called` become calls, which need a stack; all others are inlined. Rules in `recursive` call
+    themselves, directly or not.
     """
 
     def __init__(
@@ -150,22 +121,25 @@ class Positions:
         self.table: list[Position] = [Position(None, "", 0, "", END)] * 2
         self._position_number: dict[tuple[object, int, int], int] = {}
         self._first: dict[str, int] = {}
-        self.fresh: dict[str, Expression] = {}
-        """The rules that stand for the items of `Fresh`."""
-        self._holders = {name for name, body in rules.items() if holds_fresh(body)}
+        self.item_rules: dict[str, Expression] = {}
+        """By name, the rules made of the items of `UniqueItem`."""
+        self._array_rules = {name for name, body in rules.items() if has_unique_items(body)}
         self._shared: dict[Expression, Expression] = {}
 
     def start(self, rule: str) -> frozenset[int]:
-        """Where `rule` begins."""
+        """The positions where `rule` begins."""
         return self.closure(self._continuation(self.rules[rule], END))
 
-    def unfolded(self, rule: str, after: int) -> frozenset[int]:
-        """Where a text of `rule` that is not empty begins, read in its caller's place."""
-        if rule in self.fresh or rule in self._holders:
+    def inlined(self, rule: str, after: int) -> frozenset[int]:
+        """The positions where a text of `rule`, not an empty one, begins when the rule is inlined.
+
+        Raises `TooLarge` for rules with unique items, and beyond `MAX_DEPTH` levels of recursion.
+        """
+        if rule in self.item_rules or rule in self._array_rules:
             raise TooLarge
         if rule in self.recursive:
             before = self._depth[after]
-            after = self._continuation(_UNFOLDED, after)
+            after = self._continuation(_INLINED, after)
             self._depth[after] = before + 1
             if before >= MAX_DEPTH:
                 raise TooLarge
@@ -174,11 +148,11 @@ class Positions:
         return frozenset(found)
 
     def is_called_always(self, rule: str) -> bool:
-        """It calls itself, or it has to do with texts that must differ."""
-        return rule in self.recursive or rule in self.fresh or rule in self._holders
+        """`rule` is recursive, has unique items, or is the rule of such an item."""
+        return rule in self.recursive or rule in self.item_rules or rule in self._array_rules
 
     def closure(self, continuation: int) -> frozenset[int]:
-        """Where `continuation` begins."""
+        """The positions where `continuation` begins, END among them if it may be empty."""
         known = self._closures.get(continuation)
         if known is not None:
             return known
@@ -199,7 +173,7 @@ class Positions:
         return closed
 
     def linked(self, found: frozenset[int]) -> frozenset[int]:
-        """`found`, or one position for them all where they are many."""
+        """`found`, or one position that links to all of them where they are many."""
         if not self._linking or len(found) < LINKED:
             return found
         number = self._link_number.get(found)
@@ -215,7 +189,8 @@ class Positions:
         return self._factored(set().union(*sets))
 
     def _factored(self, found: set[int]) -> frozenset[int]:
-        """`found` with what texts have in common at their beginning as one text, but for a last character."""
+        """`found`, with the common beginning of similar texts as one text; each keeps a last character of its
+        own."""
         if len(found) < FACTORED:
             return frozenset(found)
         alike: dict[str, list[int]] = {}
@@ -226,7 +201,8 @@ class Positions:
         for numbers in alike.values():
             if len(numbers) >= FACTORED:
                 texts = {number: self.table[number].text[self.table[number].at :] for number in numbers}
-                length = _common_length(min(texts.values()), max(texts.values()))
+                alike_up_to = zip(min(texts.values()), max(texts.values()), strict=False)
+                length = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], alike_up_to))
                 length = min(length, *(len(text) - 1 for text in texts.values()))
                 if length > 1:
                     found.difference_update(numbers)
@@ -235,7 +211,7 @@ class Positions:
         return frozenset(found)
 
     def _split_continuation(self, texts: dict[int, str], at: int) -> int:
-        """The continuation that begins with all the texts from `at` on, by their positions."""
+        """The continuation that begins with any of `texts`, which are by position, from index `at` on."""
         rest = {self._text(literal[at:], 0, self.table[number].after) for number, literal in texts.items()}
         key = frozenset(rest)
         number = self._split_number.get(key)
@@ -247,20 +223,17 @@ class Positions:
         return number
 
     def after_char(self, number: int) -> frozenset[int]:
-        """The positions after a character of position `number`, which is no call."""
+        """The positions after one character at position `number`, which must not be a call."""
         position = self.table[number]
         if position.at + 1 < len(position.text):
             return frozenset((self._text(position.text, position.at + 1, position.after),))
         return self.linked(self.closure(position.after))
 
     def first(self, rule: str) -> int:
-        """A mask of the bytes that texts of `rule` begin with."""
-        if rule not in self._first:
-            self._find_first(rule)
-        return self._first[rule]
-
-    def _find_first(self, rule: str) -> None:
-        # All rules that can come first, then their masks until nothing changes.
+        """The first bytes of the texts of `rule`, as a mask of 256 bits."""
+        if rule in self._first:
+            return self._first[rule]
+        # A fixed point over all rules that `rule` can begin with.
         parts: dict[str, tuple[int, set[str]]] = {}
         queue = [rule]
         for name in queue:
@@ -279,9 +252,10 @@ class Positions:
                     masks[name] = mask
                     changed = True
         self._first.update(masks)
+        return self._first[rule]
 
     def _first_parts(self, expression: Expression) -> tuple[int, set[str]]:
-        """The first bytes that `expression` has itself, and the rules that it may begin with."""
+        """The first bytes of `expression` itself, and the rules that it may begin with."""
         mask = 0
         rules: set[str] = set()
         stack = [expression]
@@ -293,7 +267,7 @@ class Positions:
                     mask |= 1 << first_byte(literal[0])
                 case Alt(options):
                     stack += options
-                case Repeat(item, _, _) | Fresh(item):
+                case Repeat(item, _, _) | UniqueItem(item):
                     stack.append(item)
                 case Call(rule):
                     rules.add(rule)
@@ -323,7 +297,8 @@ class Positions:
         return number
 
     def _collect(self, expression: Expression, after: int, found: set[int]) -> None:
-        """Add where texts of `expression` that are not empty begin, if `after` comes after them."""
+        """Add to `found` the positions where texts of `expression`, not the empty one, begin before
+        `after`."""
         stack = [(expression, after)]
         seen: set[tuple[str, int]] = set()
         while stack:
@@ -348,8 +323,8 @@ class Positions:
                         stack.append((self.rules[rule], after))
                     else:
                         found |= self.linked(self.closure(whole))
-            elif kind is Fresh:
-                found.add(self._call(self._fresh_rule(expression.item), after))  # type: ignore[union-attr]
+            elif kind is UniqueItem:
+                found.add(self._call(self._item_rule(expression.item), after))  # type: ignore[union-attr]
             elif kind is Repeat:
                 item, low, high = expression.item, expression.low, expression.high  # type: ignore[union-attr]
                 rest = repeat(item, max(0, low - 1), None if high is None else high - 1)
@@ -360,7 +335,7 @@ class Positions:
     def _collect_sequence(
         self, parts: tuple[Expression, ...], after: int, stack: list[tuple[Expression, int]]
     ) -> None:
-        # The parts that may come first are those up to the first one that is not nullable.
+        # Only the parts up to the first one that is not nullable can come first.
         last = 0
         while last < len(parts) and self._is_nullable(parts[last]):
             last += 1
@@ -370,23 +345,21 @@ class Positions:
             after = self._continuation(parts[i], after)
 
     def _shared_item(self, item: Expression) -> Expression:
-        """`item` with its large options called."""
+        """`item` with its large options as calls of one shared rule."""
         known = self._shared.get(item)
         if known is None:
             options = item.options if isinstance(item, Alt) else (item,)
             if isinstance(item, Call) and item.rule not in self._called and size(self.rules[item.rule]) > 1:
                 large: list[Expression] = [item]
             else:
-                large = [o for o in options if not isinstance(o, Chars | Call) and not holds_fresh(o)]
+                large = [o for o in options if not isinstance(o, Chars | Call) and not has_unique_items(o)]
             known = item
-            if sum(map(self._size, large)) >= SHARED_SIZE:
+            bodies = [self.rules[o.rule] if isinstance(o, Call) else o for o in large]
+            if sum(map(size, bodies)) >= SHARED_SIZE:
                 small = [option for option in options if option not in large]
                 known = alt(*small, self._define(alt(*large)))
             self._shared[item] = known
         return known
-
-    def _size(self, expression: Expression) -> int:
-        return size(self.rules[expression.rule] if isinstance(expression, Call) else expression)
 
     def _define(self, body: Expression) -> Call:
         call = Call(f"shared {len(self.rules)}")
@@ -396,9 +369,9 @@ class Positions:
             self._nullable_rules.add(call.rule)
         return call
 
-    def _fresh_rule(self, item: Expression) -> str:
-        name = f"fresh {hash(item):x}"
-        while self.fresh.setdefault(name, item) != item:
+    def _item_rule(self, item: Expression) -> str:
+        name = f"unique item {hash(item):x}"
+        while self.item_rules.setdefault(name, item) != item:
             name += "'"
         if name not in self.rules:
             if self._is_nullable(item):
@@ -410,30 +383,17 @@ class Positions:
     def _text(self, literal: str, at: int, after: int) -> int:
         if at and len(literal) - at <= JOINED_TEXT:
             literal, at = literal[at:], 0
-        key = (literal, at, after)
-        number = self._position_number.get(key)
-        if number is None:
-            number = self._position_number[key] = len(self.table)
-            self.table.append(Position(None, literal, at, "", after))
-        return number
+        return self._numbered((literal, at, after), Position(None, literal, at, "", after))
 
     def _chars(self, ranges: Ranges, after: int) -> int:
-        key = (ranges, -1, after)
-        number = self._position_number.get(key)
-        if number is None:
-            number = self._position_number[key] = len(self.table)
-            self.table.append(Position(char_set(ranges), "", 0, "", after))
-        return number
+        return self._numbered((ranges, -1, after), Position(char_set(ranges), "", 0, "", after))
 
     def _call(self, rule: str, after: int) -> int:
-        key = (rule, -2, after)
+        return self._numbered((rule, -2, after), Position(None, "", 0, rule, after))
+
+    def _numbered(self, key: tuple[object, int, int], position: Position) -> int:
         number = self._position_number.get(key)
         if number is None:
             number = self._position_number[key] = len(self.table)
-            self.table.append(Position(None, "", 0, rule, after))
+            self.table.append(position)
         return number
-
-
-def _common_length(a: str, b: str) -> int:
-    shorter = min(len(a), len(b))
-    return next((i for i in range(shorter) if a[i] != b[i]), shorter)

@@ -1,30 +1,27 @@
-"""Leaves out the states of a pushdown automaton that are dead or not reached, and joins equal ones."""
+"""Removes the states of a pushdown automaton that are dead or unreachable, and merges equal ones."""
 
 from __future__ import annotations
 
 import numba
 import numpy as np
 
-from ramify.grammar.automaton.byte_edges import Edges
+from ramify.grammar.automaton.byte_edges import EDGES, Edges
 from ramify.grammar.automaton.costs import UNREACHABLE
-
-_INTS = numba.types.Array(numba.int32, 1, "C", readonly=True)
-_BYTES = numba.types.Array(numba.uint8, 1, "C", readonly=True)
-_BOOLS = numba.types.Array(numba.boolean, 1, "C", readonly=True)
+from ramify.grammar.automaton.numba_types import BOOLS, INTS
 
 
 def pruned(edges: Edges, length: np.ndarray) -> Edges:
-    """`edges` without what is of no use.
+    """`edges` without dead, unreachable and duplicate states; the start remains state 0.
 
-    `length`: distances to the end, from `costs.shortest`. State 0 must be alive.
+    `length` is the distances to the end, from `costs.shortest`. The end must be reachable from state 0.
     """
     alive = length < UNREACHABLE
     into = np.where(edges.target < 0, ~edges.target, edges.target)
     useful = alive[into] & (alive[edges.push] | (edges.push < 0))
     useful &= np.repeat(alive, np.diff(edges.offsets))
     order = np.argsort(length, kind="stable").astype(np.int32)
-    same = _joined(*edges[:6], edges.fresh, useful, order[alive[order]])
-    reached = _reached(edges.offsets, edges.target, edges.push, useful, same)
+    same = _merged(edges, useful, order[alive[order]])
+    reached = _reached(edges, useful, same)
     kept = np.flatnonzero(reached).astype(np.int32)
     if kept[0] != same[0]:  # the start comes first
         kept = np.concatenate([same[:1], kept[kept != same[0]]])
@@ -62,21 +59,21 @@ def _renumbered(
         plain[kept],
         number[sources[known]],
         number[targets[known]],
-        edges.fresh[kept],
+        edges.after_item[kept],
     )
 
 
 def _counting(degrees: np.ndarray) -> np.ndarray:
-    """0, 1, … for each of the degrees, one after the other."""
+    """0, 1, …, d - 1 for each degree d, in one array."""
     ends = np.cumsum(degrees)
     counted: np.ndarray = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - degrees, degrees)
     return counted
 
 
-@numba.njit(numba.boolean[::1](_INTS, _INTS, _INTS, _BOOLS, _INTS), cache=True, nogil=True)
-def _reached(
-    offsets: np.ndarray, target: np.ndarray, push: np.ndarray, useful: np.ndarray, same: np.ndarray
-) -> np.ndarray:
+@numba.njit((EDGES, BOOLS, INTS), cache=True, nogil=True)
+def _reached(edges: Edges, useful: np.ndarray, same: np.ndarray) -> np.ndarray:
+    """(states,) bool: reachable from the start over `useful` edges, by the representatives in `same`."""
+    offsets, target, push = edges.offsets, edges.target, edges.push
     reached = np.zeros(same.size, np.bool_)
     queue = np.empty(same.size, np.int32)
     queue[0] = same[0]
@@ -99,7 +96,8 @@ def _reached(
 
 @numba.njit(cache=True)
 def _mapped(encoded: int, same: np.ndarray, state: int) -> int:
-    """A target or a pushed state by its representative; a state's own number is the same for all."""
+    """A target or a pushed state as its representative; a loop to `state` itself compares as equal in all
+    states."""
     if encoded == state:
         return -(1 << 31) + 1
     return int(same[encoded]) if encoded >= 0 else ~int(same[~encoded])
@@ -110,20 +108,15 @@ def _mapped_push(push: int, same: np.ndarray, state: int) -> int:
     return -1 if push < 0 else _mapped(push, same, state)
 
 
-@numba.njit((_INTS, _BYTES, _BYTES, _INTS, _INTS, _BOOLS, _BOOLS, _BOOLS, _INTS), cache=True, nogil=True)
-def _joined(
-    offsets: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    target: np.ndarray,
-    push: np.ndarray,
-    final: np.ndarray,
-    fresh: np.ndarray,
-    useful: np.ndarray,
-    order: np.ndarray,
-) -> np.ndarray:
-    """For each state the first one that has the same edges. In the order of their distance from the end
-    most targets have been joined before, so that two rounds find nearly all that are equal."""
+@numba.njit((EDGES, BOOLS, INTS), cache=True, nogil=True)
+def _merged(graph: Edges, useful: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """(states,) int32: the representative of each state, the first one with equal edges.
+
+    `order` is the live states by their distance from the end. In that order most targets have been merged
+    before the states that lead to them, so that two rounds find nearly all equal states.
+    """
+    offsets, low, high, target, push = graph.offsets, graph.low, graph.high, graph.target, graph.push
+    final, after_item = graph.final, graph.after_item
     states = final.size
     same = np.arange(states, dtype=np.int32)
     room = 16
@@ -132,7 +125,7 @@ def _joined(
     for _ in range(2):
         table = np.full(room, -1, np.int32)
         for state in order:
-            code = np.uint64(final[state]) + np.uint64(2) * np.uint64(fresh[state])
+            code = np.uint64(final[state]) + np.uint64(2) * np.uint64(after_item[state])
             for edge in range(offsets[state], offsets[state + 1]):
                 if useful[edge]:
                     for part in (
@@ -145,7 +138,7 @@ def _joined(
             slot = np.int64(code % np.uint64(room))
             while table[slot] >= 0:
                 other = table[slot]
-                equal = final[state] == final[other] and fresh[state] == fresh[other]
+                equal = final[state] == final[other] and after_item[state] == after_item[other]
                 a, b = offsets[state], offsets[other]
                 while equal:
                     while a < offsets[state + 1] and not useful[a]:

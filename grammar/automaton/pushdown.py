@@ -1,37 +1,45 @@
-"""Deterministic pushdown automata over bytes, packed into arrays.
+"""Pushdown automata over bytes, packed into arrays.
 
-A configuration is a state and a stack of states to return to. State 0 with an empty stack is the start;
-a text is complete in a final state with final states alone on the stack. The edges of state s are
-``[offsets[s], offsets[s + 1])``, sorted and disjoint. On a byte in ``[low[e], high[e]]``, edge e pushes
-``push[e]``, if it is not -1; then it reads the byte and leads to ``target[e]``, or, where that is
-negative, the byte is read from state ``~target[e]`` on. Where a state has no edge for the byte and is
-final, the state on top of the stack is popped and the byte is read from there on; nowhere could both be
-done, so there is never a choice. From every state the end can be reached.
+A *configuration* is a state and a stack of states to return to. The start is state 0 with an empty stack. A
+text is complete in a final state when the stack holds final states only.
 
-Where `forks` is set, edges overlap and a final state may have an edge for the same byte: all of these are
-ways to read on, and a text may have several configurations.
+The edges of state s are ``[offsets[s], offsets[s + 1])``, sorted by byte. Edge e applies to the bytes
+``low[e]`` to ``high[e]``:
 
-What else is known of each state: `run`, `run_kind` and `run_cost` are for whole groups of tokens
-(`runs`), `cost` and `token` for the shortest completion (`costs`).
+    push[e] >= 0       push that state first
+    target[e] >= 0     read the byte, and go to state target[e]
+    target[e] < 0      go to state ~target[e] without reading: the start of a called rule
+
+A final state returns where no edge applies: it pops the stack and reads the byte from the state popped.
+
+A deterministic automaton has disjoint edges, and a final state that has an edge for a byte never needs to
+return on that byte. In a nondeterministic automaton (`nondeterministic`) edges may overlap, every edge and
+every return is taken, and one text may have several configurations. From every state the end can be reached
+in both.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from typing import NamedTuple
+
 import msgspec
 import numpy as np
 
+from ramify.grammar.automaton.numba_types import array_dtypes
 from ramify.messages import Unenforced
 
 ENDLESS = 255
-"""`run` where any number of characters may come."""
+"""`Arrays.run` of a state after which any number of characters may come."""
 
 
-class FreshItems(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of each state where texts must be fresh (`rules.expression.Fresh`).
+class UniqueItems(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of each state where items must be unique (`rules.expression.UniqueItem`).
 
-    `need`: fresh texts that must still be read before the rule ends. `item`: the state in which these begin,
-    or -1. `words`: how many texts lead from the state to the end of its rule. `lengths`, by the state in
-    which fresh texts begin: pairs of a length in bytes and of how many texts there are up to it.
+    need       by state, the unique items that must still be read before the rule ends
+    item       by state, the start state of those items, or -1
+    words      by state, the number of texts from there to the end of its rule
+    lengths    by start state of an item: pairs of a length in bytes and the number of items up to that length
     """
 
     need: list[int]
@@ -40,40 +48,18 @@ class FreshItems(msgspec.Struct, frozen=True, array_like=True):
     lengths: dict[int, list[tuple[int, int]]]
 
 
-class Frames:
-    """The arrays of an automaton.
+class Arrays(NamedTuple):
+    """`offsets` is (states + 1,); `low`, `high`, `target` and `push` are (edges,); all others are (states,).
 
-    By edge, (edges,): `low` and `high` uint8, `target` and `push` int32. `offsets` (states + 1,) int32.
-    By state, (states,):
-
-        final          bool
-        cost           int32, tokens that suffice up to the end of the rule
-        token          int32, the first of these; -1 where the cost is 0
-        run            uint8, how many characters of a kind may come next, whichever they are
-        run_kind       uint8, that kind
-        run_cost       int32, an upper bound of the cost after such characters
-        fresh          bool, the state follows a text that must be fresh
-        before_fresh   bool, such a text may still come in the same rule
-
-    `items` says more of fresh texts, if there are any. `most_pushed`: states that are pushed for one byte at
-    most.
+    final          the rule may end here
+    run            number of characters of one kind that may come next, whichever they are (`runs`)
+    run_kind       that kind, an index into `runs.KINDS`
+    run_cost       upper bound of `cost` after such characters
+    cost           tokens of the shortest completion of the rule (`costs`)
+    token          the first of these tokens; -1 where the cost is 0
+    after_item     a unique item has just ended
+    before_item    a unique item may still come in the same rule
     """
-
-    FIELDS = (
-        ("offsets", np.int32),
-        ("low", np.uint8),
-        ("high", np.uint8),
-        ("target", np.int32),
-        ("push", np.int32),
-        ("final", np.bool_),
-        ("run", np.uint8),
-        ("run_kind", np.uint8),
-        ("cost", np.int32),
-        ("token", np.int32),
-        ("run_cost", np.int32),
-        ("fresh", np.bool_),
-        ("before_fresh", np.bool_),
-    )
 
     offsets: np.ndarray
     low: np.ndarray
@@ -83,53 +69,51 @@ class Frames:
     final: np.ndarray
     run: np.ndarray
     run_kind: np.ndarray
+    run_cost: np.ndarray
     cost: np.ndarray
     token: np.ndarray
-    run_cost: np.ndarray
-    fresh: np.ndarray
-    before_fresh: np.ndarray
+    after_item: np.ndarray
+    before_item: np.ndarray
 
-    def __init__(
-        self,
-        arrays: dict[str, np.ndarray],
-        most_pushed: int,
-        items: FreshItems | None = None,
-        forks: bool = False,
-        unenforced: tuple[Unenforced, ...] = (),
-    ) -> None:
-        for name, _ in self.FIELDS:
-            setattr(self, name, arrays[name])
-        self.most_pushed = most_pushed
-        self.items = items
-        self.forks = forks
-        self.unenforced = unenforced
+
+DTYPES = array_dtypes(
+    Arrays, uint8=("low", "high", "run", "run_kind"), flags=("final", "after_item", "before_item")
+)
+"""Types of `Arrays`, by name."""
+
+
+@dataclasses.dataclass(slots=True)
+class PushdownAutomaton:
+    """`items` is None where no items must be unique. `most_pushed`: most states pushed for one byte."""
+
+    arrays: Arrays
+    most_pushed: int
+    items: UniqueItems | None = None
+    nondeterministic: bool = False
+    unenforced: tuple[Unenforced, ...] = ()
 
     @property
     def states(self) -> int:
-        return len(self.final)
+        return len(self.arrays.final)
 
     @property
     def nbytes(self) -> int:
-        return sum(getattr(self, name).nbytes for name, _ in self.FIELDS)
+        return sum(array.nbytes for array in self.arrays)
 
     def to_bytes(self) -> bytes:
-        packed = [getattr(self, name).astype(kind, copy=False).tobytes() for name, kind in self.FIELDS]
-        return msgspec.msgpack.encode(
-            _Packed(packed, self.most_pushed, self.items, self.forks, self.unenforced)
-        )
+        packed = [
+            array.astype(DTYPES[name], copy=False).tobytes()
+            for name, array in zip(Arrays._fields, self.arrays, strict=True)
+        ]
+        others = (self.most_pushed, self.items, self.nondeterministic, self.unenforced)
+        return msgspec.msgpack.encode((packed, *others))
 
     @staticmethod
-    def from_bytes(data: bytes) -> Frames:
-        packed, *others = msgspec.structs.astuple(msgspec.msgpack.decode(data, type=_Packed))
-        arrays: dict[str, np.ndarray] = {
-            name: np.frombuffer(raw, kind) for (name, kind), raw in zip(Frames.FIELDS, packed, strict=True)
-        }
-        return Frames(arrays, *others)
+    def from_bytes(data: bytes) -> PushdownAutomaton:
+        """The automaton that `to_bytes` packed; its arrays are read-only views of `data`."""
+        packed, *others = msgspec.msgpack.decode(data, type=_Packed)
+        arrays = (np.frombuffer(raw, DTYPES[name]) for name, raw in zip(Arrays._fields, packed, strict=True))
+        return PushdownAutomaton(Arrays(*arrays), *others)
 
 
-class _Packed(msgspec.Struct, array_like=True):
-    arrays: list[bytes]
-    most_pushed: int
-    items: FreshItems | None
-    forks: bool
-    unenforced: tuple[Unenforced, ...]
+_Packed = tuple[list[bytes], int, UniqueItems | None, bool, tuple[Unenforced, ...]]

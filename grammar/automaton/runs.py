@@ -1,8 +1,7 @@
-"""Runs: how many characters of a kind may come from each state on, whichever they are.
+"""Runs: how many characters of one kind may come from each state on, whichever they are.
 
-Inside a JSON string nearly all tokens are allowed, and walking them all would be slow. Where any n characters
-of a kind may come, all tokens of up to n such characters are allowed together, from a mask made once
-(`token_trie`).
+Inside a JSON string any number of plain characters may come; in ``[a-z]{3,8}`` eight lower-case letters may
+come from the first state on, seven from the second. `token_trie` allows all tokens within a run together.
 """
 
 from __future__ import annotations
@@ -10,27 +9,24 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from ramify.grammar.automaton.byte_edges import PLAIN, Edges
+from ramify.grammar.automaton.byte_edges import EDGES, PLAIN, Edges
+from ramify.grammar.automaton.numba_types import BOOLS, BYTES, INTS
 from ramify.grammar.automaton.pushdown import ENDLESS
-
-_INTS = numba.types.Array(numba.int32, 1, "C", readonly=True)
-_BYTES = numba.types.Array(numba.uint8, 1, "C", readonly=True)
-_BOOLS = numba.types.Array(numba.boolean, 1, "C", readonly=True)
 
 NOT_PLAIN = frozenset(
     chr(point) for point in range(0x3000) if not any(low <= point <= high for low, high in PLAIN)
 )
 
 KINDS = ("plain", "alphanumeric", "lower case")
-"""The kinds of characters, each of them among those of the kind before: plain ones (`byte_edges.PLAIN`),
-ASCII letters and digits, and lower-case ASCII letters."""
+"""Kinds of characters, each a subset of the one before: plain characters (`byte_edges.PLAIN`), ASCII letters
+and digits, lower-case ASCII letters."""
 
 _ALPHANUMERIC = np.frombuffer(bytes(byte for byte in range(0x80) if chr(byte).isalnum()), np.uint8)
 _LOWER = np.frombuffer(bytes(range(0x61, 0x7B)), np.uint8)
 
 
 def kind_lengths(text: bytes) -> tuple[int, int, int]:
-    """For each kind how many characters `text` has, if it has no others; else, or beyond 254, 255."""
+    """By kind, the number of characters of `text`; 255 if it has others, or more than 254."""
     try:
         characters = text.decode()
     except UnicodeDecodeError:
@@ -44,7 +40,7 @@ def kind_lengths(text: bytes) -> tuple[int, int, int]:
 
 
 def runs(edges: Edges, cost: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`run`, `run_kind` and `run_cost` of `Frames`: of the first kind that may come at all."""
+    """`run`, `run_kind` and `run_cost` of `pushdown.Arrays`, for the first kind that has a run."""
     count = len(edges.final)
     run = np.zeros(count, np.uint8)
     kind = np.zeros(count, np.uint8)
@@ -54,9 +50,7 @@ def runs(edges: Edges, cost: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
             covered, source, target = edges.plain, edges.plain_source, edges.plain_target
         else:
             members = _ALPHANUMERIC if i == 1 else _LOWER
-            covered, source, target = _steps(
-                edges.offsets, edges.low, edges.high, edges.target, edges.push, members
-            )
+            covered, source, target = _steps(edges, members)
         if not covered.any():
             continue
         order = np.argsort(-cost, kind="stable").astype(np.int32)
@@ -66,16 +60,11 @@ def runs(edges: Edges, cost: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
     return run, kind, run_cost
 
 
-@numba.njit((_INTS, _BYTES, _BYTES, _INTS, _INTS, _BYTES), cache=True, nogil=True)
-def _steps(
-    offsets: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    target: np.ndarray,
-    push: np.ndarray,
-    members: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Whether each state reads all of `members`, ASCII, without a call; and from where to where they lead."""
+@numba.njit((EDGES, BYTES), cache=True, nogil=True)
+def _steps(edges: Edges, members: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(states,) bool: the state reads all of `members`, ASCII, without a call; and the steps of those states
+    on members, as their sources and targets."""
+    offsets, low, high, target, push = edges.offsets, edges.low, edges.high, edges.target, edges.push
     covered = np.zeros(offsets.size - 1, np.bool_)
     source = np.empty(target.size, np.int32)
     after = np.empty(target.size, np.int32)
@@ -101,11 +90,11 @@ def _steps(
     return covered, source[:found].copy(), after[:found].copy()
 
 
-@numba.njit((_BOOLS, _INTS, _INTS, _INTS, _INTS), cache=True, nogil=True)
+@numba.njit((BOOLS, INTS, INTS, INTS, INTS), cache=True, nogil=True)
 def _lengths(
     covered: np.ndarray, source: np.ndarray, target: np.ndarray, cost: np.ndarray, order: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The run of each state, and the largest cost after any part of it or beyond; `order` has the states
+    """(states,): the run of each state, and the largest cost after any part of the run; `order` is the states
     by their cost, the largest first."""
     states = covered.size
     begin = np.zeros(states + 1, np.int64)
@@ -118,7 +107,7 @@ def _lengths(
     for i in range(target.size):
         sources[filled[target[i]]] = source[i]
         filled[target[i]] += 1
-    # How far the next state is where not all may come: breadth first, from there backwards.
+    # The distance to the next state that is not covered: breadth first, backwards from those states.
     run = np.full(states, ENDLESS, np.uint8)
     queue = np.empty(states, np.int32)
     count = 0

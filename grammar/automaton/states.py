@@ -1,11 +1,15 @@
-"""The states of a pushdown automaton over characters: subset construction that may call rules.
+"""The states of a pushdown automaton over characters, by subset construction with calls.
 
-A state is a set of positions. Where the characters that a called rule begins with are begun by nothing
-else, there is a call: the rule is read from its own start state, and then the state of what follows.
-Elsewhere the rule is unfolded: read in its caller's place, one level of calls deep. A rule ends where a
-character comes that it cannot go on with; where it could go on with what follows it, it is unfolded as
-well. So there is never a choice: one state and one stack at a time. With `forks` recursive rules, and
-those with texts that must differ, are always called, and there may be a choice.
+A state is a set of positions. Where the first bytes of a called rule are distinct from those of everything
+else in the state, there is a call: the rule is read from its own start state, and then the state after the
+call. Elsewhere the rule is inlined by one level of calls. A rule ends at a character that it cannot go on
+with; where that character could also follow the rule, the rule is inlined as well. So one state and one stack
+suffice: the automaton is deterministic. With `nondeterministic`, recursive rules and rules with unique items
+are always called instead.
+
+With ``root ::= "x" | list`` and ``list ::= "[" list "]" | "y"``, state 0 reads "x" and calls `list` on "["
+and "y". With ``root ::= "[x" | list`` both begin with "[": `list` is inlined in state 0, and "[" leads to a
+state that reads "x" or calls `list`.
 """
 
 from __future__ import annotations
@@ -14,20 +18,22 @@ import itertools
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from ramify.grammar.automaton.positions import END, MARK, Position, Positions, TooLarge, first_byte
+from ramify.grammar.automaton.char_sets import first_byte
+from ramify.grammar.automaton.positions import END, MARK, Position, Positions, TooLarge
 from ramify.grammar.rules.expression import Ranges, normal_ranges
 
-MOST_UNFOLDED = 100
-"""Calls are unfolded so deep in one state; beyond it a rule begins with itself."""
+MOST_INLINED = 100
+"""Most levels of calls that are inlined in one state: a rule that needs more begins with a call of itself."""
 
 MOST_POSITIONS = 150_000
 POSITIONS_PER_STATE = 3
-"""Most positions of all states: where alternatives are read at the same time for long they grow and grow,
-though states have but a few in the mean."""
+"""Most positions in all states together, plus POSITIONS_PER_STATE for each state allowed. States have few
+positions on average, but alternatives that are read side by side for long let their number grow without
+end."""
 
 
 class CharEdge(NamedTuple):
-    """Leads to `target` on a character of the mask `ascii` (128 bits) or of the ranges `high`."""
+    """Leads to `target` on a character in the mask `ascii` (128 bits) or in the ranges `high`."""
 
     ascii: int
     high: Ranges
@@ -35,7 +41,7 @@ class CharEdge(NamedTuple):
 
 
 class CallEdge(NamedTuple):
-    """A call: on a byte of the mask `first` (256 bits) push `after` and read the byte from `start`."""
+    """On a first byte in the mask `first` (256 bits), push `after` and read the byte from `start`."""
 
     first: int
     start: int
@@ -44,31 +50,33 @@ class CallEdge(NamedTuple):
 
 
 class States:
-    """All states that are reached from the rule `root`; state 0 is its start. `edges[s]`, `calls[s]` and
-    `final[s]` belong to state s; `fresh[s]`: it follows a `Fresh`.
+    """All states that are reachable from the start of the rule `root`, which is state 0.
 
-    Raises `TooLarge` beyond `most_states`.
+    `edges[s]`, `calls[s]` and `final[s]` belong to state s; `after_item[s]` says that a unique item has just
+    ended. Raises `TooLarge` beyond `most_states`.
     """
 
-    def __init__(self, positions: Positions, root: str, most_states: int, forks: bool = False) -> None:
+    def __init__(
+        self, positions: Positions, root: str, most_states: int, nondeterministic: bool = False
+    ) -> None:
         self._positions = positions
-        self._forks = forks
+        self._nondeterministic = nondeterministic
         self._most_states = most_states
         self._positions_left = MOST_POSITIONS + POSITIONS_PER_STATE * most_states
         self._number: dict[frozenset[int], int] = {}
         self._keys: list[frozenset[int]] = []
-        self._unfold: dict[int, set[str]] = {}
+        self._inline: dict[int, set[str]] = {}
         self._expanded: set[int] = set()
         self.edges: list[list[CharEdge]] = []
         self.calls: list[list[CallEdge]] = []
         self.final: list[bool] = []
-        self.fresh: list[bool] = []
+        self.after_item: list[bool] = []
         self._state(positions.start(root))
         self._expand_from(0)
         while conflicts := self._conflicts():
             before = len(self._keys)
             for state, rule in conflicts:
-                self._unfold.setdefault(state, set()).add(rule)
+                self._inline.setdefault(state, set()).add(rule)
             for state in {state for state, _ in conflicts}:
                 self._expand(state)
             self._expand_from(before)
@@ -81,7 +89,7 @@ class States:
                 raise TooLarge
             self._keys.append(key)
             self.final.append(END in key)
-            self.fresh.append(MARK in key)
+            self.after_item.append(MARK in key)
             self.edges.append([])
             self.calls.append([])
         return number
@@ -117,7 +125,7 @@ class States:
         self.edges[state] = self._char_edges(parts, linked)
 
     def _linked_state(self, key: frozenset[int]) -> int | None:
-        """The state of `key`, if it leads on by characters alone."""
+        """The state of `key`, or None if it calls rules."""
         state = self._state(key)
         if state not in self._expanded:
             self._expand(state)
@@ -125,7 +133,7 @@ class States:
 
     def _after_call(self, rule: str, afters: list[int]) -> frozenset[int]:
         after = self._positions.union([self._positions.closure(after) for after in afters])
-        return after | {MARK} if rule in self._positions.fresh else after
+        return after | {MARK} if rule in self._positions.item_rules else after
 
     def _text_edge(self, number: int, position: Position) -> CharEdge:
         char = ord(position.text[position.at])
@@ -135,17 +143,19 @@ class States:
     def _without_conflicts(
         self, state: int, key: frozenset[int]
     ) -> tuple[list[int], dict[str, list[int]], dict[int, None]]:
-        """The positions of characters in `key`, and its calls, by rule the continuations after them, those
-        unfolded that are not told apart by their first bytes. And states whose edges are to be joined with
-        those: they are what is linked."""
+        """The contents of `key` with calls inlined until first bytes tell the rest apart.
+
+        Returns the positions of characters; the continuations of the calls that remain, by rule; and the
+        states of linked positions, whose edges are to be joined with those of the positions.
+        """
         table = self._positions.table
-        always = self._unfold.get(state, ())
+        always = self._inline.get(state, ())
         parts: dict[int, None] = {}
         calls: dict[str, list[int]] = {}
         linked: dict[int, None] = {}
         first = 0
         pending = list(key)
-        for _ in range(MOST_UNFOLDED):
+        for _ in range(MOST_INLINED):
             self._positions_left -= len(pending)
             if self._positions_left < 0:
                 break
@@ -175,7 +185,8 @@ class States:
             doubtful = [
                 rule
                 for rule in calls
-                if not self._is_forked(rule) and (rule in always or twice & self._positions.first(rule))
+                if not self._is_always_called(rule)
+                and (rule in always or twice & self._positions.first(rule))
             ]
             if not doubtful:
                 return list(parts), calls, linked
@@ -183,17 +194,17 @@ class States:
                 number
                 for rule in doubtful
                 for after in calls.pop(rule)
-                for number in self._positions.unfolded(rule, after)
+                for number in self._positions.inlined(rule, after)
             ]
         raise TooLarge
 
-    def _is_forked(self, rule: str) -> bool:
-        """It is called, whatever else may be read there."""
-        return self._forks and self._positions.is_called_always(rule)
+    def _is_always_called(self, rule: str) -> bool:
+        """`rule` is called whatever else may be read there."""
+        return self._nondeterministic and self._positions.is_called_always(rule)
 
     def _char_edges(self, parts: list[int], linked: Collection[int]) -> list[CharEdge]:
-        """What comes after each character of the positions `parts`, of none of them a call, and of the
-        states `linked`."""
+        """The edges for the positions `parts`, none of them a call, and for the edges of the states
+        `linked`."""
         positions = self._positions
         ascii_parts: list[tuple[int, frozenset[int]]] = []
         high_parts: list[tuple[Ranges, frozenset[int]]] = []
@@ -216,7 +227,7 @@ class States:
             ascii_parts += [(mask, positions.union(afters)) for mask, afters in ascii_classes]
             edges = [[(edge, positions.linked(self._keys[edge.target])) for edge in self.edges[beside]]
                      for beside in linked]  # fmt: skip
-            # The many edges of a linked state are disjoint already.
+            # The edges of a linked state, often many, are disjoint already.
             ascii_classes = [(edge.ascii, [after]) for edge, after in edges[0] if edge.ascii]
             ascii_parts += [(edge.ascii, after) for row in edges[1:] for edge, after in row if edge.ascii]
             high_parts += [(edge.high, after) for row in edges for edge, after in row if edge.high]
@@ -242,7 +253,7 @@ class States:
     # --- ends -------------------------------------------------------------------------------------
 
     def _conflicts(self) -> list[tuple[int, str]]:
-        """(state, rule) of the calls where it is not clear whether the rule goes on or has ended."""
+        """(state, rule) of each call that a next byte could both continue and follow."""
         going_on = self._going_on()
         if not going_on:
             return []
@@ -250,12 +261,12 @@ class States:
             (state, call.rule)
             for state, calls in enumerate(self.calls)
             for call in calls
-            if not self._is_forked(call.rule) and going_on.get(call.start, 0) & self._first(call.after)
+            if not self._is_always_called(call.rule) and going_on.get(call.start, 0) & self._first(call.after)
         ]
 
     def _going_on(self) -> dict[int, int]:
-        """For states from which the end of the rule is reached where it could go on as well: a mask of
-        the bytes it could go on with."""
+        """By state from which a final state that can read on is reachable, the mask of bytes that it can
+        read."""
         found = {
             state: self._first(state)
             for state, ends in enumerate(self.final)
@@ -310,7 +321,7 @@ def _lead_bytes(low: int, high: int) -> int:
 def _refined(
     disjoint: list[tuple[int, list[frozenset[int]]]], parts: list[tuple[int, frozenset[int]]]
 ) -> list[tuple[int, list[frozenset[int]]]]:
-    """Disjoint masks and what follows each: those of `disjoint`, which are so, and of `parts`."""
+    """Disjoint masks, each with all that follows it, from `disjoint`, already disjoint masks, and `parts`."""
     classes = disjoint
     for mask, after in parts:
         split: list[tuple[int, list[frozenset[int]]]] = []
@@ -330,7 +341,7 @@ def _refined(
 
 
 def _swept(parts: list[tuple[Ranges, frozenset[int]]]) -> list[tuple[Ranges, list[frozenset[int]]]]:
-    """The same for ranges."""
+    """Disjoint ranges, each with all that follows it, by a sweep over the ends of the ranges in `parts`."""
     if len(parts) < 2:
         return [(ranges, [after]) for ranges, after in parts]
     opening: dict[int, list[int]] = {}

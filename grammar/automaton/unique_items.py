@@ -1,8 +1,12 @@
-"""What is known beforehand of texts that must be fresh (`expression.Fresh`).
+"""What is known at compile time of unique items (`expression.UniqueItem`).
 
-A *holder* is a rule that has such texts. While it is read, the texts that were used so far are kept; a
-further one may be any other. How many there are, and how long the shortest ones, says whether there
-will be enough of them, and what a completion costs.
+An *array rule* is a rule with unique items. While it is read, the matcher keeps the items used so far. The
+number of possible items says whether enough unused ones remain; the lengths of the shortest items bound what
+a completion costs.
+
+The items ``"a" | "b" | "aa"`` have 3 words, and the lengths (1 byte, 2 items) and (2 bytes, 3 items). If one
+item is used, two more cost at most one token beyond two of the shortest: at worst the used item is one of
+length 1, and the second new item has 2 bytes.
 """
 
 from __future__ import annotations
@@ -15,35 +19,41 @@ import numpy as np
 from ramify.grammar.automaton.byte_edges import Edges
 from ramify.grammar.automaton.costs import UNREACHABLE
 from ramify.grammar.automaton.positions import TooLarge
-from ramify.grammar.automaton.pushdown import FreshItems
+from ramify.grammar.automaton.pushdown import UniqueItems
 
 ENDLESS_WORDS = 1 << 30
-"""Number of texts where there are so many or more."""
+"""Stands for this number of texts and all above it."""
 
 COUNTED_WORDS = 4096
 COUNTED_LENGTHS = 256
-"""The texts of an item are counted by their length until there are so many, or so many lengths."""
+"""The items of an array are counted by length up to this number of items, or of lengths."""
 
 
-class FreshTables(NamedTuple):
-    """`before` (states,) bool: a fresh text may still be read before the rule ends. `extra` (states,) int32:
-    what a completion costs beyond its tokens, were nothing used. `words_missing`: there are never enough."""
+class UniqueItemTables(NamedTuple):
+    """before          (states,) bool: a unique item may still be read before the rule ends
+    extra           (states,) int32: tokens of a completion beyond `costs`, while no items are used
+    words_missing   some array rule needs more unique items than there are
+    """
 
     before: np.ndarray
     extra: np.ndarray
     words_missing: bool
-    items: FreshItems
+    items: UniqueItems
 
 
-def fresh_tables(edges: Edges, length: np.ndarray, best: np.ndarray) -> FreshTables:
-    """`length` and `best` as `costs.shortest` found them.
+def unique_item_tables(edges: Edges, length: np.ndarray, best: np.ndarray) -> UniqueItemTables:
+    """The tables for `edges`; `length` and `best` are those of `costs.shortest`.
 
-    Raises `TooLarge` where it is not clear beforehand whether there will be enough fresh texts.
+    Raises `TooLarge` where it cannot be known at compile time how many unique items will be needed, or of
+    which kind.
     """
     return _Analysis(edges, length, best).tables()
 
 
 class _Edge(NamedTuple):
+    """`width`: number of bytes. `into`: the next state, or the start of the called rule if it `reads`
+    nothing."""
+
     width: int
     into: int
     push: int
@@ -53,7 +63,7 @@ class _Edge(NamedTuple):
 class _Analysis:
     def __init__(self, edges: Edges, length: np.ndarray, best: np.ndarray) -> None:
         self._final = edges.final.tolist()
-        self._fresh = edges.fresh.tolist()
+        self._after_item = edges.after_item.tolist()
         self._length = length.tolist()
         self._order = np.argsort(length, kind="stable").tolist()
         offsets = edges.offsets.tolist()
@@ -63,11 +73,11 @@ class _Analysis:
             _Edge(high[e] - low[e] + 1, t if t >= 0 else ~t, push[e], t >= 0) for e, t in enumerate(target)
         ]
         self._best = [flat[e] if e >= 0 else None for e in best.tolist()]
-        # A call on several ranges of bytes is one call.
+        # A call on several ranges of bytes counts once.
         self._rows = [_calls_once(flat[begin:end]) for begin, end in itertools.pairwise(offsets)]
         self._counted: dict[tuple[int, int], int] = {}
 
-    def tables(self) -> FreshTables:
+    def tables(self) -> UniqueItemTables:
         before = self._before()
         words = self._words()
         items = self._items(before)
@@ -77,20 +87,20 @@ class _Analysis:
         extra = [0] * len(self._final)
         for state in self._order:
             extra[state] = self._extra(state, before, need, extra, items, lengths)
-        return FreshTables(
+        return UniqueItemTables(
             np.array(before, np.bool_),
             np.array(extra, np.int32),
             any(need[state] > words[items[state]] for state in self._starts(before)),
-            FreshItems(need, [items.get(state, -1) for state in range(len(before))], words, lengths),
+            UniqueItems(need, [items.get(state, -1) for state in range(len(before))], words, lengths),
         )
 
     def _starts(self, before: list[bool]) -> set[int]:
-        """Where holders begin that are called, and at the very beginning."""
+        """The start states of the array rules."""
         called = {edge.into for row in self._rows for edge in row if not edge.reads and before[edge.into]}
         return called | ({0} if before[0] else set())
 
     def _following(self, edge: _Edge) -> int | None:
-        """The next state in the same rule, if there is one."""
+        """The next state in the same rule, or None at a tail call."""
         return edge.push if edge.push >= 0 else edge.into if edge.reads else None
 
     def _before(self) -> list[bool]:
@@ -102,7 +112,7 @@ class _Analysis:
                 after = self._following(edge)
                 if after is not None:
                     sources[after].append(state)
-                if edge.push >= 0 and self._fresh[edge.push] and not found[state]:
+                if edge.push >= 0 and self._after_item[edge.push] and not found[state]:
                     found[state] = True
                     queue.append(state)
         while queue:
@@ -113,7 +123,8 @@ class _Analysis:
         return found
 
     def _items(self, before: list[bool]) -> dict[int, int]:
-        """By state the item that may follow; the one with the fewest short texts where there are several."""
+        """By state, the start state of the unique items that may follow. Raises `TooLarge` where there are
+        two."""
         items: dict[int, set[int]] = {}
         changed = True
         while changed:
@@ -123,7 +134,7 @@ class _Analysis:
                     known = items.setdefault(state, set())
                     size = len(known)
                     for edge in self._rows[state]:
-                        if edge.push >= 0 and self._fresh[edge.push]:
+                        if edge.push >= 0 and self._after_item[edge.push]:
                             known.add(edge.into)
                         after = self._following(edge)
                         if after is not None:
@@ -134,14 +145,15 @@ class _Analysis:
         return {state: start for state, starts in items.items() for start in starts}
 
     def _need(self, before: list[bool]) -> list[int]:
-        """Fresh texts that must still be read; the same number on the shortest way."""
+        """By state, the unique items that must still be read. Raises `TooLarge` where the shortest completion
+        reads more than that."""
         need = [UNREACHABLE] * len(self._final)
         on_shortest = [0] * len(self._final)
         for state in self._order:
             edge = self._best[state]
             if edge is not None and self._length[state]:
                 after = self._following(edge)
-                step = int(edge.push >= 0 and self._fresh[edge.push])
+                step = int(edge.push >= 0 and self._after_item[edge.push])
                 on_shortest[state] = 0 if after is None else step + on_shortest[after]
         changed = True
         while changed:
@@ -150,7 +162,7 @@ class _Analysis:
                 least = 0 if self._final[state] else UNREACHABLE
                 for edge in self._rows[state]:
                     after = self._following(edge)
-                    step = int(edge.push >= 0 and self._fresh[edge.push])
+                    step = int(edge.push >= 0 and self._after_item[edge.push])
                     least = min(least, 0 if after is None else step + need[after])
                 if least < need[state]:
                     need[state] = least
@@ -160,7 +172,7 @@ class _Analysis:
         return need
 
     def _words(self) -> list[int]:
-        """Texts from each state to the end of its rule; where something repeats there is no end of them."""
+        """By state, the number of texts to the end of its rule; ENDLESS_WORDS where something repeats."""
         users: list[list[int]] = [[] for _ in self._final]
         missing = [0] * len(self._final)
         for state, row in enumerate(self._rows):
@@ -182,7 +194,8 @@ class _Analysis:
         return words
 
     def _check(self, before: list[bool], items: dict[int, int]) -> None:
-        """No item calls a holder: what is left of it would depend on what was used in there."""
+        """Raises `TooLarge` where an item contains an array rule: its number of texts would depend on what
+        was used."""
         for start in set(items.values()):
             reached = {start}
             queue = [start]
@@ -192,7 +205,7 @@ class _Analysis:
                         if other >= 0 and other not in reached:
                             reached.add(other)
                             queue.append(other)
-            if any(before[state] or self._fresh[state] for state in reached):
+            if any(before[state] or self._after_item[state] for state in reached):
                 raise TooLarge
 
     def _lengths(self, start: int, words: int) -> list[tuple[int, int]]:
@@ -209,7 +222,7 @@ class _Analysis:
         return found
 
     def _count(self, state: int, length: int) -> int:
-        """Texts of so many bytes from `state` to the end of its rule."""
+        """Number of texts of `length` bytes from `state` to the end of its rule."""
         if length < self._length[state]:
             return 0
         key = (state, length)
@@ -241,7 +254,7 @@ class _Analysis:
         items: dict[int, int],
         lengths: dict[int, list[tuple[int, int]]],
     ) -> int:
-        """The surcharges of the holders that the shortest way from `state` calls."""
+        """The surcharges of the array rules that the shortest completion of `state` calls."""
         edge = self._best[state]
         if edge is None or not self._length[state]:
             return 0
@@ -257,15 +270,15 @@ def _calls_once(row: list[_Edge]) -> list[_Edge]:
 
 
 def surcharge(lengths: list[tuple[int, int]], used: int, need: int) -> int:
-    """What `need` fresh texts cost beyond as many of the shortest text, if `used` other ones are used: at
-    worst these are the shortest ones. In bytes, of which none takes more than a token."""
+    """Tokens of `need` unique items beyond `need` times the shortest item, if `used` items are used: at worst
+    the shortest ones. Counted in bytes, since a byte takes at most one token."""
     return sum(_length_of(lengths, used + i) - 1 for i in range(need) if used + i)
 
 
 def _length_of(lengths: list[tuple[int, int]], rank: int) -> int:
-    """Bytes of the text that has `rank` others before it when they are sorted by length."""
+    """Bytes of the item at index `rank` in the order of length."""
     for length, texts in lengths:
         if texts > rank:
             return length
     length, texts = lengths[-1]
-    return length + (rank - texts + 1) * COUNTED_LENGTHS  # the rest is not counted; there is one at least
+    return length + (rank - texts + 1) * COUNTED_LENGTHS  # not counted, but there is one at least

@@ -1,11 +1,11 @@
-"""The grammar compiler: a process that forks a child for each constraint.
+"""The grammar compiler: a constraint in, a compiled grammar as bytes out.
 
-    process         the compiler's process: takes jobs from the scheduler, answers from disk or with a child
-    forked_jobs     the children: their turns, their limits of time and memory
-    job             what a child does, and how whatever goes wrong becomes an answer
-    policy          a constraint to a compiled grammar
-    structural_tag  the one notation that may hold all the others
+    policy          which engine and which reader a constraint needs
+    structural_tag  the notation that may contain the others, as rules
+    job             one compile job in a child process: its memory limit, and errors as answers
+    child_jobs      one child process for each job: their turns and their limits of time
     grammar_files   compiled grammars on disk
 
-The scheduler's side is `ramify.runtime.scheduler.constraints.grammars`.
+The compiler's process is `ramify.runtime.processes.grammar_compiler`; the scheduler's side of it is
+`ramify.runtime.scheduler.constraints.grammars`.
 """

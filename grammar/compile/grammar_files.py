@@ -1,4 +1,4 @@
-"""Compiled grammars on disk: a constraint that was served before need not be compiled after a restart."""
+"""Compiled grammars on disk, so that a restarted server need not compile its constraints again."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ MAX_FILE_BYTES = 16 << 20
 
 
 class GrammarFiles:
-    """One file a grammar, named by the constraint, the vocabulary and the compiler's own source code.
+    """One file for each grammar, named by a digest of the constraint, the vocabulary and the compiler's
+    source code.
 
-    Files are written whole or not at all. Beyond `max_bytes` those that were used longest ago go. A file
-    that cannot be read, or a folder that cannot be written to, is as good as none.
+    Files are written atomically. Beyond `max_bytes` the least recently used ones are removed. Files that
+    cannot be read and folders that cannot be written are ignored.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class GrammarFiles:
 
 
 def _source_code() -> bytes:
-    """A digest of all that compiles: another version may compile the same constraint to something else."""
+    """A digest of the compiler's source: another version may compile the same constraint differently."""
     digest = hashlib.sha256()
     for path in sorted(Path(grammar.__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())

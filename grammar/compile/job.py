@@ -1,4 +1,4 @@
-"""One compile job: a constraint in, a serialised grammar or the reason for none out."""
+"""One compile job: from a constraint to a serialised grammar, or to the reason why there is none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("ramify")
 
 
 def answer(job: CompileGrammar, vocabulary: Vocabulary) -> GrammarReady | GrammarFailed:
-    """Compile one constraint; whatever goes wrong becomes a `GrammarFailed`."""
+    """Compile one constraint. Every exception becomes a `GrammarFailed`."""
     error: RamifyError
     try:
         engine, payload = compile_constraint(job.constraint, vocabulary)
@@ -37,7 +37,7 @@ def answer(job: CompileGrammar, vocabulary: Vocabulary) -> GrammarReady | Gramma
 
 
 def limit_memory(extra_bytes: int) -> None:
-    """Let this process map at most `extra_bytes` more memory than it has mapped now."""
+    """Let this process map at most `extra_bytes` more memory than now (RLIMIT_AS)."""
     with open("/proc/self/statm") as statm:
         mapped = int(statm.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + extra_bytes, resource.RLIM_INFINITY))

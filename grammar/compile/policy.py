@@ -1,11 +1,11 @@
-"""Which engine serves which constraint: the one that enforces it exactly, then the faster one.
+"""Which engine compiles which constraint.
 
-    regex, choices                  frames
-    json_schema, json_object        frames, from rules (`schema.compiler`, `gbnf`, `structural_tag`); where
-    ebnf, structural_tag            these have no deterministic automaton, one that forks
-    lark                            llguidance
+    regex, choices              pushdown, deterministic
+    json_schema, json_object    pushdown, from rules (`schema.compiler`); nondeterministic where there is no
+    ebnf, structural_tag        deterministic automaton (rules of `gbnf` and `structural_tag`)
+    lark                        llguidance
 
-What comes out of `compile_constraint` is bytes for `engine.load.load_grammar` in another process.
+`compile_constraint` returns bytes for `engine.load.load_grammar` in another process.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Unenforced
 
 MAX_SIZE = 50_000
-"""Most characters of a pattern with its repetitions written out."""
+"""Most characters of a pattern with its repetitions expanded."""
 
 MAX_CHOICE_STATES = 1_000_000
-"""Most states of a list of choices: one for each character in which they differ."""
+"""Most states of a list of choices, one for each character in which they differ."""
 
 Compiled = tuple[str, bytes]
-"""The engine's name, and what it reads."""
+"""The name of the engine, and its payload."""
 
 
 def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> Compiled:
-    """Compile; may take long, and much memory: the caller sets the limits.
+    """Compile `constraint`. Time and memory are unbounded: the caller sets limits.
 
-    Raises `InvalidConstraint`, for schemas with the JSON pointer of what is wrong or not enforceable.
+    Raises `InvalidConstraint`; for schemas, with the JSON pointer of the invalid or unenforceable part.
     """
     constraint.check()
     if constraint.kind in ("json_schema", "json_object"):
@@ -61,7 +61,7 @@ def _regex(source: str, vocabulary: Vocabulary) -> Compiled:
 
 def _regular(expression: Expression, vocabulary: Vocabulary, most_states: int = MAX_STATES) -> Compiled:
     try:
-        return "frames", compile_rules({ROOT: expression}, vocabulary, most_states).to_bytes()
+        return "pushdown", compile_rules({ROOT: expression}, vocabulary, most_states).to_bytes()
     except TooLarge:
         raise InvalidConstraint(
             "The constraint has too many states with its repetitions written out.",
@@ -99,9 +99,9 @@ def _rules(
     rules: Mapping[str, Expression], vocabulary: Vocabulary, unenforced: tuple[Unenforced, ...] = ()
 ) -> Compiled:
     try:
-        frames = compile_grammar(rules, vocabulary)
-        frames.unenforced = unenforced
-        return "frames", frames.to_bytes()
+        automaton = compile_grammar(rules, vocabulary)
+        automaton.unenforced = unenforced
+        return "pushdown", automaton.to_bytes()
     except TooLarge:
         raise InvalidConstraint(
             "The constraint has too many states with its repetitions written out.",

@@ -1,7 +1,7 @@
-"""Structural tags: free text in which tags hold constrained content, in XGrammar's JSON form, as rules.
+"""Structural tags in XGrammar's JSON form, as rules: free text with tags that contain constrained content.
 
-Free text that must not hold a trigger, or that ends at a tag's end, is an automaton over the characters
-of those strings (Aho and Corasick 1975), written as rules that each call the next. Formats that work on
+Free text that must not contain a trigger, or that ends at the end of a tag, is an automaton over the
+characters of those strings (Aho and Corasick 1975), one rule for each of its states. Formats that work on
 tokens instead of text are refused.
 """
 
@@ -53,7 +53,7 @@ _FIELDS: dict[str, frozenset[str]] = {
 T = TypeVar("T")
 
 Ends = tuple[str, ...]
-"""The strings that close the tag around a format; they end its free text. Empty at the top."""
+"""The strings that close the tag around a format, and so end its free text. Empty at the top level."""
 
 
 def structural_tag_rules(tag: Any) -> dict[str, Expression]:
@@ -90,15 +90,15 @@ def _from_older(tag: dict[str, Any]) -> dict[str, Any]:
 
 
 class _TagRules:
-    """Each format becomes an expression over `rules`. Free text inside a tag takes the tag's end with it,
-    whose first occurrence ends it; `closed` says of which formats that is so."""
+    """Each format becomes an expression over `rules`. Free text inside a tag ends at the first occurrence of
+    the tag's end, which is part of its expression."""
 
     def __init__(self) -> None:
         self.rules = Rules()
         self._contents: dict[str, Expression] = {}
 
     def format(self, pointer: str, form: Any, ends: Ends) -> Expression:
-        """The texts of `form`, followed by one of `ends` where there are any."""
+        """The texts of `form`, each followed by one of `ends` unless `ends` is empty."""
         if not isinstance(form, dict):
             _refuse(pointer, "A format is a JSON object")
         kind = form.get("type")
@@ -157,7 +157,7 @@ class _TagRules:
     # --- tags -------------------------------------------------------------------------------------
 
     def _tag(self, pointer: str, form: dict[str, Any], after_trigger: int = 0) -> Expression:
-        """The tag, without the `after_trigger` first characters of its beginning."""
+        """The tag without the first `after_trigger` characters of its beginning."""
         begin = _string(form, "begin", pointer)
         end = form.get("end")
         ends = tuple(end) if isinstance(end, list) else (end,)
@@ -222,8 +222,8 @@ class _TagRules:
         return self._free_text(pointer, found, may_stop=not any(ends))
 
     def _free_text(self, pointer: str, found: Mapping[str, Expression], *, may_stop: bool) -> Expression:
-        """Text up to the first occurrence of a key of `found`, and what follows that key; with `may_stop`
-        also text without any."""
+        """Text up to the first occurrence of a key of `found`, followed by the value of that key. With
+        `may_stop` also text that contains no key."""
         if "" in found:
             _refuse(pointer, "A trigger, or a text to be excluded, is not empty")
         nodes = _keyword_automaton(tuple(found))
@@ -235,7 +235,7 @@ class _TagRules:
             for char, (node, keys) in following.items():
                 after: Expression = calls[node]
                 if keys:
-                    # What is excluded must not come, whatever else ends here.
+                    # An excluded string is excluded even where another key ends with it.
                     outcomes = [found[key] for key in keys]
                     after = NOTHING if NOTHING in outcomes else alt(*outcomes)
                 options.append(seq(text(char), after))
@@ -248,7 +248,7 @@ class _TagRules:
         return self._merged(_pointing(pointer, lambda: schema_rules(schema)))
 
     def _merged(self, rules: Mapping[str, Expression]) -> Expression:
-        """The root of another grammar, its rules taken over under new names."""
+        """The root of the grammar `rules`, whose rules are added under new names."""
         names = {name: self.rules.reserve() for name in rules}
         for name, body in rules.items():
             self.rules.set(names[name], _renamed(body, names))
@@ -269,7 +269,7 @@ def _renamed(expression: Expression, names: Mapping[str, Call]) -> Expression:
 
 
 Node = tuple[dict[str, tuple[int, tuple[str, ...]]], int]
-"""By character the next node and the keywords that end there; and the node for every other character."""
+"""By character, the next node and the keywords that end there; and the node for all other characters."""
 
 
 def _keyword_automaton(keywords: Sequence[str]) -> list[Node]:
@@ -285,7 +285,7 @@ def _keyword_automaton(keywords: Sequence[str]) -> list[Node]:
                 ending.append(())
             node = goto[node][char]
         ending[node] = (*ending[node], keyword)
-    # Breadth first: a node's fallback is nearer to the start, and known before it.
+    # Breadth first: the fallback of a node is nearer to the start, so it is complete before the node.
     complete: list[dict[str, int]] = [dict(goto[0])] + [{} for _ in goto[1:]]
     queue = deque((child, 0) for child in goto[0].values())
     while queue:
@@ -317,7 +317,7 @@ def _counts(form: dict[str, Any], pointer: str) -> tuple[int, int | None]:
 
 
 def _pointing(pointer: str, make: Callable[[], T]) -> T:
-    """`make()`; an error points into the structural tag."""
+    """`make()`, with the pointers of its errors below `pointer`."""
     try:
         return make()
     except InvalidConstraint as error:

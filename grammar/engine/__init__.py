@@ -1,11 +1,12 @@
 """Matchers: they follow the output of a request through its compiled grammar, and fill its token masks.
 
-    pushdown         most grammars: a deterministic automaton, masks kept by state
-    forking          a text may be read in several ways at once
-    fresh            items of arrays must differ
-    forking_fresh    both
-    lark             grammars in Lark's notation, by llguidance
-
-`prefix_matcher` and `thinking` wrap any of these: a prompt that ends inside a token, and free text before the
-constrained text. `load` picks the engine that a compiled grammar is for.
+load              picks the engine of a compiled grammar
+pushdown          grammars that are pushdown automata, their masks, and the matcher for deterministic ones
+nondeterministic  the matcher for nondeterministic automata: several configurations at a time
+unique_items      the matcher that remembers the items of ``uniqueItems`` arrays
+configurations    the base class of these three matchers
+stack             stacks as linked lists, edges as Python lists
+prefix_matcher    wraps any matcher: a prompt that ends inside a token
+thinking          wraps any matcher: free text before the constrained text
+lark              grammars in Lark's notation, by llguidance
 """

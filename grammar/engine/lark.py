@@ -14,12 +14,13 @@ import llguidance
 import numpy as np
 
 from ramify.errors import EngineError, InvalidConstraint
-from ramify.grammar.engine.prefix_matcher import PrefixMatcher, fewest_tokens
-from ramify.grammar.matcher import Matcher, check_rollback, mask_words
+from ramify.grammar.engine.prefix_matcher import fewest_tokens, with_prefix
+from ramify.grammar.matcher import Matcher, allow, check_rollback, mask_words
 from ramify.grammar.vocabulary import Vocabulary
 
 _LIMITS = llguidance.LLParserLimits(max_items_in_row=500, step_max_items=10_000, step_lexer_fuel=50_000)
-"""A quarter of the defaults and less: an ambiguous grammar must not hold up a step of everybody's."""
+"""A quarter of llguidance's defaults, or less: one ambiguous grammar must not delay a step of all
+requests."""
 
 _QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|#[^\n]*')
 _REFUSED = {
@@ -32,7 +33,7 @@ _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)")
 
 
 class _Tokens:
-    """A vocabulary as llguidance wants to see it."""
+    """A vocabulary in the form that llguidance takes."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -40,7 +41,7 @@ class _Tokens:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self.eos_token_id = vocabulary.stop_ids[0]
-        # 0xff marks what is no text; such tokens must differ.
+        # 0xff marks tokens that are not text; llguidance needs each token to be different.
         self.tokens = [spelling or b"\xff<%d>" % token for token, spelling in enumerate(vocabulary.tokens)]
         self.special_token_ids = [token for token, spelling in enumerate(vocabulary.tokens) if not spelling]
 
@@ -53,7 +54,7 @@ _tokenizers: weakref.WeakKeyDictionary[Vocabulary, llguidance.LLTokenizer] = wea
 
 
 def tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
-    """llguidance's own view of the vocabulary, made once."""
+    """llguidance's tokenizer for `vocabulary`, made once."""
     if vocabulary not in _tokenizers:
         if not vocabulary.stop_ids:
             raise InvalidConstraint("The model has no stop token, which a Lark grammar needs to end.")
@@ -65,9 +66,9 @@ def tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
 
 
 def compile_lark(grammar: str, vocabulary: Vocabulary) -> bytes:
-    """What `LarkGrammar` reads: the grammar itself, once it has been found to be good.
+    """The payload of `LarkGrammar`: the checked grammar itself.
 
-    Raises `InvalidConstraint` with llguidance's reason, and line and column.
+    Raises `InvalidConstraint` with llguidance's reason, and the line and column where it gives them.
     """
     bare = _QUOTED.sub('""', grammar)
     for pattern, what in _REFUSED.items():
@@ -100,7 +101,7 @@ def _matcher(payload: bytes, vocabulary: Vocabulary) -> llguidance.LLMatcher:
 
 
 def _reason(message: str) -> str:
-    """The first line of llguidance's message, which may go on with the grammar, or all tokens."""
+    """The first line of llguidance's message; the next lines may repeat the grammar or list all tokens."""
     first = message.strip().splitlines()[0][:300].rstrip(" .") if message.strip() else "it is not valid"
     found = _PLACE.match(first)
     if found is None:
@@ -109,7 +110,7 @@ def _reason(message: str) -> str:
 
 
 class LarkGrammar:
-    """A grammar, read from what `compile_lark` returned."""
+    """A grammar, read from the payload that `compile_lark` returned."""
 
     unenforced = ()
 
@@ -118,17 +119,18 @@ class LarkGrammar:
         if self._inner.is_error():
             raise EngineError(f"The compiled grammar cannot be read: {_reason(self._inner.get_error())}")
         self._vocabulary = vocabulary
-        self.nbytes = 64 * len(payload)  # llguidance does not say
+        self.nbytes = 64 * len(payload)  # an estimate: llguidance does not report it
 
     def matcher(self, prefix: bytes = b"") -> Matcher:
         inner = LarkMatcher(self._inner.deep_copy(), self._vocabulary, ())
-        return PrefixMatcher(inner, prefix, self._vocabulary) if prefix else inner
+        return with_prefix(inner, prefix, self._vocabulary)
 
 
 class LarkMatcher:
-    """Where text is forced the mask offers the tokenizer's own token for it alone; `accept` takes others.
+    """Where text is forced, the mask allows only the tokenizer's own token for it; `accept` takes any
+    spelling.
 
-    `steps` says how many of llguidance's tokens each accepted one was; a stop token is none.
+    `steps` counts, for each accepted token or text, the tokens that llguidance consumed; 0 for a stop token.
     """
 
     completion_tokens = None
@@ -172,15 +174,12 @@ class LarkMatcher:
         if not self._inner.is_stopped():
             self._inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
             self._check()
-        words = row.view(np.uint32)
-        complete = self.complete
-        for stop in self._vocabulary.stop_ids:
-            bit = np.uint32(1 << (stop & 31))
-            words[stop >> 5] = words[stop >> 5] | bit if complete else words[stop >> 5] & ~bit
+        allow(row, self._vocabulary.stop_ids, self.complete)
         return True
 
     def _check(self) -> None:
-        """Raise what llguidance has come upon: a limit, most likely. It does not raise by itself."""
+        """Raise the error that llguidance has recorded, mostly a limit. llguidance does not raise by
+        itself."""
         if self._inner.is_error():
             raise EngineError(_reason(self._inner.get_error()))
 

@@ -1,24 +1,26 @@
 """A matcher whose first tokens must spell given bytes: for prompts that end inside a token.
 
-`PrefixMatcher` puts this before any matcher. The pushdown engine does it by itself, in its walk.
+The prompt ``Answer: "ye`` before a JSON string is cut to ``Answer: `` and the prefix ``"ye``. The first token
+may then be `"`, `"ye` or `"yes"`: a beginning of the prefix, or all of it and what the grammar allows after
+it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from ramify.grammar.automaton.token_trie import token_trie
-from ramify.grammar.matcher import Matcher, check_rollback
+from ramify.grammar.matcher import Matcher, allow, allows, check_rollback
 from ramify.grammar.vocabulary import Vocabulary, tokens_beginning_with
 
 
 def fewest_tokens(data: bytes, vocabulary: Vocabulary) -> list[list[int]]:
-    """For every place in `data`, its end included, the fewest tokens that spell it from there on.
+    """By position in `data`, its end included, the fewest tokens that spell the rest.
 
-    None at all where no tokens do, which is not so where `data` was spelled with tokens itself.
+    A list is empty where no tokens spell the rest, which cannot be where tokens spelled `data` itself.
     """
     ids = token_trie(vocabulary).ids
     found: list[list[int]] = [[] for _ in range(len(data) + 1)]
@@ -32,10 +34,36 @@ def fewest_tokens(data: bytes, vocabulary: Vocabulary) -> list[list[int]]:
     return found
 
 
+def with_prefix(inner: Matcher, prefix: bytes, vocabulary: Vocabulary) -> Matcher:
+    """`inner`, which is at its beginning, after `prefix`."""
+    return PrefixMatcher(inner, prefix, vocabulary) if prefix else inner
+
+
+class _Beyond(NamedTuple):
+    """The tokens that begin with some bytes and are longer. `alone`: by token, the lowest token that is the
+    text beyond those bytes, or -1. `others`: that text and the token, where there is no such token."""
+
+    tokens: np.ndarray
+    alone: np.ndarray
+    others: list[tuple[bytes, int]]
+
+
+@lru_cache(maxsize=64)
+def _beyond(data: bytes, vocabulary: Vocabulary) -> _Beyond:
+    ids = token_trie(vocabulary).ids
+    found = [(text, token, ids.get(text, -1)) for text, token in tokens_beginning_with(data, vocabulary)]
+    return _Beyond(
+        np.array([token for _, token, alone in found if alone >= 0], np.int64),
+        np.array([alone for _, _, alone in found if alone >= 0], np.int64),
+        [(text, token) for text, token, alone in found if alone < 0],
+    )
+
+
 class _Step(NamedTuple):
+    """`rest` of the prefix is still to be spelled; the inner matcher has accepted `inner_steps` tokens."""
+
     rest: bytes
     inner_steps: int
-    """Tokens that the inner matcher has accepted."""
 
 
 class PrefixMatcher:
@@ -78,15 +106,15 @@ class PrefixMatcher:
         ids = token_trie(self._vocabulary).ids_of
         for end in range(1, len(rest) + 1):
             if budget is None or costs[end] < budget:
-                _allow(row, ids.get(rest[:end], ()))
+                allow(row, ids.get(rest[:end], ()))
         inside = np.empty_like(row)
         if not self._inner.fill_mask(inside, budget):
             inside[:] = -1
-        for beyond, token in tokens_beginning_with(rest, self._vocabulary):
-            # What is beyond the prefix is mostly a token itself, and then the mask knows.
-            alone = ids.get(beyond)
-            if _has(inside, alone[0]) if alone else self._takes(beyond, budget):
-                _allow(row, (token,))
+        # The text beyond the prefix is mostly a token itself, and then the inner mask knows whether it may
+        # come.
+        beyond = _beyond(rest, self._vocabulary)
+        allow(row, beyond.tokens[allows(inside, beyond.alone)])
+        allow(row, [token for text, token in beyond.others if self._takes(text, budget)])
         return True
 
     def _takes(self, data: bytes, budget: int | None) -> bool:
@@ -134,13 +162,3 @@ class PrefixMatcher:
     @property
     def free(self) -> bool:
         return self._inner.free
-
-
-def _allow(row: np.ndarray, tokens: Iterable[int]) -> None:
-    bits = row.view(np.uint32)
-    for token in tokens:
-        bits[token >> 5] |= np.uint32(1 << (token & 31))
-
-
-def _has(row: np.ndarray, token: int) -> bool:
-    return bool(row.view(np.uint32)[token >> 5] >> np.uint32(token & 31) & 1)

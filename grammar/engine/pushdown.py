@@ -1,7 +1,8 @@
-"""The engine for grammars that have a deterministic pushdown automaton (`automaton.frames`).
+"""Grammars that are pushdown automata, and the matcher for deterministic ones.
 
-A mask depends on the state and on as much of the stack as tokens can pop. It is computed, by a walk of all
-tokens (`automaton.token_trie`), when these are first met together, and then kept.
+A mask depends on the state and on as much of the stack as tokens can pop. It is computed, by a walk over all
+tokens (`automaton.token_trie`), when state and stack are first met together, and then kept: most steps of a
+request cost one look-up.
 """
 
 from __future__ import annotations
@@ -10,34 +11,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ramify.grammar.automaton.pushdown import Frames
-from ramify.grammar.automaton.token_trie import NO_LIMIT, token_trie
-from ramify.grammar.engine.prefix_matcher import PrefixMatcher, fewest_tokens
-from ramify.grammar.engine.stack import Entry, FrameLists, states_of
-from ramify.grammar.matcher import Matcher, mask_words, taken_back
+from ramify.grammar.automaton.pushdown import PushdownAutomaton
+from ramify.grammar.automaton.token_trie import token_trie
+from ramify.grammar.engine.configurations import ConfigurationMatcher
+from ramify.grammar.engine.prefix_matcher import with_prefix
+from ramify.grammar.engine.stack import AutomatonLists, Entry, SharedStacks, states_of
+from ramify.grammar.matcher import Matcher, allow, mask_words, tokens_of
 from ramify.grammar.vocabulary import Vocabulary
 
 MASK_CACHE_BYTES = 16 << 20
-"""Most memory for the masks that one grammar keeps; when it is full, it begins anew."""
+"""Most memory for the masks that one grammar keeps; a full cache is emptied."""
 
 MAX_MOVES = 1 << 16
 """Most (state, token) pairs whose outcome one grammar keeps."""
 
 SHOWN = 16
-"""Of the stack so many states are shown to a walk at first: more are popped by very few tokens."""
-
-FINISHED = -1
-"""State after a stop token."""
-
-
-class Step(NamedTuple):
-    """A configuration, and the one before it: what a matcher has accepted is a chain of these."""
-
-    state: int
-    stack: Entry | None
-    lead: bytes
-    before: Step | None
-    accepted: int
+"""States of the stack that a walk gets at first. Very few tokens pop more; for those the walk is repeated."""
 
 
 class Mask(NamedTuple):
@@ -47,16 +36,17 @@ class Mask(NamedTuple):
     rise: int
     """As in `token_trie.Walk`."""
     doubtful: list[int]
-    """Allowed tokens that what was read before may forbid (`engine.fresh`)."""
+    """Allowed tokens that the unique items read before may rule out (`unique_items`)."""
 
 
-class FrameGrammar:
-    """A compiled grammar, read from `Frames.to_bytes`."""
+class PushdownGrammar:
+    """A compiled grammar, read from `PushdownAutomaton.to_bytes`."""
 
     def __init__(self, payload: bytes, vocabulary: Vocabulary) -> None:
-        self.frames = Frames.from_bytes(payload)
-        self.lists = FrameLists(self.frames)
-        self.unenforced = self.frames.unenforced
+        self.automaton = PushdownAutomaton.from_bytes(payload)
+        self.lists = AutomatonLists(self.automaton)
+        self.stacks = SharedStacks(self.lists)
+        self.unenforced = self.automaton.unenforced
         self.vocabulary = vocabulary
         self.trie = token_trie(vocabulary)
         self._words = mask_words(vocabulary.size)
@@ -66,33 +56,28 @@ class FrameGrammar:
         self._moves: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._forced: dict[int, tuple[bytes, int, tuple[int, ...]]] = {}
         self.stop_bits = np.zeros(self._words, np.int32)
-        for token in vocabulary.stop_ids:
-            self.stop_bits.view(np.uint32)[token >> 5] |= np.uint32(1 << (token & 31))
-        masks = min(self.frames.states, self._most_masks)
-        self.nbytes = self.frames.nbytes + masks * 4 * self._words
+        allow(self.stop_bits, vocabulary.stop_ids)
+        masks = min(self.automaton.states, self._most_masks)
+        self.nbytes = self.automaton.nbytes + masks * 4 * self._words
 
     def matcher(self, prefix: bytes = b"") -> Matcher:
-        if self.frames.forks and self.frames.items is not None:
-            from ramify.grammar.engine.nondeterministic_unique import ForkingFreshMatcher
+        return with_prefix(self._matcher(), prefix, self.vocabulary)
 
-            both = ForkingFreshMatcher.begin(self, self.frames.items)
-            return PrefixMatcher(both, prefix, self.vocabulary) if prefix else both
-        if self.frames.forks:
-            from ramify.grammar.engine.nondeterministic import ForkingMatcher
+    def _matcher(self) -> Matcher:
+        if self.automaton.items is not None:
+            from ramify.grammar.engine.unique_items import UniqueItemsMatcher
 
-            forking = ForkingMatcher.begin(self)
-            return PrefixMatcher(forking, prefix, self.vocabulary) if prefix else forking
-        if self.frames.items is not None:
-            from ramify.grammar.engine.unique_items import FreshMatcher
+            return UniqueItemsMatcher.begin(self)
+        if self.automaton.nondeterministic:
+            from ramify.grammar.engine.nondeterministic import NondeterministicMatcher
 
-            fresh = FreshMatcher.begin(self, self.frames.items)
-            return PrefixMatcher(fresh, prefix, self.vocabulary) if prefix else fresh
-        return FrameMatcher(self, Step(*self.normal(0, None), prefix, None, 0))
+            return NondeterministicMatcher.begin(self)
+        return PushdownMatcher.begin(self)
 
     # --- moving -------------------------------------------------------------------------------------
 
-    def normal(self, state: int, stack: Entry | None) -> tuple[int, Entry | None]:
-        """The same configuration without the rules on top that have ended and cannot go on."""
+    def returned(self, state: int, stack: Entry | None) -> tuple[int, Entry | None]:
+        """The same configuration after the returns that are certain: from final states without edges."""
         while stack is not None and self.lists.exit[state]:
             state, stack = stack.state, stack.parent
         return state, stack
@@ -103,40 +88,41 @@ class FrameGrammar:
         return stack
 
     def after_token(self, state: int, stack: Entry | None, token: int) -> tuple[int, Entry | None] | None:
-        """The configuration after a token that has bytes, or None."""
+        """The configuration after a token that has bytes, or None where it cannot be read."""
         key = state * self.vocabulary.size + token
         move = self._moves.get(key)
         if move is not None:
-            return self.normal(move[0], self.pushed(stack, move[1]))
-        below = stack
-        here: int | None = state
-        new: list[int] = []
-        for byte in self.vocabulary.tokens[token]:
-            here, below = self._read(here, below, new, byte)
-            if here is None:
-                return None
-        assert here is not None
+            return self.returned(move[0], self.pushed(stack, move[1]))
+        after, below, new = self._read_all(state, stack, self.vocabulary.tokens[token])
+        if after is None:
+            return None
         if below is stack:
             if len(self._moves) >= MAX_MOVES:
                 self._moves.clear()
-            self._moves[key] = (here, tuple(new))
-        return self.normal(here, self.pushed(below, tuple(new)))
+            self._moves[key] = (after, tuple(new))
+        return self.returned(after, self.pushed(below, tuple(new)))
 
     def after_bytes(self, state: int, stack: Entry | None, data: bytes) -> tuple[int, Entry | None] | None:
-        """The configuration after `data`, or None."""
+        """The configuration after `data`, or None where it cannot be read."""
+        after, below, new = self._read_all(state, stack, data)
+        return None if after is None else self.returned(after, self.pushed(below, tuple(new)))
+
+    def _read_all(
+        self, state: int, stack: Entry | None, data: bytes
+    ) -> tuple[int | None, Entry | None, list[int]]:
+        """The state after `data`, the entries of `stack` that remain, and the states that lie on those."""
         here: int | None = state
         new: list[int] = []
         for byte in data:
             here, stack = self._read(here, stack, new, byte)
             if here is None:
-                return None
-        assert here is not None
-        return self.normal(here, self.pushed(stack, tuple(new)))
+                break
+        return here, stack, new
 
     def _read(
         self, state: Any, stack: Entry | None, new: list[int], byte: int
     ) -> tuple[int | None, Entry | None]:
-        """The state after `byte` and what is left of `stack`; `new` lies on it and is changed."""
+        """The state after `byte` and what remains of `stack`; `new`, the states on `stack`, is changed."""
         lists = self.lists
         while True:
             edge = lists.edge(state, byte)
@@ -157,7 +143,23 @@ class FrameGrammar:
                 return target, stack
             state = ~target
 
-    # --- what may come --------------------------------------------------------------------------------
+    # --- masks and forced text ------------------------------------------------------------------------
+
+    def fill(
+        self, state: int, stack: Entry | None, row: np.ndarray, budget: int | None, surcharge: int = 0
+    ) -> Mask:
+        """Write into `row` the tokens that one configuration allows, without stop tokens.
+
+        With a `budget`, only tokens after which the cost of completion plus `surcharge` is less. Returns the
+        mask without a budget.
+        """
+        mask = self.mask(state, stack)
+        below = stack.cost if stack else 0
+        if budget is None or self.lists.cost[state] + below + surcharge + mask.rise < budget:
+            np.copyto(row, mask.row)
+        else:
+            self._walk(state, stack, row, limit=budget - 1 - surcharge - below)
+        return mask
 
     def mask(self, state: int, stack: Entry | None) -> Mask:
         """The tokens that may come next, without stop tokens."""
@@ -172,14 +174,14 @@ class FrameGrammar:
 
     def _new_mask(self, state: int, stack: Entry | None) -> Mask:
         row = np.empty(self._words, np.int32)
-        doubtful = None if self.frames.items is None else np.zeros(self._words, np.int32)
-        examined, rise = self.walk(state, stack, row, doubtful=doubtful)
+        doubtful = None if self.automaton.items is None else np.zeros(self._words, np.int32)
+        examined, rise = self._walk(state, stack, row, doubtful=doubtful)
         mask = Mask(row, rise, [] if doubtful is None else tokens_of(doubtful))
         if self._kept_masks >= self._most_masks:
             self._masks.clear()
             self._kept_masks = 0
         self._kept_masks += 1
-        # Below each state a dictionary for each entry of the stack that made a difference.
+        # Below each state one level of dictionaries for each entry of the stack that was examined.
         path = [state, *states_of(stack, examined)]
         path += [-1] * (examined + 1 - len(path))
         place = self._masks
@@ -191,19 +193,19 @@ class FrameGrammar:
         place[path[-1]] = mask
         return mask
 
-    def walk(self, state: int, stack: Entry | None, row: np.ndarray, **options: Any) -> tuple[int, int]:
-        """`TokenTrie.allow` with as much of the stack as makes a difference."""
+    def _walk(self, state: int, stack: Entry | None, row: np.ndarray, **options: Any) -> tuple[int, int]:
+        """`TokenTrie.allow` with as much of the stack as the mask depends on."""
         height = stack.height if stack else 0
         shown = min(height, SHOWN)
         while True:
             states = np.array(states_of(stack, shown), np.int32)
-            walk = self.trie.allow(self.frames, state, states, row, **options)
+            walk = self.trie.allow(self.automaton, state, states, row, **options)
             if walk.examined <= shown or shown == height:
                 return walk
             shown = height
 
     def forced(self, state: int, stack: Entry | None) -> bytes:
-        """Bytes that must come next."""
+        """Bytes that must come next, in a deterministic automaton."""
         lists = self.lists
         found = b""
         while True:
@@ -215,10 +217,10 @@ class FrameGrammar:
             stack = self.pushed(stack, new)
             if stack is None or not lists.exit[state]:
                 return found
-            state, stack = self.normal(state, stack)
+            state, stack = self.returned(state, stack)
 
     def _forced_inside(self, state: int) -> tuple[bytes, int, tuple[int, ...]]:
-        """The same without what is known from the stack; then the state after it, and what is pushed."""
+        """The forced bytes up to the end of the rule, the state after them, and the states pushed by them."""
         lists = self.lists
         found = bytearray()
         new: list[int] = []
@@ -237,137 +239,24 @@ class FrameGrammar:
         return bytes(found), state, tuple(new)
 
 
-def tokens_of(row: np.ndarray) -> list[int]:
-    """The tokens that the mask `row` allows."""
-    return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+class PushdownMatcher(ConfigurationMatcher[tuple[int, Entry | None]]):
+    """A matcher for deterministic automata: one configuration at a time."""
 
+    @classmethod
+    def begin(cls, grammar: PushdownGrammar) -> PushdownMatcher:
+        return cls.at(grammar, grammar.returned(0, None))
 
-class FrameMatcher:
-    """A matcher where every text is read in one way."""
-
-    free = False
-
-    def __init__(self, grammar: FrameGrammar, step: Step) -> None:
-        self._grammar = grammar
-        self._step = step
-
-    def accept(self, token: int) -> bool:
-        grammar = self._grammar
-        vocabulary = grammar.vocabulary
-        step = self._step
-        if step.state == FINISHED or not 0 <= token < vocabulary.size:
-            return False
-        data = vocabulary.tokens[token]
-        if not data:
-            if not self.complete or token not in vocabulary.stop_ids:
-                return False
-            self._step = Step(FINISHED, None, b"", step, step.accepted + 1)
-            return True
-        if step.lead:
-            return self.accept_bytes(data)
-        after = grammar.after_token(step.state, step.stack, token)
-        if after is None:
-            return False
-        self._step = Step(*after, b"", step, step.accepted + 1)
-        return True
+    def _accept_text(self, token: int, data: bytes) -> bool:
+        ((state, stack),) = self._step.configurations
+        after = self._grammar.after_token(state, stack, token)
+        return after is not None and self._advance((after,))
 
     def accept_bytes(self, data: bytes) -> bool:
-        step = self._step
-        if step.state == FINISHED:
+        if self.finished:
             return False
-        shared = min(len(data), len(step.lead))
-        if data[:shared] != step.lead[:shared]:
-            return False
-        after = self._grammar.after_bytes(step.state, step.stack, data[shared:])
-        if after is None:
-            return False
-        self._step = Step(*after, step.lead[shared:], step, step.accepted + 1)
-        return True
-
-    def fill_mask(self, row: np.ndarray, budget: int | None = None) -> bool:
-        step = self._step
-        if step.state == FINISHED:
-            row[:] = 0
-            return True
-        grammar = self._grammar
-        if step.lead:
-            self._fill_lead(row, budget)
-            return True
-        mask = grammar.mask(step.state, step.stack)
-        if budget is None or self._cost() + mask.rise < budget:
-            np.copyto(row, mask.row)
-        else:
-            left = budget - 1 - (step.stack.cost if step.stack else 0)
-            grammar.walk(step.state, step.stack, row, limit=left)
-        if self.complete:
-            row |= grammar.stop_bits
-        return True
-
-    def _fill_lead(self, row: np.ndarray, budget: int | None) -> None:
-        step = self._step
-        tokens = fewest_tokens(step.lead, self._grammar.vocabulary)
-        self._grammar.walk(
-            step.state,
-            step.stack,
-            row,
-            limit=NO_LIMIT if budget is None else budget - 1,
-            lead=step.lead,
-            lead_costs=np.array([len(rest) for rest in tokens], np.int32),
-        )
-
-    def _cost(self) -> int:
-        step = self._step
-        if step.lead:
-            return len(fewest_tokens(step.lead, self._grammar.vocabulary)[0]) + self._cost_after_lead()
-        return self._cost_after_lead()
-
-    def _cost_after_lead(self) -> int:
-        step = self._step
-        return self._grammar.lists.cost[step.state] + (step.stack.cost if step.stack else 0)
+        ((state, stack),) = self._step.configurations
+        after = self._grammar.after_bytes(state, stack, data)
+        return after is not None and self._advance((after,))
 
     def forced_bytes(self) -> bytes:
-        step = self._step
-        if step.state == FINISHED:
-            return b""
-        return step.lead + self._grammar.forced(step.state, step.stack)
-
-    @property
-    def completion_tokens(self) -> int | None:
-        return 0 if self._step.state == FINISHED else self._cost()
-
-    def completion(self) -> list[int] | None:
-        grammar = self._grammar
-        state, stack, lead = self._step[:3]
-        if state == FINISHED:
-            return []
-        tokens = fewest_tokens(lead, grammar.vocabulary)[0] if lead else []
-        while True:
-            while stack is not None and not grammar.lists.cost[state]:
-                state, stack = stack.state, stack.parent
-            if not grammar.lists.cost[state]:
-                return tokens
-            tokens.append(int(grammar.frames.token[state]))
-            after = grammar.after_token(state, stack, tokens[-1])
-            assert after is not None
-            state, stack = after
-
-    def rollback(self, count: int) -> None:
-        self._step = taken_back(self._step, count)
-
-    def fork(self) -> FrameMatcher:
-        return FrameMatcher(self._grammar, self._step)
-
-    @property
-    def finished(self) -> bool:
-        return self._step.state == FINISHED
-
-    @property
-    def complete(self) -> bool:
-        step = self._step
-        if step.state == FINISHED:
-            return True
-        return (
-            not step.lead
-            and self._grammar.lists.final[step.state]
-            and (step.stack is None or step.stack.complete)
-        )
+        return b"" if self.finished else self._grammar.forced(*self._step.configurations[0])

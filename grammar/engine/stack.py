@@ -1,60 +1,86 @@
-"""A pushdown automaton for reading byte by byte in Python: its edges as lists, its stack as a linked list."""
+"""A pushdown automaton for reading byte by byte in Python: its edges as lists, its stacks as linked lists."""
 
 from __future__ import annotations
 
 import bisect
+import weakref
 
 import numpy as np
 
-from ramify.grammar.automaton.pushdown import Frames
+from ramify.grammar.automaton.pushdown import PushdownAutomaton
+
+UsedItems = frozenset[bytes]
+NO_ITEMS: UsedItems = frozenset()
 
 
 class Entry:
-    """A state to return to, on top of others; immutable, shared by all that went on from it."""
+    """A state to return to, on top of the stack `parent`. Immutable; matchers share entries.
 
-    __slots__ = ("__weakref__", "complete", "cost", "height", "parent", "state")
+    `used` is the unique items that were read before in the rule that is returned to. `cost` is the tokens of
+    the shortest completion of the whole stack, `complete` says that all its states are final, `height` counts
+    them.
+    """
 
-    def __init__(self, state: int, parent: Entry | None, frames: FrameLists) -> None:
+    __slots__ = ("__weakref__", "complete", "cost", "height", "parent", "state", "used")
+
+    def __init__(
+        self, state: int, parent: Entry | None, automaton: AutomatonLists, used: UsedItems = NO_ITEMS
+    ) -> None:
         self.state = state
         self.parent = parent
-        self.cost: int = frames.cost[state] + (parent.cost if parent else 0)
-        self.complete: bool = frames.final[state] and (parent is None or parent.complete)
+        self.used = used
+        self.cost: int = automaton.cost[state] + (parent.cost if parent else 0)
+        self.complete: bool = automaton.final[state] and (parent is None or parent.complete)
         self.height: int = parent.height + 1 if parent else 1
 
 
-class FrameLists:
-    """The automaton as lists, which Python reads faster than arrays."""
+class AutomatonLists:
+    """The automaton as lists, which Python reads faster than arrays. `exit`: final states without edges."""
 
-    def __init__(self, frames: Frames) -> None:
-        self.final: list[bool] = frames.final.tolist()
-        self.cost: list[int] = frames.cost.tolist()
-        self.exit: list[bool] = (frames.final & (np.diff(frames.offsets) == 0)).tolist()
-        self._frames = frames
-        self._edges: dict[int, tuple[list[int], list[int], list[int], list[int]]] = {}
+    def __init__(self, automaton: PushdownAutomaton) -> None:
+        self._arrays = automaton.arrays
+        self.final: list[bool] = self._arrays.final.tolist()
+        self.cost: list[int] = self._arrays.cost.tolist()
+        self.exit: list[bool] = (self._arrays.final & (np.diff(self._arrays.offsets) == 0)).tolist()
+        self.after_item: list[bool] = self._arrays.after_item.tolist()
+        self._edges: dict[int, tuple[list[int], ...]] = {}
 
-    def edges(self, state: int) -> tuple[list[int], list[int], list[int], list[int]]:
-        """`low`, `high`, `target` and `push` of its edges."""
+    def edges(self, state: int) -> tuple[list[int], ...]:
+        """`low`, `high`, `target` and `push` of the edges of `state`."""
         known = self._edges.get(state)
         if known is None:
-            frames = self._frames
-            span = slice(frames.offsets[state], frames.offsets[state + 1])
-            known = self._edges[state] = (
-                frames.low[span].tolist(),
-                frames.high[span].tolist(),
-                frames.target[span].tolist(),
-                frames.push[span].tolist(),
-            )
+            span = slice(self._arrays.offsets[state], self._arrays.offsets[state + 1])
+            known = self._edges[state] = tuple(array[span].tolist() for array in self._arrays[1:5])
         return known
 
     def edge(self, state: int, byte: int) -> tuple[int, int] | None:
-        """(target, push) of the edge for `byte`."""
+        """(target, push) of the edge that reads `byte` in a deterministic automaton."""
         low, high, target, push = self.edges(state)
         i = bisect.bisect_right(low, byte) - 1
         return (target[i], push[i]) if i >= 0 and byte <= high[i] else None
 
 
+class SharedStacks:
+    """Stacks of one grammar of which equal ones are the same object, so that configurations compare
+    quickly."""
+
+    def __init__(self, automaton: AutomatonLists) -> None:
+        self._automaton = automaton
+        # An entry keeps its parent alive, so the parent's id is not given to another object meanwhile.
+        self._known: weakref.WeakValueDictionary[tuple[int, int, UsedItems], Entry] = (
+            weakref.WeakValueDictionary()
+        )
+
+    def pushed(self, state: int, parent: Entry | None, used: UsedItems = NO_ITEMS) -> Entry:
+        key = (state, id(parent), used)
+        entry = self._known.get(key)
+        if entry is None:
+            entry = self._known[key] = Entry(state, parent, self._automaton, used)
+        return entry
+
+
 def states_of(stack: Entry | None, count: int) -> list[int]:
-    """The uppermost states of the stack, `count` if there are so many."""
+    """At most `count` states of the stack, the top first."""
     states: list[int] = []
     while stack is not None and len(states) < count:
         states.append(stack.state)

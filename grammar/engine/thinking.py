@@ -1,33 +1,38 @@
 """Free text before the constrained text: reasoning up to its end, or prose up to a tool call.
 
-A `PreambleMatcher` has two phases. In the first every ordinary token may come, until the end of the
-preamble (say ``</think>``) has been written; where its tokens are spent, or where the token budget is
-running out, that end is forced. The second phase is the matcher that it wraps.
+A `PreambleMatcher` has two phases. In the free phase every text token may come until the end of the preamble,
+say ``</think>``, has been written. The end is forced where the preamble's own `max_tokens` are spent, or
+where the rest of the token budget is just enough for the end and the answer. In the answer phase the wrapped
+matcher decides.
+
+The end may be cut anywhere by tokens. With the end ``</think>`` and the text ``so.</`` the free phase has
+matched 2 bytes; a token ``think>{"`` would complete the end, and is allowed only if the answer may begin with
+``{"``.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from ramify.grammar.automaton.token_trie import token_trie
-from ramify.grammar.engine.prefix_matcher import PrefixMatcher, fewest_tokens
-from ramify.grammar.matcher import Matcher, check_rollback, mask_words
+from ramify.grammar.engine.prefix_matcher import fewest_tokens, with_prefix
+from ramify.grammar.matcher import Matcher, allow, check_rollback, mask_words
 from ramify.grammar.vocabulary import Vocabulary, tokens_beginning_with
 from ramify.messages import Preamble
 
 
 def with_preambles(matcher: Matcher, preambles: Sequence[Preamble], vocabulary: Vocabulary) -> Matcher:
-    """`matcher` after `preambles`, whose `end_ids` are known."""
+    """`matcher` after `preambles`, one after the other; their `end_ids` must be set."""
     for preamble in reversed(preambles):
         matcher = PreambleMatcher(preamble, _end_of(preamble, vocabulary), matcher)
     return matcher
 
 
 class FreeGrammar:
-    """Any text: what follows a preamble where there is no constraint."""
+    """Any text: the answer after a preamble where there is no constraint."""
 
     nbytes = 0
 
@@ -35,12 +40,11 @@ class FreeGrammar:
         self._vocabulary = vocabulary
 
     def matcher(self, prefix: bytes = b"") -> Matcher:
-        inner = FreeMatcher(self._vocabulary)
-        return PrefixMatcher(inner, prefix, self._vocabulary) if prefix else inner
+        return with_prefix(FreeMatcher(self._vocabulary), prefix, self._vocabulary)
 
 
 class FreeMatcher:
-    """Allows everything until a stop token."""
+    """Allows every token until a stop token."""
 
     completion_tokens = 0
     free = True
@@ -90,15 +94,17 @@ class FreeMatcher:
 
 
 class PreambleMatcher:
-    """`answer` after free text that ends in `end`. `accept` takes every spelling of a forced end, the mask
-    offers the tokenizer's own."""
+    """`answer` after free text that ends in `end`.
+
+    Where the end is forced, the mask allows only the tokenizer's own spelling; `accept` takes any spelling.
+    """
 
     def __init__(self, preamble: Preamble, end: _End, answer: Matcher) -> None:
         self._preamble = preamble
         self._end = end
-        self._answer = answer  # at its beginning; never driven
+        self._answer = answer  # stays at its beginning; the answer phase drives a fork
         self._needed_after: dict[bytes, int | None] = {}
-        self._matched = [0]  # after each token of the free text, how many bytes of the end stand there
+        self._matched = [0]  # after each token of the free text, the bytes of the end that are matched there
         self._inner: Matcher | None = None
         self._inner_tokens = 0
         self._stopped = False
@@ -131,7 +137,7 @@ class PreambleMatcher:
         return self._advance(data)
 
     def _advance(self, data: bytes) -> bool:
-        """Go on over text in the first phase, and into the second one."""
+        """Read text in the free phase, and beyond its end in the answer phase."""
         matched, rest = self._end.advance(self._matched[-1], data)
         if rest is not None:
             inner = self._answer.fork()
@@ -152,13 +158,13 @@ class PreambleMatcher:
         short = budget is not None and budget <= end.remaining(matched) + needed
         if self._forced or (short and not self._preamble.optional):
             row[:] = 0
-            _set(row, end.forced_tokens(matched), True)
+            allow(row, end.forced_tokens(matched))
             return True
         row[:] = end.ordinary
         for rest, tokens in end.completing(matched).items():
-            _set(row, tokens, self._takes(rest, None if budget is None else budget - 1))
+            allow(row, tokens, self._takes(rest, None if budget is None else budget - 1))
         if self.complete:
-            _set(row, end.vocabulary.stop_ids, True)
+            allow(row, end.vocabulary.stop_ids)
         return True
 
     def forced_bytes(self) -> bytes:
@@ -224,12 +230,12 @@ class PreambleMatcher:
 
     @property
     def _forced(self) -> bool:
-        """The preamble's own tokens are spent."""
+        """The preamble's own `max_tokens` are spent."""
         limit = self._preamble.max_tokens
         return limit is not None and len(self._matched) > limit
 
     def _takes(self, rest: bytes, budget: int | None) -> bool:
-        """The answer may begin with `rest` and be completed within `budget` tokens more."""
+        """The answer may begin with `rest`, and be completed within `budget` more tokens."""
         if rest not in self._needed_after:
             answer = self._answer.fork()
             fits = not rest or answer.accept_bytes(rest)
@@ -239,9 +245,9 @@ class PreambleMatcher:
 
 
 class _End:
-    """The end of a preamble against a vocabulary: shared by all requests that have it.
+    """The end of a preamble, prepared for a vocabulary; all requests with that end share it.
 
-    A number `matched` says how many bytes of the end stand at the end of the text so far, as in the
+    `matched` is the length of the longest beginning of the end with which the text so far ends, as in the
     algorithm of Knuth, Morris and Pratt.
     """
 
@@ -256,7 +262,7 @@ class _End:
         self._completing: dict[int, dict[bytes, list[int]]] = {}
         self.ordinary = _mask_of_text(vocabulary)
         self.next_id: dict[int, int] = {}
-        """By `matched`: how the tokenizer itself goes on with the end."""
+        """By `matched`, the next token of the tokenizer's own spelling of the end."""
         self._left: dict[int, int] = {}
         matched = 0
         for i, token in enumerate(ids):
@@ -275,7 +281,7 @@ class _End:
         return self.text if token == self._control else self.vocabulary.tokens[token]
 
     def advance(self, matched: int, data: bytes) -> tuple[int, bytes | None]:
-        """`matched` after `data`, and where the end was completed, what followed it."""
+        """`matched` after `data`, and the bytes behind the end, or None where the end is not complete."""
         for i, byte in enumerate(data):
             while matched and self.text[matched] != byte:
                 matched = self._borders[matched]
@@ -286,7 +292,7 @@ class _End:
         return matched, None
 
     def completing(self, matched: int) -> dict[bytes, list[int]]:
-        """The tokens that complete the end, by what they hold beyond it."""
+        """The tokens that complete the end, by their bytes behind it."""
         known = self._completing.get(matched)
         if known is None:
             known = self._completing[matched] = {}
@@ -297,7 +303,8 @@ class _End:
         return known
 
     def _may_complete(self, matched: int) -> dict[int, bytes]:
-        """The tokens that hold the whole end, or begin with what some border of the text so far lacks."""
+        """Candidates for `completing`: tokens that contain the whole end, and tokens that begin with the
+        missing bytes of one of the matches at the end of the text."""
         found = dict(self._containing)
         while matched:
             missing = self.text[matched:]
@@ -311,13 +318,13 @@ class _End:
         return found
 
     def leads_on(self, matched: int, data: bytes, token: int = -1) -> bool:
-        """`data` goes on with the end, as the tokenizer spells it or otherwise, or runs past it."""
+        """`data` continues the end, in any spelling, or completes it and goes on."""
         rest = self.text[matched:]
         return token == self.next_id.get(matched) or rest.startswith(data) or data.startswith(rest)
 
     def forced_tokens(self, matched: int) -> list[int]:
-        """The tokens that lead straight on: the tokenizer's own, or where the text has left its way all
-        that the rest begins with."""
+        """The tokens that continue the end: the tokenizer's own, or all that fit where the text so far is not
+        how the tokenizer would have spelled it."""
         if matched in self.next_id:
             return [self.next_id[matched]]
         rest = self.text[matched:]
@@ -325,13 +332,13 @@ class _End:
         return [self._ids[each] for each in beginnings if each in self._ids]
 
     def remaining(self, matched: int) -> int:
-        """Tokens that suffice to complete the end."""
+        """Number of tokens in `path`."""
         if matched not in self._left:
             self._left[matched] = len(self.path(matched))
         return self._left[matched]
 
     def path(self, matched: int) -> list[int]:
-        """Tokens that complete the end: the tokenizer's own where the text stands on its way."""
+        """Tokens that complete the end: the tokenizer's own, or else the fewest."""
         if matched in self.next_id:
             return self._own[-self._left[matched] :]
         return fewest_tokens(self.text[matched:], self.vocabulary)[0]
@@ -342,7 +349,7 @@ _ends: weakref.WeakKeyDictionary[Vocabulary, dict[tuple[str, tuple[int, ...]], _
 )
 
 MAX_ENDS = 256
-"""Ends kept; clients may choose their own."""
+"""Most ends kept for a vocabulary: clients may send any."""
 
 
 def _end_of(preamble: Preamble, vocabulary: Vocabulary) -> _End:
@@ -356,7 +363,7 @@ def _end_of(preamble: Preamble, vocabulary: Vocabulary) -> _End:
 
 
 def _borders(text: bytes) -> list[int]:
-    """By length, the longest proper beginning of that part of `text` that is also its end."""
+    """By n, the length of the longest proper prefix of ``text[:n]`` that is also its suffix."""
     borders = [0, 0]
     for byte in text[1:]:
         length = borders[-1]
@@ -367,17 +374,7 @@ def _borders(text: bytes) -> list[int]:
 
 
 def _mask_of_text(vocabulary: Vocabulary) -> np.ndarray:
-    """The mask of all tokens that stand for text."""
+    """The mask of all tokens that have bytes."""
     allowed = np.zeros(mask_words(vocabulary.size) * 32, bool)
     allowed[: vocabulary.size] = [bool(spelling) for spelling in vocabulary.tokens]
     return np.packbits(allowed, bitorder="little").view(np.int32)
-
-
-def _set(row: np.ndarray, tokens: Iterable[int], allowed: bool) -> None:
-    words = row.view(np.uint32)
-    for token in tokens:
-        bit = np.uint32(1 << (token & 31))
-        if allowed:
-            words[token >> 5] |= bit
-        else:
-            words[token >> 5] &= ~bit

@@ -1,8 +1,16 @@
-"""The pushdown engine where the items of an array must differ (``uniqueItems``, `rules.expression.Fresh`).
+"""The matcher for arrays with ``uniqueItems``: it remembers the items that it has read.
 
-The automaton's mask is what would be allowed if no item had been read yet. Few of its tokens can repeat an
-item or lead to where only repetitions are left: those that end or begin an item, and those that go on as an
-earlier item does. Each of these is tried out, byte by byte.
+The automaton's mask is the one before any item has been read. Few of its tokens can repeat an item or lead to
+where only repetitions are left: tokens that begin or end an item, and tokens that continue as an earlier item
+does. Each of those is tried byte by byte. With strings of the letters a and b, after ``["a", "``:
+
+    allowed by the automaton    a    b    aa    a"    b"
+    tried                       a                a"    b"
+    allowed                     a    b    aa          b"
+
+The token a" would repeat the item; after the token a the item can still become "aa".
+
+The automaton may be nondeterministic: each configuration then has its own items.
 """
 
 from __future__ import annotations
@@ -11,202 +19,180 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ramify.grammar.automaton.pushdown import FreshItems
 from ramify.grammar.automaton.unique_items import ENDLESS_WORDS, surcharge
-from ramify.grammar.engine.pushdown import FINISHED, FrameGrammar
-from ramify.grammar.engine.stack import Entry
-from ramify.grammar.matcher import first_token, taken_back
-
-Used = frozenset[bytes]
-NOTHING_USED: Used = frozenset()
-
-
-class _Entry(Entry):
-    """`used`: the texts that were used in the rule that is returned to."""
-
-    __slots__ = ("used",)
-
-    def __init__(self, state: int, parent: Entry | None, grammar: FrameGrammar, used: Used) -> None:
-        super().__init__(state, parent, grammar.lists)
-        self.used = used
+from ramify.grammar.engine.configurations import ConfigurationMatcher, Step
+from ramify.grammar.engine.nondeterministic import MOST_CONFIGURATIONS, forced_in_all
+from ramify.grammar.engine.pushdown import PushdownGrammar
+from ramify.grammar.engine.stack import NO_ITEMS, Entry, UsedItems
+from ramify.grammar.matcher import allows, first_token
 
 
 class _Item(NamedTuple):
-    """The fresh text that is being read: `said` so far, and the used texts that begin like it."""
+    """The item that is being read: its text so far, and the used items that begin with that text."""
 
-    said: bytes
-    alike: tuple[bytes, ...]
+    text: bytes
+    alike: UsedItems
 
     def after(self, data: bytes) -> _Item:
-        said = self.said + data
-        return _Item(said, tuple(text for text in self.alike if text.startswith(said)))
+        text = self.text + data
+        return _Item(text, frozenset(used for used in self.alike if used.startswith(text)))
 
 
-class _Step(NamedTuple):
-    """`used`: the texts that were used in the rule that is being read."""
+class _Configuration(NamedTuple):
+    """`used`: the items that were read in the rule that is being read. Equal ones go on alike."""
 
     state: int
-    stack: _Entry | None
-    used: Used
+    stack: Entry | None
+    used: UsedItems
     item: _Item | None
-    before: _Step | None
-    accepted: int
 
 
-class FreshMatcher:
-    """A matcher that remembers the items it has read."""
+class UniqueItemsMatcher(ConfigurationMatcher[_Configuration]):
+    """A matcher for deterministic and nondeterministic automata with unique items."""
 
-    free = False
-
-    def __init__(self, grammar: FrameGrammar, items: FreshItems, step: _Step) -> None:
-        self._grammar = grammar
+    def __init__(self, grammar: PushdownGrammar, step: Step[_Configuration]) -> None:
+        super().__init__(grammar, step)
+        items = grammar.automaton.items
+        assert items is not None
         self._items = items
-        self._fresh: list[bool] = grammar.frames.fresh.tolist()
-        self._step = step
 
-    @staticmethod
-    def begin(grammar: FrameGrammar, items: FreshItems) -> FreshMatcher:
-        return FreshMatcher(grammar, items, _Step(0, None, NOTHING_USED, None, None, 0))
+    @classmethod
+    def begin(cls, grammar: PushdownGrammar) -> UniqueItemsMatcher:
+        return cls.at(grammar, _Configuration(0, None, NO_ITEMS, None))
 
     # --- moving -----------------------------------------------------------------------------------------
 
-    def accept(self, token: int) -> bool:
-        vocabulary = self._grammar.vocabulary
-        if self.finished or not 0 <= token < vocabulary.size:
-            return False
-        if vocabulary.tokens[token]:
-            return self.accept_bytes(vocabulary.tokens[token])
-        if not self.complete or token not in vocabulary.stop_ids:
-            return False
-        step = self._step
-        self._step = _Step(FINISHED, None, NOTHING_USED, None, step, step.accepted + 1)
-        return True
-
     def accept_bytes(self, data: bytes) -> bool:
-        after = None if self.finished else self._after(self._step, data)
-        if after is None:
-            return False
-        self._step = after._replace(before=self._step, accepted=self._step.accepted + 1)
-        return True
+        found: dict[_Configuration, None] = {}
+        for configuration in self._step.configurations:
+            found.update(dict.fromkeys(self._after(configuration, data)))
+        configurations = tuple(found)
+        if len(configurations) > MOST_CONFIGURATIONS:
+            configurations = tuple(sorted(configurations, key=self._cost)[:MOST_CONFIGURATIONS])
+        return bool(configurations) and self._advance(configurations)
 
-    def _after(self, step: _Step, data: bytes) -> _Step | None:
-        """The configuration after `data`; None where the grammar does not allow it, or no end is left."""
-        here: _Step | None = step
+    def _after(self, configuration: _Configuration, data: bytes) -> list[_Configuration]:
+        """The configurations after `data` from which an end can be reached."""
+        here = [configuration]
         for i in range(len(data)):
-            here = None if here is None else self._read(here, data[i : i + 1])
-        exit_states = self._grammar.lists.exit
-        while here is not None and here.stack is not None and exit_states[here.state]:
-            here = self._returned(here)
-        return here if here is not None and self._can_end(here) else None
+            here = [after for before in here for after in self._after_byte(before, data[i : i + 1])]
+        exits = self._grammar.lists.exit
+        found: dict[_Configuration, None] = {}
+        for read in here:
+            after: _Configuration | None = read
+            while after is not None and after.stack is not None and exits[after.state]:
+                after = self._returned(after)
+            if after is not None and self._can_end(after):
+                found[after] = None
+        return list(found)
 
-    def _read(self, step: _Step, byte: bytes) -> _Step | None:
-        grammar = self._grammar
-        state, stack, used, item = step[:4]
-        while True:
-            edge = grammar.lists.edge(state, byte[0])
-            if edge is None:
-                back = self._returned(_Step(state, stack, used, item, None, 0))
-                if back is None:
-                    return None
-                state, stack, used, item = back[:4]
-                continue
-            target, push = edge
-            if push >= 0:
-                stack = _Entry(push, stack, grammar, used)
-                if self._fresh[push]:
-                    item = _Item(b"", tuple(used))
-            if target >= 0:
-                return _Step(target, stack, used, item and item.after(byte), None, 0)
-            state, used = ~target, NOTHING_USED
+    def _after_byte(self, configuration: _Configuration, byte: bytes) -> list[_Configuration]:
+        lists = self._grammar.lists
+        found: dict[_Configuration, None] = {}
+        branches = [(configuration, False)]
+        while branches:
+            here, entered = branches.pop()
+            # A rule that was called for this byte reads it: the caller has edges of its own for an empty
+            # rule.
+            back = None if entered else self._returned(here)
+            if back is not None:
+                branches.append((back, False))
+            for low, high, target, push in zip(*lists.edges(here.state), strict=True):
+                if not low <= byte[0] <= high:
+                    continue
+                stack, item = here.stack, here.item
+                if push >= 0:
+                    stack = self._grammar.stacks.pushed(push, stack, here.used)
+                    if lists.after_item[push]:
+                        item = _Item(b"", here.used)
+                if target < 0:
+                    branches.append((_Configuration(~target, stack, NO_ITEMS, item), True))
+                else:
+                    found[_Configuration(target, stack, here.used, item and item.after(byte))] = None
+        return list(found)
 
-    def _reads(self, step: _Step, byte: bytes) -> list[_Step]:
-        after = self._read(step, byte)
-        return [] if after is None else [after]
-
-    def _returned(self, step: _Step) -> _Step | None:
-        """Where what is being read ends here, the configuration after it."""
-        stack = step.stack
-        if stack is None or not self._grammar.lists.final[step.state]:
+    def _returned(self, configuration: _Configuration) -> _Configuration | None:
+        """The configuration after a return; None where the rule cannot end here, or its item was used
+        before."""
+        stack = configuration.stack
+        if stack is None or not self._grammar.lists.final[configuration.state]:
             return None
-        used, item = stack.used, step.item
-        if self._fresh[stack.state]:
+        used, item = stack.used, configuration.item
+        if self._grammar.lists.after_item[stack.state]:
             assert item is not None
-            if item.said in used:
+            if item.text in used:
                 return None
-            used, item = used | {item.said}, None
-        parent = stack.parent
-        assert parent is None or isinstance(parent, _Entry)
-        return _Step(stack.state, parent, used, item, None, 0)
+            used, item = used | {item.text}, None
+        return _Configuration(stack.state, stack.parent, used, item)
 
     # --- what is left -----------------------------------------------------------------------------------
 
-    def _holders(self, step: _Step) -> list[tuple[int, int]]:
-        """(state, number of used texts) for each rule that may still read fresh texts; the one that is
-        being read in one of them counts as used."""
-        found = [(step.state, len(step.used))]
-        entry = step.stack
+    def _open_arrays(self, configuration: _Configuration) -> list[tuple[int, int]]:
+        """(state, number of used items) of each rule that may still read unique items. An item that is being
+        read counts as used."""
+        found = [(configuration.state, len(configuration.used))]
+        entry = configuration.stack
         while entry is not None:
-            assert isinstance(entry, _Entry)
-            found.append((entry.state, len(entry.used) + self._fresh[entry.state]))
-            entry = entry.parent  # type: ignore[assignment]
+            found.append((entry.state, len(entry.used) + self._grammar.lists.after_item[entry.state]))
+            entry = entry.parent
         return [(state, used) for state, used in found if self._items.item[state] >= 0]
 
-    def _can_end(self, step: _Step) -> bool:
+    def _can_end(self, configuration: _Configuration) -> bool:
+        """There are enough unused items for every open array, and the item being read can become one of
+        them."""
         items = self._items
-        for state, used in self._holders(step):
+        for state, used in self._open_arrays(configuration):
             if items.words[items.item[state]] - used < items.need[state]:
                 return False
-        if step.item is None or not step.item.alike:
+        item = configuration.item
+        if item is None or not item.alike:
             return True
-        texts = items.words[step.state]
-        for state in self._above_item(step):
+        texts = 1
+        for state in self._states_of_item(configuration):
             texts *= items.words[state]
-        return texts > len(step.item.alike) or texts >= ENDLESS_WORDS
+        return texts > len(item.alike) or texts >= ENDLESS_WORDS
 
-    def _above_item(self, step: _Step) -> list[int]:
-        """The states to return to before the fresh text has ended."""
-        states: list[int] = []
-        entry: Entry | None = step.stack
-        while entry is not None and not self._fresh[entry.state]:
+    def _states_of_item(self, configuration: _Configuration) -> list[int]:
+        """The state, and the states to return to before the item has ended."""
+        states = [configuration.state]
+        entry = configuration.stack
+        while entry is not None and not self._grammar.lists.after_item[entry.state]:
             states.append(entry.state)
             entry = entry.parent
         return states
 
-    def _cost(self, step: _Step) -> int:
-        return self._plain_cost(step) + self._surcharge(step)
+    def _cost(self, configuration: _Configuration) -> int:
+        return super()._cost(configuration) + self._surcharge(configuration)
 
-    def _plain_cost(self, step: _Step) -> int:
-        return self._grammar.lists.cost[step.state] + (step.stack.cost if step.stack else 0)
-
-    def _surcharge(self, step: _Step) -> int:
+    def _surcharge(self, configuration: _Configuration) -> int:
+        """Tokens of a completion beyond those of the automaton, which does not know the used items."""
         items = self._items
         found = sum(
             surcharge(items.lengths[items.item[state]], used, items.need[state])
-            for state, used in self._holders(step)
+            for state, used in self._open_arrays(configuration)
         )
-        if step.item is not None and step.item.alike:
-            found += self._other_end(step) - self._cost_of_item(step)
+        if configuration.item is not None and configuration.item.alike:
+            found += self._cost_of_other_item(configuration) - self._cost_of_item(configuration)
         return found
 
-    def _cost_of_item(self, step: _Step) -> int:
+    def _cost_of_item(self, configuration: _Configuration) -> int:
         cost = self._grammar.lists.cost
-        return cost[step.state] + sum(cost[state] for state in self._above_item(step))
+        return sum(cost[state] for state in self._states_of_item(configuration))
 
-    def _other_end(self, step: _Step) -> int:
-        """Tokens that suffice to end the fresh text as one that was not used: bytes up to where it leaves
-        the used ones, and then the cost from there on."""
-        assert step.item is not None
+    def _cost_of_other_item(self, configuration: _Configuration) -> int:
+        """Tokens that end the item as one that is not used yet: one for each byte up to where it differs from
+        all used items, and then the cost from there on."""
         least = ENDLESS_WORDS
-        queue = [(step, 0)]
+        queue = [(configuration, 0)]
         while queue:
             here, read = queue.pop()
             assert here.item is not None
-            if self._item_may_end(here) and here.item.said not in here.item.alike:
+            if self._item_may_end(here) and here.item.text not in here.item.alike:
                 least = min(least, read)
-            length = len(here.item.said)
+            length = len(here.item.text)
             ahead = {text[length] for text in here.item.alike if len(text) > length}
             for byte in self._bytes_to_try(here, ahead):
-                for after in self._reads(here, bytes([byte])):
+                for after in self._after_byte(here, bytes([byte])):
                     if after.item is None or read + 1 >= least:
                         continue
                     if after.item.alike:
@@ -215,15 +201,14 @@ class FreshMatcher:
                         least = min(least, read + 1 + self._cost_of_item(after))
         return least
 
-    def _item_may_end(self, step: _Step) -> bool:
-        final = self._grammar.lists.final
-        return final[step.state] and all(final[state] for state in self._above_item(step))
+    def _item_may_end(self, configuration: _Configuration) -> bool:
+        return all(self._grammar.lists.final[state] for state in self._states_of_item(configuration))
 
-    def _bytes_to_try(self, step: _Step, ahead: set[int]) -> list[int]:
-        """`ahead`, and for each range of bytes that may come in the fresh text one that is not among them."""
+    def _bytes_to_try(self, configuration: _Configuration, ahead: set[int]) -> list[int]:
+        """`ahead`, and of each range of bytes that the item may go on with one that is not in `ahead`."""
         lists = self._grammar.lists
         found = list(ahead)
-        for state in [step.state, *self._above_item(step)]:
+        for state in self._states_of_item(configuration):
             low, high, _, _ = lists.edges(state)
             for first, last in zip(low, high, strict=True):
                 found += [byte for byte in range(first, last + 1) if byte not in ahead][:1]
@@ -231,92 +216,50 @@ class FreshMatcher:
                 break
         return found
 
-    # --- what may come ----------------------------------------------------------------------------------
+    # --- masks ------------------------------------------------------------------------------------------
 
-    def fill_mask(self, row: np.ndarray, budget: int | None = None) -> bool:
-        if self.finished:
-            row[:] = 0
-            return True
-        self._fill(self._step, row, budget)
-        if self.complete:
-            row |= self._grammar.stop_bits
-        return True
-
-    def _fill(self, step: _Step, row: np.ndarray, budget: int | None) -> None:
+    def _fill(self, configuration: _Configuration, row: np.ndarray, budget: int | None) -> None:
         grammar = self._grammar
-        mask = grammar.mask(step.state, step.stack)
-        np.copyto(row, mask.row)
-        if budget is not None:
-            after_others = self._surcharge(step._replace(item=None))
-            if self._plain_cost(step) + mask.rise + after_others >= budget:
-                left = budget - 1 - after_others - (step.stack.cost if step.stack else 0)
-                grammar.walk(step.state, step.stack, row, limit=left)
+        state, stack, _, item = configuration
+        of_arrays = 0 if budget is None else self._surcharge(configuration._replace(item=None))
+        mask = grammar.fill(state, stack, row, budget, of_arrays)
         bits, allowed = row.view(np.uint32), mask.row.view(np.uint32)
-        for token in (*mask.doubtful, *self._alike_tokens(step)):
+        for token in (*mask.doubtful, *self._alike_tokens(item)):
             word, bit = token >> 5, np.uint32(1 << (token & 31))
             if not allowed[word] & bit:
                 continue
-            afters = self._afters(step, grammar.vocabulary.tokens[token])
+            afters = self._after(configuration, grammar.vocabulary.tokens[token])
             if any(budget is None or self._cost(after) < budget for after in afters):
                 bits[word] |= bit
             else:
                 bits[word] &= ~bit
 
-    def _afters(self, step: _Step, data: bytes) -> list[_Step]:
-        """The configurations after `data` from which the text can be completed."""
-        after = self._after(step, data)
-        return [] if after is None else [after]
-
-    def _alike_tokens(self, step: _Step) -> list[int]:
-        """The tokens that used texts go on with from where the item stands."""
-        if step.item is None:
+    def _alike_tokens(self, item: _Item | None) -> list[int]:
+        """The tokens with which used items continue from where `item` stands."""
+        if item is None:
             return []
         ids = self._grammar.trie.ids_of
-        length = len(step.item.said)
-        pieces = {text[length:end] for text in step.item.alike for end in range(length + 1, len(text) + 1)}
+        length = len(item.text)
+        pieces = {text[length:end] for text in item.alike for end in range(length + 1, len(text) + 1)}
         return [token for piece in pieces for token in ids.get(piece, ())]
 
     def forced_bytes(self) -> bytes:
-        return b"" if self.finished else self._grammar.forced(self._step.state, self._step.stack)
+        configurations = [configuration[:2] for configuration in self._step.configurations]
+        if self._grammar.automaton.nondeterministic:
+            return forced_in_all(self._grammar, configurations)
+        return self._grammar.forced(*configurations[0]) if configurations else b""
 
-    @property
-    def completion_tokens(self) -> int | None:
-        if self.finished or self.complete:
-            return 0
-        return self._cost(self._step)
-
-    def completion(self) -> list[int] | None:
-        twin = self.fork()
-        tokens: list[int] = []
+    def _completing_token(self) -> int:
         row = np.empty_like(self._grammar.stop_bits)
-        while not twin.complete:
-            twin.fill_mask(row, twin.completion_tokens)
-            best = int(self._grammar.frames.token[twin._step.state])
-            has_best = best >= 0 and bool(row.view(np.uint32)[best >> 5] >> np.uint32(best & 31) & 1)
-            if not has_best:
-                best = first_token(row)
-            tokens.append(best)
-            assert twin.accept(best)
-        return tokens
+        self.fill_mask(row, self.completion_tokens)
+        for state, *_ in self._step.configurations[:1]:
+            best = int(self._grammar.automaton.arrays.token[state])
+            if best >= 0 and allows(row, best):
+                return best
+        return first_token(row)
 
-    # --- steps ------------------------------------------------------------------------------------------
-
-    def rollback(self, count: int) -> None:
-        self._step = taken_back(self._step, count)
-
-    def fork(self) -> FreshMatcher:
-        return FreshMatcher(self._grammar, self._items, self._step)
-
-    @property
-    def finished(self) -> bool:
-        return self._step.state == FINISHED
-
-    @property
-    def complete(self) -> bool:
-        return self.finished or self._may_end(self._step)
-
-    def _may_end(self, step: _Step) -> bool:
-        here: _Step | None = step
+    def _may_end(self, configuration: _Configuration) -> bool:
+        here: _Configuration | None = configuration
         while here is not None and here.stack is not None:
             here = self._returned(here)
         return here is not None and self._grammar.lists.final[here.state]

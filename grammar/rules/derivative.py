@@ -17,11 +17,11 @@ from ramify.grammar.rules.expression import (
     Call,
     Chars,
     Expression,
-    Fresh,
     Ranges,
     Repeat,
     Seq,
     Text,
+    UniqueItem,
     alt,
     chars,
     nullable,
@@ -86,7 +86,7 @@ class Derivatives:
                 return tuple((ranges, seq(after, rest)) for ranges, after in self.of(item))
             case Call(rule):
                 return self.of(self._rules[rule])
-            case Fresh():
+            case UniqueItem():
                 raise AssertionError("What may follow a Fresh depends on all that was read before.")
 
     def joint_steps(self, lefts: Sequence[Left]) -> list[tuple[Ranges, tuple[Left, ...]]]:

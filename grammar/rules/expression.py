@@ -86,7 +86,7 @@ class Call(_Node):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Fresh(_Node):
+class UniqueItem(_Node):
     """A text of `item`, not empty, that no earlier `Fresh` of the same rule has read since the rule was
     begun; `item` calls no rule that has a `Fresh` itself."""
 
@@ -94,7 +94,7 @@ class Fresh(_Node):
     item: Expression
 
 
-Expression = Chars | Text | Seq | Alt | Repeat | Call | Fresh
+Expression = Chars | Text | Seq | Alt | Repeat | Call | UniqueItem
 
 EMPTY = Seq(())
 NOTHING = Alt(())
@@ -200,7 +200,7 @@ def nullable(expression: Expression, rules: Collection[str] = ()) -> bool:
             return low == 0 or nullable(item, rules)
         case Call(rule):
             return rule in rules
-        case Fresh(item):
+        case UniqueItem(item):
             return nullable(item, rules)
     return False
 
@@ -214,6 +214,6 @@ def size(expression: Expression) -> int:
             return sum(map(size, parts))
         case Repeat(item, low, high):
             return size(item) * max(1, low if high is None else high)
-        case Fresh(item):
+        case UniqueItem(item):
             return size(item)
     return 1

@@ -10,10 +10,10 @@ from ramify.grammar.rules.expression import (
     Alt,
     Call,
     Expression,
-    Fresh,
     Repeat,
     Seq,
     Text,
+    UniqueItem,
     alt,
     nullable,
     repeat,
@@ -137,7 +137,7 @@ def calls_of(expression: Expression) -> dict[str, None]:
             return {rule: None}
         case Seq(parts) | Alt(parts):
             return {rule: None for part in parts for rule in calls_of(part)}
-        case Repeat(item, _, _) | Fresh(item):
+        case Repeat(item, _, _) | UniqueItem(item):
             return calls_of(item)
     return {}
 
@@ -152,7 +152,7 @@ def _can_end(expression: Expression, ending: set[str]) -> bool:
             return any(_can_end(option, ending) for option in options)
         case Repeat(item, low, _):
             return low == 0 or _can_end(item, ending)
-        case Fresh(item):
+        case UniqueItem(item):
             return _can_end(item, ending)
     return True
 
@@ -167,7 +167,7 @@ def _pruned(expression: Expression, ending: set[str]) -> Expression:
             return alt(*(_pruned(option, ending) for option in options))
         case Repeat(item, low, high):
             return repeat(_pruned(item, ending), low, high)
-        case Fresh(item):
+        case UniqueItem(item):
             pruned = _pruned(item, ending)
-            return NOTHING if pruned == NOTHING else Fresh(pruned)
+            return NOTHING if pruned == NOTHING else UniqueItem(pruned)
     return expression

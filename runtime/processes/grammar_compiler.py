@@ -1,7 +1,7 @@
-"""The grammar compiler as a process.
+"""The grammar compiler's process.
 
-Arguments: the socket to listen on, the width of the model's logits, and the stop token ids with commas.
-It compiles nothing itself: it forks a child for every job that no file on disk answers.
+Arguments: the socket to listen on, the width of the model's logits, and the stop token ids, separated by
+commas. Compiled grammars on disk answer a job at once; every other job gets a child process.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from ramify.grammar.compile.forked_jobs import Answer, CompileJobs
+from ramify.grammar.compile.child_jobs import Answer, CompileJobs
 from ramify.grammar.compile.grammar_files import GrammarFiles
 from ramify.grammar.compile.job import answer, limit_memory
 from ramify.grammar.engine.load import prepare
@@ -25,7 +25,7 @@ from ramify.runtime.processes.worker_start import started
 async def serve(
     inbox: Inbox[CompileGrammar], scheduler: Outbox, vocabulary: Vocabulary, orders: Orders
 ) -> None:
-    """Answer the jobs of `inbox` for ever."""
+    """Answer the jobs of `inbox` until the process is killed."""
     config = orders.config
     files = GrammarFiles(vocabulary)
     compiling: dict[str, CompileGrammar] = {}
@@ -56,7 +56,7 @@ async def serve(
 
 
 def main() -> None:
-    # Its parent is the scheduler, which may live on without it.
+    # The parent is the scheduler, which may outlive this process and needs the sockets.
     orders = take_orders("compiler", remove_sockets=False)
     path, vocab_size, stop_ids = sys.argv[1:]
     inbox: Inbox[CompileGrammar] = Inbox(Path(path), CompileGrammar)

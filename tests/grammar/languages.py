@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton.compiler import compile_rules
-from ramify.grammar.engine.pushdown import FrameGrammar
+from ramify.grammar.engine.pushdown import PushdownGrammar
 from ramify.grammar.rules.derivative import CharAutomaton, to_rules
 from ramify.grammar.rules.expression import Call, Expression
 from ramify.grammar.rules.rule_set import ROOT, Rules
@@ -23,7 +23,7 @@ class Language:
         except InvalidConstraint:
             self._grammar = None
         else:
-            self._grammar = FrameGrammar(compiled.to_bytes(), BYTES)
+            self._grammar = PushdownGrammar(compiled.to_bytes(), BYTES)
 
     def accepts(self, data: bytes) -> bool:
         if self._grammar is None:

@@ -1,4 +1,4 @@
-"""The oracle of the frames tests: a grammar read by derivatives, all alternatives at once, byte by byte."""
+"""The oracle of the pushdown tests: a grammar read by derivatives, all alternatives at once, byte by byte."""
 
 from __future__ import annotations
 

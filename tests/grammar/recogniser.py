@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 
-from ramify.grammar.rules.expression import Alt, Call, Chars, Expression, Fresh, Repeat, Seq, Text
+from ramify.grammar.rules.expression import Alt, Call, Chars, Expression, Repeat, Seq, Text, UniqueItem
 from ramify.grammar.rules.rule_set import ROOT
 
 Ends = frozenset[int]
@@ -16,7 +16,7 @@ class Recogniser:
 
     def __init__(self, rules: Mapping[str, Expression]) -> None:
         self._rules = rules
-        self._fresh = {name for name, body in rules.items() if _has_fresh(body)}
+        self._array_rules = {name for name, body in rules.items() if _has_unique_items(body)}
 
     def accepts(self, text: str) -> bool:
         self._text = text
@@ -44,8 +44,8 @@ class Recogniser:
 
     def _more_ends(self, expression: Expression, begin: int) -> Iterator[int] | Ends:
         match expression:
-            case Call(rule) if rule in self._fresh:
-                return (end for end, _ in self._fresh_ends(self._rules[rule], begin, frozenset()))
+            case Call(rule) if rule in self._array_rules:
+                return (end for end, _ in self._ends_with_unique_items(self._rules[rule], begin, frozenset()))
             case Call(rule):
                 return self._ends(self._rules[rule], begin)
             case Alt(options):
@@ -59,27 +59,37 @@ class Recogniser:
                 return self._repeated(item, low, high, begin)
         raise TypeError(expression)
 
-    def _fresh_ends(
+    def _ends_with_unique_items(
         self, expression: Expression, begin: int, read: frozenset[str]
     ) -> set[tuple[int, frozenset[str]]]:
-        """The ends with the texts that `Fresh` has read on the way there."""
+        """The ends, each with the unique items that were read on the way there."""
         match expression:
-            case Fresh(item):
+            case UniqueItem(item):
                 texts = ((end, self._text[begin:end]) for end in self._ends(item, begin))
                 return {(end, read | {text}) for end, text in texts if text not in read}
             case Alt(options):
-                return {found for option in options for found in self._fresh_ends(option, begin, read)}
+                return {
+                    found for option in options for found in self._ends_with_unique_items(option, begin, read)
+                }
             case Seq(parts):
                 found = {(begin, read)}
                 for part in parts:
-                    found = {after for end, known in found for after in self._fresh_ends(part, end, known)}
+                    found = {
+                        after
+                        for end, known in found
+                        for after in self._ends_with_unique_items(part, end, known)
+                    }
                 return found
             case Repeat(item, low, high):
                 found, ends, count = set(), {(begin, read)}, 0
                 while ends and (high is None or count <= high):
                     if count >= low:
                         found |= ends
-                    ends = {after for end, known in ends for after in self._fresh_ends(item, end, known)}
+                    ends = {
+                        after
+                        for end, known in ends
+                        for after in self._ends_with_unique_items(item, end, known)
+                    }
                     count += 1
                 return found
         return {(end, read) for end in self._ends(expression, begin)}
@@ -98,14 +108,14 @@ class Recogniser:
         return frozenset(found)
 
 
-def _has_fresh(expression: Expression) -> bool:
+def _has_unique_items(expression: Expression) -> bool:
     match expression:
-        case Fresh():
+        case UniqueItem():
             return True
         case Seq(parts) | Alt(parts):
-            return any(map(_has_fresh, parts))
+            return any(map(_has_unique_items, parts))
         case Repeat(item, _, _):
-            return _has_fresh(item)
+            return _has_unique_items(item)
     return False
 
 

@@ -1,4 +1,4 @@
-"""Compile jobs in real children: limits, lanes, crashes. Each job says itself what its compilation does."""
+"""Compile jobs in real child processes: limits, lanes, crashes. The source of a job says how it behaves."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 from ramify import constraint
 from ramify.constraint import Constraint
-from ramify.grammar.compile import forked_jobs
-from ramify.grammar.compile.forked_jobs import Answer, CompileJobs
+from ramify.grammar.compile import child_jobs
+from ramify.grammar.compile.child_jobs import Answer, CompileJobs
 from ramify.grammar.compile.grammar_files import GrammarFiles
 from ramify.grammar.compile.job import answer, limit_memory
 from ramify.grammar.engine.load import load_grammar
@@ -118,14 +118,14 @@ def test_long_jobs_take_turns_and_all_end() -> None:
 
 
 def test_no_more_long_jobs_are_kept_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forked_jobs, "MAX_STOPPED", 1)
+    monkeypatch.setattr(child_jobs, "MAX_STOPPED", 1)
     answers = wait(run([told(f"hang{i}") for i in range(4)], behave, timeout_s=0.5, quick_s=0.02))
     codes = sorted(outcome.error.code for outcome in answers if isinstance(outcome, GrammarFailed))
     assert codes == ["invalid_constraint", "invalid_constraint", "overloaded", "overloaded"]
 
 
 def test_children_end_with_their_parent() -> None:
-    """What a killed compiler process leaves behind is ended by the kernel."""
+    """The kernel ends the children of a compiler process that was killed."""
     reading, writing = os.pipe()
     parent = os.fork()
     if parent == 0:

@@ -60,7 +60,7 @@ each_grammar = pytest.mark.parametrize("name", GRAMMARS)
 
 
 def walk(matcher: Matcher, seed: int, steps: int) -> list[int]:
-    """Random tokens that the mask allows, the end only where nothing else is left."""
+    """Random tokens that the mask allows; a stop token only where nothing else is allowed."""
     chooser = random.Random(seed)
     taken = []
     for _ in range(steps):

@@ -68,7 +68,7 @@ def test_text_up_to_the_end_then_the_answer(thought: str) -> None:
 
 
 def test_tokens_that_run_past_the_end_go_on_with_the_answer() -> None:
-    """Of the tokens that begin with a quote, those may end a preamble that go on as the answer begins."""
+    """A token that ends the preamble and goes on is allowed only if the answer may begin with the rest."""
     grammar = compiled(constraint.regex(r"(: |\},)[0-9]+"))
     matcher = matcher_of(Preamble(end='"'), grammar=grammar)
     allowed = mask(matcher)
@@ -204,7 +204,7 @@ def test_two_preambles() -> None:
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), budget=st.integers(3, 30), limit=st.none() | st.integers(0, 20))
 def test_the_budget_is_kept(seed: int, budget: int, limit: int | None) -> None:
-    """Random tokens of the mask: the answer is whole when the budget is spent, whatever came first."""
+    """Random tokens of the mask: the answer is complete when the budget is spent."""
     matcher = matcher_of(Preamble(end=END, max_tokens=limit))
     needed = len(tiny_tokenizer().encode(END).ids) + (DIGITS.matcher().completion_tokens or 0)
     assert matcher.completion_tokens == needed

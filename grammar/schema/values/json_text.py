@@ -21,11 +21,11 @@ from ramify.grammar.rules.expression import (
     Call,
     Chars,
     Expression,
-    Fresh,
     Ranges,
     Repeat,
     Seq,
     Text,
+    UniqueItem,
     alt,
     chars,
     complement,
@@ -103,7 +103,7 @@ def escaped(expression: Expression) -> Expression:
             return alt(*map(escaped, options))
         case Repeat(item, low, high):
             return repeat(escaped(item), low, high)
-        case Call() | Fresh():
+        case Call() | UniqueItem():
             return expression
 
 

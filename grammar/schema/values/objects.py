@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
-from ramify.grammar.rules.expression import NOTHING, Expression, Fresh, seq, text
+from ramify.grammar.rules.expression import NOTHING, Expression, UniqueItem, seq, text
 from ramify.grammar.schema.json_values import value_of
 from ramify.grammar.schema.logic.assertions import (
     STRING,
@@ -144,7 +144,7 @@ class _Object:
             key = self._key(both(unnamed, other.key, self._keys))
             if key == NOTHING:
                 continue
-            start = seq(Fresh(key) if self._names_differ else key, self._grammar.marks.colon)
+            start = seq(UniqueItem(key) if self._names_differ else key, self._grammar.marks.colon)
             text_of_member = seq(start, value)
             if (key, value) == (json_rules.STRING, json_rules.VALUE):
                 text_of_member = json_rules.MEMBER

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ramify.grammar.rules.expression import EMPTY, NOTHING, Call, Expression, Fresh, alt, repeat, seq
+from ramify.grammar.rules.expression import EMPTY, NOTHING, Call, Expression, UniqueItem, alt, repeat, seq
 from ramify.grammar.schema.json_values import Value, type_of, value_of
 from ramify.grammar.schema.logic.assertions import Contains, Items, Members, Unique
 from ramify.grammar.schema.logic.formula import Formula, both
@@ -76,8 +76,8 @@ def _compared(grammar: SchemaGrammar, branch: Branch, low: int, high: int | None
         return grammar.found(NOTHING, "there are not enough different items")
     if high == 0:
         return enclosed("[", NOTHING, "]", grammar.marks)
-    following = seq(grammar.marks.comma, Fresh(item))
-    filled = seq(Fresh(item), repeat(following, max(0, low - 1), None if high is None else high - 1))
+    following = seq(grammar.marks.comma, UniqueItem(item))
+    filled = seq(UniqueItem(item), repeat(following, max(0, low - 1), None if high is None else high - 1))
     call = grammar.rules.reserve()
     grammar.rules.set(call, enclosed("[", filled, "]", grammar.marks, empty=low == 0))
     return call

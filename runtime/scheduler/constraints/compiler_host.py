@@ -1,4 +1,4 @@
-"""Keeps a grammar compiler process: starts it, talks to it, tells the scheduler when it dies."""
+"""Owns the grammar compiler's process: starts it, sends it jobs, tells the scheduler when it dies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ramify.runtime.processes.worker_process import Orders, spawn
 
 
 class CompilerHost:
-    """One compiler process at a time; `generation` tells a dead one's last words from its successor's."""
+    """One compiler process at a time. `generation` counts them, so that `CompilerDied` names the one that
+    died."""
 
     def __init__(self, orders: Orders, sockets: Sockets, vocabulary: Vocabulary) -> None:
         self._orders = orders
@@ -25,7 +26,7 @@ class CompilerHost:
 
     def start(self) -> None:
         self.generation += 1
-        # A socket of its own for every process: what a dead one had not read is not for the next.
+        # Each process has a socket of its own, so that a new one does not read the messages to a dead one.
         path = self._sockets.compiler(self.generation)
         self._process = spawn(
             "processes.grammar_compiler",
@@ -55,7 +56,7 @@ class CompilerHost:
 
     def _announce_death(self, process: subprocess.Popen[bytes], generation: int) -> None:
         process.wait()
-        # ZeroMQ sockets belong to one thread: this one has its own.
+        # A ZeroMQ socket belongs to one thread, so this thread opens its own.
         outbox = Outbox(self._sockets.scheduler)
         outbox.send(CompilerDied(generation=generation))
         outbox.close(linger_s=1.0)

@@ -1,4 +1,4 @@
-"""One request's constrained output: its matcher, the mask that the sampler reads, and what is forced."""
+"""One request's constrained output: its matcher, the mask for the sampler, and jump-forward."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Jump(NamedTuple):
-    """Tokens that the grammar forces, already accepted by the matcher.
+    """Forced tokens, already accepted by the matcher.
 
-    `tokens` come instead of the last `replaced` ones. `draft` is the one after them if all goes as the
-    text says; but longer tokens that begin like it are allowed as well, so the model has the word.
+    `tokens` replace the last `replaced` tokens of the output. `draft` is the probable next token: forced text
+    spells it, but longer tokens that begin like it are allowed as well, so the model must choose.
     """
 
     replaced: int
@@ -30,8 +30,8 @@ class Jump(NamedTuple):
 class ConstrainedOutput:
     """`stop_ids` end an output; the matcher allows all of them where the text may end.
 
-    `mask` is the (ceil(vocab / 32),) int32 bitmask of the tokens that may come next, or None where
-    all may. It holds after `fill`, which every `accept` but the last must be followed by.
+    `mask` is the (ceil(vocab / 32),) int32 bitmask of the tokens that may come next, or None where all may.
+    It is valid after `fill`, until the next `accept`.
     """
 
     def __init__(
@@ -45,12 +45,13 @@ class ConstrainedOutput:
 
     @property
     def complete(self) -> bool:
-        """The text so far is a whole one. Free text never is: where its tokens run out it is cut."""
+        """The output may end here. Always False in free text, which is cut when its tokens run out."""
         return self._matcher.complete and not self._matcher.free
 
     @property
     def needed(self) -> int:
-        """Tokens, without a stop token, that suffice to complete the text; 0 where nobody can say."""
+        """Upper bound of the tokens that complete the output, without a stop token; 0 if the engine cannot
+        say."""
         return self._matcher.completion_tokens or 0
 
     def accept(self, token: int) -> None:
@@ -59,9 +60,9 @@ class ConstrainedOutput:
             raise EngineError(f"The grammar refused token {token}, which its mask had allowed.")
 
     def fill(self, budget: int, *, may_be_empty: bool = False) -> None:
-        """Compute `mask`: the tokens after which the text can still be completed within `budget` in all.
+        """Compute `mask`: the tokens after which the output can be completed within `budget` tokens in all.
 
-        Raises `EngineError` where the grammar allows nothing more, unless the mask `may_be_empty`.
+        Raises `EngineError` if the mask allows nothing, unless it `may_be_empty`.
         """
         restricts = self._matcher.fill_mask(self._row, budget)
         if restricts and not may_be_empty and not self._row.any():
@@ -69,7 +70,7 @@ class ConstrainedOutput:
         self.mask = self._row if restricts else None
 
     def only_end(self, budget: int) -> int | None:
-        """A stop token, if nothing else may come."""
+        """The lowest stop token if only stop tokens are allowed, else None."""
         if not self.complete:
             return None
         self.fill(budget)
@@ -81,9 +82,9 @@ class ConstrainedOutput:
         return min(stops) if stops and allowed == len(stops) else None
 
     def jump(self, before: Sequence[int], loose: int, room: int) -> Jump | None:
-        """What must come after the output tokens `before`, of which the last `loose` may be replaced.
+        """The forced tokens after the output tokens `before`, of which the last `loose` may be replaced.
 
-        At most `room` tokens may follow `before`, and the text must be completed within them.
+        At most `room` tokens may follow `before`, and the output must be completed within them.
         """
         if self._retokenizer is None:
             return self._single(room)
@@ -100,19 +101,20 @@ class ConstrainedOutput:
         self._matcher.rollback(replaced)
         self._accept_all(tokens)
         draft = None
-        # A token that comes instead of the last one stays: what predicts it has been used already.
+        # A token that replaces the last one cannot be a draft: the logits that predict it are consumed
+        # already.
         if len(tokens) > replaced and self._retokenizer.continues(tokens[-1]):
             self._matcher.rollback(1)
             tokens, draft = tokens[:-1], tokens[-1]
         if len(tokens) - replaced + self.needed > room:
-            # The tokenizer's own spelling is not the shortest, and every token counts now.
+            # The tokenizer's own spelling is not the shortest, and does not fit into `room`.
             self._matcher.rollback(len(tokens))
             self._accept_all(kept[len(kept) - replaced :])
             return None
         return Jump(replaced, tokens, draft) if tokens or draft is not None else None
 
     def _single(self, room: int) -> Jump | None:
-        """The one token that the mask leaves, where it leaves one."""
+        """A jump over the only token that the mask allows, if it allows one."""
         if room < 1 or not self._matcher.fill_mask(self._row, room):
             return None
         token = single_token(self._row)

@@ -1,7 +1,7 @@
-"""The scheduler's side of grammar compilation: what is compiled, what is being compiled, who waits.
+"""The scheduler's side of grammar compilation: compiled grammars, jobs under way, and the requests that wait.
 
-Grammars compile in a helper process, which answers every job within its limits. Nothing in this file
-blocks. The engines are imported with the first grammar: they take 0.2 s.
+Grammars are compiled in another process, which answers every job within its limits. Nothing in this file
+blocks. The engines are imported with the first grammar, because that takes 0.2 s.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ramify.messages import CompileGrammar, GrammarFailed, GrammarReady, Preambl
 log = logging.getLogger("ramify")
 
 Settled = list[tuple[str, Grammar | RamifyError]]
-"""Requests that waited, each with what it gets."""
+"""Requests that waited, each with its grammar or the reason why it gets none."""
 
 FAILURE_KEPT_S = 60.0
-"""How long a failed constraint is answered from memory."""
+"""Seconds for which a failed constraint is answered from memory."""
 MAX_FAILURES = 1024
 
 
@@ -36,10 +36,10 @@ class _Job:
 
 
 class GrammarStore:
-    """Compiled grammars by `Constraint.key`, least recently used first out, and the jobs under way.
+    """An LRU cache of compiled grammars by `Constraint.key`, and the compile jobs under way.
 
-    `send` gives a job to the compiler process, `restart` starts another one. Grammars in use are kept
-    alive by their matchers, beyond the `cache_bytes` that are kept here.
+    `send` passes a job to the compiler's process, `restart` starts a new process. The cache keeps
+    `cache_bytes`; matchers keep the grammars in use alive beyond that.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class GrammarStore:
         self._held_bytes = 0
         self._failures: OrderedDict[str, tuple[float, RamifyError]] = OrderedDict()
         self._jobs: dict[str, _Job] = {}
-        """By key: all that the process has not answered."""
+        """By key, the jobs that the process has not answered."""
         self._process_missing = False
 
     def request(self, rid: str, constraint: Constraint) -> Grammar | RamifyError | None:
-        """The grammar, or why there is none, if that is known; else None, and `rid` waits for it."""
+        """The grammar or the error of `constraint`, if known; else None, and `rid` waits for it."""
         key = constraint.key
         grammar = self._grammars.get(key)
         if grammar is not None:
@@ -85,11 +85,11 @@ class GrammarStore:
         return None
 
     def deliver(self, message: GrammarReady | GrammarFailed) -> Settled:
-        """What the compiler process answered. An answer that nobody waits for is kept all the same."""
+        """Take an answer of the compiler's process. It is kept even if no request waits for it any more."""
         outcome: Grammar | RamifyError
         if isinstance(message, GrammarFailed):
             outcome = from_info(message.error)
-            # A compiler that is busy may not be tomorrow; what it refused it will refuse again.
+            # A refusal is final; an overloaded compiler may succeed later.
             if isinstance(outcome, InvalidConstraint):
                 self._remember_failure(message.key, outcome)
         else:
@@ -98,7 +98,7 @@ class GrammarStore:
             try:
                 outcome = load_grammar(message.engine, message.payload, self._vocabulary)
                 self._keep(message.key, outcome)
-            except Exception as error:  # a payload that cannot be read costs its own requests alone
+            except Exception as error:  # an unreadable payload fails only its own requests
                 log.exception("a compiled grammar cannot be read")
                 outcome = EngineError(f"The compiled grammar cannot be read: {error}")
         return self._settle(message.key, outcome)
@@ -106,8 +106,8 @@ class GrammarStore:
     def matcher(
         self, grammar: Grammar | None, preambles: Sequence[Preamble] = (), prefix: bytes = b""
     ) -> Matcher:
-        """For one request: its preambles, then its grammar; None: free text. With `prefix`, the end of its
-        prompt, its first tokens spell that before all else."""
+        """A matcher for one request: its preambles, then its grammar, or free text if that is None. The first
+        tokens must spell `prefix`, the end of the prompt."""
         from ramify.grammar.engine.thinking import FreeGrammar, with_preambles
 
         chosen = FreeGrammar(self._vocabulary) if grammar is None else grammar
@@ -115,16 +115,16 @@ class GrammarStore:
         return with_preambles(answer, preambles, self._vocabulary) if preambles else answer
 
     def forget(self, rid: str) -> None:
-        """`rid` waits no longer."""
+        """Let `rid` no longer wait for its grammar."""
         for job in self._jobs.values():
             if rid in job.waiting:
                 job.waiting.remove(rid)
 
     def compiler_died(self) -> Settled:
-        """The compiler process is gone: another one takes its jobs, unless they were with two already.
+        """The compiler's process has died: a new one gets its jobs. Jobs that saw two processes die fail.
 
-        Where there was no job, another process is started with the next one: a process that cannot even
-        start must not be started over and over.
+        Without jobs, a new process is started with the next job only, so that a process that cannot start is
+        not restarted for ever.
         """
         if not self._jobs:
             self._process_missing = True
@@ -143,7 +143,7 @@ class GrammarStore:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for their grammar."""
+        """Number of requests that wait for their grammar."""
         return sum(len(job.waiting) for job in self._jobs.values())
 
     def _settle(self, key: str, outcome: Grammar | RamifyError) -> Settled:

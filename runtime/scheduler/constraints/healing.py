@@ -1,9 +1,9 @@
-"""Token healing: a prompt that ends inside a token goes on as the tokenizer would have it.
+"""Token healing: a prompt that ends inside a token continues as the tokenizer would have spelled it.
 
-``"http:"`` is spelled with a token for ``":"``, after which the model has never seen ``"//"``: in all its
-training text that is one token with the colon. So the last tokens of a prompt that ends in plain text
-are only proposed: where the model prefers a token that begins like them and goes further, that one takes
-their place. Where it does not, nothing has changed (Lundberg, "The Art of Prompt Design", 2023).
+``"http:"`` ends with the token ``":"``. The model has never seen ``"//"`` after that token, because its
+training text has the one token ``"://"``. So the last tokens of a prompt that ends in plain text are only
+proposed: if the model prefers a longer token that begins with their text, that token replaces them. Otherwise
+nothing changes (Lundberg, "The Art of Prompt Design", 2023).
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ramify.grammar.matcher import mask_words
+from ramify.grammar.matcher import allow, mask_words
 from ramify.grammar.vocabulary import Vocabulary, tokens_beginning_with
 
 MAX_TOKENS = 4
-"""Tokens at the end of a prompt that may be replaced."""
+"""Most tokens at the end of a prompt that may be replaced."""
 MAX_MASKS = 256
 
 
 class OpenEnd(NamedTuple):
-    """The last `tokens` of a prompt; some longer token begins with what they spell, `text`."""
+    """The number of `tokens` at the end of a prompt that spell `text`, with which some longer token
+    begins."""
 
     tokens: int
     text: bytes
 
 
 class Healer:
-    """Knows which tokens begin with which text."""
+    """Masks of the tokens that begin with a text, for one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -39,7 +40,7 @@ class Healer:
         self._masks: OrderedDict[bytes, np.ndarray] = OrderedDict()
 
     def open_end(self, prompt: Sequence[int]) -> OpenEnd | None:
-        """The longest end of `prompt` that a longer token begins with; at least one token stays before it."""
+        """The longest end of `prompt` with which a longer token begins; it never contains the first token."""
         found = None
         text = b""
         for count in range(1, min(MAX_TOKENS, len(prompt) - 1) + 1):
@@ -52,13 +53,11 @@ class Healer:
         return found
 
     def beginning_with(self, text: bytes) -> np.ndarray:
-        """(ceil(vocab / 32),) int32, not to be written to: the tokens that begin with `text`."""
+        """(ceil(vocab / 32),) int32, read-only by convention: the tokens that begin with `text`."""
         row = self._masks.get(text)
         if row is None:
             row = self._masks[text] = np.zeros(self._words, np.int32)
-            bits = row.view(np.uint32)
-            for _, token in tokens_beginning_with(text, self._vocabulary, whole=True):
-                bits[token >> 5] |= np.uint32(1 << (token & 31))
+            allow(row, [token for _, token in tokens_beginning_with(text, self._vocabulary, whole=True)])
             if len(self._masks) > MAX_MASKS:
                 self._masks.popitem(last=False)
         return row
@@ -68,23 +67,23 @@ class Healer:
 
 
 class Healing:
-    """The end of one prompt while it is being settled: `rest` is the text of its tokens that are still
-    only proposed."""
+    """The end of one prompt during healing. `rest` is the text of the tokens that are still only proposed."""
 
     def __init__(self, healer: Healer, rest: bytes) -> None:
         self._healer = healer
         self.rest = rest
 
-    def mask(self, draft: int, grammar: np.ndarray | None) -> np.ndarray:
-        """The draft, and what goes on from `rest`, if `grammar`, the mask of a grammar, allows it."""
+    def mask(self, proposed: int, grammar: np.ndarray | None) -> np.ndarray:
+        """The proposed token `proposed`, and the tokens that begin with `rest` and that the mask `grammar`
+        allows."""
         row = self._healer.beginning_with(self.rest).copy()
         if grammar is not None:
             row &= grammar
-        row.view(np.uint32)[draft >> 5] |= np.uint32(1 << (draft & 31))
+        allow(row, [proposed])
         return row
 
     def after(self, token: int) -> Healing:
-        """When `token`, the first of the draft, has been kept."""
+        """The healing that remains after `token`, the first proposed token, has been kept."""
         return Healing(self._healer, self.rest[len(self._healer.spelling(token)) :])
 
 

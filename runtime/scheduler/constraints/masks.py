@@ -1,4 +1,4 @@
-"""Fills the grammar masks of a step beside its forward pass."""
+"""Fills the grammar masks of a step in a thread, while the forward pass runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ramify.runtime.scheduler.request import Request
 
 
 class MaskFiller:
-    """One thread: the walk over the vocabulary and the forward pass both leave the interpreter free."""
+    """One thread is enough: walks over the token trie and the forward pass both release the GIL."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
@@ -19,7 +19,8 @@ class MaskFiller:
         self._errors: dict[str, RamifyError] = {}
 
     def begin(self, requests: Sequence[Request]) -> None:
-        """Fill the masks of those that are constrained; their matchers are not to be touched until `wait`."""
+        """Start to fill the masks of the constrained `requests`, whose matchers must not be used until
+        `wait`."""
         self._errors.clear()
         if any(request.constrained is not None for request in requests):
             self._filling = self._thread.submit(self._fill, requests)
@@ -34,7 +35,7 @@ class MaskFiller:
         self._fill(requests)
 
     def error(self, request: Request) -> RamifyError | None:
-        """Why the mask of `request` could not be filled."""
+        """The error of the mask of `request`, if it could not be filled."""
         return self._errors.get(request.rid)
 
     def _fill(self, requests: Sequence[Request]) -> None:
@@ -42,7 +43,7 @@ class MaskFiller:
             if request.constrained is None:
                 continue
             try:
-                # The end of a prompt that is being healed may stay as it is, and costs no token then.
+                # A prompt that is being healed may keep its last token, which the mask need not allow.
                 request.constrained.fill(request.budget_left, may_be_empty=request.healing is not None)
             except RamifyError as error:
                 self._errors[request.rid] = error

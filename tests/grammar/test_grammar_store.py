@@ -1,4 +1,4 @@
-"""The scheduler's side: who waits for what, a compiler that dies, the caches. No process here."""
+"""The grammar store without processes: waiting requests, a compiler that dies, caches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BAD = constraint.regex("(")
 
 
 class Compiler:
-    """Stands for the process: takes jobs, and answers when told to."""
+    """A fake compiler process: takes jobs, and answers when told to."""
 
     def __init__(self, cache_bytes: int = 1 << 20) -> None:
         self.jobs: list[CompileGrammar] = []
@@ -151,7 +151,7 @@ def test_the_cache_is_bounded_by_bytes_least_recently_used_first() -> None:
     assert compiler.store.request("y", B) is None
 
 
-@pytest.mark.parametrize("engine", ["frames", "llguidance", "unheard of"])
+@pytest.mark.parametrize("engine", ["pushdown", "llguidance", "unheard of"])
 def test_a_payload_that_cannot_be_read_costs_its_own_requests(
     engine: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,4 +1,4 @@
-"""Texts that must differ from those before them, against all the texts that there are."""
+"""Arrays of unique items against the list of all their texts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,21 @@ from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton.compiler import compile_grammar, compile_rules
 from ramify.grammar.automaton.positions import TooLarge
 from ramify.grammar.matcher import Matcher
-from ramify.grammar.rules.expression import Call, Chars, Expression, Fresh, alt, optional, repeat, seq, text
+from ramify.grammar.rules.expression import (
+    Call,
+    Chars,
+    Expression,
+    UniqueItem,
+    alt,
+    optional,
+    repeat,
+    seq,
+    text,
+)
 from ramify.grammar.rules.rule_set import ROOT
 from ramify.grammar.vocabulary import Vocabulary
-from tests.grammar.test_frames import MANY, built
-from tests.grammar.test_frames_costs import budget_mask
+from tests.grammar.test_pushdown import MANY, built
+from tests.grammar.test_pushdown_completions import budget_mask
 from tests.grammar.vocabularies import mask_of
 
 WORDS = st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=5, unique=True)
@@ -27,10 +37,10 @@ BYTES = (b"[", b"]", b",", b"a", b"b", b'"', b"(", b")")
 
 
 def array(item: Expression, low: int, high: int | None) -> Expression:
-    """Of `low` to `high` different items."""
-    fresh = Fresh(item)
-    more = repeat(seq(text(","), fresh), max(0, low - 1), None if high is None else high - 1)
-    inside = seq(fresh, more)
+    """Arrays of `low` to `high` unique items."""
+    after_item = UniqueItem(item)
+    more = repeat(seq(text(","), after_item), max(0, low - 1), None if high is None else high - 1)
+    inside = seq(after_item, more)
     return seq(text("["), inside if low else optional(inside), text("]"))
 
 
@@ -43,7 +53,7 @@ def sentences(words: list[str], low: int, high: int) -> list[str]:
 
 
 def check(matcher: Matcher, vocabulary: Vocabulary, texts: list[bytes], seed: int) -> None:
-    """On a random walk masks, ends and budgets are those of the list of all texts."""
+    """On a random walk, masks, ends and budgets are those that follow from the list of all `texts`."""
     chooser = random.Random(seed)
     said = b""
     for _ in range(9):
@@ -158,7 +168,7 @@ def may_begin(data: bytes, low: int) -> bool:
     return True
 
 
-def test_the_same_text_in_another_array_is_fresh() -> None:
+def test_the_same_item_in_another_array_is_allowed() -> None:
     vocabulary = Vocabulary((b"", *BYTES), (0,))
     word = alt(text("a"), text("b"))
     rules = {
@@ -187,10 +197,10 @@ def test_what_cannot_be_told_is_refused() -> None:
     with pytest.raises(TooLarge):
         compile_rules({ROOT: array(Call("inner"), 0, None), "inner": inner}, vocabulary)
     with pytest.raises(TooLarge):
-        compile_rules({ROOT: seq(Fresh(words), Fresh(text("b")))}, vocabulary)
+        compile_rules({ROOT: seq(UniqueItem(words), UniqueItem(text("b")))}, vocabulary)
     with pytest.raises(TooLarge):
-        compile_rules({ROOT: alt(Fresh(words), text("ab"))}, vocabulary)
+        compile_rules({ROOT: alt(UniqueItem(words), text("ab"))}, vocabulary)
     with pytest.raises(TooLarge):
-        compile_rules({ROOT: Fresh(optional(words))}, vocabulary)
+        compile_rules({ROOT: UniqueItem(optional(words))}, vocabulary)
     with pytest.raises(InvalidConstraint, match="must differ"):
-        compile_grammar({ROOT: Fresh(optional(words))}, vocabulary)
+        compile_grammar({ROOT: UniqueItem(optional(words))}, vocabulary)

@@ -10,33 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify import constraint
-from ramify.grammar.engine.prefix_matcher import PrefixMatcher
-from ramify.grammar.engine.pushdown import FrameGrammar
 from ramify.grammar.engine.thinking import FreeGrammar
-from ramify.grammar.matcher import Matcher
 from ramify.grammar.rules.expression import Expression
 from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.naive_grammar import LETTERS, NaiveGrammar, grammars, vocabularies
-from tests.grammar.test_frames import MANY, built_or_given_up
-from tests.grammar.test_frames_costs import budget_mask
+from tests.grammar.test_pushdown import MANY, built_or_given_up
+from tests.grammar.test_pushdown_completions import budget_mask
 from tests.grammar.vocabularies import compiled, mask_of, tiny
 
 
-def by_walk(grammar: FrameGrammar, prefix: str) -> Matcher:
-    return grammar.matcher(prefix.encode())
-
-
-def by_wrapper(grammar: FrameGrammar, prefix: str) -> Matcher:
-    return PrefixMatcher(grammar.matcher(), prefix.encode(), grammar.vocabulary)
-
-
-@pytest.mark.parametrize("build", [by_walk, by_wrapper])
 @MANY
 @given(grammars(), vocabularies(), st.text(LETTERS, min_size=1, max_size=5), st.integers(0, 1000))
 def test_masks_are_those_of_a_naive_reading(
-    build: object, rules: dict[str, Expression], vocabulary: Vocabulary, prefix: str, seed: int
+    rules: dict[str, Expression], vocabulary: Vocabulary, prefix: str, seed: int
 ) -> None:
-    assert callable(build)
     grammar = built_or_given_up(rules, vocabulary)
     naive = NaiveGrammar(rules)
     lead = prefix.encode()
@@ -47,7 +34,7 @@ def test_masks_are_those_of_a_naive_reading(
     def allows(data: bytes) -> bool:
         return lead.startswith(data) or (data.startswith(lead) and naive.allows(data[len(lead) :]))
 
-    matcher: Matcher = build(grammar, prefix)
+    matcher = grammar.matcher(lead)
     chooser = random.Random(seed)
     said = b""
     for _ in range(6):
@@ -75,12 +62,12 @@ def test_masks_are_those_of_a_naive_reading(
         said += vocabulary.tokens[token]
 
 
-@pytest.mark.parametrize("forks", [False, True])
-def test_a_prefix_on_either_engine(forks: bool) -> None:
+@pytest.mark.parametrize("nondeterministic", [False, True])
+def test_a_prefix_on_either_engine(nondeterministic: bool) -> None:
     schema = {"type": "object", "properties": {"name": {"const": "é"}}, "required": ["name"]}
     schema["additionalProperties"] = False
     grammar = compiled(constraint.json_schema(schema))
-    if forks:
+    if nondeterministic:
         grammar = compiled(
             constraint.ebnf(
                 'root ::= "{\\"name\\": \\"é\\"}" | "{\\"name\\": \\"" p\np ::= "x" p "x" | "x" p "y"'

@@ -1,11 +1,12 @@
-"""Compile jobs, each in a forked process of its own that may hang, crash or run out of memory.
+"""Compile jobs, each in a child process of its own, which may hang, crash or run out of memory.
 
-A job first runs in the quick lane, alone and for `QUICK_S` of processor time at most: nearly all are done
-by then, and the next need not wait for one that is not. What takes longer goes on in the slow lane, one at
-a time and on idle cores only; the others are stopped until it is their turn.
+There are two lanes with one running job each:
 
-The cores are the model's. Compiling may take `SHARE` of one; whoever comes when that is used up compiles on
-idle cores from the beginning.
+    quick   at most QUICK_S of processor time, in order of arrival; nearly all jobs finish here
+    slow    jobs that did not finish; one runs, on idle cores only, and the others are stopped (SIGSTOP)
+
+The model comes first. Compiling may take SHARE of one core. Jobs that start while that share is used up run
+on idle cores from the beginning.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ Answer = GrammarReady | GrammarFailed
 QUICK_S = 0.3
 SHARE = 0.1
 SAVED_S = 1.0
-"""Most processor time that is saved up while nothing is compiled."""
+"""Most unused processor time that counts towards SHARE."""
 MAX_WAIT_S = 30.0
 """How long a job may wait for the slow lane."""
 WALL_FACTOR = 4.0
-"""A job may take so many times its processor time by the clock: where no core is idle it has to wait."""
+"""A job may run this many times its limit of processor time by the clock, since it may wait for an idle
+core."""
 CHECK_S = 0.05
 MAX_STOPPED = 16
-"""Long jobs that wait for the slow lane; each holds the memory that it has taken."""
+"""Most jobs that wait for the slow lane; each keeps the memory that it has allocated."""
 
 SIMPLIFY = "Simplify it: fewer or smaller repetitions, shorter enumerations, less nesting."
 
@@ -48,7 +50,8 @@ _decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(GrammarReady
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Child:
-    """A job's process. `wall_s` is how long it ran before `since`, when it was last set going."""
+    """A job's process. `wall_s` is its running time by the clock up to `since`, when it was last
+    continued."""
 
     job: CompileGrammar
     pid: int
@@ -59,14 +62,14 @@ class _Child:
     timer: asyncio.TimerHandle | None = None
 
     def running_s(self) -> float:
-        """By the clock, without the time for which it was stopped."""
+        """Running time by the clock, without the time in which it was stopped."""
         return self.wall_s + time.monotonic() - self.since
 
 
 class CompileJobs:
-    """Runs `compile_job` in children and gives each answer to `send`, on the running event loop.
+    """Runs `compile_job` in child processes and passes each answer to `send`, on the running event loop.
 
-    A child may take `timeout_s` of processor time, and calls `enter` first of all (to limit its memory).
+    A child may take `timeout_s` of processor time. It calls `enter` first, to limit its memory.
     """
 
     def __init__(
@@ -99,7 +102,7 @@ class CompileJobs:
         """Kill all children."""
         for child in (self._quick, self._slow, *self._stopped):
             if child is not None:
-                self._bury(child)
+                self._reap(child)
         self._quick = self._slow = None
         self._stopped.clear()
         self._queue.clear()
@@ -114,35 +117,36 @@ class CompileJobs:
         self._credit_s = min(SAVED_S, self._credit_s + SHARE * (now - self._credit_at))
         self._credit_at = now
         if self._credit_s <= 0.0:
-            _give_way(child.pid)
-        self._watch(child, self._quick_s, self._takes_long)
+            _run_on_idle_cores(child.pid)
+        self._watch(child, self._quick_s, self._quick_over)
 
     def _watch(self, child: _Child, limit_s: float, over: Callable[[_Child], None]) -> None:
-        """Call `over` when `child` has taken `limit_s` of processor time, or too long by the clock."""
+        """Call `over` when `child` has taken `limit_s` of processor time, or WALL_FACTOR times that by the
+        clock."""
         left_s = min(limit_s - _cpu_s(child.pid), WALL_FACTOR * limit_s - child.running_s())
         if left_s <= 0.0:
             over(child)
         else:
             child.timer = self._loop.call_later(max(left_s, CHECK_S), self._watch, child, limit_s, over)
 
-    def _takes_long(self, child: _Child) -> None:
+    def _quick_over(self, child: _Child) -> None:
         self._quick = None
         if self._quick_s >= self._timeout_s:
             self._fail(child, _overrun(self._timeout_s))
         elif self._slow is None:
-            _give_way(child.pid)
+            _run_on_idle_cores(child.pid)
             self._run_slow(child)
         elif len(self._stopped) < MAX_STOPPED:
             os.kill(child.pid, signal.SIGSTOP)
-            _give_way(child.pid)
+            _run_on_idle_cores(child.pid)
             child.wall_s = child.running_s()
-            child.timer = self._loop.call_later(MAX_WAIT_S, self._waited_in_vain, child)
+            child.timer = self._loop.call_later(MAX_WAIT_S, self._waited_too_long, child)
             self._stopped.append(child)
         else:
             self._fail(child, _busy(self._timeout_s))
         self._next_quick()
 
-    def _waited_in_vain(self, child: _Child) -> None:
+    def _waited_too_long(self, child: _Child) -> None:
         self._stopped.remove(child)
         self._fail(child, _busy(self._timeout_s))
 
@@ -181,13 +185,13 @@ class CompileJobs:
     def _be_child(self, job: CompileGrammar, parent: int, pipe: int) -> None:
         try:
             _die_with(parent)
-            gc.disable()  # it lives for one job, and most of what that makes is no garbage
+            gc.disable()  # the child lives for one job, which makes little garbage
             self._enter()
             body = _encoder.encode(self._compile(job))
             while body:
                 body = body[os.write(pipe, body) :]
         finally:
-            os._exit(0)  # nothing of the parent's is to be cleaned up here
+            os._exit(0)  # without the parent's exit handlers
 
     def _read(self, child: _Child) -> None:
         data = os.read(child.pipe, 1 << 20)
@@ -199,7 +203,7 @@ class CompileJobs:
         else:
             self._slow = None
         if child.received:
-            self._bury(child)
+            self._reap(child)
             self._send(_decoder.decode(child.received))
         else:
             self._fail(
@@ -212,32 +216,32 @@ class CompileJobs:
         self._next_slow()
 
     def _fail(self, child: _Child, error: RamifyError) -> None:
-        self._bury(child)
+        self._reap(child)
         error.field = child.job.constraint.kind
         self._send(GrammarFailed(key=child.job.key, error=error.to_info()))
 
-    def _bury(self, child: _Child) -> None:
+    def _reap(self, child: _Child) -> None:
         if child.timer is not None:
             child.timer.cancel()
         self._loop.remove_reader(child.pipe)
         os.close(child.pipe)
-        os.kill(child.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
+        os.kill(child.pid, signal.SIGKILL)  # not reaped yet, so the id is not reused
         _, _, used = os.wait4(child.pid, 0)
         self._credit_s -= used.ru_utime + used.ru_stime
 
 
 def _cpu_s(pid: int) -> float:
-    """Processor time that a process has taken, of the user and of the system (proc(5))."""
+    """Processor time of a process in user and system mode (proc(5))."""
     with open(f"/proc/{pid}/stat") as stat:
         fields = stat.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _give_way(pid: int) -> None:
-    """Run on where a core is idle, and leave it at once to whoever wants it (sched(7), SCHED_IDLE).
+def _run_on_idle_cores(pid: int) -> None:
+    """Run the process only where a core is idle (sched(7), SCHED_IDLE).
 
-    The lowest nice value is not enough: beside a hundred hostile constraints a model of two threads took 1.34
-    times as long for a token, and like this 1.04 times.
+    The lowest nice value is not enough: beside 100 hostile constraints, a model on two threads took 1.34
+    times as long for a token with it, and 1.04 times as long with SCHED_IDLE.
     """
     os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
 
@@ -255,7 +259,7 @@ def _overrun(timeout_s: float) -> InvalidConstraint:
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, however that comes about."""
+    """Have the kernel kill this process when its parent ends, for whatever reason (PR_SET_PDEATHSIG)."""
     if sys.platform == "linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG, prctl(2)
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)

@@ -12,7 +12,7 @@ from ramify.grammar.rules.expression import Call, Chars, Expression, alt, chars,
 from ramify.grammar.rules.rule_set import ROOT
 from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.naive_grammar import NaiveGrammar, grammars, vocabularies
-from tests.grammar.test_frames import MANY, built, built_or_given_up, configurations
+from tests.grammar.test_pushdown import MANY, built, built_or_given_up, configurations
 
 
 def budget_mask(matcher: Matcher, vocabulary: Vocabulary, budget: int) -> np.ndarray:
@@ -21,13 +21,13 @@ def budget_mask(matcher: Matcher, vocabulary: Vocabulary, budget: int) -> np.nda
     return np.unpackbits(row.view(np.uint8), bitorder="little")[: vocabulary.size].astype(bool)
 
 
-@pytest.mark.parametrize("forks", [False, True])
+@pytest.mark.parametrize("nondeterministic", [False, True])
 @MANY
 @given(grammars(), vocabularies(), st.integers(0, 1000))
 def test_following_a_completion_works(
-    forks: bool, rules: dict[str, Expression], vocabulary: Vocabulary, seed: int
+    nondeterministic: bool, rules: dict[str, Expression], vocabulary: Vocabulary, seed: int
 ) -> None:
-    grammar = built_or_given_up(rules, vocabulary, forks)
+    grammar = built_or_given_up(rules, vocabulary, nondeterministic)
     naive = NaiveGrammar(rules)
     for matcher, said, _ in configurations(grammar, seed):
         completion = matcher.completion()
@@ -46,13 +46,13 @@ def test_following_a_completion_works(
         assert naive.accepts(said + b"".join(vocabulary.tokens[token] for token in completion))
 
 
-@pytest.mark.parametrize("forks", [False, True])
+@pytest.mark.parametrize("nondeterministic", [False, True])
 @MANY
 @given(grammars(), vocabularies(), st.integers(0, 1000), st.integers(-1, 4))
 def test_a_budget_allows_what_can_be_completed_within_it(
-    forks: bool, rules: dict[str, Expression], vocabulary: Vocabulary, seed: int, spare: int
+    nondeterministic: bool, rules: dict[str, Expression], vocabulary: Vocabulary, seed: int, spare: int
 ) -> None:
-    grammar = built_or_given_up(rules, vocabulary, forks)
+    grammar = built_or_given_up(rules, vocabulary, nondeterministic)
     for matcher, _, mask in configurations(grammar, seed):
         assert matcher.completion_tokens is not None
         budget = matcher.completion_tokens + spare

@@ -1,4 +1,4 @@
-"""Grammars that are read in several ways at once: ambiguous ones, and recursive rules that begin alike."""
+"""Nondeterministic automata: ambiguous grammars, and recursive rules that begin alike."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from ramify import constraint
 from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton import compiler
-from ramify.grammar.engine.nondeterministic import MOST_CONFIGURATIONS, ForkingMatcher
-from ramify.grammar.engine.nondeterministic_unique import ForkingFreshMatcher
-from ramify.grammar.engine.pushdown import tokens_of
-from ramify.grammar.matcher import mask_words
+from ramify.grammar.engine.nondeterministic import MOST_CONFIGURATIONS, NondeterministicMatcher
+from ramify.grammar.engine.pushdown import PushdownGrammar
+from ramify.grammar.engine.unique_items import UniqueItemsMatcher
+from ramify.grammar.matcher import mask_words, tokens_of
 from ramify.grammar.rules.expression import (
     Alt,
     Call,
@@ -37,7 +37,7 @@ from ramify.grammar.rules.left_recursion import without_left_recursion
 from ramify.grammar.rules.rule_set import ROOT, productive
 from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.naive_grammar import NAMES, NaiveGrammar
-from tests.grammar.test_frames import MANY, built, built_or_given_up
+from tests.grammar.test_pushdown import MANY, built, built_or_given_up
 from tests.grammar.vocabularies import accepts, compiled, mask_of, tiny
 
 OPEN_OR_TREE = {
@@ -51,7 +51,7 @@ OPEN_OR_TREE = {
 
 def test_a_schema_whose_options_are_read_beside_each_other() -> None:
     grammar = compiled(constraint.json_schema(OPEN_OR_TREE))
-    assert isinstance(grammar.matcher(), ForkingMatcher)
+    assert isinstance(grammar.matcher(), NondeterministicMatcher)
     assert accepts(grammar, '{"child": [{"child": {}}], "leaf": 1}')
     assert accepts(grammar, '{"child": {"child": {"tree": 1}, "tree": {}}, "tree": []}')
     assert accepts(grammar, '{"child": {"child": {"child": 2}}, "leaf": 1}')
@@ -78,13 +78,31 @@ UNIQUE_OR_ANY: dict[str, Any] = {
 
 def test_texts_that_must_differ_in_one_of_the_ways() -> None:
     grammar = compiled(constraint.json_schema(UNIQUE_OR_ANY))
-    assert isinstance(grammar.matcher(), ForkingFreshMatcher)
+    assert isinstance(grammar, PushdownGrammar)
+    assert grammar.automaton.nondeterministic
+    assert isinstance(grammar.matcher(), UniqueItemsMatcher)
     assert accepts(grammar, '{"tags": [1, 12, 2], "a": 1}')
     assert accepts(grammar, '{"tags": [1, 12, 1], "b": 1}')
     assert accepts(grammar, '{"tags": [1, 1], "b": 1, "a": 1}')
     assert not accepts(grammar, '{"tags": [1, 12, 1], "a": 1}')
     assert not accepts(grammar, '{"tags": [1, null], "a": 1}')
     assert not accepts(grammar, '{"tags": [""], "b": 1}')
+
+
+def test_forced_text_beside_unique_items() -> None:
+    grammar = compiled(constraint.json_schema(UNIQUE_OR_ANY))
+    matcher = grammar.matcher()
+    said = b'{"tags": [1, 12], "b": 1}'
+    forced_somewhere = False
+    for i in range(len(said)):
+        for byte in matcher.forced_bytes():
+            others = [other for other in range(256) if matcher.fork().accept_bytes(bytes([other]))]
+            assert others == [byte], said[:i]
+            assert not matcher.complete
+            forced_somewhere = True
+            break
+        assert matcher.accept_bytes(said[i : i + 1])
+    assert forced_somewhere
 
 
 def test_budgets_of_texts_that_must_differ_in_one_of_the_ways() -> None:
@@ -170,7 +188,8 @@ def _bodies() -> st.SearchStrategy[Expression]:
 
 
 def _sentences(rules: dict[str, Expression], longest: int) -> set[str]:
-    """All up to that length, from the shortest derivations on: left recursion does not matter here."""
+    """All sentences of at most `longest` characters, by a fixed point, which left recursion does not
+    disturb."""
     known: dict[str, set[str]] = {name: set() for name in rules}
 
     def texts(expression: Expression) -> set[str]:
@@ -214,7 +233,7 @@ def test_all_short_texts_of_grammars_of_any_kind(rules: dict[str, Expression]) -
     except InvalidConstraint:
         assume(False)
         raise
-    grammar = built_or_given_up(found, vocabulary, forks=True)
+    grammar = built_or_given_up(found, vocabulary, nondeterministic=True)
     wanted = _sentences(rules, 4)
     for length in range(5):
         for said in map("".join, itertools.product("ab,(", repeat=length)):
@@ -224,13 +243,13 @@ def test_all_short_texts_of_grammars_of_any_kind(rules: dict[str, Expression]) -
 
 
 def test_more_ways_than_are_followed_leave_whole_texts() -> None:
-    """Each of the nested rules may be either of two, told apart by its end alone: 2 ** depth ways."""
+    """Each nested rule is one of two that differ in their last character: 2 ** depth configurations."""
     rules = grammar_rules(
         'root ::= "(" p ")" \np ::= q | r\nq ::= "(" p ")" "x" | "."\nr ::= "(" p ")" "y" | "."'
     )
-    grammar = built(rules, tiny(), forks=True)
+    grammar = built(rules, tiny(), nondeterministic=True)
     matcher = grammar.matcher()
-    assert isinstance(matcher, ForkingMatcher)
+    assert isinstance(matcher, NondeterministicMatcher)
     for _ in range(14):
         assert matcher.accept_bytes(b"(")
     assert len(matcher._step.configurations) <= MOST_CONFIGURATIONS

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from ramify import constraint
 from ramify.grammar.automaton.pushdown import ENDLESS
 from ramify.grammar.automaton.runs import kind_lengths
-from ramify.grammar.engine.pushdown import FrameGrammar, FrameMatcher
+from ramify.grammar.engine.pushdown import PushdownGrammar, PushdownMatcher
 from ramify.grammar.rules.expression import Call, Chars, Expression, repeat, seq, text
 from ramify.grammar.rules.rule_set import ROOT
 from ramify.grammar.vocabulary import Vocabulary
-from tests.grammar.test_frames import MANY, built_or_given_up
-from tests.grammar.test_frames_costs import budget_mask
+from tests.grammar.test_pushdown import MANY, built_or_given_up
+from tests.grammar.test_pushdown_completions import budget_mask
 from tests.grammar.vocabularies import compiled, mask_of, tokenise
 
 LOWER = Chars(((0x61, 0x7A),))
@@ -31,7 +31,7 @@ COUNTS = st.sampled_from([(0, None), (1, None), (0, 3), (2, 9), (0, 40)])
 LETTERS = [*"abcz", "A", "Z", "0", " ", "-", '"', "\\", "\n", "é", "日", "😀", "\u2028", "\x7f"]
 
 
-def one_by_one(matcher: FrameMatcher, vocabulary: Vocabulary) -> np.ndarray:
+def one_by_one(matcher: PushdownMatcher, vocabulary: Vocabulary) -> np.ndarray:
     return np.array([matcher.fork().accept(token) for token in range(vocabulary.size)])
 
 
@@ -94,13 +94,15 @@ TEXT = (
 
 def test_masks_on_a_real_vocabulary(smollm2: Vocabulary) -> None:
     grammar = compiled(constraint.json_schema(SCHEMA), smollm2)
-    assert isinstance(grammar, FrameGrammar)
+    assert isinstance(grammar, PushdownGrammar)
     json.loads(TEXT)
     matcher = grammar.matcher()
+    assert isinstance(matcher, PushdownMatcher)
     chooser = random.Random(1)
     runs = set()
     for token in tokenise(TEXT, smollm2):
-        runs.add((grammar.frames.run[matcher._step.state], grammar.frames.run_kind[matcher._step.state]))
+        ((state, _),) = matcher._step.configurations
+        runs.add((grammar.automaton.arrays.run[state], grammar.automaton.arrays.run_kind[state]))
         mask = mask_of(matcher, smollm2)
         tried = [*chooser.sample(range(smollm2.size), 3000), *smollm2.stop_ids]
         tried += [t for t, spelling in enumerate(smollm2.tokens) if b'"' in spelling or b"}" in spelling]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton.compiler import compile_rules
 from ramify.grammar.automaton.positions import TooLarge
-from ramify.grammar.automaton.pushdown import Frames
-from ramify.grammar.engine.pushdown import FrameGrammar
+from ramify.grammar.automaton.pushdown import PushdownAutomaton
+from ramify.grammar.engine.pushdown import PushdownGrammar
 from ramify.grammar.matcher import Matcher
 from ramify.grammar.rules.expression import Call, Expression, alt, repeat, seq, text
 from ramify.grammar.rules.rule_set import ROOT, productive
@@ -28,25 +28,31 @@ MANY = settings(
 
 
 def built(
-    rules: Mapping[str, Expression], vocabulary: Vocabulary, most_states: int = 300, forks: bool = False
-) -> FrameGrammar:
-    return FrameGrammar(compile_rules(rules, vocabulary, most_states, forks=forks).to_bytes(), vocabulary)
+    rules: Mapping[str, Expression],
+    vocabulary: Vocabulary,
+    most_states: int = 300,
+    nondeterministic: bool = False,
+) -> PushdownGrammar:
+    return PushdownGrammar(
+        compile_rules(rules, vocabulary, most_states, nondeterministic=nondeterministic).to_bytes(),
+        vocabulary,
+    )
 
 
 def built_or_given_up(
-    rules: Mapping[str, Expression], vocabulary: Vocabulary, forks: bool = False
-) -> FrameGrammar:
+    rules: Mapping[str, Expression], vocabulary: Vocabulary, nondeterministic: bool = False
+) -> PushdownGrammar:
     rules = productive(rules)
     assume(rules)
     try:
-        return built(rules, vocabulary, forks=forks)
+        return built(rules, vocabulary, nondeterministic=nondeterministic)
     except TooLarge:
         assume(False)
         raise
 
 
 def configurations(
-    grammar: FrameGrammar, seed: int, steps: int = 12
+    grammar: PushdownGrammar, seed: int, steps: int = 12
 ) -> Iterator[tuple[Matcher, bytes, np.ndarray]]:
     """A random walk: the matcher, the text so far, and the mask there."""
     chooser = random.Random(seed)
@@ -63,13 +69,13 @@ def configurations(
         said += grammar.vocabulary.tokens[token]
 
 
-@pytest.mark.parametrize("forks", [False, True])
+@pytest.mark.parametrize("nondeterministic", [False, True])
 @MANY
 @given(grammars(), vocabularies(), st.integers(0, 1000))
 def test_masks_are_those_of_a_naive_reading(
-    forks: bool, rules: dict[str, Expression], vocabulary: Vocabulary, seed: int
+    nondeterministic: bool, rules: dict[str, Expression], vocabulary: Vocabulary, seed: int
 ) -> None:
-    grammar = built_or_given_up(rules, vocabulary, forks)
+    grammar = built_or_given_up(rules, vocabulary, nondeterministic)
     naive = NaiveGrammar(rules)
     for matcher, said, mask in configurations(grammar, seed):
         assert matcher.complete == naive.accepts(said)
@@ -79,13 +85,13 @@ def test_masks_are_those_of_a_naive_reading(
             assert matcher.fork().accept(token) == wanted
 
 
-@pytest.mark.parametrize("forks", [False, True])
+@pytest.mark.parametrize("nondeterministic", [False, True])
 @MANY
 @given(grammars(), vocabularies(), st.integers(0, 1000))
 def test_what_is_forced_is_all_that_may_come(
-    forks: bool, rules: dict[str, Expression], vocabulary: Vocabulary, seed: int
+    nondeterministic: bool, rules: dict[str, Expression], vocabulary: Vocabulary, seed: int
 ) -> None:
-    grammar = built_or_given_up(rules, vocabulary, forks)
+    grammar = built_or_given_up(rules, vocabulary, nondeterministic)
     naive = NaiveGrammar(rules)
     for matcher, said, _ in configurations(grammar, seed):
         forced = matcher.forced_bytes()
@@ -102,7 +108,7 @@ def test_what_is_forced_is_all_that_may_come(
 def test_a_recursive_grammar_of_any_depth() -> None:
     rules = {ROOT: alt(seq(text("("), Call(ROOT), text(")")), text("x"))}
     grammar = built(rules, tiny())
-    assert grammar.frames.states < 10
+    assert grammar.automaton.states < 10
     for depth in (0, 1, 5, 300):
         assert accepts(grammar, "(" * depth + "x" + ")" * depth)
     assert not accepts(grammar, "((x)")
@@ -124,9 +130,9 @@ def test_a_token_may_close_more_than_a_walk_is_shown_at_first() -> None:
 
 def test_rules_that_are_used_often_are_there_once() -> None:
     word = seq(*(alt(text(a), text(b)) for a, b in zip("abcdefgh", "ABCDEFGH", strict=True)))
-    once = built({ROOT: seq(text("-"), Call("w")), "w": word}, tiny()).frames.states
+    once = built({ROOT: seq(text("-"), Call("w")), "w": word}, tiny()).automaton.states
     often = seq(*(seq(text("-"), Call("w")) for _ in range(50)))
-    assert built({ROOT: often, "w": word}, tiny(), 5000).frames.states < once + 150
+    assert built({ROOT: often, "w": word}, tiny(), 5000).automaton.states < once + 150
 
 
 def test_what_has_no_deterministic_automaton_is_given_up() -> None:
@@ -142,11 +148,11 @@ def test_a_rule_that_begins_with_itself_is_given_up(body: Expression) -> None:
 
 
 def test_the_packed_form_survives_its_bytes() -> None:
-    frames = compile_rules({ROOT: repeat(alt(text("aé"), text("b")), 0, 7)}, tiny())
-    again = Frames.from_bytes(frames.to_bytes())
-    for name, _ in Frames.FIELDS:
-        assert (getattr(again, name) == getattr(frames, name)).all()
-    assert again.to_bytes() == frames.to_bytes()
+    automaton = compile_rules({ROOT: repeat(alt(text("aé"), text("b")), 0, 7)}, tiny())
+    again = PushdownAutomaton.from_bytes(automaton.to_bytes())
+    for read, packed in zip(again.arrays, automaton.arrays, strict=True):
+        assert (read == packed).all()
+    assert again.to_bytes() == automaton.to_bytes()
 
 
 def test_bytes_that_no_token_has_are_no_way_out() -> None:

@@ -1,0 +1,134 @@
+"""What the matchers of pushdown automata share: accepting, taking back, masks and completions.
+
+A matcher knows the configurations in which the text so far may be read: one in a deterministic automaton,
+several in a nondeterministic one, none after a stop token. Its history is a chain of immutable steps, so that
+forks share it and `rollback` only follows the chain.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
+
+import numpy as np
+
+from ramify.grammar.matcher import check_rollback
+
+if TYPE_CHECKING:
+    from ramify.grammar.engine.pushdown import PushdownGrammar
+
+C = TypeVar("C", bound=tuple[Any, ...])
+"""A configuration; it begins with the state and the stack."""
+
+
+class Step(NamedTuple, Generic[C]):
+    """The configurations after a token, the step before, and the number of accepted tokens."""
+
+    configurations: tuple[C, ...]
+    before: Step[C] | None
+    accepted: int
+
+
+class ConfigurationMatcher(Generic[C]):
+    """The base class. A subclass defines `accept_bytes` and `forced_bytes`, and overrides what else
+    differs."""
+
+    free = False
+
+    def __init__(self, grammar: PushdownGrammar, step: Step[C]) -> None:
+        self._grammar = grammar
+        self._step = step
+
+    @classmethod
+    def at(cls, grammar: PushdownGrammar, start: C) -> Self:
+        """A matcher at the beginning of the text, in the configuration `start`."""
+        return cls(grammar, Step((start,), None, 0))
+
+    # --- moving -----------------------------------------------------------------------------------------
+
+    def accept(self, token: int) -> bool:
+        vocabulary = self._grammar.vocabulary
+        if self.finished or not 0 <= token < vocabulary.size:
+            return False
+        if vocabulary.tokens[token]:
+            return self._accept_text(token, vocabulary.tokens[token])
+        return self.complete and token in vocabulary.stop_ids and self._advance(())
+
+    def _accept_text(self, token: int, data: bytes) -> bool:
+        return self.accept_bytes(data)
+
+    def accept_bytes(self, data: bytes) -> bool:
+        raise NotImplementedError
+
+    def _advance(self, configurations: tuple[C, ...]) -> bool:
+        self._step = Step(configurations, self._step, self._step.accepted + 1)
+        return True
+
+    def rollback(self, count: int) -> None:
+        check_rollback(count, self._step.accepted)
+        for _ in range(count):
+            assert self._step.before is not None
+            self._step = self._step.before
+
+    def fork(self) -> Self:
+        return type(self)(self._grammar, self._step)
+
+    # --- masks ------------------------------------------------------------------------------------------
+
+    def fill_mask(self, row: np.ndarray, budget: int | None = None) -> bool:
+        configurations = self._step.configurations
+        if len(configurations) == 1:
+            self._fill(configurations[0], row, budget)
+        else:
+            row[:] = 0
+            own = np.empty_like(row)
+            for configuration in configurations:
+                self._fill(configuration, own, budget)
+                row |= own
+        if configurations and self.complete:
+            row |= self._grammar.stop_bits
+        return True
+
+    def _fill(self, configuration: C, row: np.ndarray, budget: int | None) -> None:
+        self._grammar.fill(configuration[0], configuration[1], row, budget)
+
+    def forced_bytes(self) -> bytes:
+        raise NotImplementedError
+
+    # --- completions ------------------------------------------------------------------------------------
+
+    @property
+    def completion_tokens(self) -> int | None:
+        return 0 if self.complete else min(map(self._cost, self._step.configurations))
+
+    def _cost(self, configuration: C) -> int:
+        state, stack = configuration[:2]
+        return self._grammar.lists.cost[state] + (stack.cost if stack else 0)
+
+    def completion(self) -> list[int] | None:
+        twin = self.fork()
+        tokens: list[int] = []
+        while not twin.complete:
+            tokens.append(twin._completing_token())
+            assert twin.accept(tokens[-1])
+        return tokens
+
+    def _completing_token(self) -> int:
+        """The first token of the shortest completion."""
+        state, stack = min(self._step.configurations, key=self._cost)[:2]
+        while not self._grammar.lists.cost[state]:
+            state, stack = stack.state, stack.parent
+        return int(self._grammar.automaton.arrays.token[state])
+
+    # --- ends -------------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        return not self._step.configurations
+
+    @property
+    def complete(self) -> bool:
+        return self.finished or any(map(self._may_end, self._step.configurations))
+
+    def _may_end(self, configuration: C) -> bool:
+        state, stack = configuration[:2]
+        return self._grammar.lists.final[state] and (stack is None or stack.complete)
