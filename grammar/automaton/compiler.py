@@ -21,7 +21,7 @@ from ramify.grammar.automaton.runs import runs
 from ramify.grammar.automaton.states import States
 from ramify.grammar.automaton.token_trie import token_trie
 from ramify.grammar.automaton.unique_items import fresh_tables
-from ramify.grammar.rules.expression import Alt, Call, Chars, Expression, Fresh, Repeat, Seq, Text
+from ramify.grammar.rules.expression import Alt, Call, Chars, Expression, UniqueText, Repeat, Seq, Text
 from ramify.grammar.rules.rule_set import ROOT, components
 from ramify.grammar.vocabulary import Vocabulary
 
@@ -231,7 +231,7 @@ def _inner_calls(expression: Expression, times: int = 1, last: bool = True) -> d
             inner = [(option, last, times) for option in options]
         case Repeat(item, low, high):
             inner = [(item, last and high == 1, min(_MANY, times * max(1, low, high or 0)))]
-        case Fresh(item):
+        case UniqueText(item):
             inner = [(item, False, times)]
         case _:
             return {}
@@ -253,6 +253,6 @@ def _states(expression: Expression, sizes: Mapping[str, int]) -> int:
             return sum(_states(part, sizes) for part in parts)
         case Repeat(item, low, high):
             return min(_MANY, _states(item, sizes) * max(1, low, high or 0))
-        case Fresh(item):
+        case UniqueText(item):
             return _states(item, sizes)
     return 1

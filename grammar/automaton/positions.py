@@ -18,7 +18,7 @@ from ramify.grammar.rules.expression import (
     Call,
     Chars,
     Expression,
-    Fresh,
+    UniqueText,
     Ranges,
     Repeat,
     Seq,
@@ -111,7 +111,7 @@ def holds_fresh(expression: Expression) -> bool:
     if expression.is_regular:
         return False
     match expression:
-        case Fresh():
+        case UniqueText():
             return True
         case Seq(parts) | Alt(parts):
             return any(map(holds_fresh, parts))
@@ -293,7 +293,7 @@ class Positions:
                     mask |= 1 << first_byte(literal[0])
                 case Alt(options):
                     stack += options
-                case Repeat(item, _, _) | Fresh(item):
+                case Repeat(item, _, _) | UniqueText(item):
                     stack.append(item)
                 case Call(rule):
                     rules.add(rule)
@@ -348,7 +348,7 @@ class Positions:
                         stack.append((self.rules[rule], after))
                     else:
                         found |= self.linked(self.closure(whole))
-            elif kind is Fresh:
+            elif kind is UniqueText:
                 found.add(self._call(self._fresh_rule(expression.item), after))  # type: ignore[union-attr]
             elif kind is Repeat:
                 item, low, high = expression.item, expression.low, expression.high  # type: ignore[union-attr]

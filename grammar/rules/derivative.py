@@ -17,11 +17,11 @@ from ramify.grammar.rules.expression import (
     Call,
     Chars,
     Expression,
-    Fresh,
     Ranges,
     Repeat,
     Seq,
     Text,
+    UniqueText,
     alt,
     chars,
     nullable,
@@ -33,7 +33,7 @@ from ramify.grammar.rules.rule_set import Rules, nullable_rules
 
 State = TypeVar("State", bound=Hashable)
 
-Left = frozenset[Expression]
+Residual = frozenset[Expression]
 """What is left of one expression: the text so far may be followed by any of these."""
 
 
@@ -86,16 +86,16 @@ class Derivatives:
                 return tuple((ranges, seq(after, rest)) for ranges, after in self.of(item))
             case Call(rule):
                 return self.of(self._rules[rule])
-            case Fresh():
+            case UniqueText():
                 raise AssertionError("What may follow a Fresh depends on all that was read before.")
 
-    def joint_steps(self, lefts: Sequence[Left]) -> list[tuple[Ranges, tuple[Left, ...]]]:
+    def product_transitions(self, residuals: Sequence[Residual]) -> list[tuple[Ranges, tuple[Residual, ...]]]:
         """The steps that several expressions take together: disjoint character sets, and what is left
         of each expression after them. Characters that none of them can begin with are missing."""
         pieces = [
             (low, high, part, after)
-            for part, left in enumerate(lefts)
-            for expression in left
+            for part, residual in enumerate(residuals)
+            for expression in residual
             for ranges, after in self.of(expression)
             for low, high in ranges
         ]
@@ -104,7 +104,7 @@ class Derivatives:
         for i, (low, high, _, _) in enumerate(pieces):
             opening.setdefault(low, []).append(i)
             closing.setdefault(high + 1, []).append(i)
-        spans: dict[tuple[Left, ...], list[tuple[int, int]]] = {}
+        spans: dict[tuple[Residual, ...], list[tuple[int, int]]] = {}
         live: dict[int, None] = {}
         for begin, end in itertools.pairwise(sorted(opening.keys() | closing.keys())):
             for i in closing.get(begin, ()):
@@ -113,7 +113,7 @@ class Derivatives:
             if live:
                 after = tuple(
                     frozenset(pieces[i][3] for i in live if pieces[i][2] == part)
-                    for part in range(len(lefts))
+                    for part in range(len(residuals))
                 )
                 spans.setdefault(after, []).append((begin, end - 1))
         return [(tuple(ranges), after) for after, ranges in spans.items()]

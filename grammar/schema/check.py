@@ -17,7 +17,7 @@ Schema = dict[str, Any] | bool
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 MAX_DEPTH = 200
-UNSAID = 10
+ANY_DRAFT = 10
 """The draft of a schema without ``$schema``: the keywords of all drafts count."""
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
@@ -150,7 +150,7 @@ class SchemaDocument:
         return (
             keyword in ("exclusiveMinimum", "exclusiveMaximum")
             and isinstance(value, bool)
-            and self.draft in (4, UNSAID)
+            and self.draft in (4, ANY_DRAFT)
         )
 
     def _enter(self, schema: dict[str, Any], pointer: str, base: str) -> str:
@@ -186,7 +186,7 @@ def _draft(root: Any) -> int:
             return 8
         if "json-schema.org" in name:
             return 9
-    return UNSAID
+    return ANY_DRAFT
 
 
 def escape(name: str) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 from ramify.grammar.schema.check import SchemaDocument
 from ramify.grammar.schema.compiler import SchemaGrammar
 from ramify.grammar.schema.instance import as_decimals
-from ramify.grammar.schema.json_values import type_of, value_of
-from ramify.grammar.schema.logic.assertions import Contains, Items, Members
-from ramify.grammar.schema.logic.formula import TRUE, Formula, both
-from ramify.grammar.schema.logic.normal_form import Branch, Branches
+from ramify.grammar.schema.json_values import Value, type_of
+from ramify.grammar.schema.logic.assertions import Contains, Items, Properties
+from ramify.grammar.schema.logic.formula import TRUE, Formula, conjunction
+from ramify.grammar.schema.logic.normal_form import Disjunct, NormalForm
 from ramify.grammar.schema.values.json_text import spelled
 
 
@@ -21,48 +21,56 @@ def in_schema_order(schema: Any, value: Any, *, whitespace: str = "natural") -> 
     """
     document = SchemaDocument(as_decimals(schema))
     grammar = SchemaGrammar(document)
-    ordered = _Order(grammar.branches).of(grammar.root, as_decimals(value))
+    ordered = _Order(grammar.normal_form).of(grammar.root, as_decimals(value))
     return _compact(ordered) if whitespace == "compact" else spelled(ordered)
 
 
 class _Order:
-    def __init__(self, branches: Branches) -> None:
-        self._branches = branches
+    def __init__(self, disjuncts: NormalForm) -> None:
+        self._normal_form = disjuncts
 
-    def of(self, goal: Formula, value: Any) -> Any:
+    def of(self, formula: Formula, value: Any) -> Any:
         """`value` with the properties of all its objects in order."""
         if not isinstance(value, list | dict) or not value:
             return value
-        found = self._branches.of(goal) if goal != TRUE else []
+        found = self._normal_form.of(formula) if formula != TRUE else []
         if not found:
             return value
-        branch = min(found, key=lambda branch: self._missed(branch, value))
-        if branch.values is not None:
-            return next((known.value for known in branch.values if known == value_of(value)), value)
+        disjunct = min(found, key=lambda disjunct: self._missed(disjunct, value))
+        if disjunct.values is not None:
+            return next((known.value for known in disjunct.values if known == Value(value)), value)
         if isinstance(value, list):
-            return [self.of(self._item(branch, i, item), item) for i, item in enumerate(value)]
-        named = {name: None for fact in branch.of(Members) for name, _ in fact.named} | branch.required
+            return [self.of(self._item(disjunct, i, item), item) for i, item in enumerate(value)]
+        named = {
+            name: None for assertion in disjunct.of(Properties) for name, _ in assertion.named
+        } | disjunct.required
         names = [name for name in named if name in value]
         names += [name for name in value if name not in named]
-        return {name: self.of(self._property(branch, name), value[name]) for name in names}
+        return {name: self.of(self._property(disjunct, name), value[name]) for name in names}
 
-    def _missed(self, branch: Branch, value: Any) -> int:
+    def _missed(self, disjunct: Disjunct, value: Any) -> int:
         """How many facts of the branch `value` does not satisfy."""
-        if branch.values is not None:
-            return 0 if value_of(value) in branch.values else 1000
+        if disjunct.values is not None:
+            return 0 if Value(value) in disjunct.values else 1000
         kind = type_of(value)
-        if kind not in branch.types:
+        if kind not in disjunct.types:
             return 1000
-        facts = [fact for fact in branch.facts if kind in fact.kinds]
-        return sum(not fact.holds(value, self._branches.test) for fact in facts)
+        assertions = [assertion for assertion in disjunct.assertions if kind in assertion.kinds]
+        return sum(not assertion.holds(value, self._normal_form.satisfies) for assertion in assertions)
 
-    def _item(self, branch: Branch, i: int, item: Any) -> Formula:
-        goals = [fact.at(i) for fact in branch.of(Items)]
-        goals += [fact.item for fact in branch.of(Contains) if self._branches.test(fact.item, item)]
-        return both(*goals)
+    def _item(self, disjunct: Disjunct, i: int, item: Any) -> Formula:
+        formulas = [assertion.at(i) for assertion in disjunct.of(Items)]
+        formulas += [
+            assertion.item
+            for assertion in disjunct.of(Contains)
+            if self._normal_form.satisfies(assertion.item, item)
+        ]
+        return conjunction(*formulas)
 
-    def _property(self, branch: Branch, name: str) -> Formula:
-        return both(*(fact.of(name, self._branches.test) for fact in branch.of(Members)))
+    def _property(self, disjunct: Disjunct, name: str) -> Formula:
+        return conjunction(
+            *(assertion.of(name, self._normal_form.satisfies) for assertion in disjunct.of(Properties))
+        )
 
 
 def _compact(value: Any) -> str:

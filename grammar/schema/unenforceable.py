@@ -11,7 +11,7 @@ class Unenforceable(InvalidConstraint):
     """The keyword at `pointer` is valid, and values satisfy it, but no grammar for it is made."""
 
 
-class ManyTexts(Exception):
+class NotCanonical(Exception):
     """Values that are to have one text each have several. The message says which values."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 
-from ramify.grammar.rules.expression import Alt, Call, Chars, Expression, Fresh, Repeat, Seq, Text
+from ramify.grammar.rules.expression import Alt, Call, Chars, Expression, Repeat, Seq, Text, UniqueText
 from ramify.grammar.rules.rule_set import ROOT
 
 Ends = frozenset[int]
@@ -64,7 +64,7 @@ class Recogniser:
     ) -> set[tuple[int, frozenset[str]]]:
         """The ends with the texts that `Fresh` has read on the way there."""
         match expression:
-            case Fresh(item):
+            case UniqueText(item):
                 texts = ((end, self._text[begin:end]) for end in self._ends(item, begin))
                 return {(end, read | {text}) for end, text in texts if text not in read}
             case Alt(options):
@@ -100,7 +100,7 @@ class Recogniser:
 
 def _has_fresh(expression: Expression) -> bool:
     match expression:
-        case Fresh():
+        case UniqueText():
             return True
         case Seq(parts) | Alt(parts):
             return any(map(_has_fresh, parts))

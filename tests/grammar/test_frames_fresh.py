@@ -15,7 +15,17 @@ from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton.compiler import compile_grammar, compile_rules
 from ramify.grammar.automaton.positions import TooLarge
 from ramify.grammar.matcher import Matcher
-from ramify.grammar.rules.expression import Call, Chars, Expression, Fresh, alt, optional, repeat, seq, text
+from ramify.grammar.rules.expression import (
+    Call,
+    Chars,
+    Expression,
+    UniqueText,
+    alt,
+    optional,
+    repeat,
+    seq,
+    text,
+)
 from ramify.grammar.rules.rule_set import ROOT
 from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.test_frames import MANY, built
@@ -28,7 +38,7 @@ BYTES = (b"[", b"]", b",", b"a", b"b", b'"', b"(", b")")
 
 def array(item: Expression, low: int, high: int | None) -> Expression:
     """Of `low` to `high` different items."""
-    fresh = Fresh(item)
+    fresh = UniqueText(item)
     more = repeat(seq(text(","), fresh), max(0, low - 1), None if high is None else high - 1)
     inside = seq(fresh, more)
     return seq(text("["), inside if low else optional(inside), text("]"))
@@ -187,10 +197,10 @@ def test_what_cannot_be_told_is_refused() -> None:
     with pytest.raises(TooLarge):
         compile_rules({ROOT: array(Call("inner"), 0, None), "inner": inner}, vocabulary)
     with pytest.raises(TooLarge):
-        compile_rules({ROOT: seq(Fresh(words), Fresh(text("b")))}, vocabulary)
+        compile_rules({ROOT: seq(UniqueText(words), UniqueText(text("b")))}, vocabulary)
     with pytest.raises(TooLarge):
-        compile_rules({ROOT: alt(Fresh(words), text("ab"))}, vocabulary)
+        compile_rules({ROOT: alt(UniqueText(words), text("ab"))}, vocabulary)
     with pytest.raises(TooLarge):
-        compile_rules({ROOT: Fresh(optional(words))}, vocabulary)
+        compile_rules({ROOT: UniqueText(optional(words))}, vocabulary)
     with pytest.raises(InvalidConstraint, match="must differ"):
-        compile_grammar({ROOT: Fresh(optional(words))}, vocabulary)
+        compile_grammar({ROOT: UniqueText(optional(words))}, vocabulary)

@@ -14,10 +14,10 @@ from ramify.grammar.rules.expression import (
     Call,
     Chars,
     Expression,
-    Fresh,
     Repeat,
     Seq,
     Text,
+    UniqueText,
     alt,
     repeat,
     seq,
@@ -126,7 +126,7 @@ def _write(expression: Expression) -> str:
             return rule
         case Repeat(item, low, high):
             return _atom(item) + _count(low, high)
-        case Fresh():
+        case UniqueText():
             raise TypeError("Texts that must differ are beyond a context-free grammar.")
         case Seq(parts):
             return " ".join(_atom(part) if isinstance(part, Alt) else _write(part) for part in parts) or '""'

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import NamedTuple
 
-from ramify.grammar.rules.derivative import CharAutomaton, Derivatives, Left, explore
+from ramify.grammar.rules.derivative import CharAutomaton, Derivatives, Residual, explore
 from ramify.grammar.rules.expression import (
     Expression,
     Ranges,
@@ -24,19 +24,19 @@ _POINT = ord(".")
 _ZERO = ord("0")
 
 
-class Step(NamedTuple):
+class Divisor(NamedTuple):
     """Multiples of `unit` / 10 ** `places`, or all other numbers."""
 
     unit: int
     places: int
-    wanted: bool
+    positive: bool
 
     @staticmethod
-    def of(step: Decimal, *, wanted: bool) -> Step:
+    def of(step: Decimal, *, positive: bool) -> Divisor:
         """For `step` above 0."""
         unit, scale = step.as_integer_ratio()
         places = max(0, -int(step.normalize().as_tuple().exponent))
-        return Step(unit * 10**places // scale, places, wanted)
+        return Divisor(unit * 10**places // scale, places, positive)
 
 
 class _Read(NamedTuple):
@@ -49,7 +49,7 @@ class _Read(NamedTuple):
     """A digit other than 0 came after those places: no multiple any more."""
 
 
-def _next(step: Step, read: _Read, point: int) -> _Read:
+def _next(step: Divisor, read: _Read, point: int) -> _Read:
     if point == _POINT:
         return read._replace(after_point=0)
     digit = point - _ZERO
@@ -62,30 +62,30 @@ def _next(step: Step, read: _Read, point: int) -> _Read:
     return read._replace(remainder=(read.remainder * 10 + digit) % step.unit)
 
 
-def _satisfied(step: Step, read: _Read) -> bool:
+def _satisfied(step: Divisor, read: _Read) -> bool:
     missing = step.places - (read.after_point or 0)
     is_multiple = not read.beyond and read.remainder * 10**missing % step.unit == 0
-    return is_multiple == step.wanted
+    return is_multiple == step.positive
 
 
 def decimals_automaton(
-    wanted: Expression,
+    positive: Expression,
     further: Sequence[tuple[Expression, bool]],
-    steps: Sequence[Step],
+    steps: Sequence[Divisor],
     most_states: int,
 ) -> CharAutomaton | None:
     """The texts of `wanted` that match each expression of `further`, or match it not, and are numbers that
     satisfy all `steps`; None beyond `most_states` states."""
     derivatives = Derivatives({})
-    expressions = [wanted, *(expression for expression, _ in further)]
+    expressions = [positive, *(expression for expression, _ in further)]
     needed = [True, *(matching for _, matching in further)]
-    State = tuple[tuple[Left, ...], tuple[_Read, ...]]
+    State = tuple[tuple[Residual, ...], tuple[_Read, ...]]
 
     def after(state: State) -> list[tuple[Ranges, State]]:
-        lefts, reads = state
+        residuals, reads = state
         found: list[tuple[Ranges, State]] = []
-        for ranges, following in derivatives.joint_steps(lefts):
-            if not all(left or not need for left, need in zip(following, needed, strict=True)):
+        for ranges, following in derivatives.product_transitions(residuals):
+            if not all(residual or not need for residual, need in zip(following, needed, strict=True)):
                 continue
             for point in (point for low, high in ranges for point in range(low, high + 1)):
                 read = tuple(_next(step, known, point) for step, known in zip(steps, reads, strict=True))
@@ -93,9 +93,9 @@ def decimals_automaton(
         return found
 
     def final(state: State) -> bool:
-        lefts, reads = state
+        residuals, reads = state
         return all(
-            any(map(nullable, left)) == need for left, need in zip(lefts, needed, strict=True)
+            any(map(nullable, residual)) == need for residual, need in zip(residuals, needed, strict=True)
         ) and all(map(_satisfied, steps, reads))
 
     start = (tuple(frozenset([expression]) for expression in expressions), tuple(_Read() for _ in steps))

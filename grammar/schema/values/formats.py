@@ -175,7 +175,7 @@ _WHOLE: dict[str, str] = {
 }
 
 
-class Texts(NamedTuple):
+class StringFormat(NamedTuple):
     """A format of strings, as patterns that match somewhere."""
 
     whole: str
@@ -187,20 +187,20 @@ class Texts(NamedTuple):
     250 characters is of the format. Empty where there is none that is simpler."""
 
 
-class Range(NamedTuple):
+class NumberFormat(NamedTuple):
     """A format of numbers: those from `low` to `high`."""
 
     low: Decimal
     high: Decimal
 
 
-_RANGES: dict[str, Range] = {}
+_RANGES: dict[str, NumberFormat] = {}
 for _bits in (8, 16, 32, 64):  # the registry of formats of OpenAPI
-    _RANGES[f"int{_bits}"] = Range(Decimal(-(2 ** (_bits - 1))), Decimal(2 ** (_bits - 1) - 1))
-    _RANGES[f"uint{_bits}"] = Range(Decimal(0), Decimal(2**_bits - 1))
+    _RANGES[f"int{_bits}"] = NumberFormat(Decimal(-(2 ** (_bits - 1))), Decimal(2 ** (_bits - 1) - 1))
+    _RANGES[f"uint{_bits}"] = NumberFormat(Decimal(0), Decimal(2**_bits - 1))
 
 
-def meaning(name: str, pointer: str) -> Texts | Range | None:
+def meaning(name: str, pointer: str) -> StringFormat | NumberFormat | None:
     """What the format `name` allows; None for one that restricts nothing.
 
     Raises `Unenforceable` for a misspelt one.
@@ -208,7 +208,7 @@ def meaning(name: str, pointer: str) -> Texts | Range | None:
     if name in _PATTERNS:
         written = _PATTERNS[name]
         counted = f"^({_SHORT[name]})$" if name in _SHORT else ""
-        return Texts(f"^({_WHOLE.get(name, written)})$", f"^({written})$", counted)
+        return StringFormat(f"^({_WHOLE.get(name, written)})$", f"^({written})$", counted)
     if name in _RANGES:
         return _RANGES[name]
     wanted = _SPELLINGS.get(_letters(name))

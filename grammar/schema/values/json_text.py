@@ -21,11 +21,11 @@ from ramify.grammar.rules.expression import (
     Call,
     Chars,
     Expression,
-    Fresh,
     Ranges,
     Repeat,
     Seq,
     Text,
+    UniqueText,
     alt,
     chars,
     complement,
@@ -103,7 +103,7 @@ def escaped(expression: Expression) -> Expression:
             return alt(*map(escaped, options))
         case Repeat(item, low, high):
             return repeat(escaped(item), low, high)
-        case Call() | Fresh():
+        case Call() | UniqueText():
             return expression
 
 
@@ -229,7 +229,7 @@ class Bound:
         self.value = value
         self.inclusive = inclusive
 
-    def negated(self) -> Bound:
+    def negation(self) -> Bound:
         return Bound(-self.value, self.inclusive)
 
 
@@ -238,8 +238,8 @@ def decimals(low: Bound | None, high: Bound | None, places: int | None = None) -
     zero = Bound(Decimal(0), False)
     options: list[Expression] = []
     if low is None or low.value < 0:
-        nearest = high.negated() if high is not None and high.value < 0 else zero
-        options.append(seq(_MINUS, _positive(nearest, None if low is None else low.negated(), places)))
+        nearest = high.negation() if high is not None and high.value < 0 else zero
+        options.append(seq(_MINUS, _positive(nearest, None if low is None else low.negation(), places)))
     if high is None or high.value >= 0:
         lowest = low if low is not None and low.value >= 0 else Bound(Decimal(0), True)
         options.append(_positive(lowest, high, places))

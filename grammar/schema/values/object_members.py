@@ -31,7 +31,7 @@ class _State(NamedTuple):
     wanted: Wanted
 
 
-class Braces:
+class MemberSequence:
     """`members` in order, the optional ones perhaps missing, then any number of `others`: `low` to `high`
     in all, and among them some that meet each of the `wanted` conditions."""
 

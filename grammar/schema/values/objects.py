@@ -5,29 +5,29 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
-from ramify.grammar.rules.expression import NOTHING, Expression, Fresh, seq, text
-from ramify.grammar.schema.json_values import value_of
+from ramify.grammar.rules.expression import NOTHING, Expression, UniqueText, seq, text
+from ramify.grammar.schema.json_values import Value
 from ramify.grammar.schema.logic.assertions import (
     STRING,
-    Has,
+    HasProperty,
     Matches,
-    Members,
-    Names,
+    NotInEnum,
+    Properties,
+    PropertyCount,
+    PropertyNames,
     Required,
-    Size,
     Types,
-    Unlisted,
 )
-from ramify.grammar.schema.logic.formula import FALSE, TRUE, And, Formula, both, negated
-from ramify.grammar.schema.logic.normal_form import Branch, counts
-from ramify.grammar.schema.unenforceable import ManyTexts, refuse
+from ramify.grammar.schema.logic.formula import FALSE, TRUE, And, Formula, conjunction, negation
+from ramify.grammar.schema.logic.normal_form import Disjunct, counts
+from ramify.grammar.schema.unenforceable import NotCanonical, refuse
 from ramify.grammar.schema.values import json_rules
 from ramify.grammar.schema.values.json_rules import enclosed
 from ramify.grammar.schema.values.json_text import spelled
-from ramify.grammar.schema.values.object_members import Braces, Member
+from ramify.grammar.schema.values.object_members import Member, MemberSequence
 from ramify.grammar.schema.values.scalars import keys
 from ramify.grammar.schema.values.string_language import combinations
-from ramify.grammar.schema.values.string_patterns import searched
+from ramify.grammar.schema.values.string_patterns import search_pattern
 
 if TYPE_CHECKING:
     from ramify.grammar.schema.compiler import SchemaGrammar
@@ -45,30 +45,38 @@ class _Other(NamedTuple):
     value: Formula
 
 
-def objects(grammar: SchemaGrammar, branch: Branch) -> Expression:
+def objects(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
     """The objects of `branch`."""
-    low, high = counts(branch, Size)
+    low, high = counts(disjunct, PropertyCount)
     if high is not None and high < low:
-        return grammar.found(NOTHING, "minProperties exceeds maxProperties")
-    said = any(isinstance(fact, Members | Names | Required | Size | Has) for fact in branch.facts)
-    if not said and not grammar.one_spelling:
+        return grammar.define(NOTHING, "minProperties exceeds maxProperties")
+    said = any(
+        isinstance(assertion, Properties | PropertyNames | Required | PropertyCount | HasProperty)
+        for assertion in disjunct.assertions
+    )
+    if not said and not grammar.canonical:
         return json_rules.OBJECT
     if high is not None:
         high = min(high, MAX_COUNTED)
-    return _Object(grammar, branch).expression(low, high)
+    return _Object(grammar, disjunct).expression(low, high)
 
 
 class _Object:
-    def __init__(self, grammar: SchemaGrammar, branch: Branch) -> None:
+    def __init__(self, grammar: SchemaGrammar, disjunct: Disjunct) -> None:
         self._grammar = grammar
-        self._test = grammar.branches.test
-        self._members: list[Members] = branch.of(Members)
-        self._by_name = [dict(fact.named) for fact in self._members]
-        self._keys = both(*(fact.key for fact in branch.of(Names)))
-        self._wanted: list[Has] = branch.of(Has)
-        self._required = branch.required
+        self._test = grammar.normal_form.satisfies
+        self._members: list[Properties] = disjunct.of(Properties)
+        self._by_name = [dict(assertion.named) for assertion in self._members]
+        self._keys = conjunction(*(assertion.key for assertion in disjunct.of(PropertyNames)))
+        self._wanted: list[HasProperty] = disjunct.of(HasProperty)
+        self._required = disjunct.required
         self._pointer = next(
-            (fact.pointer for fact in branch.facts if isinstance(fact, Size | Names | Has)), ""
+            (
+                assertion.pointer
+                for assertion in disjunct.assertions
+                if isinstance(assertion, PropertyCount | PropertyNames | HasProperty)
+            ),
+            "",
         )
         named = {name: None for known in self._by_name for name in known} | self._required
         self._names = list(named)
@@ -82,7 +90,7 @@ class _Object:
             if member is not None:
                 members.append(member)
             elif name in self._required:
-                return self._grammar.found(
+                return self._grammar.define(
                     NOTHING, f"the property {name!r} is required and cannot have a value"
                 )
         if low > MAX_COUNTED or max(low, high or 0) * len(members) > MAX_MEMBER_COUNTS:
@@ -91,66 +99,68 @@ class _Object:
         self._names_differ = (
             low > 1 and not members and not self._wanted and len(self._kinds_of_others()) == 1
         )
-        others = self._others() if not self._grammar.one_spelling else self._no_others()
-        braces = Braces(self._grammar, members, others, len(self._wanted), low, high, self._pointer)
+        others = self._others() if not self._grammar.canonical else self._no_others()
+        braces = MemberSequence(self._grammar, members, others, len(self._wanted), low, high, self._pointer)
         filled, empty = braces.content()
         if filled == NOTHING and not empty:
-            return self._grammar.found(NOTHING, "the object can have no more properties")
+            return self._grammar.define(NOTHING, "the object can have no more properties")
         return self._grammar.rules.define(enclosed("{", filled, "}", self._grammar.marks, empty=empty))
 
     def _member(self, name: str) -> Member | None:
         """The member called `name`; None where it cannot have a value."""
         if self._keys != TRUE and not self._test(self._keys, name):
             return None
-        goal = self._goal(name)
-        value = self._grammar.value(goal)
+        formula = self._goal(name)
+        value = self._grammar.value(formula)
         if value == NOTHING:
             return None
         start = seq(text(spelled(name)), self._grammar.marks.colon)
         meeting = [i for i, wanted in enumerate(self._wanted) if self._test(wanted.key, name)]
-        meets = self._meets(meeting, goal, start)
+        meets = self._meets(meeting, formula, start)
         return Member(seq(start, value), name in self._required, tuple(meets))
 
     def _meets(
-        self, meeting: list[int], goal: Formula, start: Expression
+        self, meeting: list[int], formula: Formula, start: Expression
     ) -> list[tuple[frozenset[int], Expression]]:
         """For each choice of wanted properties that this may be: which they are, and its text."""
         found = []
         for size in range(1, len(meeting) + 1):
             for chosen in itertools.combinations(meeting, size):
-                value = self._grammar.value(both(goal, *(self._wanted[i].value for i in chosen)))
+                value = self._grammar.value(conjunction(formula, *(self._wanted[i].value for i in chosen)))
                 if value != NOTHING:
                     found.append((frozenset(chosen), seq(start, value)))
         return found
 
     def _goal(self, name: str) -> Formula:
-        goals: list[Formula] = []
-        for fact, known in zip(self._members, self._by_name, strict=True):
+        formulas: list[Formula] = []
+        for assertion, known in zip(self._members, self._by_name, strict=True):
             own = [known[name]] if name in known else []
-            own += [value for key, value in fact.keyed if self._test(key, name)]
-            goals += own or [fact.others]
-        return both(*goals)
+            own += [value for key, value in assertion.keyed if self._test(key, name)]
+            formulas += own or [assertion.others]
+        return conjunction(*formulas)
 
     # --- others -----------------------------------------------------------------------------------
 
     def _others(self) -> list[Member]:
         """Members that are not named."""
-        unnamed = both(Types(STRING), Unlisted(tuple(map(value_of, self._names)))) if self._names else TRUE
+        unnamed = (
+            conjunction(Types(STRING), NotInEnum(tuple(map(Value, self._names)))) if self._names else TRUE
+        )
         found = []
         for other in self._kinds_of_others():
             value = self._grammar.value(other.value)
             if value == NOTHING:
                 continue
-            key = self._key(both(unnamed, other.key, self._keys))
+            key = self._key(conjunction(unnamed, other.key, self._keys))
             if key == NOTHING:
                 continue
-            start = seq(Fresh(key) if self._names_differ else key, self._grammar.marks.colon)
+            start = seq(UniqueText(key) if self._names_differ else key, self._grammar.marks.colon)
             text_of_member = seq(start, value)
             if (key, value) == (json_rules.STRING, json_rules.VALUE):
                 text_of_member = json_rules.MEMBER
             meets = []
             for i, wanted in enumerate(self._wanted):
-                meeting = self._key(both(unnamed, other.key, self._keys, wanted.key))
+                meeting = self._key(conjunction(unnamed, other.key, self._keys, wanted.key))
                 if meeting != NOTHING:
                     meets += self._meets([i], other.value, seq(meeting, self._grammar.marks.colon))
             found.append(Member(text_of_member, False, tuple(meets)))
@@ -159,23 +169,23 @@ class _Object:
     def _no_others(self) -> list[Member]:
         """Where each object is to have one text its properties come in one order, so there are no others."""
         if self._wanted or any(other != _Other(TRUE, TRUE) for other in self._kinds_of_others()):
-            raise ManyTexts("objects with properties that are not named")
+            raise NotCanonical("objects with properties that are not named")
         return []
 
     def _kinds_of_others(self) -> list[_Other]:
         """The unnamed properties by what their values must satisfy."""
-        patterns = list(dict.fromkeys(key for fact in self._members for key, _ in fact.keyed))
+        patterns = list(dict.fromkeys(key for assertion in self._members for key, _ in assertion.keyed))
         kinds: list[_Other] = []
         for matching in self._combinations(patterns):
-            goals: list[Formula] = []
-            for fact in self._members:
-                own = [value for key, value in fact.keyed if key in matching]
-                goals += own or [fact.others]
-            goal = both(*goals)
-            if goal == FALSE:
+            formulas: list[Formula] = []
+            for assertion in self._members:
+                own = [value for key, value in assertion.keyed if key in matching]
+                formulas += own or [assertion.others]
+            formula = conjunction(*formulas)
+            if formula == FALSE:
                 continue
-            key = both(*(key if key in matching else negated(key) for key in patterns))
-            kinds.append(_Other(key, goal))
+            key = conjunction(*(key if key in matching else negation(key) for key in patterns))
+            kinds.append(_Other(key, formula))
         return kinds
 
     def _combinations(self, patterns: list[Formula]) -> list[list[Formula]]:
@@ -199,14 +209,14 @@ class _Object:
     def _key(self, formula: Formula) -> Expression:
         if formula == TRUE and not self._names_differ:
             return json_rules.STRING
-        branches = self._grammar.branches.of(both(Types(STRING), formula))
-        return keys(self._grammar, branches, one_spelling=self._names_differ)
+        disjuncts = self._grammar.normal_form.of(conjunction(Types(STRING), formula))
+        return keys(self._grammar, disjuncts, canonical=self._names_differ)
 
 
 def _pattern(key: Formula) -> Expression | None:
     """The expression of a key that is one pattern."""
     parts = key.parts if isinstance(key, And) else (key,)
-    facts = [part for part in parts if not isinstance(part, Types)]
-    if len(facts) == 1 and isinstance(facts[0], Matches) and facts[0].wanted:
-        return searched(facts[0].pointer, facts[0].pattern).expression
+    assertions = [part for part in parts if not isinstance(part, Types)]
+    if len(assertions) == 1 and isinstance(assertions[0], Matches) and assertions[0].positive:
+        return search_pattern(assertions[0].pointer, assertions[0].pattern).expression
     return None

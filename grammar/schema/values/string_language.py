@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from ramify.grammar.rules.derivative import CharAutomaton, Derivatives, Left, explore, minimal, to_rules
+from ramify.grammar.rules.derivative import CharAutomaton, Derivatives, Residual, explore, minimal, to_rules
 from ramify.grammar.rules.expression import (
     ANY_CHAR,
     EMPTY,
@@ -48,7 +48,7 @@ ENOUGH = 60
 class _Condition(NamedTuple):
     pointer: str
     expression: Expression
-    wanted: bool
+    positive: bool
     short: Expression | None = None
     """Of fewer states; what it matches with at most `MOST_OF_SHORT` characters, `expression` does too."""
 
@@ -65,17 +65,15 @@ class StringLanguage:
         return not self._conditions and not self._excluded
 
     def add(
-        self, pointer: str, expression: Expression, *, wanted: bool, short: Expression | None = None
+        self, pointer: str, expression: Expression, *, positive: bool, short: Expression | None = None
     ) -> None:
         """`short`, for what is wanted: a part of `expression` that does where strings must be counted."""
-        self._conditions.setdefault((expression, wanted), _Condition(pointer, expression, wanted, short))
+        self._conditions.setdefault((expression, positive), _Condition(pointer, expression, positive, short))
 
     def exclude(self, strings: Iterable[str]) -> None:
         self._excluded |= dict.fromkeys(strings)
 
-    def expression(
-        self, low: int, high: int | None, rules: Rules, *, one_spelling: bool = False
-    ) -> Expression:
+    def expression(self, low: int, high: int | None, rules: Rules, *, canonical: bool = False) -> Expression:
         """The strings of `low` to `high` characters as JSON text between quotes.
 
         With `one_spelling` no character has two, also where nothing restricts it.
@@ -86,9 +84,9 @@ class StringLanguage:
             if not self._excluded:
                 return rules.define(escaped(repeat(ANY_CHAR, low, high)))
             if (low, high) == (0, None):
-                anything = repeat(ANY_CHAR, 0, None) if one_spelling else json_rules.CHARACTERS
+                anything = repeat(ANY_CHAR, 0, None) if canonical else json_rules.CHARACTERS
                 return rules.define(escaped(others_than(self._excluded, anything)))
-        if len(conditions) == 1 and conditions[0].wanted and not self._excluded:
+        if len(conditions) == 1 and conditions[0].positive and not self._excluded:
             counted = _counted(conditions[0].expression, low, high)
             if counted is not None:
                 return rules.define(escaped(counted))
@@ -183,9 +181,9 @@ def combinations(expressions: list[Expression], most_states: int) -> set[frozens
     seen = {start}
     queue = [start]
     found = set()
-    for lefts in queue:
-        found.add(frozenset(i for i, left in enumerate(lefts[1:]) if any(map(nullable, left))))
-        for _, after in derivatives.joint_steps(lefts):
+    for residuals in queue:
+        found.add(frozenset(i for i, left in enumerate(residuals[1:]) if any(map(nullable, left))))
+        for _, after in derivatives.product_transitions(residuals):
             if after not in seen:
                 if len(seen) == most_states:
                     return None
@@ -250,18 +248,20 @@ def _automaton(conditions: list[_Condition], low: int, high: int | None) -> Char
 def _uncounted(expressions: list[Expression], conditions: list[_Condition]) -> CharAutomaton | None:
     # A part that matches everything gives every character a step, also where only unwanted parts move.
     parts = [repeat(ANY_CHAR, 0, None), *expressions]
-    wanted = [True, *(condition.wanted for condition in conditions)]
+    positive = [True, *(condition.positive for condition in conditions)]
     derivatives = Derivatives({})
 
-    def steps(lefts: tuple[Left, ...]) -> list[tuple[Ranges, tuple[Left, ...]]]:
+    def steps(residuals: tuple[Residual, ...]) -> list[tuple[Ranges, tuple[Residual, ...]]]:
         return [
             (ranges, after)
-            for ranges, after in derivatives.joint_steps(lefts)
-            if all(left or not needed for left, needed in zip(after, wanted, strict=True))
+            for ranges, after in derivatives.product_transitions(residuals)
+            if all(left or not needed for left, needed in zip(after, positive, strict=True))
         ]
 
-    def final(lefts: tuple[Left, ...]) -> bool:
-        return all(any(map(nullable, left)) == needed for left, needed in zip(lefts, wanted, strict=True))
+    def final(residuals: tuple[Residual, ...]) -> bool:
+        return all(
+            any(map(nullable, left)) == needed for left, needed in zip(residuals, positive, strict=True)
+        )
 
     found = explore(tuple(frozenset([part]) for part in parts), steps, final, MAX_STATES)
     return minimal(found) if found is not None and len(found.edges) <= MAX_MINIMISED else found

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from ramify.errors import InvalidConstraint
 from ramify.grammar.rules import regex_syntax
-from ramify.grammar.rules.derivative import Derivatives, Left
+from ramify.grammar.rules.derivative import Derivatives, Residual
 from ramify.grammar.rules.expression import nullable
 from ramify.grammar.schema.unenforceable import Unenforceable
 
@@ -15,16 +15,16 @@ MAX_SECONDS = 0.5
 """Most time to match one string against a pattern that has lookarounds or backreferences."""
 
 
-class Searched:
+class SearchPattern:
     """A pattern, with the states of its automaton that strings have led to so far."""
 
     def __init__(self, pattern: str) -> None:
         self.expression = regex_syntax.search(pattern)
         self._derivatives = Derivatives({})
-        self._after: dict[tuple[Left, str], Left] = {}
+        self._after: dict[tuple[Residual, str], Residual] = {}
 
     def matches(self, string: str) -> bool:
-        left: Left = frozenset([self.expression])
+        left: Residual = frozenset([self.expression])
         for char in string:
             if not left:
                 return False
@@ -34,7 +34,7 @@ class Searched:
             left = after
         return any(map(nullable, left))
 
-    def _step(self, left: Left, point: int) -> Left:
+    def _step(self, left: Residual, point: int) -> Residual:
         return frozenset(
             after
             for expression in left
@@ -44,14 +44,14 @@ class Searched:
 
 
 @lru_cache(maxsize=512)
-def _searched(pattern: str) -> Searched:
-    return Searched(pattern)
+def _search_pattern(pattern: str) -> SearchPattern:
+    return SearchPattern(pattern)
 
 
-def searched(pointer: str, pattern: str) -> Searched:
+def search_pattern(pointer: str, pattern: str) -> SearchPattern:
     """The strings in which `pattern` matches somewhere. Raises `InvalidConstraint` at `pointer`."""
     try:
-        return _searched(pattern)
+        return _search_pattern(pattern)
     except InvalidConstraint as error:
         # What is valid and merely not supported comes with a remedy.
         kind = Unenforceable if error.remedy else InvalidConstraint
@@ -106,15 +106,15 @@ def _depths(pattern: str) -> Iterator[tuple[int, str, int]]:
         yield i, char, depth
 
 
-def matches_searched(pointer: str, pattern: str, string: str) -> bool:
-    return searched(pointer, pattern).matches(string)
+def matches_regular(pointer: str, pattern: str, string: str) -> bool:
+    return search_pattern(pointer, pattern).matches(string)
 
 
 def matches_pattern(pointer: str, pattern: str, text: str) -> bool:
     """`pattern` matches somewhere in `text`. Raises `InvalidConstraint` where that takes too long to say."""
     try:
         return all(
-            matches_searched(pointer, part, text) == wanted for part, wanted in without_lookaheads(pattern)
+            matches_regular(pointer, part, text) == positive for part, positive in without_lookaheads(pattern)
         )
     except Unenforceable:
         return _backtracked(pointer, pattern, text)
