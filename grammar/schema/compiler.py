@@ -1,11 +1,12 @@
-"""JSON schemas as grammars whose sentences are exactly the schema's instances, in the documented spelling.
+"""JSON schemas as grammars whose sentences are the schema's instances, written in one documented way.
 
-What is enforced is enforced exactly, everything else is refused with its JSON pointer. Two rules of
-writing narrow the output, and none widens it:
+A keyword is either enforced exactly or refused with its JSON pointer. Two conventions narrow how an instance
+is written, and none lets another value through:
 
 - Values are spelled as in `json_text`.
-- Properties come in the schema's order: those named, in the order of their naming, then others. Those
-  that are named in any case come before those that only some option names.
+- Properties come in the order of the schema: first the named ones, then others. Properties that the schema
+names
+  unconditionally come before those that only an option of it names.
 """
 
 from __future__ import annotations
@@ -33,15 +34,14 @@ from ramify.grammar.schema.values.scalars import numbers, strings
 from ramify.grammar.schema.values.unique_arrays import require_one_order
 
 MAX_RULES = 20_000
-"""Most rules of a grammar: a second to make."""
-
+"""Most rules of a grammar, which take about a second to make."""
 
 MAX_LEFT_OUT = 50
-"""Most keywords that are left out where the caller asks for that; the grammar is made anew for each."""
+"""Most keywords left unenforced under ``strict="validate"``: for each, the schema is compiled once more."""
 
 
 class Options(NamedTuple):
-    """How values are written, and what becomes of keywords that cannot be enforced (`ramify.constraint`)."""
+    """How values are written, and whether keywords may be left unenforced (see `ramify.constraint`)."""
 
     whitespace: Whitespace = "natural"
     any_order: bool = False
@@ -49,13 +49,15 @@ class Options(NamedTuple):
 
 
 class Unenforced(NamedTuple):
-    """A keyword that the grammar does not enforce."""
+    """A keyword that the grammar does not enforce, so that outputs must be validated afterwards."""
 
     pointer: str
     reason: str
 
 
 class CompiledSchema(NamedTuple):
+    """A grammar's rules by name, and the keywords that they do not enforce."""
+
     rules: dict[str, Expression]
     unenforced: tuple[Unenforced, ...]
 
@@ -90,7 +92,7 @@ def compile_schema(schema: Any, options: Options | None = None) -> CompiledSchem
 
 
 class SchemaGrammar:
-    """The rules for one schema while they are made."""
+    """The grammar of one schema under construction: formulas become rules, each formula once."""
 
     def __init__(
         self,
@@ -99,11 +101,11 @@ class SchemaGrammar:
         ignored: frozenset[str] = frozenset(),
     ) -> None:
         options = options or Options()
-        # Which options of a oneOf are distinct is decided on formulas that allow more than the schema: there
-        # a oneOf is an anyOf, and where it is negated all its options exclude each other.
-        allowing_more = SchemaFormulas(document, ignored)
-        refuting_less = SchemaFormulas(document, ignored, distinct=lambda a, b: False)
-        check = NormalForm(allowing_more, refuting_less)
+        # Whether options of a oneOf are distinct is decided on formulas that need no such decision: there a
+        # oneOf is read as anyOf, which allows more, and a negated one excludes all pairs of options.
+        as_any_of = SchemaFormulas(document, ignored)
+        negated_ones = SchemaFormulas(document, ignored, distinct=lambda a, b: False)
+        check = NormalForm(as_any_of, negated_ones)
         formulas = SchemaFormulas(document, ignored, distinct=check.distinct)
         self.normal_form = NormalForm(formulas, check=check)
         self.root = formulas.subschema("")
@@ -113,12 +115,13 @@ class SchemaGrammar:
         self.rules = Rules()
         self.rules.bodies.update(json_rules.json_rules(options.whitespace))
         self.canonical = False
-        """Each value is to have one text only, so that equal values are equal texts."""
+        """Whether each value must have exactly one text, so that equal values have equal texts."""
         self._expressions: dict[tuple[Formula, bool], Expression] = {}
         self._open: dict[tuple[Formula, bool], Call | None] = {}
         self._contradiction: tuple[str, str] | None = None
 
     def compiled(self) -> dict[str, Expression]:
+        """All rules. Raises `InvalidConstraint` if no value satisfies the schema."""
         value = self.value(self.root)
         self.rules.set(Call(ROOT), seq(self.marks.around, value, self.marks.around))
         rules = productive(self.rules.bodies)
@@ -128,7 +131,7 @@ class SchemaGrammar:
         return rules
 
     def value(self, formula: Formula) -> Expression:
-        """The values that satisfy `goal`."""
+        """The values that satisfy `formula`; a formula that contains itself becomes a recursive rule."""
         if formula == FALSE:
             return NOTHING
         if formula == TRUE and not self.canonical:
@@ -156,7 +159,10 @@ class SchemaGrammar:
         return expression
 
     def canonical_value(self, formula: Formula) -> Expression:
-        """`value`, but each value has one text: in fixed white space, and without unnamed properties."""
+        """As `value`, but each value has one text: white space is fixed and all properties are named.
+
+        Raises `NotCanonical` where that cannot be had.
+        """
         options = (self.canonical, self.marks, self.any_order)
         self.canonical, self.marks, self.any_order = True, self._fixed_marks, False
         try:
@@ -165,7 +171,7 @@ class SchemaGrammar:
             self.canonical, self.marks, self.any_order = options
 
     def define(self, expression: Expression, why: str, formula: Formula | None = None) -> Expression:
-        """A rule for `expression`; where that is nothing, `why` is remembered as the reason."""
+        """A rule for `expression`; `why` is the reason to give if it is `NOTHING` and leaves no instance."""
         if expression == NOTHING and self._contradiction is None:
             innermost = next(reversed(self._open), (TRUE, False))[0]
             self._contradiction = (_pointer_of(formula or innermost), why)
@@ -186,17 +192,17 @@ def _pointer_of(formula: Formula) -> str:
 
 
 def _null(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
-    return alt(*_literals(disjunct, null=None))
+    return _literals(disjunct, null=None)
 
 
 def _boolean(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
-    return alt(*_literals(disjunct, true=True, false=False))
+    return _literals(disjunct, true=True, false=False)
 
 
-def _literals(disjunct: Disjunct, **values: bool | None) -> list[Expression]:
-    """The texts of those `values`, by their texts, that no enum excludes."""
+def _literals(disjunct: Disjunct, **values: bool | None) -> Expression:
+    """The names of the `values` that no negated enum excludes, as texts."""
     excluded = [value for assertion in disjunct.of(NotInEnum) for value in assertion.values]
-    return [Text(text) for text, value in values.items() if Value(value) not in excluded]
+    return alt(*(Text(name) for name, value in values.items() if Value(value) not in excluded))
 
 
 _BUILDERS: list[tuple[frozenset[str], Callable[[SchemaGrammar, Disjunct], Expression]]] = [

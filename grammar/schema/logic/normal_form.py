@@ -73,7 +73,7 @@ class Disjunct:
         """The assertions of one class."""
         return [assertion for assertion in self.assertions if isinstance(assertion, kind)]
 
-    def item(self, i: int) -> Formula:
+    def item_formula(self, i: int) -> Formula:
         """What item `i` of an array satisfies."""
         return conjunction(*(assertion.at(i) for assertion in self.of(Items)))
 
@@ -82,9 +82,14 @@ class Disjunct:
         """The items before this one have schemas of their own; all later ones satisfy the same formula."""
         return max((len(assertion.prefix) for assertion in self.of(Items)), default=0)
 
-    def property(self, name: str, test: Test) -> Formula:
+    def property_formula(self, name: str, test: Test) -> Formula:
         """What the property `name` of an object satisfies."""
         return conjunction(*(assertion.of(name, test) for assertion in self.of(Properties)))
+
+    @property
+    def named_properties(self) -> dict[str, None]:
+        """The names that the schema has, in its order, then those that are only required."""
+        return {name: None for known in self.of(Properties) for name, _ in known.named} | self.required
 
     @functools.cached_property
     def required(self) -> dict[str, None]:
@@ -106,6 +111,7 @@ class NormalForm:
         self._check = check or self
         self._of: dict[Formula, list[Disjunct]] = {}
         self._simpler: dict[Or, Formula] = {}
+        self._values: dict[Formula, frozenset[Value] | None] = {}
         self._possible: dict[tuple[Formula, int], bool] = {}
 
     def of(self, formula: Formula) -> list[Disjunct]:
@@ -135,7 +141,21 @@ class NormalForm:
 
     def distinct(self, a: Formula, b: Formula) -> bool:
         """Whether no value satisfies both; False where that is not seen within `MAX_DEPTH` levels."""
+        left, right = self._all_values(a), self._all_values(b)
+        if left is not None and right is not None:
+            return left.isdisjoint(right)  # a oneOf of 500 constants compares 125,000 pairs
         return not self.possible(conjunction(a, b), MAX_DEPTH)
+
+    def _all_values(self, formula: Formula) -> frozenset[Value] | None:
+        """The values of `formula`; None unless all its disjuncts have `values`."""
+        if formula not in self._values:
+            try:
+                values = [disjunct.values for disjunct in self.of(formula)]
+            except Unenforceable:
+                values = [None]
+            known = [value for each in values for value in each or ()]
+            self._values[formula] = None if None in values else frozenset(known)
+        return self._values[formula]
 
     def possible(self, formula: Formula, depth: int) -> bool:
         """Whether some value may satisfy `formula`: False where a contradiction is within `depth` levels."""
@@ -265,12 +285,14 @@ class NormalForm:
             return False
         low, _ = counts(disjunct, ItemCount)
         return all(
-            self.possible(disjunct.item(i), depth - 1) for i in range(min(low, disjunct.prefix_length + 1))
+            self.possible(disjunct.item_formula(i), depth - 1)
+            for i in range(min(low, disjunct.prefix_length + 1))
         )
 
     def _object_possible(self, disjunct: Disjunct, depth: int) -> bool:
         return _counts_possible(disjunct, PropertyCount) and all(
-            self.possible(disjunct.property(name, self.satisfies), depth - 1) for name in disjunct.required
+            self.possible(disjunct.property_formula(name, self.satisfies), depth - 1)
+            for name in disjunct.required
         )
 
 

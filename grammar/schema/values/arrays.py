@@ -45,7 +45,7 @@ def arrays(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
     if any(contains.restricts for contains in disjunct.of(Contains)):
         return _ContainsArrays(grammar, disjunct, low, high).expression()
     length = disjunct.prefix_length
-    formulas = [disjunct.item(i) for i in range(length + 1)]
+    formulas = [disjunct.item_formula(i) for i in range(length + 1)]
     if (low, high, formulas) == (0, None, [TRUE]) and not grammar.canonical:
         return json_rules.ARRAY
     prefix = [grammar.value(formula) for formula in formulas[:length] if high is None or high > 0]
@@ -150,7 +150,7 @@ class _ContainsArrays:
             )
             if not all(within(n, 0, c.high) for n, c in zip(after, self._contains, strict=True)):
                 continue
-            item = conjunction(self._disjunct.item(items), *(formula for _, formula in chosen))
+            item = conjunction(self._disjunct.item_formula(items), *(formula for _, formula in chosen))
             value = self._grammar.value(item)
             if value != NOTHING:
                 found.append(seq(value, self._call((min(items + 1, self._most_items), after))))

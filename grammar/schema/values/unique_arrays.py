@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ramify.grammar.rules.expression import EMPTY, NOTHING, Call, Expression, UniqueText, alt, repeat, seq
 from ramify.grammar.schema.json_values import Value, type_of
-from ramify.grammar.schema.logic.assertions import Contains, Items, Properties, UniqueItems
+from ramify.grammar.schema.logic.assertions import Contains, Items, UniqueItems
 from ramify.grammar.schema.logic.formula import Formula, conjunction
 from ramify.grammar.schema.logic.normal_form import Disjunct, bounds
 from ramify.grammar.schema.unenforceable import NotCanonical, refuse
@@ -100,8 +100,7 @@ def require_one_order(disjuncts: list[Disjunct]) -> None:
         if disjunct.values is not None:
             orders += [list(value.value) for value in disjunct.values if isinstance(value.value, dict)]
         elif "object" in disjunct.types:
-            named = {name: None for assertion in disjunct.of(Properties) for name, _ in assertion.named}
-            orders.append(list(named | disjunct.required))
+            orders.append(list(disjunct.named_properties))
     for i, order in enumerate(orders):
         for other in orders[:i]:
             shared = set(order) & set(other)
