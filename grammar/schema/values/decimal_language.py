@@ -1,4 +1,8 @@
-"""Numbers in plain notation that satisfy several conditions: an automaton that reads them digit by digit."""
+"""Numbers in plain notation under several conditions, as an automaton that reads them digit by digit.
+
+A multiple of 0.25 is recognised by the remainder modulo 25 of the digits up to two places after the point,
+where all later digits are 0. Reading "1.75": 1, 17, 175, and 175 % 25 == 0.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ _ZERO = ord("0")
 
 
 class Divisor(NamedTuple):
-    """Multiples of `unit` / 10 ** `places`, or all other numbers."""
+    """Multiples of `unit` / 10 ** `places` or, where it is not `positive`, all other numbers."""
 
     unit: int
     places: int
@@ -33,20 +37,20 @@ class Divisor(NamedTuple):
 
     @staticmethod
     def of(step: Decimal, *, positive: bool) -> Divisor:
-        """For `step` above 0."""
+        """For a `step` above 0, the value of multipleOf."""
         unit, scale = step.as_integer_ratio()
         places = max(0, -int(step.normalize().as_tuple().exponent))
         return Divisor(unit * 10**places // scale, places, positive)
 
 
 class _Read(NamedTuple):
-    """What counts of the digits read, for one step."""
+    """The state of one divisor: what matters of the digits read."""
 
     remainder: int = 0
     after_point: int | None = None
-    """Digits after the point, up to the step's places; None before the point."""
+    """Digits read after the point, up to the divisor's places; None before the point."""
     beyond: bool = False
-    """A digit other than 0 came after those places: no multiple any more."""
+    """Whether a digit other than 0 was read after those places, so that the number is no multiple."""
 
 
 def _next(step: Divisor, read: _Read, point: int) -> _Read:
@@ -69,15 +73,18 @@ def _satisfied(step: Divisor, read: _Read) -> bool:
 
 
 def decimals_automaton(
-    positive: Expression,
+    expression: Expression,
     further: Sequence[tuple[Expression, bool]],
     steps: Sequence[Divisor],
     most_states: int,
 ) -> CharAutomaton | None:
-    """The texts of `wanted` that match each expression of `further`, or match it not, and are numbers that
-    satisfy all `steps`; None beyond `most_states` states."""
+    """The texts of `expression` that satisfy all of `further` and of `steps`; None beyond `most_states`
+    states.
+
+    A pair of `further` is an expression, and whether the text must match it or must not.
+    """
     derivatives = Derivatives({})
-    expressions = [positive, *(expression for expression, _ in further)]
+    expressions = [expression, *(other for other, _ in further)]
     needed = [True, *(matching for _, matching in further)]
     State = tuple[tuple[Residual, ...], tuple[_Read, ...]]
 
@@ -103,7 +110,7 @@ def decimals_automaton(
 
 
 def all_spellings(value: int | Decimal) -> Expression:
-    """A number in plain notation, with any number of zeros at the end of its fraction."""
+    """One number in plain notation, with any number of trailing zeros in its fraction."""
     zeros = repeat(Text("0"), 1, None)
     if value == int(value):
         return seq(text(str(int(value))), optional(seq(Text("."), zeros)))
@@ -111,7 +118,7 @@ def all_spellings(value: int | Decimal) -> Expression:
 
 
 def with_fraction() -> Expression:
-    """Numbers that are no integers."""
+    """Numbers that are not whole."""
     digit, nonzero = chars(((0x30, 0x39),)), chars(((0x31, 0x39),))
     some = repeat(digit, 0, None)
     whole = alt(Text("0"), seq(nonzero, some))

@@ -1,4 +1,8 @@
-"""Numbers and strings of one branch of a schema, as expressions."""
+"""The numbers and strings of one disjunct, as expressions.
+
+``{"minimum": 8, "type": "integer"}`` becomes ``[8-9] | [1-9] [0-9]+``. A multipleOf needs an automaton that
+reads the digits (`decimal_language`); between two bounds with few multiples, these are written out.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +30,13 @@ if TYPE_CHECKING:
     from ramify.grammar.schema.compiler import SchemaGrammar
 
 MAX_UNIT = 4000
-MAX_LISTED = 2000
+"""Most remainders that a multipleOf may take."""
+MAX_WRITTEN_OUT = 2000
 MAX_STATES = 20_000
 
 
 def numbers(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
-    """The numbers of `branch`; only integers or only others where its types say so."""
+    """The numbers of `disjunct`: integers, fractions or both, as its types say."""
     integers, fractions = "integer" in disjunct.types, "fraction" in disjunct.types
     lower, upper = bounds(disjunct)
     low = None if lower is None else Bound(lower.value, lower.inclusive)
@@ -50,10 +55,10 @@ def numbers(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
         return grammar.rules.define(json_text.decimal_once()) if grammar.canonical else json_rules.NUMBER
     if grammar.canonical:
         further.append((json_text.decimal_once(), True))
-    listed = _few(disjunct, low, high, divisors)
-    if listed is not None:
-        kept = [value for value in listed if value not in excluded and (integers or value != int(value))]
-        return _listed(grammar, kept)
+    written_out = _few(disjunct, low, high, divisors)
+    if written_out is not None:
+        kept = [value for value in written_out if value not in excluded and (integers or value != int(value))]
+        return _written_out(grammar, kept)
     places = next((divisor.places for divisor in divisors if divisor.positive), None)
     expression = json_text.decimals(low, high, places)
     if expression != NOTHING and (
@@ -78,14 +83,14 @@ def _integers(
     excluded = [value for value in excluded if value == int(value)]
     if first is None and last is None and not divisors and not excluded:
         return json_rules.INTEGER
-    listed = _few(
+    written_out = _few(
         disjunct,
         None if first is None else Bound(Decimal(first), True),
         None if last is None else Bound(Decimal(last), True),
         [*divisors, Divisor(1, 0, True)],
     )
-    if listed is not None and (divisors or excluded):
-        return _listed(grammar, [value for value in listed if value not in excluded])
+    if written_out is not None and (divisors or excluded):
+        return _written_out(grammar, [value for value in written_out if value not in excluded])
     expression = json_text.integers(first, last)
     if not divisors and not excluded:
         return grammar.define(expression, "no integer lies between the bounds")
@@ -100,12 +105,10 @@ def _on_integers(divisor: Divisor) -> Divisor:
 
 
 def _divisors(disjunct: Disjunct) -> list[Divisor]:
-    """What numbers are multiples of, in one; and what they are not."""
+    """The negated divisors, and one for all positive ones: their least common multiple."""
     assertions = disjunct.of(MultipleOf)
-    divisors = [
-        Divisor.of(assertion.divisor, positive=False) for assertion in assertions if not assertion.positive
-    ]
-    positive = [assertion.divisor for assertion in assertions if assertion.positive]
+    divisors = [Divisor.of(each.divisor, positive=False) for each in assertions if not each.positive]
+    positive = [each.divisor for each in assertions if each.positive]
     if positive:
         places = max(Divisor.of(divisor, positive=True).places for divisor in positive)
         units = [int(divisor * 10**places) for divisor in positive]
@@ -114,14 +117,14 @@ def _divisors(disjunct: Disjunct) -> list[Divisor]:
 
 
 def _excluded(disjunct: Disjunct) -> list[int | Decimal]:
-    values = [value.value for assertion in disjunct.of(NotInEnum) for value in assertion.values]
+    values = [value.value for each in disjunct.of(NotInEnum) for value in each.values]
     return [value for value in values if type_of(value) in ("integer", "fraction")]
 
 
 def _few(
     disjunct: Disjunct, low: Bound | None, high: Bound | None, divisors: list[Divisor]
 ) -> list[int | Decimal] | None:
-    """The multiples between the bounds, where they are no more than `MAX_LISTED`."""
+    """The multiples between the bounds; None for more than `MAX_WRITTEN_OUT` or without both bounds."""
     positive = [divisor for divisor in divisors if divisor.positive]
     if low is None or high is None or not positive:
         return None
@@ -129,22 +132,20 @@ def _few(
     unit = math.lcm(*(divisor.unit * 10 ** (scale - divisor.places) for divisor in positive))
     first = math.ceil(low.value * 10**scale / unit)
     last = math.floor(high.value * 10**scale / unit)
-    if last - first > MAX_LISTED:
+    if last - first > MAX_WRITTEN_OUT:
         return None
     assertions = [
-        assertion
-        for assertion in disjunct.assertions
-        if "integer" in assertion.kinds and not isinstance(assertion, NotInEnum)
+        each for each in disjunct.assertions if "integer" in each.kinds and not isinstance(each, NotInEnum)
     ]
     values = (Decimal(n * unit) / 10**scale for n in range(first, last + 1))
-    return [value for value in values if all(assertion.holds(value, _no_test) for assertion in assertions)]
+    return [value for value in values if all(each.holds(value, _no_test) for each in assertions)]
 
 
 def _no_test(formula: object, value: object) -> bool:
-    raise AssertionError("Facts about numbers have no parts.")
+    raise AssertionError("Assertions about numbers have no parts.")
 
 
-def _listed(grammar: SchemaGrammar, values: list[int | Decimal]) -> Expression:
+def _written_out(grammar: SchemaGrammar, values: list[int | Decimal]) -> Expression:
     texts = [text(number_spelled(Decimal(value))) for value in values]
     return grammar.define(alt(*texts), "no number satisfies all keywords")
 
@@ -156,7 +157,7 @@ def _read(
     further: list[tuple[Expression, bool]],
     divisors: list[Divisor],
 ) -> Expression:
-    pointer = next((assertion.pointer for assertion in disjunct.of(MultipleOf)), "")
+    pointer = next((each.pointer for each in disjunct.of(MultipleOf)), "")
     for divisor in divisors:
         if divisor.unit > MAX_UNIT:
             refuse(
@@ -172,7 +173,7 @@ def _read(
 
 
 def _first_integer(low: Bound) -> int:
-    """The least integer above the lower bound."""
+    """The least integer that satisfies the lower bound."""
     floor = int(low.value.to_integral_value(rounding="ROUND_FLOOR"))
     return floor if floor == low.value and low.inclusive else floor + 1
 
@@ -181,7 +182,7 @@ def _first_integer(low: Bound) -> int:
 
 
 def strings(grammar: SchemaGrammar, disjunct: Disjunct, *, canonical: bool = False) -> Expression:
-    """The strings of `branch` with their quotes; with `one_spelling`, each has one text."""
+    """The strings of `disjunct` with their quotes; with `canonical`, each has one text."""
     canonical = canonical or grammar.canonical
     low, high = counts(disjunct, Length)
     if high is not None and high < low:
@@ -192,7 +193,7 @@ def strings(grammar: SchemaGrammar, disjunct: Disjunct, *, canonical: bool = Fal
     if high is not None:
         high = min(high, max(low, LONGEST))
     if low > LONGEST:
-        pointer = next(assertion.pointer for assertion in disjunct.of(Length) if assertion.low)
+        pointer = next(each.pointer for each in disjunct.of(Length) if each.low)
         refuse(pointer, f"Strings of more than {LONGEST} characters are not written", "Ask for fewer.")
     body = language.expression(low, high, grammar.rules, canonical=canonical)
     if body == NOTHING:
@@ -201,28 +202,26 @@ def strings(grammar: SchemaGrammar, disjunct: Disjunct, *, canonical: bool = Fal
 
 
 LONGEST = 4096
-"""Most characters of a string that has a maxLength: beyond it, counting takes too large a grammar."""
+"""A greater maxLength is lowered to this, since counting further takes too large a grammar."""
 
 
 def language_of(disjunct: Disjunct) -> StringLanguage:
-    """The strings that the facts of `branch` other than `Length` allow."""
+    """The strings that the assertions of `disjunct` other than `Length` allow."""
     language = StringLanguage()
-    for assertion in disjunct.of(Matches):
-        pattern = assertion.written if assertion.positive and assertion.written else assertion.pattern
-        expression = search_pattern(assertion.pointer, pattern).expression
+    for each in disjunct.of(Matches):
+        pattern = each.written if each.positive and each.written else each.pattern
+        expression = search_pattern(each.pointer, pattern).expression
         short = (
-            search_pattern(assertion.pointer, assertion.counted).expression
-            if assertion.positive and assertion.counted
-            else None
+            search_pattern(each.pointer, each.counted).expression if each.positive and each.counted else None
         )
-        language.add(assertion.pointer, expression, positive=assertion.positive, short=short)
+        language.add(each.pointer, expression, positive=each.positive, short=short)
     for excluded in disjunct.of(NotInEnum):
         language.exclude(value.value for value in excluded.values if isinstance(value.value, str))
     return language
 
 
 def keys(grammar: SchemaGrammar, disjuncts: list[Disjunct], *, canonical: bool) -> Expression:
-    """The strings of `branches`, as names of properties with their quotes."""
+    """The strings of `disjuncts` as names of properties, with their quotes."""
     options = []
     for disjunct in disjuncts:
         if disjunct.values is not None:

@@ -1,7 +1,7 @@
-"""Arrays whose items are all different, or not.
+"""Arrays whose items are all different or, under a negation, are not.
 
-Where the items have few values, there is a rule for each set of values used so far. Otherwise their texts are
-compared (`expression.Fresh`), so each value must have one text.
+Items of up to `MAX_VALUES` values take a rule for each set of values used so far. Other items are compared by
+their text (`expression.UniqueText`), so each value must have exactly one text (`SchemaGrammar.canonical`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ramify.grammar.schema.compiler import SchemaGrammar
 
 MAX_VALUES = 9
-"""Most values of which every set of those used is told apart."""
+"""Most values of items for which there is a rule for each set of those used."""
 MAX_PLACES = 40
 
 
@@ -33,15 +33,15 @@ class _State(NamedTuple):
 
 
 def unique_arrays(grammar: SchemaGrammar, disjunct: Disjunct, low: int, high: int | None) -> Expression:
-    """The arrays of `branch`, which has a `Unique` fact, of `low` to `high` items."""
+    """The arrays of `disjunct`, which has a `UniqueItems` assertion, of `low` to `high` items."""
     pointer = disjunct.of(UniqueItems)[0].pointer
-    wanted = {assertion.positive for assertion in disjunct.of(UniqueItems)}
-    if len(wanted) > 1:
+    signs = {unique.positive for unique in disjunct.of(UniqueItems)}
+    if len(signs) > 1:
         return grammar.define(NOTHING, "items cannot be unique and not")
-    arrays = _Few(grammar, disjunct, low, high, unique=wanted == {True})
+    arrays = _EnumeratedItems(grammar, disjunct, low, high, unique=signs == {True})
     if arrays.values is not None:
         return arrays.expression()
-    if wanted == {False}:
+    if signs == {False}:
         refuse(
             pointer, "That some items are equal is not enforced where they have many values", "Leave it out."
         )
@@ -56,8 +56,7 @@ def unique_arrays(grammar: SchemaGrammar, disjunct: Disjunct, low: int, high: in
 
 
 def _compared(grammar: SchemaGrammar, disjunct: Disjunct, low: int, high: int | None) -> Expression:
-    """Arrays of which no item has the text of another. All items are in one rule: that is where texts are
-    remembered."""
+    """Arrays in which no two items have the same text: the rule of the array remembers their texts."""
     if grammar.canonical:
         raise NotCanonical("arrays within arrays of unique items")
     if any(assertion.low or assertion.high is not None for assertion in disjunct.of(Contains)):
@@ -84,7 +83,7 @@ def _compared(grammar: SchemaGrammar, disjunct: Disjunct, low: int, high: int | 
 
 
 def _number_of_values(grammar: SchemaGrammar, formula: Formula) -> int | None:
-    """How many values there are, where they are listed."""
+    """How many values satisfy `formula`; None unless all are known one by one."""
     values: set[Value] = set()
     for disjunct in grammar.normal_form.of(formula):
         if disjunct.values is None:
@@ -94,7 +93,7 @@ def _number_of_values(grammar: SchemaGrammar, formula: Formula) -> int | None:
 
 
 def require_one_order(disjuncts: list[Disjunct]) -> None:
-    """Raises `ManyTexts` where an object may satisfy two branches that order its properties differently."""
+    """Raise `NotCanonical` if an object may satisfy two disjuncts that order its properties differently."""
     orders: list[list[str]] = []
     for disjunct in disjuncts:
         if disjunct.values is not None:
@@ -108,8 +107,8 @@ def require_one_order(disjuncts: list[Disjunct]) -> None:
                 raise NotCanonical("objects whose options name properties in different orders")
 
 
-class _Few:
-    """One rule for each set of values used so far."""
+class _EnumeratedItems:
+    """Arrays of items with few values: one rule for each set of values used so far."""
 
     def __init__(
         self, grammar: SchemaGrammar, disjunct: Disjunct, low: int, high: int | None, *, unique: bool
@@ -132,7 +131,7 @@ class _Few:
         self._calls: dict[_State, Call] = {}
 
     def _values(self) -> frozenset[Value] | None:
-        """All values that items may have; None where they are many."""
+        """All values that items may have; None for more than `MAX_VALUES`."""
         known = max((len(assertion.prefix) for assertion in self._items), default=0)
         values: set[Value] = set()
         for place in range(self._known + 1):
@@ -194,7 +193,7 @@ class _Few:
 
 
 def _few_values(grammar: SchemaGrammar, formula: Formula) -> tuple[Value, ...] | None:
-    """The values of `goal` in the order written; None where they are more than `MAX_VALUES`."""
+    """The values of `formula` in the order of the schema; None for more than `MAX_VALUES`."""
     found: dict[Value, None] = {}
     for disjunct in grammar.normal_form.of(formula):
         if disjunct.values is not None:
