@@ -64,7 +64,7 @@ def full_match(pattern: str) -> Expression:
 
 
 def search(pattern: str) -> Expression:
-    """The texts in which `pattern` matches somewhere, as in JSON Schema's ``pattern``. Raises as `full_match`."""
+    """The texts in which `pattern` matches somewhere: JSON Schema's ``pattern``. Raises as `full_match`."""
     around = repeat(ANY_CHAR, 0, None)
     return alt(
         *(

@@ -1,4 +1,4 @@
-"""Formats: what is written is of the format, also where strings must be counted."""
+"""Formats: what a grammar writes is of the format, also where characters are counted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OF_STRINGS = {name: texts for name in FORMATS if isinstance(texts := meaning(nam
 
 
 def is_part_of(part: Expression, whole: Expression) -> bool:
-    """All that `part` matches is matched by `whole`."""
+    """Whether `whole` matches every text that `part` matches."""
     derivatives = Derivatives({})
     start = tuple(frozenset([expression]) for expression in (repeat(ANY_CHAR, 0, None), part, whole))
 
