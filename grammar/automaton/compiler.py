@@ -21,7 +21,7 @@ from ramify.grammar.automaton.runs import runs
 from ramify.grammar.automaton.states import States
 from ramify.grammar.automaton.token_trie import token_trie
 from ramify.grammar.automaton.unique_items import fresh_tables
-from ramify.grammar.rules.expression import Alt, Call, Chars, Expression, UniqueText, Repeat, Seq, Text
+from ramify.grammar.rules.expression import Alt, Call, Chars, Expression, Repeat, Seq, Text, UniqueText
 from ramify.grammar.rules.rule_set import ROOT, components
 from ramify.grammar.vocabulary import Vocabulary
 

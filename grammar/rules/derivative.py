@@ -134,6 +134,34 @@ class Derivatives:
         return [(tuple(ranges), after) for after, ranges in spans.items()]
 
 
+class Product:
+    """The product automaton of `conditions`; its states are the derivatives of all expressions.
+
+    A condition is an expression, and whether a text must match it (True) or must not.
+    """
+
+    def __init__(self, conditions: Iterable[tuple[Expression, bool]]) -> None:
+        pairs = list(conditions)
+        self.start = tuple(frozenset([expression]) for expression, _ in pairs)
+        self._positive = [positive for _, positive in pairs]
+        self._derivatives = Derivatives({})
+
+    def steps(self, state: tuple[Residual, ...]) -> list[tuple[Ranges, tuple[Residual, ...]]]:
+        """(characters, next state), without states from which no text satisfies a positive condition."""
+        return [
+            (ranges, after)
+            for ranges, after in self._derivatives.product_transitions(state)
+            if all(residual or not positive for residual, positive in zip(after, self._positive, strict=True))
+        ]
+
+    def final(self, state: tuple[Residual, ...]) -> bool:
+        """Whether the text read so far satisfies all conditions."""
+        return all(
+            any(map(nullable, residual)) == positive
+            for residual, positive in zip(state, self._positive, strict=True)
+        )
+
+
 def explore(
     start: State,
     steps: Callable[[State], Iterable[tuple[Ranges, State]]],

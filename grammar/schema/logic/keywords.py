@@ -190,18 +190,6 @@ class SchemaFormulas:
         """Annotations, and keywords that another keyword reads."""
         return TRUE
 
-    def _minimum(self, where: str, keywords: dict[str, Any], value: Any) -> Formula:
-        return LowerBound(Decimal(value), keywords.get("exclusiveMinimum") is not True)
-
-    def _maximum(self, where: str, keywords: dict[str, Any], value: Any) -> Formula:
-        return UpperBound(Decimal(value), keywords.get("exclusiveMaximum") is not True)
-
-    def _exclusive_minimum(self, where: str, keywords: dict[str, Any], value: Any) -> Formula:
-        return TRUE if isinstance(value, bool) else LowerBound(Decimal(value), False)
-
-    def _exclusive_maximum(self, where: str, keywords: dict[str, Any], value: Any) -> Formula:
-        return TRUE if isinstance(value, bool) else UpperBound(Decimal(value), False)
-
     def _multiple(self, where: str, keywords: dict[str, Any], value: Any) -> Formula:
         return MultipleOf(Decimal(value), True, where)
 
@@ -275,6 +263,17 @@ Handler = Callable[[SchemaFormulas, str, dict[str, Any], Any], Formula]
 """(formulas, pointer of the keyword, all keywords of its subschema, its value) to its formula."""
 
 
+def _bound(kind: type[LowerBound | UpperBound], exclusive: str) -> Handler:
+    """minimum or maximum, which a boolean keyword `exclusive` makes exclusive in draft-04."""
+    return lambda formulas, where, keywords, value: kind(Decimal(value), keywords.get(exclusive) is not True)
+
+
+def _exclusive_bound(kind: type[LowerBound | UpperBound]) -> Handler:
+    return lambda formulas, where, keywords, value: (
+        TRUE if isinstance(value, bool) else kind(Decimal(value), False)
+    )
+
+
 def _at_least(kind: type[Length | ItemCount | PropertyCount]) -> Handler:
     return lambda formulas, where, keywords, value: kind(int(value), None, where) if value else TRUE
 
@@ -288,10 +287,10 @@ HANDLERS: dict[str, Handler] = {
     "type": SchemaFormulas._type,
     "enum": SchemaFormulas._enum,
     "const": SchemaFormulas._const,
-    "minimum": SchemaFormulas._minimum,
-    "maximum": SchemaFormulas._maximum,
-    "exclusiveMinimum": SchemaFormulas._exclusive_minimum,
-    "exclusiveMaximum": SchemaFormulas._exclusive_maximum,
+    "minimum": _bound(LowerBound, "exclusiveMinimum"),
+    "maximum": _bound(UpperBound, "exclusiveMaximum"),
+    "exclusiveMinimum": _exclusive_bound(LowerBound),
+    "exclusiveMaximum": _exclusive_bound(UpperBound),
     "multipleOf": SchemaFormulas._multiple,
     "minLength": _at_least(Length),
     "maxLength": _at_most(Length),

@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import NamedTuple
 
-from ramify.grammar.rules.derivative import CharAutomaton, Derivatives, Residual, explore
+from ramify.grammar.rules.derivative import CharAutomaton, Product, Residual, explore
 from ramify.grammar.rules.expression import (
     Expression,
     Ranges,
     Text,
     alt,
     chars,
-    nullable,
     optional,
     repeat,
     seq,
@@ -83,17 +82,13 @@ def decimals_automaton(
 
     A pair of `further` is an expression, and whether the text must match it or must not.
     """
-    derivatives = Derivatives({})
-    expressions = [expression, *(other for other, _ in further)]
-    needed = [True, *(matching for _, matching in further)]
+    product = Product([(expression, True), *further])
     State = tuple[tuple[Residual, ...], tuple[_Read, ...]]
 
     def after(state: State) -> list[tuple[Ranges, State]]:
         residuals, reads = state
         found: list[tuple[Ranges, State]] = []
-        for ranges, following in derivatives.product_transitions(residuals):
-            if not all(residual or not need for residual, need in zip(following, needed, strict=True)):
-                continue
+        for ranges, following in product.steps(residuals):
             for point in (point for low, high in ranges for point in range(low, high + 1)):
                 read = tuple(_next(step, known, point) for step, known in zip(steps, reads, strict=True))
                 found.append((((point, point),), (following, read)))
@@ -101,11 +96,9 @@ def decimals_automaton(
 
     def final(state: State) -> bool:
         residuals, reads = state
-        return all(
-            any(map(nullable, residual)) == need for residual, need in zip(residuals, needed, strict=True)
-        ) and all(map(_satisfied, steps, reads))
+        return product.final(residuals) and all(map(_satisfied, steps, reads))
 
-    start = (tuple(frozenset([expression]) for expression in expressions), tuple(_Read() for _ in steps))
+    start = (product.start, tuple(_Read() for _ in steps))
     return explore(start, after, final, most_states)
 
 

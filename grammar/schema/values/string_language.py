@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from ramify.grammar.rules.derivative import CharAutomaton, Derivatives, Residual, explore, minimal, to_rules
+from ramify.grammar.rules.derivative import CharAutomaton, Derivatives, Product, explore, minimal, to_rules
 from ramify.grammar.rules.expression import (
     ANY_CHAR,
     EMPTY,
@@ -241,23 +241,9 @@ def _automaton(conditions: list[_Condition], low: int, high: int | None) -> Char
 
 def _uncounted(expressions: list[Expression], conditions: list[_Condition]) -> CharAutomaton | None:
     # The product needs a step for every character, also for those that no expression begins with.
-    parts = [repeat(ANY_CHAR, 0, None), *expressions]
-    positive = [True, *(condition.positive for condition in conditions)]
-    derivatives = Derivatives({})
-
-    def steps(residuals: tuple[Residual, ...]) -> list[tuple[Ranges, tuple[Residual, ...]]]:
-        return [
-            (ranges, after)
-            for ranges, after in derivatives.product_transitions(residuals)
-            if all(left or not needed for left, needed in zip(after, positive, strict=True))
-        ]
-
-    def final(residuals: tuple[Residual, ...]) -> bool:
-        return all(
-            any(map(nullable, left)) == needed for left, needed in zip(residuals, positive, strict=True)
-        )
-
-    found = explore(tuple(frozenset([part]) for part in parts), steps, final, MAX_STATES)
+    positive = [condition.positive for condition in conditions]
+    product = Product([(repeat(ANY_CHAR, 0, None), True), *zip(expressions, positive, strict=True)])
+    found = explore(product.start, product.steps, product.final, MAX_STATES)
     return minimal(found) if found is not None and len(found.edges) <= MAX_MINIMISED else found
 
 
