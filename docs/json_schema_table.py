@@ -39,7 +39,7 @@ END = "<!-- /keywords -->"
 
 
 class Tried(NamedTuple):
-    """A schema that was compiled, and how many of its instances went through or did not, as they must."""
+    """A compiled schema, and for how many of its instances the grammar was right and wrong."""
 
     keywords: frozenset[str]
     right: int
@@ -80,7 +80,7 @@ _MAPS = {"properties", "patternProperties", "$defs", "definitions", "dependentSc
 
 
 def refusals() -> dict[str, list[str]]:
-    """What is refused by each keyword, as the schemas that the tests have for it say."""
+    """The reasons for which each keyword is refused, over the schemas of the tests."""
     found: dict[str, list[str]] = {}
     bad = [schema for schema, _, _ in BAD_SCHEMAS] + [case.schema for case in suite.cases()]
     for schema in bad:

@@ -1,10 +1,14 @@
-"""Grammars as rules over characters, which every constraint becomes; readers of regexes and of GBNF.
+"""Grammars as rules over characters, which every constraint becomes; parsers of regexes and of GBNF.
 
-A grammar is a dictionary of expressions (`expression`) by rule name, and begins with the rule ``root``
-(`rule_set`). ``root ::= "a" root "b" | [0-9]+`` is
+A grammar is a dictionary from rule names to expressions, with the start rule ``root``. The grammar
+``root ::= "a" root "b" | [0-9]+`` is
 
     {"root": alt(seq(text("a"), Call("root"), text("b")), repeat(chars([(0x30, 0x39)]), 1, None))}
 
-`regex_syntax` and `gbnf` read their notations into such expressions. `left_recursion` rewrites rules that
-begin with themselves. `derivative` makes automata of expressions, to intersect or complement sets of texts.
+    expression      the expressions, and functions that build and simplify them (`term` caches their hashes)
+    rule_set        making rules, dropping useless ones, finding recursion
+    regex_syntax    regular expressions into expressions, with the sets of characters in `char_classes`
+    gbnf            GBNF grammars into rules; `left_recursion` then removes left recursion
+    derivative      automata of expressions, to intersect or complement their languages
+    utf8            ranges of characters as ranges of bytes
 """

@@ -24,11 +24,11 @@ CLASSES: dict[str, Ranges] = {
     "W": complement(WORD),
     "S": complement(SPACE),
 }
-"""The escapes that stand for classes, as ECMA-262 has them."""
+"""The character classes of ECMA-262, by the letter of their escape."""
 
 
 def both_cases(ranges: Ranges) -> Ranges:
-    """The characters in `ranges`, and those that differ from one of them in case only."""
+    """The characters in `ranges`, and those that differ from one of them only in case."""
     inside = [(a, b) for a, b in _case_pairs() if _contains(ranges, a) or _contains(ranges, b)]
     return normal_ranges([*ranges, *((point, point) for pair in inside for point in pair)])
 
@@ -39,7 +39,7 @@ def _contains(ranges: Ranges, point: int) -> bool:
 
 @cache
 def _case_pairs() -> list[tuple[int, int]]:
-    """All (character, its other case) that are single characters."""
+    """All pairs of a character and its other case, where that is a single character."""
     pairs = []
     for point in range(sys.maxunicode + 1):
         for other in {chr(point).lower(), chr(point).upper()}:

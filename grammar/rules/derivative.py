@@ -1,7 +1,13 @@
-"""Automata over characters from expressions, by partial derivatives (Antimirov 1996).
+"""Deterministic automata of expressions, by partial derivatives (Brzozowski 1964, Antimirov 1996).
 
-The derivative of an expression by a character is what may follow that character. Conjunction,
-complement and counting come for free: a state is a tuple of what is left of each part.
+The derivative of an expression by a character is an expression of what may follow that character:
+
+    ab|ac  by a   is  {b, c}        a state of the automaton is such a set, here the start state's successor
+    (ab)*  by a   is  {b(ab)*}
+    {b, c} by b   is  {EMPTY}       a state is final if some member matches the empty text
+
+A state may also be a tuple of sets, one for each of several expressions. That is their product automaton: by
+its final states it accepts the intersection of their languages, or one language without another.
 """
 
 from __future__ import annotations
@@ -33,22 +39,26 @@ from ramify.grammar.rules.rule_set import Rules, nullable_rules
 
 State = TypeVar("State", bound=Hashable)
 
-Left = frozenset[Expression]
-"""What is left of one expression: the text so far may be followed by any of these."""
+Residual = frozenset[Expression]
+"""The derivative of an expression by a text: that text may be followed by any of these."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CharAutomaton:
-    """Deterministic and trimmed; state 0 is the start; without states it accepts nothing."""
+    """A deterministic automaton over characters, from whose states a final one can be reached.
+
+    State 0 is the start; an automaton without states accepts nothing. `edges[s]` are (characters, next
+    state), with disjoint sets of characters.
+    """
 
     edges: Sequence[Sequence[tuple[Ranges, int]]]
     final: Sequence[bool]
 
 
 class Derivatives:
-    """Derivatives of expressions that call `rules`, perhaps recursively.
+    """Derivatives of expressions that may call `rules`.
 
-    Where recursion is not in the last place there are infinitely many different ones.
+    Rules that are recursive other than in the last place have infinitely many derivatives.
     """
 
     def __init__(self, rules: Mapping[str, Expression]) -> None:
@@ -57,11 +67,11 @@ class Derivatives:
         self._known: dict[Expression, tuple[tuple[Ranges, Expression], ...]] = {}
 
     def nullable(self, expression: Expression) -> bool:
-        """The empty text matches."""
+        """Whether the empty text matches."""
         return nullable(expression, self._nullable_rules)
 
     def of(self, expression: Expression) -> tuple[tuple[Ranges, Expression], ...]:
-        """(first characters, what may follow them), in pieces that may overlap."""
+        """(characters, the derivative by each of them); the sets of characters may overlap."""
         known = self._known.get(expression)
         if known is None:
             known = self._known[expression] = self._of(expression)
@@ -87,15 +97,20 @@ class Derivatives:
             case Call(rule):
                 return self.of(self._rules[rule])
             case UniqueItem():
-                raise AssertionError("What may follow a Fresh depends on all that was read before.")
+                raise AssertionError(
+                    "The derivative of a UniqueItem depends on all texts that were read before."
+                )
 
-    def joint_steps(self, lefts: Sequence[Left]) -> list[tuple[Ranges, tuple[Left, ...]]]:
-        """The steps that several expressions take together: disjoint character sets, and what is left
-        of each expression after them. Characters that none of them can begin with are missing."""
+    def product_transitions(self, residuals: Sequence[Residual]) -> list[tuple[Ranges, tuple[Residual, ...]]]:
+        """The transitions of the product automaton: (characters, derivatives), with disjoint sets of
+        characters.
+
+        Characters by which all derivatives are empty are left out.
+        """
         pieces = [
             (low, high, part, after)
-            for part, left in enumerate(lefts)
-            for expression in left
+            for part, residual in enumerate(residuals)
+            for expression in residual
             for ranges, after in self.of(expression)
             for low, high in ranges
         ]
@@ -104,7 +119,7 @@ class Derivatives:
         for i, (low, high, _, _) in enumerate(pieces):
             opening.setdefault(low, []).append(i)
             closing.setdefault(high + 1, []).append(i)
-        spans: dict[tuple[Left, ...], list[tuple[int, int]]] = {}
+        spans: dict[tuple[Residual, ...], list[tuple[int, int]]] = {}
         live: dict[int, None] = {}
         for begin, end in itertools.pairwise(sorted(opening.keys() | closing.keys())):
             for i in closing.get(begin, ()):
@@ -113,10 +128,38 @@ class Derivatives:
             if live:
                 after = tuple(
                     frozenset(pieces[i][3] for i in live if pieces[i][2] == part)
-                    for part in range(len(lefts))
+                    for part in range(len(residuals))
                 )
                 spans.setdefault(after, []).append((begin, end - 1))
         return [(tuple(ranges), after) for after, ranges in spans.items()]
+
+
+class Product:
+    """The product automaton of `conditions`; its states are the derivatives of all expressions.
+
+    A condition is an expression, and whether a text must match it (True) or must not.
+    """
+
+    def __init__(self, conditions: Iterable[tuple[Expression, bool]]) -> None:
+        pairs = list(conditions)
+        self.start = tuple(frozenset([expression]) for expression, _ in pairs)
+        self._positive = [positive for _, positive in pairs]
+        self._derivatives = Derivatives({})
+
+    def steps(self, state: tuple[Residual, ...]) -> list[tuple[Ranges, tuple[Residual, ...]]]:
+        """(characters, next state), without states from which no text satisfies a positive condition."""
+        return [
+            (ranges, after)
+            for ranges, after in self._derivatives.product_transitions(state)
+            if all(residual or not positive for residual, positive in zip(after, self._positive, strict=True))
+        ]
+
+    def final(self, state: tuple[Residual, ...]) -> bool:
+        """Whether the text read so far satisfies all conditions."""
+        return all(
+            any(map(nullable, residual)) == positive
+            for residual, positive in zip(state, self._positive, strict=True)
+        )
 
 
 def explore(
@@ -125,7 +168,7 @@ def explore(
     final: Callable[[State], bool],
     most_states: int,
 ) -> CharAutomaton | None:
-    """The automaton reached from `start`; None if it has more than `most_states` states."""
+    """The automaton of the states that `steps` leads to from `start`; None beyond `most_states` states."""
     number = {start: 0}
     order = [start]
     edges: list[list[tuple[Ranges, int]]] = []
@@ -145,7 +188,7 @@ def explore(
 def _trimmed(
     edges: list[list[tuple[Ranges, int]]], final: list[bool]
 ) -> tuple[list[list[tuple[Ranges, int]]], list[bool]]:
-    """Without the states from which no final state can be reached."""
+    """The automaton without the states from which no final state can be reached."""
     successors = [[after for _, after in row] for row in edges]
     alive = _alive(successors, (state for state, ends in enumerate(final) if ends))
     if 0 not in alive:
@@ -156,7 +199,7 @@ def _trimmed(
 
 
 def _alive(successors: Sequence[Iterable[int]], final: Iterable[int]) -> set[int]:
-    """The states from which a final one can be reached; `successors` has the next states of each state."""
+    """The states from which a final one can be reached; `successors[s]` are the states after state s."""
     sources: list[list[int]] = [[] for _ in successors]
     for state, row in enumerate(successors):
         for after in row:
@@ -172,7 +215,7 @@ def _alive(successors: Sequence[Iterable[int]], final: Iterable[int]) -> set[int
 
 
 def minimal(automaton: CharAutomaton) -> CharAutomaton:
-    """Merge states that cannot be told apart (Moore's partition refinement)."""
+    """The automaton with equivalent states merged (Moore's partition refinement)."""
     edges, final = automaton.edges, automaton.final
     block = [int(ends) for ends in final]
     blocks = len(set(block))
@@ -205,7 +248,7 @@ def _merged(row: Sequence[tuple[Ranges, int]], block: list[int]) -> tuple[tuple[
 
 
 def to_rules(automaton: CharAutomaton, rules: Rules, spell: Callable[[Expression], Expression]) -> Expression:
-    """An expression for `automaton` over rules, one a state; `spell` writes its characters."""
+    """The language of `automaton`, minimised, with a rule for each state; `spell` writes its characters."""
     automaton = minimal(automaton)
     calls = [rules.reserve() for _ in automaton.edges]
     for state, row in enumerate(automaton.edges):

@@ -1,100 +1,98 @@
 """Expressions over characters: what regular expressions and JSON schemas are turned into.
 
-An expression is `Chars`, `Text`, `Seq`, `Alt`, `Repeat` or, in a grammar, a `Call` of a rule or `Fresh`.
-Build them with `chars`, `text`, `seq`, `alt` and `repeat`, which simplify. `EMPTY` is the empty text and
-`NOTHING` the expression that no text matches.
+An expression is `Chars`, `Text`, `Seq`, `Alt`, `Repeat` or, in a grammar, a `Call` of a rule or `UniqueItem`.
+Build them with `chars`, `text`, `seq`, `alt` and `repeat`, which simplify: ``seq(text("a"), text("b"))`` is
+``Text("ab")``. `EMPTY` matches the empty text only, and `NOTHING` matches no text.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+
+from ramify.grammar.rules.term import Term, term
 
 Ranges = tuple[tuple[int, int], ...]
 """Code points as sorted, disjoint, inclusive ranges without surrogates."""
 
 
-class _Node:
-    """Remembers its hash: expressions are keys all the time, and hashing a deep one costs its size. And
-    whether it is regular: no rule is called in it, and it has no `Fresh`."""
+class _Node(Term):
+    """Remembers whether the expression is regular, which it is unless it has a `Call` or a `UniqueItem`."""
 
-    __slots__ = ("_hash", "is_regular")
-    __match_args__: tuple[str, ...] = ()
-    _hash: int
+    __slots__ = ("is_regular",)
     is_regular: bool
 
     def __post_init__(self) -> None:
-        fields = (getattr(self, name) for name in self.__match_args__)
-        object.__setattr__(self, "_hash", hash((type(self), *fields)))
-        match self:
-            case Seq(parts) | Alt(parts):
-                regular = all(part.is_regular for part in parts)
-            case Repeat(item, _, _):
-                regular = item.is_regular
-            case _:
-                regular = isinstance(self, Chars | Text)
+        super().__post_init__()
+        regular = not isinstance(self, Call | UniqueItem) and all(part.is_regular for part in parts_of(self))
         object.__setattr__(self, "is_regular", regular)
 
-    def __hash__(self) -> int:
-        return self._hash
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
+@term
 class Chars(_Node):
-    """One character out of a set."""
+    """One character of a set."""
 
-    __hash__ = _Node.__hash__
     ranges: Ranges
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@term
 class Text(_Node):
     """Exactly this text, not empty."""
 
-    __hash__ = _Node.__hash__
     text: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@term
 class Seq(_Node):
-    __hash__ = _Node.__hash__
+    """The parts one after the other."""
+
     parts: tuple[Expression, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@term
 class Alt(_Node):
-    __hash__ = _Node.__hash__
+    """One of the options."""
+
     options: tuple[Expression, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@term
 class Repeat(_Node):
-    """`low` to `high` times; None: any number of times."""
+    """`low` to `high` times `item`; `high` is None for no limit."""
 
-    __hash__ = _Node.__hash__
     item: Expression
     low: int
     high: int | None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@term
 class Call(_Node):
-    """The rule of this name."""
+    """A text of the rule of this name."""
 
-    __hash__ = _Node.__hash__
     rule: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@term
 class UniqueItem(_Node):
-    """A text of `item`, not empty, that no earlier `Fresh` of the same rule has read since the rule was
-    begun; `item` calls no rule that has a `Fresh` itself."""
+    """A non-empty text of `item` that differs from all texts which `UniqueItem` matched since the rule began.
 
-    __hash__ = _Node.__hash__
+    `item` must not call a rule that has a `UniqueItem` itself.
+    """
+
     item: Expression
 
 
 Expression = Chars | Text | Seq | Alt | Repeat | Call | UniqueItem
+
+
+def parts_of(expression: Expression | _Node) -> tuple[Expression, ...]:
+    """The expressions that `expression` is directly made of."""
+    match expression:
+        case Seq(parts) | Alt(parts):
+            return parts
+        case Repeat(item, _, _) | UniqueItem(item):
+            return (item,)
+    return ()
+
 
 EMPTY = Seq(())
 NOTHING = Alt(())
@@ -120,6 +118,7 @@ def _without_surrogates(low: int, high: int) -> list[tuple[int, int]]:
 
 
 def complement(ranges: Ranges) -> Ranges:
+    """All characters but these, still without surrogates."""
     gaps = []
     after = 0
     for low, high in normal_ranges(ranges):
@@ -136,6 +135,7 @@ def intersection(a: Ranges, b: Ranges) -> Ranges:
 
 
 def chars(ranges: Iterable[tuple[int, int]]) -> Expression:
+    """One character of the ranges, which may overlap; `NOTHING` for none."""
     normal = normal_ranges(ranges)
     return Chars(normal) if normal else NOTHING
 
@@ -189,20 +189,40 @@ def optional(item: Expression) -> Expression:
     return repeat(item, 0, 1)
 
 
-def nullable(expression: Expression, rules: Collection[str] = ()) -> bool:
-    """The empty text matches; it matches those of the `rules` called that are given."""
+def rebuilt(expression: Expression, change: Callable[[Expression], Expression]) -> Expression:
+    """`expression` with `change` applied to its parts, simplified."""
     match expression:
         case Seq(parts):
-            return all(nullable(part, rules) for part in parts)
+            return seq(*map(change, parts))
         case Alt(options):
-            return any(nullable(option, rules) for option in options)
+            return alt(*map(change, options))
+        case Repeat(item, low, high):
+            return repeat(change(item), low, high)
+        case UniqueItem(item):
+            changed = change(item)
+            return NOTHING if changed == NOTHING else UniqueItem(changed)
+    return expression
+
+
+def nullable(expression: Expression, rules: Collection[str] = ()) -> bool:
+    """Whether the empty text matches; `rules` are the names of the rules that it matches."""
+    return derivable(expression, rules, characters=False)
+
+
+def derivable(expression: Expression, rules: Collection[str], *, characters: bool) -> bool:
+    """Whether some text of `expression` is made of texts of `rules` and, with `characters`, characters."""
+    match expression:
+        case Seq(parts):
+            return all(derivable(part, rules, characters=characters) for part in parts)
+        case Alt(options):
+            return any(derivable(option, rules, characters=characters) for option in options)
         case Repeat(item, low, _):
-            return low == 0 or nullable(item, rules)
+            return low == 0 or derivable(item, rules, characters=characters)
         case Call(rule):
             return rule in rules
         case UniqueItem(item):
-            return nullable(item, rules)
-    return False
+            return derivable(item, rules, characters=characters)
+    return characters
 
 
 def size(expression: Expression) -> int:

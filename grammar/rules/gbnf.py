@@ -1,9 +1,9 @@
-"""Grammars in GBNF, the EBNF notation of llama.cpp, read into rules. Errors name line and column.
+"""A parser of GBNF, the EBNF notation of llama.cpp, into rules. Errors name line and column.
 
     root  ::= "[" (item ("," item)*)? "]"     # alternatives: a | b; repetition: * + ? {2} {2,} {2,5}
     item  ::= [a-z]+ | [^\\x00-\\x1f"\\u4e00] | .
 
-A rule goes on until the next ``name ::=``. Names are letters, digits, ``_``, ``-`` and ``.``.
+A rule extends to the next ``name ::=``. Names are letters, digits, ``_``, ``-`` and ``.``.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _ESCAPES = dict(zip("abefnrtv0", "\a\b\x1b\f\n\r\t\v\0", strict=True)) | {c: c f
 
 
 def grammar_rules(source: str) -> dict[str, Expression]:
-    """The rules of `source` by name, ``root`` among them, without those that no text satisfies.
+    """The rules of `source` by name, of those that ``root`` needs and some text satisfies.
 
-    Raises `InvalidConstraint` with line and column.
+    They may be left-recursive. Raises `InvalidConstraint` with line and column.
     """
     return _Parser(source).parse()
 
@@ -195,10 +195,10 @@ class _Parser:
         self._skip()
         return found[0]
 
-    def _take(self, wanted: str, *, spaces: bool = True) -> bool:
-        if not self._source.startswith(wanted, self._at):
+    def _take(self, expected: str, *, spaces: bool = True) -> bool:
+        if not self._source.startswith(expected, self._at):
             return False
-        self._at += len(wanted)
+        self._at += len(expected)
         if spaces:
             self._skip()
         return True

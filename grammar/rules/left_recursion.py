@@ -1,7 +1,9 @@
-"""Grammars without left recursion: a rule that begins with itself becomes one that repeats what follows it.
+"""Elimination of left recursion (Paull 1961; Aho, Lam, Sethi and Ullman, "Compilers", algorithm 4.19).
 
-``a ::= a x | y`` is ``a ::= y x*``. Where rules begin with each other, the bodies of those before are put in
-place of their calls first (Paull 1961; Aho, Lam, Sethi and Ullman, "Compilers", algorithm 4.19).
+    a ::= a x | y               becomes  a ::= y x*
+    a ::= b x | y; b ::= a z    first replaces a in b: b ::= (b x | y) z, which becomes  b ::= y z (x z)*
+
+A nullable expression may hide left recursion: ``a ::= b? a x`` begins with a where b is empty.
 """
 
 from __future__ import annotations
@@ -19,22 +21,23 @@ from ramify.grammar.rules.expression import (
     Seq,
     alt,
     nullable,
+    parts_of,
     repeat,
     seq,
 )
 from ramify.grammar.rules.rule_set import components, nullable_rules, productive
 
 MAX_ROUNDS = 4
-"""A rule that may be empty and hides another one's left recursion takes a round more."""
+"""Each nullable rule in front of a left-recursive call may take one more round of elimination."""
 
 MAX_PARTS = 20_000
-"""Most parts of a body: putting rules in each other's place can make them grow and grow."""
+"""Most parts of a rule's body, which replacing calls by bodies can make exponentially large."""
 
 
 def without_left_recursion(rules: Mapping[str, Expression]) -> dict[str, Expression]:
-    """The same language as `rules`, which must be productive.
+    """Rules of the same language. `rules` must be productive (`rule_set.productive`).
 
-    Raises `InvalidConstraint` where that takes too large a grammar.
+    Raises `InvalidConstraint` beyond `MAX_ROUNDS` or `MAX_PARTS`.
     """
     found = dict(rules)
     for _ in range(MAX_ROUNDS):
@@ -49,7 +52,7 @@ def without_left_recursion(rules: Mapping[str, Expression]) -> dict[str, Express
 
 
 def _groups(rules: Mapping[str, Expression]) -> list[list[str]]:
-    """The rules that begin with themselves, together with those that they begin with on the way."""
+    """The left-recursive rules, those that begin with each other in one group."""
     empty = nullable_rules(rules)
     leads = {name: _leading(body, empty) for name, body in rules.items()}
     component = components({name: alt(*map(Call, sorted(called))) for name, called in leads.items()})
@@ -60,7 +63,7 @@ def _groups(rules: Mapping[str, Expression]) -> list[list[str]]:
 
 
 def _leading(expression: Expression, empty: set[str]) -> set[str]:
-    """The rules that texts of `expression` may begin with."""
+    """The rules whose calls `expression` may begin with, possibly after `empty` ones."""
     match expression:
         case Call(rule):
             return {rule}
@@ -103,7 +106,7 @@ class _Elimination:
         return self._rules
 
     def _split(self, expression: Expression, name: str) -> tuple[Expression, Expression]:
-        """What follows `name` in the texts of `expression` that begin with it, and the other texts."""
+        """(what follows `name` where `expression` begins with its call, the other texts of `expression`)."""
         match expression:
             case Call(rule) if rule == name:
                 return EMPTY, NOTHING
@@ -130,7 +133,7 @@ class _Elimination:
         return alt(seq(after, others), late_after), alt(seq(self._not_empty(rest), others), late_rest)
 
     def _not_empty(self, expression: Expression) -> Expression:
-        """The texts of `expression` but for the empty one."""
+        """The texts of `expression` without the empty one."""
         if not nullable(expression, self._empty):
             return expression
         match expression:
@@ -154,9 +157,5 @@ class _Elimination:
 
 
 def _parts(expression: Expression) -> int:
-    match expression:
-        case Seq(parts) | Alt(parts):
-            return 1 + sum(map(_parts, parts))
-        case Repeat(item, _, _):
-            return 1 + _parts(item)
-    return 1
+    """The nodes of the tree of `expression`."""
+    return 1 + sum(map(_parts, parts_of(expression)))

@@ -1,10 +1,11 @@
-"""Regular expressions: the common ground of Python's `re` and ECMA-262, parsed into expressions.
+"""A parser of regular expressions, in the common subset of Python's `re` and ECMA-262, into expressions.
 
-Literals, classes, groups (plain, named, non-capturing), alternation, greedy and lazy repetition,
-anchors, the escapes ``\\d \\w \\s \\D \\W \\S \\t \\n \\r \\f \\v \\0 \\xhh \\uhhhh \\u{h…} \\cX`` and
-``\\p{…}`` with general categories, and a leading ``(?i)`` or ``(?s)``. Where the two dialects differ,
-classes are those of ECMA-262 (``\\d`` and ``\\w`` are ASCII), ``.`` is no line end, ``$`` is the very end.
-What has no finite automaton, or depends on the surrounding text, is refused by name.
+Supported are literals, classes, groups (plain, named, non-capturing), alternation, greedy and lazy
+repetition, anchors, the escapes ``\\d \\w \\s \\D \\W \\S \\t \\n \\r \\f \\v \\0 \\xhh \\uhhhh \\u{h…}
+\\cX`` and ``\\p{…}`` with general categories, and a leading ``(?i)`` or ``(?s)``. Where the two dialects
+differ, classes are those of ECMA-262 (``\\d`` and ``\\w`` are ASCII), ``.`` matches no line end, and ``$``
+matches at the end of the text only. Lookarounds, backreferences, word boundaries and other syntax are refused
+by name.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ramify.grammar.rules.expression import (
     complement,
     normal_ranges,
     nullable,
+    parts_of,
     repeat,
     seq,
 )
@@ -48,23 +50,21 @@ _GROUP_NAMES = {
     "?#": "A comment",
 }
 
-# Marks of the anchors inside a parsed expression; no rule has such a name.
+# Anchors inside a parsed expression. No rule has such a name.
 _START, _END = Call("^"), Call("$")
 
 
 def full_match(pattern: str) -> Expression:
-    """The texts that match `pattern` from their first to their last character.
+    """The texts that match `pattern` as a whole.
 
-    Raises `InvalidConstraint` for what is not in the supported syntax, naming it and its position.
+    Raises `InvalidConstraint` with the position of what is not in the supported syntax. Its `remedy` is None
+    if the pattern is not valid in either dialect.
     """
     return alt(*(body for _, body, _ in _anchored(_Parser(pattern).parse())))
 
 
 def search(pattern: str) -> Expression:
-    """The texts in which `pattern` matches somewhere: the sense of JSON Schema's ``pattern``.
-
-    Raises as `full_match`.
-    """
+    """The texts in which `pattern` matches somewhere: JSON Schema's ``pattern``. Raises as `full_match`."""
     around = repeat(ANY_CHAR, 0, None)
     return alt(
         *(
@@ -107,7 +107,7 @@ def _anchored(expression: Expression) -> list[tuple[bool, Expression, bool]]:
 def _join(
     left: tuple[bool, Expression, bool], right: tuple[bool, Expression, bool]
 ) -> tuple[bool, Expression, bool] | None:
-    """`left` then `right`; None when an anchor between them cannot hold."""
+    """`left` followed by `right`; None if an anchor between them cannot match."""
     (start, before, left_end), (right_start, after, end) = left, right
     if left_end:
         if not nullable(after):
@@ -121,14 +121,7 @@ def _join(
 
 
 def _has_anchor(expression: Expression) -> bool:
-    match expression:
-        case Call():
-            return True
-        case Seq(parts) | Alt(parts):
-            return any(map(_has_anchor, parts))
-        case Repeat(item, _, _):
-            return _has_anchor(item)
-    return False
+    return isinstance(expression, Call) or any(map(_has_anchor, parts_of(expression)))
 
 
 class _Parser:
@@ -203,7 +196,7 @@ class _Parser:
             self._refuse(f"The repetition {{{low},{high}}}")
         if max(low, high or 0) > MAX_REPEAT:
             self._refuse(f"More than {MAX_REPEAT} repetitions", syntax=False)
-        self._take("?")  # lazy: the same texts
+        self._take("?")  # lazy repetition matches the same texts
         if self._peek() == "+":
             self._refuse("A possessive quantifier", syntax=False)
         if self._quantifier() is not None:
@@ -219,32 +212,32 @@ class _Parser:
         end = self._pattern.find("}", self._at)
         low, comma, high = self._pattern[self._at + 1 : end].partition(",") if end > 0 else ("", "", "")
         if not (_is_number(low) or (low == "" and comma and high)) or not (high == "" or _is_number(high)):
-            return None  # a brace that opens no repetition stands for itself, in both dialects
+            return None  # in both dialects, such a brace is a literal
         self._at = end + 1
         first = int(low[:9] or 0)
         return first, (int(high[:9]) if high else None if comma else first)
 
     def _atom(self) -> Expression:
         char = self._peek()
-        if char == "(":
-            return self._group()
-        if char == "[":
-            return self._set()
         if char in "*+?":
             self._refuse(f"A repetition ({char}) of nothing")
         self._at += 1
-        if char == ".":
-            return chars(self._dot)
-        if char == "^":
-            return _START
-        if char == "$":
-            return _END
-        if char == "\\":
-            return self._escape()
+        match char:
+            case "(":
+                return self._group()
+            case "[":
+                return self._set()
+            case ".":
+                return chars(self._dot)
+            case "^":
+                return _START
+            case "$":
+                return _END
+            case "\\":
+                return self._escape()
         return self._chars(((ord(char), ord(char)),))
 
     def _group(self) -> Expression:
-        self._at += 1
         if self._peek() == "?":
             for sign in sorted(_GROUP_NAMES, key=len, reverse=True):
                 if self._pattern.startswith(sign, self._at):
@@ -278,7 +271,7 @@ class _Parser:
         return self._chars(self._escaped())
 
     def _escaped(self) -> Ranges:
-        """The characters of an escape, after its backslash."""
+        """The characters of an escape whose backslash has been read."""
         char = self._peek()
         self._at += 1
         if char in CLASSES:
@@ -342,10 +335,10 @@ class _Parser:
         return complement(ranges) if negated else ranges
 
     def _set(self) -> Expression:
-        self._at += 1
         negated = self._take("^")
         ranges: list[tuple[int, int]] = []
-        # In Python a ] right after the opening is a member, in ECMA-262 it closes an empty set.
+        # The dialects differ: in Python a ] right after the bracket is a member, in ECMA-262 it closes an
+        # empty set.
         if self._peek() == "]":
             self._refuse("A set that is empty, or begins with ],")
         while not self._take("]"):

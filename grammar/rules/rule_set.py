@@ -1,4 +1,4 @@
-"""The rules of a grammar: how they are made, which are of use, and which of them call each other."""
+"""The rules of a grammar: making them, dropping useless ones, and finding recursion among them."""
 
 from __future__ import annotations
 
@@ -7,31 +7,29 @@ from collections.abc import Mapping
 from ramify.grammar.rules.expression import (
     EMPTY,
     NOTHING,
-    Alt,
     Call,
     Expression,
-    Repeat,
-    Seq,
     Text,
-    UniqueItem,
-    alt,
-    nullable,
-    repeat,
-    seq,
+    derivable,
+    parts_of,
+    rebuilt,
 )
 
 ROOT = "root"
 
 
 class Rules:
-    """The rules of a grammar while it is made."""
+    """The rules of a grammar under construction; names are given here."""
 
     def __init__(self) -> None:
         self.bodies: dict[str, Expression] = {}
         self._by_body: dict[Expression, Call] = {}
 
     def define(self, body: Expression) -> Expression:
-        """A rule for `body`, the same for all that are equal; `body` itself where it is as short."""
+        """A call of the rule whose body is `body`: the same rule for equal bodies.
+
+        A body that is no longer than a call (a call, a text, `EMPTY` or `NOTHING`) is returned itself.
+        """
         if isinstance(body, Call | Text) or body in (EMPTY, NOTHING):
             return body
         if body not in self._by_body:
@@ -41,7 +39,7 @@ class Rules:
         return self._by_body[body]
 
     def reserve(self) -> Call:
-        """A rule whose body is `set` later: it may call itself."""
+        """A call of a new rule, which may be recursive: its body is given to `set` later."""
         call = Call(f"r{len(self.bodies)}")
         self.bodies[call.rule] = NOTHING
         return call
@@ -51,7 +49,7 @@ class Rules:
 
 
 def reachable(rules: Mapping[str, Expression]) -> dict[str, None]:
-    """The rules that ``root`` needs, itself first."""
+    """The rules that ``root`` calls directly or indirectly, in breadth-first order from ``root`` itself."""
     found = {ROOT: None}
     queue = [ROOT]
     for name in queue:
@@ -63,41 +61,42 @@ def reachable(rules: Mapping[str, Expression]) -> dict[str, None]:
 
 
 def productive(rules: Mapping[str, Expression]) -> dict[str, Expression]:
-    """`rules` without what can never be completed: a rule that always calls itself again, and all
-    that depends on it. Empty if that is the case of ``root``."""
-    ending: set[str] = set()
-    order = list(rules)
-    size = -1
-    while len(ending) > size:
-        size = len(ending)
-        order.reverse()  # a chain of rules takes one pass in one of the two directions
-        for name in order:
-            if name not in ending and _can_end(rules[name], ending):
-                ending.add(name)
+    """The rules that ``root`` needs, without the alternatives that no finite text satisfies.
+
+    An alternative is dropped if it calls a rule that always calls itself again; empty if ``root`` is one.
+    """
+    ending = _derivable_rules(rules, characters=True)
     if ROOT not in ending:
         return {}
-    pruned = rules
     if len(ending) < len(rules):
-        pruned = {name: _pruned(rules[name], ending) for name in rules if name in ending}
-    return {name: pruned[name] for name in reachable(pruned)}
+        rules = {name: _pruned(rules[name], ending) for name in rules if name in ending}
+    return {name: rules[name] for name in reachable(rules)}
 
 
 def nullable_rules(rules: Mapping[str, Expression]) -> set[str]:
     """The rules that the empty text satisfies."""
+    return _derivable_rules(rules, characters=False)
+
+
+def _derivable_rules(rules: Mapping[str, Expression], *, characters: bool) -> set[str]:
+    """The least fixed point of `derivable` over recursive rules."""
     found: set[str] = set()
     order = list(rules)
     size = -1
     while len(found) > size:
         size = len(found)
-        order.reverse()  # a chain of rules takes one pass in one of the two directions
+        order.reverse()  # a chain of calls takes one pass in one of the two directions
         for name in order:
-            if name not in found and nullable(rules[name], found):
+            if name not in found and derivable(rules[name], found, characters=characters):
                 found.add(name)
     return found
 
 
 def components(rules: Mapping[str, Expression]) -> dict[str, str]:
-    """For every rule a name that it shares with those that it calls and that call it (Tarjan 1972)."""
+    """For each rule the name of its strongly connected component in the graph of calls (Tarjan 1972).
+
+    Two rules have the same component if each calls the other, directly or indirectly.
+    """
     number: dict[str, int] = {}
     lowest: dict[str, int] = {}
     path: list[str] = []
@@ -129,45 +128,16 @@ def components(rules: Mapping[str, Expression]) -> dict[str, str]:
 
 
 def calls_of(expression: Expression) -> dict[str, None]:
-    """The rules that `expression` calls."""
+    """The rules that `expression` calls, in order."""
     if expression.is_regular:
         return {}
-    match expression:
-        case Call(rule):
-            return {rule: None}
-        case Seq(parts) | Alt(parts):
-            return {rule: None for part in parts for rule in calls_of(part)}
-        case Repeat(item, _, _) | UniqueItem(item):
-            return calls_of(item)
-    return {}
+    if isinstance(expression, Call):
+        return {expression.rule: None}
+    return {rule: None for part in parts_of(expression) for rule in calls_of(part)}
 
 
-def _can_end(expression: Expression, ending: set[str]) -> bool:
-    match expression:
-        case Call(rule):
-            return rule in ending
-        case Seq(parts):
-            return all(_can_end(part, ending) for part in parts)
-        case Alt(options):
-            return any(_can_end(option, ending) for option in options)
-        case Repeat(item, low, _):
-            return low == 0 or _can_end(item, ending)
-        case UniqueItem(item):
-            return _can_end(item, ending)
-    return True
-
-
-def _pruned(expression: Expression, ending: set[str]) -> Expression:
-    match expression:
-        case Call(rule):
-            return expression if rule in ending else NOTHING
-        case Seq(parts):
-            return seq(*(_pruned(part, ending) for part in parts))
-        case Alt(options):
-            return alt(*(_pruned(option, ending) for option in options))
-        case Repeat(item, low, high):
-            return repeat(_pruned(item, ending), low, high)
-        case UniqueItem(item):
-            pruned = _pruned(item, ending)
-            return NOTHING if pruned == NOTHING else UniqueItem(pruned)
-    return expression
+def _pruned(expression: Expression, kept: set[str]) -> Expression:
+    """`expression` with `NOTHING` in place of calls of rules that are not `kept`."""
+    if isinstance(expression, Call):
+        return expression if expression.rule in kept else NOTHING
+    return rebuilt(expression, lambda part: _pruned(part, kept))

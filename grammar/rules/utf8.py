@@ -1,4 +1,8 @@
-"""Ranges of characters as ranges of the bytes of their UTF-8 (RFC 3629)."""
+"""Ranges of characters as sequences of byte ranges, by their UTF-8 (RFC 3629).
+
+U+0080 to U+07FF is one sequence: (0xC2 to 0xDF, 0x80 to 0xBF). U+007F to U+0080 takes two: (0x7F) and (0xC2,
+0x80).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from functools import lru_cache
 from ramify.grammar.rules.expression import Ranges
 
 Spans = tuple[tuple[int, int], ...]
-"""For each byte of a character its inclusive range."""
+"""The inclusive range of each byte of a character."""
 
 _LAST_OF_LENGTH = (0x7F, 0x7FF, 0xFFFF, 0x10FFFF)
 
@@ -17,7 +21,7 @@ _LAST_OF_LENGTH = (0x7F, 0x7FF, 0xFFFF, 0x10FFFF)
 def disjoint(
     following: dict[tuple[int, int], list[tuple[Spans, int]]],
 ) -> dict[tuple[int, int], list[tuple[Spans, int]]]:
-    """The same by spans that do not overlap: byte by byte where they did."""
+    """`following` with first byte ranges that do not overlap: single bytes, if any overlapped."""
     spans = sorted(following)
     if all(before[1] < after[0] for before, after in itertools.pairwise(spans)):
         return following
@@ -30,18 +34,19 @@ def disjoint(
 
 @lru_cache(maxsize=4096)
 def spans_of(ranges: Ranges) -> tuple[Spans, ...]:
+    """The UTF-8 of a set of characters, as sequences of byte ranges."""
     return tuple(spans for low, high in ranges for spans in utf8_spans(low, high))
 
 
 def utf8_spans(low: int, high: int) -> Iterator[Spans]:
-    """The UTF-8 of the code points `low` to `high`, as products of byte ranges."""
+    """The UTF-8 of the code points `low` to `high`, as sequences of byte ranges."""
     for last in _LAST_OF_LENGTH:
         if low <= last < high:
             yield from utf8_spans(low, last)
             low = last + 1
     first, final = chr(low).encode(), chr(high).encode()
     for i in range(1, len(first)):
-        # Split where all bytes from i on may not run through their whole range.
+        # Split where the last i bytes do not run through their whole range.
         block = 1 << (6 * i)
         if low // block != high // block:
             if low % block:

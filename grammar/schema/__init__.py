@@ -1,18 +1,25 @@
-"""JSON Schema: checked, turned into grammar rules, and used to check values.
+"""JSON Schema: checked, turned into grammar rules, and used to validate values.
 
-From ``{"type": ["integer", "null"], "minimum": 8}`` to rules:
+How ``{"type": ["integer", "null"], "minimum": 8}`` becomes rules:
 
-    check       is it a schema? Its subschemas are named by JSON pointer
-    keywords    what the keywords say, as a formula (`formula`) over facts (`facts`):
-                one of the types integer and null, and a number is at least 8
-    branches    alternatives without a choice left in them: here one, as numbers and null do not meet
-    compiler    each branch as rules over characters: ``null``, or ``[8-9] | [1-9] [0-9]+``
+    check              it is a schema; its only subschema has the JSON pointer ""
+    logic/keywords     a formula: Types(integer, null) and LowerBound(8)
+    logic/normal_form  its disjuncts, here one: types integer and null, assertion LowerBound(8)
+    compiler           each disjunct, type by type, as an expression: null | [8-9] | [1-9] [0-9]+
+    rules.rule_set     the rules that root needs: root ::= r1, r1 ::= "null" | [8-9] | [1-9] [0-9]+
 
-The compiler asks `arrays` (with `unique_arrays`), `objects` (with `object_members`) and `scalars` for the
-values of a branch by their type. Below these lie `json_text` (how values are spelled), `json_rules` (any JSON
-value) and `punctuation` (what stands between values), and for strings and numbers under several conditions at
-once `string_language`, `string_patterns` and `decimal_language`.
+Which file does what:
 
-`instance` checks a value against a schema, and was written apart from all of the above; `order` writes a
-value as the grammar does. What cannot be enforced exactly is an `unenforceable.Unenforceable`.
+    logic/formula      assertions and subschemas under "and", "or" and "not"
+    logic/assertions   the assertions, such as `Types` and `LowerBound`, and their negations
+    logic/simplify     disjunctions with fewer options
+    logic/unevaluated  unevaluatedProperties and unevaluatedItems
+    values/scalars     numbers and strings; several conditions on one are automata (`decimal_language`,
+                       `string_language`, `string_patterns`); `formats` are patterns
+    values/arrays      arrays; those with uniqueItems are in `unique_arrays`
+    values/objects     objects; `object_members` writes what is between the braces
+    values/json_text   how values are spelled, `punctuation` what is between them, `json_rules` any value
+    instance           the validator, which follows the specification and not the formulas
+    order              a value as the text that the grammar accepts
+    unenforceable      the error for keywords that no grammar enforces
 """

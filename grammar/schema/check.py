@@ -1,7 +1,7 @@
-"""Is it a JSON schema at all? Keyword values of the right type, references that lead somewhere.
+"""Is it a JSON Schema at all? Keywords have values of the right type, and references have targets.
 
-Draft 2020-12, and the forms of draft-07. What a keyword means is not looked at here. Keywords that
-no draft defines are annotations, as the specification has it.
+Draft 2020-12, and the forms of older drafts back to draft-04. Keywords that no draft defines are annotations,
+as the specification says. What the keywords mean is not looked at here.
 """
 
 from __future__ import annotations
@@ -17,50 +17,56 @@ Schema = dict[str, Any] | bool
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 MAX_DEPTH = 200
-UNSAID = 10
-"""The draft of a schema without ``$schema``: the keywords of all drafts count."""
+ANY_DRAFT = 10
+"""The draft number of a schema without ``$schema``: the keywords of all drafts count."""
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 MAX_NUMBER_DIGITS = 400
+"""Most digits of a number, or zeros between it and its decimal point."""
 
 
 class SchemaDocument:
-    """A checked schema: subschemas are named by their JSON pointer (RFC 6901) from the root.
+    """A checked schema, whose subschemas are named by their JSON pointer (RFC 6901) from the root.
 
-    Raises `InvalidConstraint` with the pointer of the first thing that is wrong.
+    `root` is as `json_text.parse_json` returns it: numbers are integers and `Decimal`, never floats. Raises
+    `InvalidConstraint` with the pointer of the first error.
     """
 
     def __init__(self, root: Any) -> None:
         self.root = root
         self.draft = _draft(root)
-        self._seen: dict[str, Schema] = {}
+        self._subschemas: dict[str, Schema] = {}
         self._bases: dict[str, str] = {}
         self._resources: dict[str, str] = {"": ""}
         self._anchors: dict[tuple[str, str], str] = {}
-        self._dynamic: dict[str, list[str]] = {}
-        self._alike: dict[Any, str] = {}
+        self._dynamic_anchors: dict[str, list[str]] = {}
+        self._first_by_content: dict[Any, str] = {}
         self._canonical: dict[str, str] = {}
         self._check(root, "", 0, "")
         self._check_references()
 
     def at(self, pointer: str) -> Schema:
-        return self._seen[pointer]
+        """The subschema at `pointer`."""
+        return self._subschemas[pointer]
 
     def keywords(self, pointer: str) -> dict[str, Any]:
-        """The keywords that count in a subschema that is no boolean: up to draft-07 ``$ref`` stands alone."""
-        schema = self._seen[pointer]
+        """The keywords of a subschema that is no boolean: up to draft-07 a ``$ref`` overrides all others."""
+        schema = self._subschemas[pointer]
         assert isinstance(schema, dict)
         if self.draft <= 7 and "$ref" in schema:
             return {"$ref": schema["$ref"]}
         return schema
 
     def canonical(self, pointer: str) -> str:
-        """The first pointer at which the same subschema stands."""
+        """The first pointer with an equal subschema, so that equal subschemas share one formula."""
         return self._canonical.get(pointer, pointer)
 
     def target(self, pointer: str, keyword: str = "$ref") -> str:
-        """The pointer that the reference at `pointer` leads to."""
-        schema = self._seen[pointer]
+        """The pointer of the subschema that the reference `keyword` at `pointer` leads to.
+
+        Raises `InvalidConstraint` if it leads out of the document or nowhere.
+        """
+        schema = self._subschemas[pointer]
         assert isinstance(schema, dict)
         reference: str = schema[keyword]
         where = f"{pointer}/{keyword}"
@@ -80,15 +86,15 @@ class SchemaDocument:
             found = self._anchors[resource, fragment]
         else:
             found = self._resources[resource] + fragment
-        if found not in self._seen:
-            # A reference may name a place that no keyword says is a schema.
+        if found not in self._subschemas:
+            # The target may be a place where no keyword has a subschema, such as "#/components/x".
             self._check(self._find(found, where, reference), found, found.count("/"), resource)
         if keyword == "$dynamicRef":
             self._require_one_anchor(where, fragment)
         return found
 
     def _require_one_anchor(self, where: str, name: str) -> None:
-        if len(self._dynamic.get(name, ())) > 1:
+        if len(self._dynamic_anchors.get(name, ())) > 1:
             raise InvalidConstraint(
                 f"$dynamicRef is enforced where one $dynamicAnchor has its name; {name!r} has several.",
                 pointer=where,
@@ -96,15 +102,14 @@ class SchemaDocument:
             )
 
     def _check_references(self) -> None:
-        done: set[str] = set()
-        while len(done) < len(self._seen):
-            for pointer, schema in list(self._seen.items()):
-                if pointer in done:
-                    continue
-                done.add(pointer)
-                for keyword in REFERENCES:
-                    if isinstance(schema, dict) and keyword in schema:
-                        self.target(pointer, keyword)
+        queue = list(self._subschemas)
+        for pointer in queue:
+            schema = self._subschemas[pointer]
+            known = len(self._subschemas)
+            for keyword in REFERENCES:
+                if isinstance(schema, dict) and keyword in schema:
+                    self.target(pointer, keyword)
+            queue += list(self._subschemas)[known:]  # found at the targets of references
 
     def _find(self, pointer: str, where: str, reference: str) -> Any:
         here = self.root
@@ -119,12 +124,15 @@ class SchemaDocument:
         return here
 
     def _check(self, schema: Any, pointer: str, depth: int, base: str) -> Any:
-        """Check a subschema and those below it; its content as a key."""
+        """Check a subschema and those below it.
+
+        The first pointer of an equal subschema is returned: it stands for the content in keys of those above.
+        """
         if not isinstance(schema, dict | bool):
             _refuse(pointer, f"A schema is an object or a boolean, not {_kind(schema)}")
         if depth > MAX_DEPTH:
             _refuse(pointer, f"The schema is nested more than {MAX_DEPTH} deep")
-        self._seen[pointer] = schema
+        self._subschemas[pointer] = schema
         if isinstance(schema, bool):
             return schema
         base = self._enter(schema, pointer, base)
@@ -141,20 +149,20 @@ class SchemaDocument:
             ]
             if keyword in KEYWORDS:
                 content.append((keyword, tuple(keys) if keys and keyword != "dependencies" else repr(value)))
-        first = self._alike.setdefault(tuple(content), pointer)
+        first = self._first_by_content.setdefault(tuple(content), pointer)
         self._canonical[pointer] = first
         return first
 
     def _is_older_form(self, keyword: str, value: Any) -> bool:
-        """Draft-04, and OpenAPI 3.0 after it, say with a boolean whether minimum is exclusive."""
+        """A boolean exclusiveMinimum, which in draft-04 and OpenAPI 3.0 makes minimum exclusive."""
         return (
             keyword in ("exclusiveMinimum", "exclusiveMaximum")
             and isinstance(value, bool)
-            and self.draft in (4, UNSAID)
+            and self.draft in (4, ANY_DRAFT)
         )
 
     def _enter(self, schema: dict[str, Any], pointer: str, base: str) -> str:
-        """Note the names that the subschema has; the base URI inside it."""
+        """Record the URI and anchors of a subschema; the base URI inside it."""
         identifier = schema.get("id" if self.draft == 4 else "$id")
         if isinstance(identifier, str) and not (self.draft <= 7 and "$ref" in schema):
             named, _, fragment = identifier.partition("#")
@@ -169,12 +177,12 @@ class SchemaDocument:
             if isinstance(schema.get(keyword), str):
                 self._anchors[base, schema[keyword]] = pointer
                 if keyword == "$dynamicAnchor":
-                    self._dynamic.setdefault(schema[keyword], []).append(pointer)
+                    self._dynamic_anchors.setdefault(schema[keyword], []).append(pointer)
         return base
 
 
 def _draft(root: Any) -> int:
-    """The number of the draft that ``$schema`` names; drafts from 2019 on are 8 and more."""
+    """The number of the draft that ``$schema`` names: 8 for 2019-09, 9 for 2020-12 and later."""
     name = root.get("$schema") if isinstance(root, dict) else None
     if isinstance(name, str):
         for draft in (4, 6, 7):
@@ -186,16 +194,16 @@ def _draft(root: Any) -> int:
             return 8
         if "json-schema.org" in name:
             return 9
-    return UNSAID
+    return ANY_DRAFT
 
 
 def escape(name: str) -> str:
-    """`name` as a step of a JSON pointer."""
+    """`name` as a reference token of a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")
 
 
 def _children(keyword: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The subschemas that a keyword's value holds, with the rest of their pointers."""
+    """The subschemas in a keyword's value, each with its pointer relative to the keyword."""
     if keyword in _ONE_SCHEMA | _UNEVALUATED or (keyword == "items" and not isinstance(value, list)):
         yield "", value
     elif keyword in _SCHEMA_LISTS or keyword == "items":
@@ -210,15 +218,15 @@ def _children(keyword: str, value: Any) -> Iterator[tuple[str, Any]]:
                 yield f"/{escape(name)}", child
 
 
-_SAYING = """
+_ASSERTING = """
 type enum const multipleOf maximum exclusiveMaximum minimum exclusiveMinimum maxLength minLength pattern
 format maxItems minItems uniqueItems items prefixItems additionalItems contains maxContains minContains
 maxProperties minProperties required properties patternProperties additionalProperties propertyNames
 dependencies dependentRequired dependentSchemas allOf anyOf oneOf not if then else
 unevaluatedProperties unevaluatedItems nullable
 """
-KEYWORDS = frozenset([*_SAYING.split(), *REFERENCES])
-"""The keywords that say which values are valid."""
+KEYWORDS = frozenset([*_ASSERTING.split(), *REFERENCES])
+"""Assertions and applicators: the keywords that decide which values are valid."""
 
 _ONE_SCHEMA = frozenset(
     ["additionalProperties", "additionalItems", "propertyNames", "contains", "not", "if", "then", "else"]
@@ -230,6 +238,10 @@ _SCHEMA_MAPS = frozenset(["properties", "patternProperties", "dependentSchemas",
 
 def _refuse(pointer: str, message: str) -> NoReturn:
     raise InvalidConstraint(f"{message}.", pointer=pointer)
+
+
+Check = Callable[[str, str, Any], None]
+"""Raises `InvalidConstraint` if a keyword, given its pointer, its name and its value, has no such value."""
 
 
 def _kind(value: Any) -> str:
@@ -266,30 +278,24 @@ def _count(pointer: str, keyword: str, value: Any) -> None:
         _refuse(pointer, f"{keyword} is an integer of 0 or more")
 
 
-def _boolean(pointer: str, keyword: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        _refuse(pointer, f"{keyword} is a boolean, not {_kind(value)}")
+def _of_type(expected: type, words: str) -> Check:
+    def check(pointer: str, keyword: str, value: Any) -> None:
+        if not isinstance(value, expected):
+            _refuse(pointer, f"{keyword} is {words}, not {_kind(value)}")
+
+    return check
 
 
-def _string(pointer: str, keyword: str, value: Any) -> None:
-    if not isinstance(value, str):
-        _refuse(pointer, f"{keyword} is a string, not {_kind(value)}")
-
-
-def _list(pointer: str, keyword: str, value: Any) -> None:
-    if not isinstance(value, list):
-        _refuse(pointer, f"{keyword} is an array, not {_kind(value)}")
+_boolean = _of_type(bool, "a boolean")
+_string = _of_type(str, "a string")
+_list = _of_type(list, "an array")
+_map = _of_type(dict, "an object")
 
 
 def _some(pointer: str, keyword: str, value: Any) -> None:
     _list(pointer, keyword, value)
     if not value:
         _refuse(pointer, f"{keyword} must not be empty")
-
-
-def _map(pointer: str, keyword: str, value: Any) -> None:
-    if not isinstance(value, dict):
-        _refuse(pointer, f"{keyword} is an object, not {_kind(value)}")
 
 
 def _names(pointer: str, keyword: str, value: Any) -> None:
@@ -315,7 +321,7 @@ def _type(pointer: str, keyword: str, value: Any) -> None:
             _refuse(pointer, f"{name!r} is not a type; there are {', '.join(TYPES)}")
 
 
-_VALUES: dict[str, Callable[[str, str, Any], None]] = {
+_VALUES: dict[str, Check] = {
     "type": _type,
     "enum": _some,
     "multipleOf": _multiple,

@@ -1,11 +1,12 @@
-"""JSON schemas as grammars whose sentences are exactly the schema's instances, in the documented spelling.
+"""JSON schemas as grammars whose sentences are the schema's instances, written in one documented way.
 
-What is enforced is enforced exactly, everything else is refused with its JSON pointer. Two rules of
-writing narrow the output, and none widens it:
+A keyword is either enforced exactly or refused with its JSON pointer. Two conventions narrow how an instance
+is written, and none lets another value through:
 
 - Values are spelled as in `json_text`.
-- Properties come in the schema's order: those named, in the order of their naming, then others. Those
-  that are named in any case come before those that only some option names.
+- Properties come in the order of the schema: first the named ones, then others. Properties that the schema
+names
+  unconditionally come before those that only an option of it names.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from ramify.grammar.rules.expression import NOTHING, Call, Expression, Text, alt
 from ramify.grammar.rules.rule_set import ROOT, Rules, productive
 from ramify.grammar.schema.check import SchemaDocument
 from ramify.grammar.schema.deep_recursion import deep_recursion
-from ramify.grammar.schema.logic.assertions import Unlisted
-from ramify.grammar.schema.logic.formula import FALSE, TRUE, TYPES, Formula, Sub
-from ramify.grammar.schema.logic.keywords import Keywords
-from ramify.grammar.schema.logic.normal_form import Branch, Branches
+from ramify.grammar.schema.json_values import Value
+from ramify.grammar.schema.logic.assertions import NotInEnum
+from ramify.grammar.schema.logic.formula import FALSE, TRUE, TYPES, Formula, Subschema
+from ramify.grammar.schema.logic.keywords import SchemaFormulas
+from ramify.grammar.schema.logic.normal_form import Disjunct, NormalForm
 from ramify.grammar.schema.unenforceable import Unenforceable, refuse
 from ramify.grammar.schema.values import json_rules
 from ramify.grammar.schema.values.arrays import arrays
@@ -32,15 +34,14 @@ from ramify.grammar.schema.values.scalars import numbers, strings
 from ramify.grammar.schema.values.unique_arrays import require_one_order
 
 MAX_RULES = 20_000
-"""Most rules of a grammar: a second to make."""
-
+"""Most rules of a grammar, which take about a second to make."""
 
 MAX_LEFT_OUT = 50
-"""Most keywords that are left out where the caller asks for that; the grammar is made anew for each."""
+"""Most keywords left unenforced under ``strict="validate"``: for each, the schema is compiled once more."""
 
 
 class Options(NamedTuple):
-    """How values are written, and what becomes of keywords that cannot be enforced (`ramify.constraint`)."""
+    """How values are written, and whether keywords may be left unenforced (see `ramify.constraint`)."""
 
     whitespace: Whitespace = "natural"
     any_order: bool = False
@@ -48,13 +49,15 @@ class Options(NamedTuple):
 
 
 class Unenforced(NamedTuple):
-    """A keyword that the grammar does not enforce."""
+    """A keyword that the grammar does not enforce, so that outputs must be validated afterwards."""
 
     pointer: str
     reason: str
 
 
 class CompiledSchema(NamedTuple):
+    """A grammar's rules by name, and the keywords that they do not enforce."""
+
     rules: dict[str, Expression]
     unenforced: tuple[Unenforced, ...]
 
@@ -89,7 +92,7 @@ def compile_schema(schema: Any, options: Options | None = None) -> CompiledSchem
 
 
 class SchemaGrammar:
-    """The rules for one schema while they are made."""
+    """The grammar of one schema under construction: formulas become rules, each formula once."""
 
     def __init__(
         self,
@@ -98,24 +101,27 @@ class SchemaGrammar:
         ignored: frozenset[str] = frozenset(),
     ) -> None:
         options = options or Options()
-        allowing_more = Keywords(document, ignored)
-        refuting_less = Keywords(document, ignored, distinct=lambda a, b: False)
-        check = Branches(allowing_more, refuting_less)
-        keywords = Keywords(document, ignored, distinct=check.distinct)
-        self.branches = Branches(keywords, check=check)
-        self.root = keywords.sub("")
+        # Whether options of a oneOf are distinct is decided on formulas that need no such decision: there a
+        # oneOf is read as anyOf, which allows more, and a negated one excludes all pairs of options.
+        as_any_of = SchemaFormulas(document, ignored)
+        negated_ones = SchemaFormulas(document, ignored, distinct=lambda a, b: False)
+        check = NormalForm(as_any_of, negated_ones)
+        formulas = SchemaFormulas(document, ignored, distinct=check.distinct)
+        self.normal_form = NormalForm(formulas, check=check)
+        self.root = formulas.subschema("")
         self.marks = punctuation(options.whitespace)
         self._fixed_marks = punctuation("compact" if options.whitespace == "compact" else "natural")
         self.any_order = options.any_order
         self.rules = Rules()
         self.rules.bodies.update(json_rules.json_rules(options.whitespace))
-        self.one_spelling = False
-        """Each value is to have one text only, so that equal values are equal texts."""
-        self._goals: dict[tuple[Formula, bool], Expression] = {}
+        self.canonical = False
+        """Whether each value must have exactly one text, so that equal values have equal texts."""
+        self._expressions: dict[tuple[Formula, bool], Expression] = {}
         self._open: dict[tuple[Formula, bool], Call | None] = {}
         self._contradiction: tuple[str, str] | None = None
 
     def compiled(self) -> dict[str, Expression]:
+        """All rules. Raises `InvalidConstraint` if no value satisfies the schema."""
         value = self.value(self.root)
         self.rules.set(Call(ROOT), seq(self.marks.around, value, self.marks.around))
         rules = productive(self.rules.bodies)
@@ -124,81 +130,82 @@ class SchemaGrammar:
             raise InvalidConstraint(f"No JSON value satisfies the schema: {why}.", pointer=pointer)
         return rules
 
-    def value(self, goal: Formula) -> Expression:
-        """The values that satisfy `goal`."""
-        if goal == FALSE:
+    def value(self, formula: Formula) -> Expression:
+        """The values that satisfy `formula`; a formula that contains itself becomes a recursive rule."""
+        if formula == FALSE:
             return NOTHING
-        if goal == TRUE and not self.one_spelling:
+        if formula == TRUE and not self.canonical:
             return json_rules.VALUE
-        key = (goal, self.one_spelling)
-        if key in self._goals:
-            return self._goals[key]
+        key = (formula, self.canonical)
+        if key in self._expressions:
+            return self._expressions[key]
         if key in self._open:
             call = self._open[key] = self._open[key] or self.rules.reserve()
             return call
         self._open[key] = None
-        branches = self.branches.of(goal)
-        if not branches:
-            self.found(NOTHING, "its keywords leave no value", goal)
-        if self.one_spelling:
-            require_one_order(branches)
-        expression = alt(*(self._branch(branch, goal) for branch in branches))
+        disjuncts = self.normal_form.of(formula)
+        if not disjuncts:
+            self.define(NOTHING, "its keywords leave no value", formula)
+        if self.canonical:
+            require_one_order(disjuncts)
+        expression = alt(*(self._disjunct(disjunct, formula) for disjunct in disjuncts))
         reserved = self._open.pop(key)
         if reserved is not None:
             self.rules.set(reserved, expression)
             expression = reserved
         else:
             expression = self.rules.define(expression)
-        self._goals[key] = expression
+        self._expressions[key] = expression
         return expression
 
-    def written_once(self, goal: Formula) -> Expression:
-        """`value`, but each value has one text: in fixed white space, and without unnamed properties."""
-        options = (self.one_spelling, self.marks, self.any_order)
-        self.one_spelling, self.marks, self.any_order = True, self._fixed_marks, False
-        try:
-            return self.value(goal)
-        finally:
-            self.one_spelling, self.marks, self.any_order = options
+    def canonical_value(self, formula: Formula) -> Expression:
+        """As `value`, but each value has one text: white space is fixed and all properties are named.
 
-    def found(self, expression: Expression, why: str, goal: Formula | None = None) -> Expression:
-        """A rule for `expression`; where that is nothing, `why` is remembered as the reason."""
+        Raises `NotCanonical` where that cannot be had.
+        """
+        options = (self.canonical, self.marks, self.any_order)
+        self.canonical, self.marks, self.any_order = True, self._fixed_marks, False
+        try:
+            return self.value(formula)
+        finally:
+            self.canonical, self.marks, self.any_order = options
+
+    def define(self, expression: Expression, why: str, formula: Formula | None = None) -> Expression:
+        """A rule for `expression`; `why` is the reason to give if it is `NOTHING` and leaves no instance."""
         if expression == NOTHING and self._contradiction is None:
             innermost = next(reversed(self._open), (TRUE, False))[0]
-            self._contradiction = (_pointer_of(goal or innermost), why)
+            self._contradiction = (_pointer_of(formula or innermost), why)
         return self.rules.define(expression)
 
-    def _branch(self, branch: Branch, goal: Formula) -> Expression:
+    def _disjunct(self, disjunct: Disjunct, formula: Formula) -> Expression:
         if len(self.rules.bodies) > MAX_RULES:
-            refuse(_pointer_of(goal), f"The schema takes more than {MAX_RULES} rules", "Make it smaller.")
-        if branch.values is not None:
-            return self.rules.define(alt(*(value_text(value.value, self.marks) for value in branch.values)))
-        if not branch.facts and branch.types == frozenset(TYPES) and not self.one_spelling:
+            refuse(_pointer_of(formula), f"The schema takes more than {MAX_RULES} rules", "Make it smaller.")
+        if disjunct.values is not None:
+            return self.rules.define(alt(*(value_text(value.value, self.marks) for value in disjunct.values)))
+        if not disjunct.assertions and disjunct.types == frozenset(TYPES) and not self.canonical:
             return json_rules.VALUE
-        return alt(*(build(self, branch) for kinds, build in _BUILDERS if branch.types & kinds))
+        return alt(*(build(self, disjunct) for kinds, build in _BUILDERS if disjunct.types & kinds))
 
 
-def _pointer_of(goal: Formula) -> str:
-    return goal.pointer if isinstance(goal, Sub) else ""
+def _pointer_of(formula: Formula) -> str:
+    return formula.pointer if isinstance(formula, Subschema) else ""
 
 
-def _null(grammar: SchemaGrammar, branch: Branch) -> Expression:
-    excluded = [value.value for fact in branch.of(Unlisted) for value in fact.values]
-    return Text("null") if _missing(None, excluded) else NOTHING
+def _null(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
+    return _literals(disjunct, null=None)
 
 
-def _boolean(grammar: SchemaGrammar, branch: Branch) -> Expression:
-    excluded = [value.value for fact in branch.of(Unlisted) for value in fact.values]
-    return alt(
-        *(Text(text) for text, value in (("true", True), ("false", False)) if _missing(value, excluded))
-    )
+def _boolean(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
+    return _literals(disjunct, true=True, false=False)
 
 
-def _missing(value: bool | None, excluded: list[Any]) -> bool:
-    return not any(value is other for other in excluded)
+def _literals(disjunct: Disjunct, **values: bool | None) -> Expression:
+    """The names of the `values` that no negated enum excludes, as texts."""
+    excluded = [value for assertion in disjunct.of(NotInEnum) for value in assertion.values]
+    return alt(*(Text(name) for name, value in values.items() if Value(value) not in excluded))
 
 
-_BUILDERS: list[tuple[frozenset[str], Callable[[SchemaGrammar, Branch], Expression]]] = [
+_BUILDERS: list[tuple[frozenset[str], Callable[[SchemaGrammar, Disjunct], Expression]]] = [
     (frozenset(["object"]), objects),
     (frozenset(["array"]), arrays),
     (frozenset(["string"]), strings),

@@ -1,4 +1,4 @@
-"""Room for functions that call themselves once or more for each level of a schema or a value."""
+"""A higher recursion limit, for functions that recurse over the levels of a schema or a value."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ MAX_FRAMES = 12_000
 
 @contextmanager
 def deep_recursion() -> Iterator[None]:
-    """Raises `InvalidConstraint` where that is not enough.
+    """Raise the interpreter's recursion limit to `MAX_FRAMES`, and turn `RecursionError` into
+    `InvalidConstraint`.
 
-    The limit of the interpreter stays raised: another thread may be deep in its own work.
+    The limit is not lowered afterwards, since another thread may have recursed beyond the old one.
     """
     sys.setrecursionlimit(max(sys.getrecursionlimit(), MAX_FRAMES))
     try:

@@ -1,7 +1,12 @@
-"""Does a JSON value satisfy a schema, and if not, where and why? JSON Schema draft 2020-12 and older forms.
+"""The validator: does a JSON value satisfy a schema, and if not, where and why? JSON Schema 2020-12 and
+older.
 
-Written from the specification, keyword by keyword, and not from the formulas that grammars are made of:
-each checks the other.
+>>> validate({"properties": {"n": {"minimum": 3}}, "required": ["m"]}, {"n": 1})
+[Failure(instance='/n', schema='/properties/n/minimum', message='1 is not at least 3'),
+ Failure(instance='', schema='/required', message="The property 'm' is missing")]
+
+It follows the specification keyword by keyword and shares nothing with the formulas that grammars are made
+of, so that each checks the other.
 """
 
 from __future__ import annotations
@@ -11,22 +16,22 @@ from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from ramify.grammar.schema.check import UNSAID, SchemaDocument, escape
+from ramify.grammar.schema.check import ANY_DRAFT, SchemaDocument, escape
 from ramify.grammar.schema.deep_recursion import deep_recursion
-from ramify.grammar.schema.json_values import type_of, value_of
+from ramify.grammar.schema.json_values import Value, type_of
 from ramify.grammar.schema.logic.assertions import is_multiple
 from ramify.grammar.schema.unenforceable import Unenforceable
 from ramify.grammar.schema.values import formats
-from ramify.grammar.schema.values.string_patterns import is_regex, matches_pattern, matches_searched
+from ramify.grammar.schema.values.string_patterns import is_regex, matches_pattern, matches_regular
 
 
 class Failure(NamedTuple):
-    """A keyword that a value does not satisfy."""
+    """A keyword that a value does not satisfy. ``str`` of it is a sentence with both pointers."""
 
     instance: str
-    """JSON pointer of the part of the value."""
+    """JSON pointer (RFC 6901) of the part of the value; "" is the whole value."""
     schema: str
-    """JSON pointer of the keyword."""
+    """JSON pointer of the keyword in the schema; behind a $ref, in the subschema that it leads to."""
     message: str
 
     def __str__(self) -> str:
@@ -34,18 +39,22 @@ class Failure(NamedTuple):
 
 
 def validate(schema: Any, value: Any) -> list[Failure]:
-    """What of `schema` the JSON value does not satisfy; empty for a valid one.
+    """All failures of a JSON value against a schema, in the order of the schema; none for a valid value.
 
-    Both are as `json.loads` or `json_text.parse_json` give them; floats are taken for the decimals that
-    they are written as. Raises `InvalidConstraint` for what is no schema, and for a pattern that takes too
-    long to match.
+    `schema` and `value` are what `json.loads` or `json_text.parse_json` returns: None, booleans, integers,
+    floats or `Decimal`, strings, lists and dictionaries. A float counts as the decimal number that its
+    ``repr`` shows, so 0.3 is a multiple of 0.1. Tuples count as arrays. An unknown format restricts nothing.
+
+    Raises `InvalidConstraint`, with the JSON pointer of the place in the schema, if `schema` is no JSON
+    Schema, if a pattern is no regular expression or takes longer than `string_patterns.MAX_SECONDS` to match,
+    and if the schema or the value is nested too deeply.
     """
     with deep_recursion():
-        return Instances(SchemaDocument(as_decimals(schema))).failures("", as_decimals(value))
+        return Validator(SchemaDocument(as_decimals(schema))).failures("", as_decimals(value))
 
 
 def as_decimals(value: Any) -> Any:
-    """A JSON value with the decimals that its floats are written as."""
+    """A copy of a JSON value with `Decimal` in place of floats and lists in place of tuples."""
     match value:
         case float():
             return Decimal(repr(value))
@@ -56,292 +65,284 @@ def as_decimals(value: Any) -> Any:
     return value
 
 
-class _Seen:
-    """The properties and items that some keyword has looked at."""
+class _Evaluated:
+    """The properties and items that keywords have evaluated (2020-12 Core, section 11)."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
         self.items: set[int] = set()
 
-    def add(self, other: _Seen) -> None:
+    def add(self, other: _Evaluated) -> None:
         self.names |= other.names
         self.items |= other.items
 
 
 class _Place(NamedTuple):
-    """Where the work is: the subschema, the value, its pointer, and what has been looked at."""
+    """A subschema that is applied to a part of the value."""
 
     pointer: str
-    said: dict[str, Any]
+    keywords: dict[str, Any]
     value: Any
     at: str
-    seen: _Seen
+    """JSON pointer of the value."""
+    evaluated: _Evaluated
+    """Of the value, by this subschema so far."""
+
+    def fail(self, keyword: str, message: str) -> list[Failure]:
+        return [Failure(self.at, f"{self.pointer}/{keyword}", message)]
 
 
-Check = Callable[["Instances", _Place, Any], "Iterator[Failure] | Iterable[Failure]"]
+Check = Callable[["Validator", _Place, Any], Iterable[Failure]]
+"""The failures of one keyword, given its value."""
 
 
-class Instances:
-    """Validates against the subschemas of one document."""
+class Validator:
+    """Validates values against the subschemas of one document."""
 
     def __init__(self, document: SchemaDocument) -> None:
         self._document = document
 
-    def failures(self, pointer: str, value: Any, at: str = "", seen: _Seen | None = None) -> list[Failure]:
-        """Raises `InvalidConstraint` for a pattern that is not valid, or takes too long."""
+    def failures(
+        self, pointer: str, value: Any, at: str = "", evaluated: _Evaluated | None = None
+    ) -> list[Failure]:
+        """The failures of `value`, whose pointer is `at`, against the subschema at `pointer`.
+
+        If there are none, what the subschema evaluates is added to `evaluated`. Raises `InvalidConstraint`
+        for a pattern that is not valid or takes too long.
+        """
         schema = self._document.at(pointer)
         if isinstance(schema, bool):
             return [] if schema else [Failure(at, pointer, "No value is allowed here")]
-        inner = _Seen()
-        place = _Place(pointer, self._document.keywords(pointer), value, at, inner)
+        place = _Place(pointer, self._document.keywords(pointer), value, at, _Evaluated())
         kind = type_of(value)
         found: list[Failure] = []
-        for keyword in sorted(place.said, key=_LAST.__contains__):
-            kinds, check = _CHECKS.get(keyword, (_NO_TYPE, _nothing))
-            if kind in kinds:
-                found += check(self, place, place.said[keyword])
-        if seen is not None and not found:
-            seen.add(inner)
+        for keyword in sorted(place.keywords, key=_LAST.__contains__):
+            kinds, check = _CHECKS.get(keyword, (_NO_TYPE, None))
+            if check is not None and kind in kinds:
+                found += check(self, place, place.keywords[keyword])
+        if evaluated is not None and not found:
+            evaluated.add(place.evaluated)
         return found
 
     def _valid(self, pointer: str, value: Any) -> bool:
         return not self.failures(pointer, value)
 
-    # --- logic ------------------------------------------------------------------------------------
+    # --- applicators to the value itself ----------------------------------------------------------
 
-    def _all(self, place: _Place, wanted: list[Any]) -> Iterator[Failure]:
-        for i in range(len(wanted)):
-            yield from self.failures(f"{place.pointer}/allOf/{i}", place.value, place.at, place.seen)
+    def _in_place(self, place: _Place, below: str) -> list[Failure]:
+        """The value against the subschema `below` this one, which may evaluate its properties and items."""
+        return self.failures(f"{place.pointer}/{below}", place.value, place.at, place.evaluated)
 
-    def _met(self, place: _Place, keyword: str, count: int) -> list[list[Failure]]:
-        return [
-            self.failures(f"{place.pointer}/{keyword}/{i}", place.value, place.at, place.seen)
-            for i in range(count)
-        ]
+    def _all_of(self, place: _Place, options: list[Any]) -> Iterator[Failure]:
+        for i in range(len(options)):
+            yield from self._in_place(place, f"allOf/{i}")
 
-    def _any(self, place: _Place, wanted: list[Any]) -> list[Failure]:
-        found = self._met(place, "anyOf", len(wanted))
+    def _any_of(self, place: _Place, options: list[Any]) -> list[Failure]:
+        found = [self._in_place(place, f"anyOf/{i}") for i in range(len(options))]
         if not all(found):
             return []
-        if len(found) == 1:
-            return found[0]
-        return [_fail(place, "anyOf", f"None of the {len(found)} options holds")]
+        return found[0] if len(found) == 1 else place.fail("anyOf", f"None of the {len(found)} options holds")
 
-    def _one(self, place: _Place, wanted: list[Any]) -> list[Failure]:
-        found = self._met(place, "oneOf", len(wanted))
-        holding = [str(i) for i, failures in enumerate(found) if not failures]
+    def _one_of(self, place: _Place, options: list[Any]) -> list[Failure]:
+        holding = [str(i) for i in range(len(options)) if not self._in_place(place, f"oneOf/{i}")]
         if len(holding) == 1:
             return []
         if not holding:
-            return [_fail(place, "oneOf", f"None of the {len(found)} options holds")]
-        return [_fail(place, "oneOf", f"The options {' and '.join(holding)} all hold")]
+            return place.fail("oneOf", f"None of the {len(options)} options holds")
+        return place.fail("oneOf", f"The options {' and '.join(holding)} all hold")
 
-    def _not(self, place: _Place, wanted: Any) -> list[Failure]:
+    def _not(self, place: _Place, schema: Any) -> list[Failure]:
         if not self._valid(f"{place.pointer}/not", place.value):
             return []
-        return [_fail(place, "not", "The value is what it must not be")]
+        return place.fail("not", "The value is what it must not be")
 
-    def _if(self, place: _Place, wanted: Any) -> list[Failure]:
-        holds = not self.failures(f"{place.pointer}/if", place.value, place.at, place.seen)
-        branch = "then" if holds else "else"
-        if branch not in place.said:
-            return []
-        return self.failures(f"{place.pointer}/{branch}", place.value, place.at, place.seen)
+    def _if(self, place: _Place, schema: Any) -> list[Failure]:
+        keyword = "else" if self._in_place(place, "if") else "then"
+        return self._in_place(place, keyword) if keyword in place.keywords else []
+
+    def _dependent(self, keyword: str, place: _Place, consequences: dict[str, Any]) -> Iterator[Failure]:
+        """dependentRequired, dependentSchemas, and dependencies, which holds either kind."""
+        for name, needed in consequences.items():
+            if name not in place.value:
+                continue
+            if isinstance(needed, list):
+                for other in needed:
+                    if other not in place.value:
+                        message = f"{name!r} is there, and {other!r} is missing"
+                        yield from place.fail(f"{keyword}/{escape(name)}", message)
+            elif keyword == "dependencies":
+                yield from self.failures(f"{place.pointer}/{keyword}/{escape(name)}", place.value, place.at)
+            else:
+                yield from self._in_place(place, f"{keyword}/{escape(name)}")
 
     # --- any type, numbers, strings ---------------------------------------------------------------
 
-    def _type(self, place: _Place, wanted: Any) -> list[Failure]:
-        names = wanted if isinstance(wanted, list) else [wanted]
+    def _type(self, place: _Place, types: Any) -> list[Failure]:
+        names = types if isinstance(types, list) else [types]
         kind = type_of(place.value)
-        if kind in names or (kind in ("integer", "fraction") and "number" in names):
+        if kind in names or (kind in _NUMBER and "number" in names):
             return []
-        if kind == "null" and place.said.get("nullable") is True and self._document.draft == UNSAID:
+        if kind == "null" and place.keywords.get("nullable") is True and self._document.draft == ANY_DRAFT:
             return []
         shown = "number" if kind == "fraction" else kind
-        return [_fail(place, "type", f"This is of type {shown}, not {' or '.join(names)}")]
+        return place.fail("type", f"This is of type {shown}, not {' or '.join(names)}")
 
-    def _pattern(self, place: _Place, wanted: str) -> list[Failure]:
-        if matches_pattern(f"{place.pointer}/pattern", wanted, place.value):
+    def _multiple_of(self, place: _Place, divisor: Any) -> list[Failure]:
+        if is_multiple(place.value, Decimal(divisor)):
             return []
-        return [_fail(place, "pattern", f"The text does not match {wanted}")]
+        return place.fail("multipleOf", f"{place.value} is no multiple of {divisor}")
 
-    def _format(self, place: _Place, wanted: str) -> list[Failure]:
+    def _pattern(self, place: _Place, pattern: str) -> list[Failure]:
+        if matches_pattern(f"{place.pointer}/pattern", pattern, place.value):
+            return []
+        return place.fail("pattern", f"The text does not match {pattern}")
+
+    def _format(self, place: _Place, name: str) -> list[Failure]:
+        where = f"{place.pointer}/format"
         try:
-            meaning = formats.meaning(wanted, f"{place.pointer}/format")
+            meaning = formats.meaning(name, where)
         except Unenforceable:
             return []
-        if isinstance(meaning, formats.Texts) and isinstance(place.value, str):
-            holds = matches_searched(f"{place.pointer}/format", meaning.whole, place.value)
-            holds = holds and not (wanted == "regex" and not is_regex(place.value))
-        elif isinstance(meaning, formats.Range) and type_of(place.value) in _NUMBER:
+        if isinstance(meaning, formats.StringFormat) and isinstance(place.value, str):
+            holds = matches_regular(where, meaning.whole, place.value)
+            holds = holds and (name != "regex" or is_regex(place.value))
+        elif isinstance(meaning, formats.NumberFormat) and type_of(place.value) in _NUMBER:
             holds = meaning.low <= place.value <= meaning.high
         else:
             return []
-        return [] if holds else [_fail(place, "format", f"The value is no {wanted}")]
+        return [] if holds else place.fail("format", f"The value is no {name}")
 
     # --- arrays -----------------------------------------------------------------------------------
 
-    def _each(self, place: _Place, keyword: str, indices: Iterable[int], *, own: bool) -> Iterator[Failure]:
-        """Items against a schema each (`own`), or all against one."""
-        for i in indices:
-            pointer = f"{place.pointer}/{keyword}/{i}" if own else f"{place.pointer}/{keyword}"
-            yield from self.failures(pointer, place.value[i], f"{place.at}/{i}")
-            place.seen.items.add(i)
+    def _prefix(self, keyword: str, place: _Place, schemas: list[Any]) -> Iterator[Failure]:
+        for i in range(min(len(schemas), len(place.value))):
+            yield from self._item(place, f"{keyword}/{i}", i)
 
-    def _prefix(self, place: _Place, wanted: list[Any]) -> Iterator[Failure]:
-        if not isinstance(place.said.get("items"), list):
-            yield from self._each(place, "prefixItems", range(min(len(wanted), len(place.value))), own=True)
+    def _item(self, place: _Place, below: str, i: int) -> list[Failure]:
+        place.evaluated.items.add(i)
+        return self.failures(f"{place.pointer}/{below}", place.value[i], f"{place.at}/{i}")
 
-    def _items(self, place: _Place, wanted: Any) -> Iterator[Failure]:
-        if isinstance(wanted, list):
-            yield from self._each(place, "items", range(min(len(wanted), len(place.value))), own=True)
+    def _prefix_items(self, place: _Place, schemas: list[Any]) -> Iterable[Failure]:
+        older = isinstance(place.keywords.get("items"), list)
+        return () if older else self._prefix("prefixItems", place, schemas)
+
+    def _items(self, place: _Place, schema: Any) -> Iterator[Failure]:
+        if isinstance(schema, list):  # up to draft 2019-09
+            yield from self._prefix("items", place, schema)
         else:
-            begin = len(place.said.get("prefixItems", ()))
-            yield from self._each(place, "items", range(begin, len(place.value)), own=False)
+            for i in range(len(place.keywords.get("prefixItems", ())), len(place.value)):
+                yield from self._item(place, "items", i)
 
-    def _additional_items(self, place: _Place, wanted: Any) -> Iterator[Failure]:
-        first = place.said.get("items")
+    def _additional_items(self, place: _Place, schema: Any) -> Iterator[Failure]:
+        first = place.keywords.get("items")
         if isinstance(first, list):
-            yield from self._each(place, "additionalItems", range(len(first), len(place.value)), own=False)
+            for i in range(len(first), len(place.value)):
+                yield from self._item(place, "additionalItems", i)
 
-    def _contains(self, place: _Place, wanted: Any) -> Iterator[Failure]:
+    def _contains(self, place: _Place, schema: Any) -> Iterator[Failure]:
         pointer = f"{place.pointer}/contains"
         found = [i for i, item in enumerate(place.value) if self._valid(pointer, item)]
-        if self._document.draft != 8:
-            place.seen.items |= set(found)
-        low, high = place.said.get("minContains", 1), place.said.get("maxContains")
+        if self._document.draft != 8:  # in 2019-09, contains evaluates no items
+            place.evaluated.items |= set(found)
+        low, high = place.keywords.get("minContains", 1), place.keywords.get("maxContains")
         if len(found) < low:
-            yield _fail(place, "contains", f"{len(found)} items satisfy it, and {low} must")
+            yield from place.fail("contains", f"{len(found)} items satisfy it, and {low} must")
         if high is not None and len(found) > high:
-            yield _fail(place, "maxContains", f"{len(found)} items satisfy contains, and {high} may")
+            yield from place.fail("maxContains", f"{len(found)} items satisfy contains, and {high} may")
 
-    def _unique(self, place: _Place, wanted: bool) -> Iterator[Failure]:
-        if wanted and len(set(map(value_of, place.value))) < len(place.value):
-            yield _fail(place, "uniqueItems", "Two items are equal")
+    def _unique_items(self, place: _Place, unique: bool) -> list[Failure]:
+        if unique and len(set(map(Value, place.value))) < len(place.value):
+            return place.fail("uniqueItems", "Two items are equal")
+        return []
 
-    def _unevaluated_items(self, place: _Place, wanted: Any) -> Iterator[Failure]:
-        left = [i for i in range(len(place.value)) if i not in place.seen.items]
-        yield from self._each(place, "unevaluatedItems", left, own=False)
+    def _unevaluated_items(self, place: _Place, schema: Any) -> Iterator[Failure]:
+        for i in range(len(place.value)):
+            if i not in place.evaluated.items:
+                yield from self._item(place, "unevaluatedItems", i)
 
     # --- objects ----------------------------------------------------------------------------------
 
-    def _members(self, place: _Place, below: str, names: Iterable[str]) -> Iterator[Failure]:
-        for name in names:
-            yield from self.failures(
-                f"{place.pointer}/{below}", place.value[name], f"{place.at}/{escape(name)}"
-            )
-            place.seen.names.add(name)
+    def _property(self, place: _Place, below: str, name: str) -> list[Failure]:
+        place.evaluated.names.add(name)
+        return self.failures(f"{place.pointer}/{below}", place.value[name], f"{place.at}/{escape(name)}")
 
-    def _properties(self, place: _Place, wanted: dict[str, Any]) -> Iterator[Failure]:
-        for name in wanted:
+    def _properties(self, place: _Place, schemas: dict[str, Any]) -> Iterator[Failure]:
+        for name in schemas:
             if name in place.value:
-                yield from self._members(place, f"properties/{escape(name)}", [name])
+                yield from self._property(place, f"properties/{escape(name)}", name)
 
-    def _pattern_properties(self, place: _Place, wanted: dict[str, Any]) -> Iterator[Failure]:
-        for pattern in wanted:
-            matching = [name for name in place.value if self._name_matches(place, pattern, name)]
-            yield from self._members(place, f"patternProperties/{escape(pattern)}", matching)
+    def _pattern_properties(self, place: _Place, schemas: dict[str, Any]) -> Iterator[Failure]:
+        for pattern in schemas:
+            for name in place.value:
+                if self._name_matches(place, pattern, name):
+                    yield from self._property(place, f"patternProperties/{escape(pattern)}", name)
 
     def _name_matches(self, place: _Place, pattern: str, name: str) -> bool:
         return matches_pattern(f"{place.pointer}/patternProperties/{escape(pattern)}", pattern, name)
 
-    def _additional_properties(self, place: _Place, wanted: Any) -> Iterator[Failure]:
-        named = place.said.get("properties", {})
-        patterns = place.said.get("patternProperties", {})
-        left = [
-            name
-            for name in place.value
-            if name not in named and not any(self._name_matches(place, pattern, name) for pattern in patterns)
-        ]
-        yield from self._members(place, "additionalProperties", left)
+    def _additional_properties(self, place: _Place, schema: Any) -> Iterator[Failure]:
+        named = place.keywords.get("properties", {})
+        patterns = place.keywords.get("patternProperties", {})
+        for name in place.value:
+            if name not in named and not any(self._name_matches(place, each, name) for each in patterns):
+                yield from self._property(place, "additionalProperties", name)
 
-    def _unevaluated_properties(self, place: _Place, wanted: Any) -> Iterator[Failure]:
-        left = [name for name in place.value if name not in place.seen.names]
-        yield from self._members(place, "unevaluatedProperties", left)
+    def _unevaluated_properties(self, place: _Place, schema: Any) -> Iterator[Failure]:
+        for name in place.value:
+            if name not in place.evaluated.names:
+                yield from self._property(place, "unevaluatedProperties", name)
 
-    def _property_names(self, place: _Place, wanted: Any) -> Iterator[Failure]:
+    def _property_names(self, place: _Place, schema: Any) -> Iterator[Failure]:
         for name in place.value:
             yield from self.failures(f"{place.pointer}/propertyNames", name, f"{place.at}/{escape(name)}")
 
-    def _required(self, place: _Place, wanted: list[str]) -> Iterator[Failure]:
-        for name in wanted:
+    def _required(self, place: _Place, names: list[str]) -> Iterator[Failure]:
+        for name in names:
             if name not in place.value:
-                yield _fail(place, "required", f"The property {name!r} is missing")
-
-    def _dependent_required(self, place: _Place, wanted: dict[str, list[str]]) -> Iterator[Failure]:
-        for name, needed in wanted.items():
-            for other in needed if name in place.value else ():
-                if other not in place.value:
-                    message = f"{name!r} is there, and {other!r} is missing"
-                    yield _fail(place, f"dependentRequired/{escape(name)}", message)
-
-    def _dependent_schemas(self, place: _Place, wanted: dict[str, Any]) -> Iterator[Failure]:
-        for name in wanted:
-            if name in place.value:
-                pointer = f"{place.pointer}/dependentSchemas/{escape(name)}"
-                yield from self.failures(pointer, place.value, place.at, place.seen)
-
-    def _dependencies(self, place: _Place, wanted: dict[str, Any]) -> Iterator[Failure]:
-        for name, needed in wanted.items():
-            if isinstance(needed, list):
-                yield from self._dependent_required(place, {name: needed})
-            elif name in place.value:
-                pointer = f"{place.pointer}/dependencies/{escape(name)}"
-                yield from self.failures(pointer, place.value, place.at)
+                yield from place.fail("required", f"The property {name!r} is missing")
 
 
-def _fail(place: _Place, keyword: str, message: str) -> Failure:
-    return Failure(place.at, f"{place.pointer}/{keyword}", message)
-
-
-def _refer(keyword: str) -> Check:
-    def check(self: Instances, place: _Place, wanted: Any) -> list[Failure]:
+def _reference(keyword: str) -> Check:
+    def check(self: Validator, place: _Place, reference: str) -> list[Failure]:
         target = self._document.target(place.pointer, keyword)
-        return self.failures(target, place.value, place.at, place.seen)
+        return self.failures(target, place.value, place.at, place.evaluated)
 
     return check
 
 
-def _listed(keyword: str) -> Check:
-    def check(self: Instances, place: _Place, wanted: Any) -> list[Failure]:
-        values = wanted if keyword == "enum" else [wanted]
-        if value_of(place.value) in set(map(value_of, values)):
+def _dependent(keyword: str) -> Check:
+    return lambda self, place, consequences: self._dependent(keyword, place, consequences)
+
+
+def _equal(keyword: str) -> Check:
+    def check(self: Validator, place: _Place, allowed: Any) -> list[Failure]:
+        if Value(place.value) in map(Value, allowed if keyword == "enum" else [allowed]):
             return []
-        return [_fail(place, keyword, "This is not the value, or none of those, that are allowed")]
+        return place.fail(keyword, "This is not the value, or none of those, that are allowed")
 
     return check
 
 
-def _compare(keyword: str, holds: Callable[[Any, Any], bool], words: str) -> Check:
-    def check(self: Instances, place: _Place, wanted: Any) -> list[Failure]:
-        if isinstance(wanted, bool):  # draft-04: says how minimum or maximum is meant
-            bound = place.said.get("minimum" if keyword == "exclusiveMinimum" else "maximum")
-            if not wanted or bound is None or place.value != bound:
+def _bound(keyword: str, holds: Callable[[Any, Any], bool], words: str) -> Check:
+    def check(self: Validator, place: _Place, bound: Any) -> list[Failure]:
+        if isinstance(bound, bool):  # draft-04: whether minimum or maximum is exclusive
+            limit = place.keywords.get("minimum" if keyword == "exclusiveMinimum" else "maximum")
+            if not bound or limit is None or place.value != limit:
                 return []
-        elif holds(place.value, wanted):
+        elif holds(place.value, bound):
             return []
-        return [_fail(place, keyword, f"{place.value} is not {words} {wanted}")]
+        return place.fail(keyword, f"{place.value} is not {words} {bound}")
 
     return check
 
 
-def _count(keyword: str, holds: Callable[[int, int], bool], what: str) -> Check:
-    def check(self: Instances, place: _Place, wanted: Any) -> list[Failure]:
-        if holds(len(place.value), int(wanted)):
+def _count(keyword: str, holds: Callable[[int, int], bool], things: str) -> Check:
+    def check(self: Validator, place: _Place, limit: Any) -> list[Failure]:
+        if holds(len(place.value), int(limit)):
             return []
-        return [_fail(place, keyword, f"There are {len(place.value)} {what}, and {keyword} is {wanted}")]
+        return place.fail(keyword, f"There are {len(place.value)} {things}, and {keyword} is {limit}")
 
     return check
-
-
-def _nothing(self: Instances, place: _Place, wanted: Any) -> list[Failure]:
-    return []
-
-
-def _multiple(self: Instances, place: _Place, wanted: Any) -> list[Failure]:
-    if is_multiple(place.value, Decimal(wanted)):
-        return []
-    return [_fail(place, "multipleOf", f"{place.value} is no multiple of {wanted}")]
 
 
 _NO_TYPE: frozenset[str] = frozenset()
@@ -351,45 +352,47 @@ _STRING = frozenset(["string"])
 _ARRAY = frozenset(["array"])
 _OBJECT = frozenset(["object"])
 _LAST = frozenset(["unevaluatedItems", "unevaluatedProperties"])
+"""They depend on what all other keywords evaluated."""
 
 _CHECKS: dict[str, tuple[frozenset[str], Check]] = {
-    "$ref": (_ANY, _refer("$ref")),
-    "$dynamicRef": (_ANY, _refer("$dynamicRef")),
-    "$recursiveRef": (_ANY, _refer("$recursiveRef")),
-    "type": (_ANY, Instances._type),
-    "enum": (_ANY, _listed("enum")),
-    "const": (_ANY, _listed("const")),
-    "allOf": (_ANY, Instances._all),
-    "anyOf": (_ANY, Instances._any),
-    "oneOf": (_ANY, Instances._one),
-    "not": (_ANY, Instances._not),
-    "if": (_ANY, Instances._if),
-    "minimum": (_NUMBER, _compare("minimum", operator.ge, "at least")),
-    "maximum": (_NUMBER, _compare("maximum", operator.le, "at most")),
-    "exclusiveMinimum": (_NUMBER, _compare("exclusiveMinimum", operator.gt, "above")),
-    "exclusiveMaximum": (_NUMBER, _compare("exclusiveMaximum", operator.lt, "below")),
-    "multipleOf": (_NUMBER, _multiple),
+    **{keyword: (_ANY, _reference(keyword)) for keyword in ("$ref", "$dynamicRef", "$recursiveRef")},
+    "type": (_ANY, Validator._type),
+    "enum": (_ANY, _equal("enum")),
+    "const": (_ANY, _equal("const")),
+    "allOf": (_ANY, Validator._all_of),
+    "anyOf": (_ANY, Validator._any_of),
+    "oneOf": (_ANY, Validator._one_of),
+    "not": (_ANY, Validator._not),
+    "if": (_ANY, Validator._if),
+    "minimum": (_NUMBER, _bound("minimum", operator.ge, "at least")),
+    "maximum": (_NUMBER, _bound("maximum", operator.le, "at most")),
+    "exclusiveMinimum": (_NUMBER, _bound("exclusiveMinimum", operator.gt, "above")),
+    "exclusiveMaximum": (_NUMBER, _bound("exclusiveMaximum", operator.lt, "below")),
+    "multipleOf": (_NUMBER, Validator._multiple_of),
     "minLength": (_STRING, _count("minLength", operator.ge, "characters")),
     "maxLength": (_STRING, _count("maxLength", operator.le, "characters")),
-    "pattern": (_STRING, Instances._pattern),
-    "format": (_ANY, Instances._format),
-    "prefixItems": (_ARRAY, Instances._prefix),
-    "items": (_ARRAY, Instances._items),
-    "additionalItems": (_ARRAY, Instances._additional_items),
+    "pattern": (_STRING, Validator._pattern),
+    "format": (_ANY, Validator._format),
+    "prefixItems": (_ARRAY, Validator._prefix_items),
+    "items": (_ARRAY, Validator._items),
+    "additionalItems": (_ARRAY, Validator._additional_items),
     "minItems": (_ARRAY, _count("minItems", operator.ge, "items")),
     "maxItems": (_ARRAY, _count("maxItems", operator.le, "items")),
-    "uniqueItems": (_ARRAY, Instances._unique),
-    "contains": (_ARRAY, Instances._contains),
-    "unevaluatedItems": (_ARRAY, Instances._unevaluated_items),
-    "properties": (_OBJECT, Instances._properties),
-    "patternProperties": (_OBJECT, Instances._pattern_properties),
-    "additionalProperties": (_OBJECT, Instances._additional_properties),
-    "propertyNames": (_OBJECT, Instances._property_names),
-    "required": (_OBJECT, Instances._required),
+    "uniqueItems": (_ARRAY, Validator._unique_items),
+    "contains": (_ARRAY, Validator._contains),
+    "unevaluatedItems": (_ARRAY, Validator._unevaluated_items),
+    "properties": (_OBJECT, Validator._properties),
+    "patternProperties": (_OBJECT, Validator._pattern_properties),
+    "additionalProperties": (_OBJECT, Validator._additional_properties),
+    "propertyNames": (_OBJECT, Validator._property_names),
+    "required": (_OBJECT, Validator._required),
     "minProperties": (_OBJECT, _count("minProperties", operator.ge, "properties")),
     "maxProperties": (_OBJECT, _count("maxProperties", operator.le, "properties")),
-    "dependentRequired": (_OBJECT, Instances._dependent_required),
-    "dependentSchemas": (_OBJECT, Instances._dependent_schemas),
-    "dependencies": (_OBJECT, Instances._dependencies),
-    "unevaluatedProperties": (_OBJECT, Instances._unevaluated_properties),
+    **{
+        keyword: (_OBJECT, _dependent(keyword))
+        for keyword in ("dependentRequired", "dependentSchemas", "dependencies")
+    },
+    "unevaluatedProperties": (_OBJECT, Validator._unevaluated_properties),
 }
+
+Instances = Validator

@@ -1,4 +1,4 @@
-"""JSON values: their types, and equality as JSON has it, where 1 is 1.0 and not true."""
+"""JSON values: their types, and equality as JSON has it, where 1 equals 1.0 and not true."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Value:
-    """A JSON value as a key: equal to all that are equal as JSON."""
+    """A JSON value as a key of dictionaries: two are equal where their values are equal as JSON."""
 
     __slots__ = ("_hash", "_key", "value")
 
@@ -26,10 +26,6 @@ class Value:
         return f"Value({self.value!r})"
 
 
-def value_of(value: Any) -> Value:
-    return Value(value)
-
-
 def _key(value: Any) -> Any:
     match value:
         case bool():
@@ -44,7 +40,7 @@ def _key(value: Any) -> Any:
 
 
 def type_of(value: Any) -> str:
-    """Of the types of `formula.TYPES`."""
+    """The type of a value as in `formula.TYPES`: "integer" for a whole number, "fraction" for another."""
     match value:
         case None:
             return "null"
@@ -52,14 +48,12 @@ def type_of(value: Any) -> str:
             return "boolean"
         case int():
             return "integer"
-        case Decimal() | float():
-            return "integer" if is_whole(value) else "fraction"
+        case float():
+            return "integer" if value.is_integer() else "fraction"
+        case Decimal():
+            return "integer" if value == value.to_integral_value() else "fraction"
         case str():
             return "string"
         case list():
             return "array"
     return "object"
-
-
-def is_whole(value: Decimal | float) -> bool:
-    return value.is_integer() if isinstance(value, float) else value == value.to_integral_value()

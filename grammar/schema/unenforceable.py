@@ -1,4 +1,4 @@
-"""A keyword that cannot be enforced exactly: refused, unless the caller asks to have it left out."""
+"""Keywords that cannot be enforced exactly: refused, or checked afterwards under ``strict="validate"``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from ramify.errors import InvalidConstraint
 
 
 class Unenforceable(InvalidConstraint):
-    """The keyword at `pointer` is valid, and values satisfy it, but no grammar for it is made."""
+    """The keyword at `pointer` is valid and satisfiable, but the grammar cannot enforce it."""
 
 
-class ManyTexts(Exception):
-    """Values that are to have one text each have several. The message says which values."""
+class NotCanonical(Exception):
+    """Some values have several texts where each must have one. The message names the values."""
 
 
 def refuse(pointer: str, what: str, remedy: str) -> NoReturn:
+    """Raise `Unenforceable`; `what` is a sentence without its full stop."""
     raise Unenforceable(f"{what}.", pointer=pointer, remedy=remedy)

@@ -1,4 +1,4 @@
-"""Whole texts against an expression or an automaton, on the pushdown engine, byte by byte."""
+"""Whether an expression or an automaton accepts a text, by running the pushdown engine on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BYTES = Vocabulary((b"", *(bytes([byte]) for byte in range(256))), (0,))
 
 
 class Language:
-    """The texts of `expression`; perhaps there are none."""
+    """The texts of `expression`, of which there may be none."""
 
     def __init__(self, expression: Expression, rules: Rules | None = None) -> None:
         bodies = {**(rules.bodies if rules else {}), ROOT: expression}

@@ -311,4 +311,4 @@ LOGIC_CASES: dict[str, Case] = {
 
 REMEMBERING = {"uniqueItems of strings", "uniqueItems of numbers", "uniqueItems of objects"}
 REMEMBERING |= {"uniqueItems of many", "minProperties of a map"}
-"""Cases that need to remember texts, which XGrammar's grammars cannot."""
+"""Cases that compare texts, which context-free grammars cannot."""

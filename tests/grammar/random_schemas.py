@@ -1,4 +1,4 @@
-"""Random small schemas over all keywords, and values that tell them apart."""
+"""Small random schemas over all keywords, and values on which they differ."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Schemas:
         return schema
 
     def _beside(self, schema: dict[str, Any], keyword: str, depth: int) -> None:
-        """Keywords that mean something only beside `keyword`."""
+        """Add keywords that have a meaning only together with `keyword`."""
         random = self._random
         if keyword == "uniqueItems":
             schema["items"] = random.choice(ITEMS)

@@ -1,4 +1,4 @@
-"""Does a grammar derive a text? By trying all ways at once: slow, and with nothing in common with engines."""
+"""Whether a grammar derives a text, by trying all derivations: slow, and independent of the engines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Ends = frozenset[int]
 
 
 class Recogniser:
-    """Of the rules of a schema, which never call themselves without reading something first."""
+    """For rules of schemas, which are not left-recursive."""
 
     def __init__(self, rules: Mapping[str, Expression]) -> None:
         self._rules = rules

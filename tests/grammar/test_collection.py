@@ -1,4 +1,4 @@
-"""Schemas as they are met in practice: every valid instance goes through, no invalid one does.
+"""Schemas as in practice: the grammar accepts every valid instance and no invalid one.
 
 The oracle is the jsonschema package. A sample runs here; ``python -m benchmarks.schemas`` runs all, beside
 other libraries.

@@ -1,4 +1,4 @@
-"""Formats: what is written is of the format, also where strings must be counted."""
+"""Formats: what a grammar writes is of the format, also where characters are counted."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from ramify import constraint
 from ramify.grammar.rules.derivative import Derivatives, explore
 from ramify.grammar.rules.expression import ANY_CHAR, Expression, nullable, repeat
 from ramify.grammar.schema.instance import validate
-from ramify.grammar.schema.values.formats import FORMATS, Texts, meaning
-from ramify.grammar.schema.values.string_patterns import searched
+from ramify.grammar.schema.values.formats import FORMATS, StringFormat, meaning
+from ramify.grammar.schema.values.string_patterns import search_pattern
 from tests.grammar.vocabularies import accepts, compiled
 
-OF_STRINGS = {name: texts for name in FORMATS if isinstance(texts := meaning(name, ""), Texts)}
+OF_STRINGS = {name: texts for name in FORMATS if isinstance(texts := meaning(name, ""), StringFormat)}
 
 
 def is_part_of(part: Expression, whole: Expression) -> bool:
-    """All that `part` matches is matched by `whole`."""
+    """Whether `whole` matches every text that `part` matches."""
     derivatives = Derivatives({})
     start = tuple(frozenset([expression]) for expression in (repeat(ANY_CHAR, 0, None), part, whole))
 
-    def only_part(lefts: Any) -> bool:
-        return any(map(nullable, lefts[1])) and not any(map(nullable, lefts[2]))
+    def only_part(residuals: Any) -> bool:
+        return any(map(nullable, residuals[1])) and not any(map(nullable, residuals[2]))
 
-    found = explore(start, derivatives.joint_steps, only_part, 50_000)
+    found = explore(start, derivatives.product_transitions, only_part, 50_000)
     assert found is not None
     return not any(found.final)
 
 
 @pytest.mark.parametrize("name", OF_STRINGS)
 def test_what_is_written_is_of_the_format(name: str) -> None:
-    whole, written, counted = (searched("", text).expression for text in OF_STRINGS[name])
+    whole, written, counted = (search_pattern("", text).expression for text in OF_STRINGS[name])
     assert is_part_of(written, whole)
     if OF_STRINGS[name].counted:
         assert is_part_of(counted, whole)

@@ -1,4 +1,4 @@
-"""Grammars in GBNF: what is read, and where errors are."""
+"""Grammars in GBNF: what they match, and the positions of errors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_rule_goes_on_until_the_next() -> None:
     ],
 )
 def test_what_is_read_is_what_xgrammar_reads(grammar: str, inside: list[str], outside: list[str]) -> None:
-    """The rules written out again, and the source itself, on XGrammar."""
+    """XGrammar on the rules, written as EBNF, and on the source itself."""
     ours = compiled(constraint.ebnf(grammar))
     for theirs in (of_source(grammar), of_rules(grammar_rules(grammar))):
         for wanted, texts in ((True, inside), (False, outside)):

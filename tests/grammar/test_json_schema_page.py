@@ -1,4 +1,4 @@
-"""The page on JSON Schema says what a run of the tests' schemas shows."""
+"""docs/json-schema.md has the table that a run of the tests' schemas gives."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ramify.grammar.rules.expression import NOTHING
 from ramify.grammar.schema.values import json_text
 from ramify.grammar.schema.values.decimal_language import (
-    Step,
+    Divisor,
     all_spellings,
     decimals_automaton,
     with_fraction,
@@ -78,7 +78,7 @@ def test_decimals(
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 60), st.none() | st.integers(-500, 500), st.none() | st.integers(-500, 500))
 def test_multiples(unit: int, low: int | None, high: int | None) -> None:
-    step = Step.of(Decimal(unit), wanted=True)
+    step = Divisor.of(Decimal(unit), positive=True)
     states = decimals_automaton(json_text.integers(low, high), [], [step], 50_000)
     assert states is not None
     language = language_of(states)
@@ -96,18 +96,18 @@ def test_multiples(unit: int, low: int | None, high: int | None) -> None:
     st.lists(st.decimals(-9, 9, places=1), max_size=3),
 )
 def test_conditions_on_decimals(
-    wanted: Decimal, unwanted: Decimal, fraction: bool, numbers: list[Decimal], excluded: list[Decimal]
+    positive: Decimal, unwanted: Decimal, fraction: bool, numbers: list[Decimal], excluded: list[Decimal]
 ) -> None:
-    steps = [Step.of(wanted, wanted=True), Step.of(unwanted, wanted=False)]
+    steps = [Divisor.of(positive, positive=True), Divisor.of(unwanted, positive=False)]
     further = [(all_spellings(value), False) for value in excluded]
     further += [(with_fraction(), True)] if fraction else []
     states = decimals_automaton(json_text.decimals(None, None), further, steps, 200_000)
     assert states is not None
     language = language_of(states)
-    near = [value + shift for value in excluded for shift in (0, wanted)]
-    for number in [*numbers, *near, wanted * 7, wanted * unwanted, unwanted * 3, Decimal(0), wanted]:
+    near = [value + shift for value in excluded for shift in (0, positive)]
+    for number in [*numbers, *near, positive * 7, positive * unwanted, unwanted * 3, Decimal(0), positive]:
         text = "0" if number == 0 else format(number.normalize(), "f")
-        inside = number % wanted == 0 and number % unwanted != 0 and number not in excluded
+        inside = number % positive == 0 and number % unwanted != 0 and number not in excluded
         inside &= not fraction or number != int(number)
         assert language.accepts(text.encode()) == inside, text
         assert language.accepts(text.encode() + (b"00" if "." in text else b".0")) == inside, text

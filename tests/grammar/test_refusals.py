@@ -1,4 +1,4 @@
-"""What is refused: with the JSON pointer of the place, and a reason."""
+"""Refused schemas: the error has the JSON pointer of the keyword and a reason."""
 
 from __future__ import annotations
 

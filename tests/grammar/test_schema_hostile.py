@@ -1,4 +1,4 @@
-"""Schemas made to blow up: each is refused for a reason, or its grammar is small."""
+"""Schemas built to explode: each is refused with a reason, or its grammar is small."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_deep_schemas_are_refused_or_served() -> None:
 
 
 def test_a_thousand_optional_properties_take_a_few_states_each() -> None:
-    """Each may be followed by any of the later ones: copied, that is half a million positions."""
+    """Each option may be followed by any later one: written out, that is half a million positions."""
     draw = random.Random(1)
     names = ["".join(draw.choices(string.ascii_lowercase, k=8)) for _ in range(1000)]
     schema = {"properties": {name: {"type": "null"} for name in names}, "additionalProperties": False}

@@ -1,6 +1,6 @@
-"""The keywords of JSON Schema, through masks and matchers; the same rules on XGrammar as well.
+"""The keywords of JSON Schema on our engine; the same rules on XGrammar.
 
-jsonschema agrees with the table, but for the order in which properties are written.
+The jsonschema package agrees with the table, except where a case is about the order of properties.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Vocabularies for the tests, and feeding texts through matchers token by token."""
+"""Vocabularies for the tests, and helpers that feed texts to matchers token by token."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tiny_tokenizer() -> Tokenizer:
 
 @cache
 def tiny() -> Vocabulary:
-    """Its logits are wider than its tokens, as many models' are."""
+    """As for many models, the logits have more columns than there are tokens."""
     return from_tokenizer(tiny_tokenizer(), vocab_size=500, stop_ids=[STOP])
 
 
@@ -53,7 +53,7 @@ def compiled(constraint: Constraint, vocabulary: Vocabulary | None = None) -> Gr
 
 
 def tokenise(text: str | bytes, vocabulary: Vocabulary) -> list[int]:
-    """Some spelling of `text` in tokens: the longest token first."""
+    """`text` in tokens, greedily the longest first."""
     data = text.encode() if isinstance(text, str) else text
     by_bytes = {spelling: token for token, spelling in enumerate(vocabulary.tokens) if spelling}
     tokens = []
@@ -73,7 +73,7 @@ def mask_of(matcher: Matcher, vocabulary: Vocabulary) -> np.ndarray:
 
 
 def takes(matcher: Matcher, tokens: list[int], vocabulary: Vocabulary) -> bool:
-    """Feed `tokens`; at each step the mask must say what `accept` does. True if all went in."""
+    """Whether the matcher accepts all `tokens`; before each, its mask must agree with `accept`."""
     for token in tokens:
         allowed = bool(mask_of(matcher, vocabulary)[token])
         assert matcher.accept(token) == allowed
@@ -83,7 +83,7 @@ def takes(matcher: Matcher, tokens: list[int], vocabulary: Vocabulary) -> bool:
 
 
 def accepts(grammar: Grammar, text: str, vocabulary: Vocabulary | None = None) -> bool:
-    """`text` is a sentence: its tokens go in, and then the stop token, which nothing else allows."""
+    """Whether `text` is a sentence: its tokens and then the stop token are accepted."""
     vocabulary = vocabulary or tiny()
     matcher = grammar.matcher()
     if not takes(matcher, tokenise(text, vocabulary), vocabulary):

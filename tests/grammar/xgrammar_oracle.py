@@ -1,4 +1,4 @@
-"""XGrammar as an oracle: our rules written out in its EBNF, and its own reading of structural tags."""
+"""XGrammar as an oracle: our rules in its EBNF, and its own structural tags."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.vocabularies import tiny, tokenise
 
 MAX_CHAIN = 256
-"""Longest repetition of a choice that is written as a chain of rules. Each holds masks of its own."""
+"""Longest repetition of a choice that is written as a chain of rules, each with its own masks."""
 
 
 class Oracle:
-    """A grammar that says whether texts are its sentences."""
+    """A grammar that decides whether a text is one of its sentences."""
 
     def __init__(self, compiled: xgrammar.CompiledGrammar, vocabulary: Vocabulary) -> None:
         self._compiled = compiled
@@ -82,7 +82,7 @@ def write_grammar(rules: Mapping[str, Expression]) -> str:
 
 
 def _with_recursive_loops(rules: Mapping[str, Expression]) -> dict[str, Expression]:
-    """`rules` with repetitions of a choice as rules that call themselves, or the next of a chain.
+    """`rules` with repetitions of a choice as recursive rules, or as a chain of rules.
 
     XGrammar takes 40 ms and more for a mask inside ``(a | b c)*``, and 0.03 ms inside
     ``r ::= "" | a r | b c r``, which is the same language.

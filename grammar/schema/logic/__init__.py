@@ -1,1 +1,1 @@
-"""JSON Schema as logic: keywords become assertions, combined by and/or/not, in disjunctive normal form."""
+"""Schemas as logic: keywords become formulas of assertions, which are put into disjunctive normal form."""

@@ -1,7 +1,7 @@
-"""The facts that formulas about JSON values are made of: what one keyword asks of one type of value.
+"""The assertions that formulas about JSON values are made of, each about values of one type or a few.
 
-``"minimum": 8`` is ``Above(Decimal(8), inclusive=True)``: numbers are at least 8, and any other value will
-do. A fact knows its negation, so formulas need no "not".
+``"minimum": 8`` is ``LowerBound(Decimal(8), inclusive=True)``: a number is at least 8, and any value of
+another type satisfies it. Its negation is ``And((Types(NUMBERS), UpperBound(Decimal(8), inclusive=False)))``.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any, ClassVar
 
-from ramify.grammar.schema.json_values import Value, type_of, value_of
+from ramify.grammar.rules.term import term
+from ramify.grammar.schema.json_values import Value, type_of
 from ramify.grammar.schema.logic.formula import (
     FALSE,
     TRUE,
     TYPES,
-    Fact,
+    Assertion,
     Formula,
-    Node,
     Test,
-    both,
-    either,
-    negated,
+    conjunction,
+    disjunction,
+    negation,
 )
-from ramify.grammar.schema.values.string_patterns import matches_searched
+from ramify.grammar.schema.values.string_patterns import matches_regular
 
 NUMBERS = frozenset(["integer", "fraction"])
 SCALARS = frozenset(["null", "boolean", "integer", "fraction", "string"])
@@ -33,217 +33,234 @@ ARRAY = frozenset(["array"])
 OBJECT = frozenset(["object"])
 
 _note = dataclasses.field(default="", compare=False)
+"""A JSON pointer for messages; assertions that differ in it only are equal."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Types(Fact):
-    """The value is of one of these types."""
+@term
+class Types(Assertion):
+    """The type of the value is one of these."""
 
-    __hash__ = Node.__hash__
     types: frozenset[str]
 
-    def negated(self) -> Formula:
+    def negation(self) -> Formula:
         return Types(frozenset(TYPES) - self.types)
 
     def holds(self, value: Any, test: Test) -> bool:
         return type_of(value) in self.types
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Listed(Fact):
-    """The value is one of these."""
+@term
+class InEnum(Assertion):
+    """The value is one of these: enum and const."""
 
-    __hash__ = Node.__hash__
     values: tuple[Value, ...]
 
-    def negated(self) -> Formula:
+    def negation(self) -> Formula:
         scalars = tuple(value for value in self.values if not isinstance(value.value, list | dict))
         containers = (value.value for value in self.values if isinstance(value.value, list | dict))
-        unlisted = Unlisted(scalars) if scalars else TRUE
-        return both(unlisted, *(negated(written_out(value)) for value in containers))
+        other_scalars = NotInEnum(scalars) if scalars else TRUE
+        return conjunction(other_scalars, *(negation(equal_to(value)) for value in containers))
 
     def holds(self, value: Any, test: Test) -> bool:
-        return value_of(value) in self.values
+        return Value(value) in self.values
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Unlisted(Fact):
+@term
+class NotInEnum(Assertion):
     """The value is none of these, among which are no arrays and no objects."""
 
-    __hash__ = Node.__hash__
     values: tuple[Value, ...]
     kinds: ClassVar[frozenset[str]] = SCALARS
 
-    def negated(self) -> Formula:
-        return Listed(self.values)
+    def negation(self) -> Formula:
+        return InEnum(self.values)
 
     def holds(self, value: Any, test: Test) -> bool:
-        return value_of(value) not in self.values
+        return Value(value) not in self.values
 
 
-def written_out(value: Any) -> Formula:
-    """Equality with an array or object as facts about its parts; with anything else, the value listed."""
+def in_enum(values: Iterable[Any]) -> Formula:
+    """One of `values`, compared as JSON values are: 1 equals 1.0 and not true."""
+    return InEnum(tuple(dict.fromkeys(map(Value, values))))
+
+
+def equal_to(value: Any) -> Formula:
+    """Equality with `value`; for an array or object, as assertions about its parts."""
     match value:
         case list():
-            items = tuple(map(written_out, value))
-            return both(Types(ARRAY), Count(len(value), len(value)), Items(items, FALSE))
+            items = tuple(map(equal_to, value))
+            return conjunction(Types(ARRAY), ItemCount(len(value), len(value)), Items(items, FALSE))
         case dict():
-            named = tuple((name, written_out(item)) for name, item in value.items())
-            return both(Types(OBJECT), *map(Required, value), Members(named, (), FALSE))
-    return Listed((value_of(value),))
+            named = tuple((name, equal_to(item)) for name, item in value.items())
+            return conjunction(Types(OBJECT), *map(Required, value), Properties(named, (), FALSE))
+    return in_enum([value])
+
+
+class _OfKinds(Assertion):
+    """An assertion whose negation holds for values of its `kinds` only."""
+
+    __slots__ = ()
+
+    def negation(self) -> Formula:
+        return conjunction(Types(self.kinds), self._opposite())
+
+    def _opposite(self) -> Formula:
+        """A formula that exactly those values of the `kinds` satisfy that do not satisfy this assertion."""
+        raise NotImplementedError
+
+
+@term
+class _Counted(_OfKinds):
+    """`low` to `high` characters, items or properties; `high` is None for no limit."""
+
+    low: int
+    high: int | None
+    pointer: str = _note
+
+    def _opposite(self) -> Formula:
+        fewer = [type(self)(0, self.low - 1, self.pointer)] if self.low else []
+        more = [] if self.high is None else [type(self)(self.high + 1, None, self.pointer)]
+        return disjunction(*fewer, *more)
+
+    def holds(self, value: Any, test: Test) -> bool:
+        return within(len(value), self.low, self.high)
+
+
+def within(count: int, low: int, high: int | None) -> bool:
+    """`low` <= `count` <= `high`, where None is no limit."""
+    return low <= count and (high is None or count <= high)
 
 
 # --- numbers ------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Above(Fact):
-    """At least `value`, or more than it."""
+@term
+class LowerBound(_OfKinds):
+    """minimum and exclusiveMinimum: at least `value`, or more than it."""
 
-    __hash__ = Node.__hash__
     value: Decimal
     inclusive: bool
     kinds: ClassVar[frozenset[str]] = NUMBERS
 
-    def negated(self) -> Formula:
-        return both(Types(NUMBERS), Below(self.value, not self.inclusive))
+    def _opposite(self) -> Formula:
+        return UpperBound(self.value, not self.inclusive)
 
     def holds(self, value: Any, test: Test) -> bool:
         return bool(value >= self.value if self.inclusive else value > self.value)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Below(Fact):
-    """At most `value`, or less than it."""
+@term
+class UpperBound(_OfKinds):
+    """maximum and exclusiveMaximum: at most `value`, or less than it."""
 
-    __hash__ = Node.__hash__
     value: Decimal
     inclusive: bool
     kinds: ClassVar[frozenset[str]] = NUMBERS
 
-    def negated(self) -> Formula:
-        return both(Types(NUMBERS), Above(self.value, not self.inclusive))
+    def _opposite(self) -> Formula:
+        return LowerBound(self.value, not self.inclusive)
 
     def holds(self, value: Any, test: Test) -> bool:
         return bool(value <= self.value if self.inclusive else value < self.value)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class MultipleOf(Fact):
-    """A multiple of `step`, or none."""
+@term
+class MultipleOf(_OfKinds):
+    """A multiple of `divisor` or, where it is not `positive`, no multiple."""
 
-    __hash__ = Node.__hash__
-    step: Decimal
-    wanted: bool
+    divisor: Decimal
+    positive: bool
     pointer: str = _note
     kinds: ClassVar[frozenset[str]] = NUMBERS
 
-    def negated(self) -> Formula:
-        return both(Types(NUMBERS), MultipleOf(self.step, not self.wanted, self.pointer))
+    def _opposite(self) -> Formula:
+        return MultipleOf(self.divisor, not self.positive, self.pointer)
 
     def holds(self, value: Any, test: Test) -> bool:
-        return is_multiple(value, self.step) == self.wanted
+        return is_multiple(value, self.divisor) == self.positive
 
 
-def is_multiple(value: int | Decimal, step: Decimal) -> bool:
+def is_multiple(value: int | Decimal, divisor: Decimal) -> bool:
+    """Whether `value` / `divisor` is whole, computed exactly."""
     n, d = Decimal(value).as_integer_ratio()
-    unit, scale = step.as_integer_ratio()
+    unit, scale = divisor.as_integer_ratio()
     return n * scale % (d * unit) == 0
 
 
 # --- strings ------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Length(Fact):
-    """`low` to `high` characters."""
+@term
+class Length(_Counted):
+    """minLength and maxLength: `low` to `high` characters."""
 
-    __hash__ = Node.__hash__
-    low: int
-    high: int | None
-    pointer: str = _note
     kinds: ClassVar[frozenset[str]] = STRING
 
-    def negated(self) -> Formula:
-        return both(Types(STRING), _outside(Length, self.low, self.high, self.pointer))
 
-    def holds(self, value: Any, test: Test) -> bool:
-        return _within(len(value), self.low, self.high)
+@term
+class Matches(_OfKinds):
+    """`pattern` matches somewhere in the string or, where it is not `positive`, nowhere.
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Matches(Fact):
-    """`pattern` matches somewhere in the string, or nowhere.
-
-    `written` and `counted` match less: what is written for it, and where characters must be counted.
+    A format has two more patterns, which match a subset of its strings (`formats.StringFormat`): `written` is
+    what a grammar writes, and `counted` replaces it where characters must be counted. Both may be empty.
     """
 
-    __hash__ = Node.__hash__
     pattern: str
-    wanted: bool
+    positive: bool
     pointer: str = _note
     written: str = dataclasses.field(default="", compare=False)
     counted: str = dataclasses.field(default="", compare=False)
     kinds: ClassVar[frozenset[str]] = STRING
 
-    def negated(self) -> Formula:
-        return both(Types(STRING), Matches(self.pattern, not self.wanted, self.pointer))
+    def _opposite(self) -> Formula:
+        return Matches(self.pattern, not self.positive, self.pointer)
 
     def holds(self, value: Any, test: Test) -> bool:
-        return matches_searched(self.pointer, self.pattern, value) == self.wanted
+        return matches_regular(self.pointer, self.pattern, value) == self.positive
 
 
 # --- arrays -------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Count(Fact):
-    """`low` to `high` items."""
+@term
+class ItemCount(_Counted):
+    """minItems and maxItems: `low` to `high` items."""
 
-    __hash__ = Node.__hash__
-    low: int
-    high: int | None
-    pointer: str = _note
     kinds: ClassVar[frozenset[str]] = ARRAY
 
-    def negated(self) -> Formula:
-        return both(Types(ARRAY), _outside(Count, self.low, self.high, self.pointer))
 
-    def holds(self, value: Any, test: Test) -> bool:
-        return _within(len(value), self.low, self.high)
+@term
+class Items(_OfKinds):
+    """prefixItems and items: the first items satisfy `prefix`, one each, and all later ones `rest`."""
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Items(Fact):
-    """The first items satisfy `prefix`, one each, and those after them `rest`."""
-
-    __hash__ = Node.__hash__
     prefix: tuple[Formula, ...]
     rest: Formula
     kinds: ClassVar[frozenset[str]] = ARRAY
 
     def at(self, i: int) -> Formula:
+        """What item `i`, counted from 0, satisfies."""
         return self.prefix[i] if i < len(self.prefix) else self.rest
 
-    def negated(self) -> Formula:
+    def _opposite(self) -> Formula:
         options: list[Formula] = [
-            both(Types(ARRAY), Count(i + 1, None), Items((TRUE,) * i + (negated(item),), TRUE))
+            conjunction(Types(ARRAY), ItemCount(i + 1, None), Items((TRUE,) * i + (negation(item),), TRUE))
             for i, item in enumerate(self.prefix)
             if item != TRUE
         ]
         if self.rest != TRUE:
-            options.append(both(Types(ARRAY), Contains(negated(self.rest), len(self.prefix), 1, None)))
-        return either(*options)
+            options.append(
+                conjunction(Types(ARRAY), Contains(negation(self.rest), len(self.prefix), 1, None))
+            )
+        return disjunction(*options)
 
     def holds(self, value: Any, test: Test) -> bool:
         return all(test(self.at(i), item) for i, item in enumerate(value))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Contains(Fact):
-    """Of the items from number `begin` on, `low` to `high` satisfy `item`."""
+@term
+class Contains(_OfKinds):
+    """contains, minContains, maxContains: from item `begin` on, `low` to `high` items satisfy `item`."""
 
-    __hash__ = Node.__hash__
     item: Formula
     begin: int
     low: int
@@ -251,156 +268,133 @@ class Contains(Fact):
     pointer: str = _note
     kinds: ClassVar[frozenset[str]] = ARRAY
 
-    def negated(self) -> Formula:
+    @property
+    def restricts(self) -> bool:
+        return self.low > 0 or self.high is not None
+
+    @property
+    def cap(self) -> int:
+        """The count from which greater counts make no difference."""
+        return self.low if self.high is None else self.high + 1
+
+    def _opposite(self) -> Formula:
         options: list[Formula] = []
         if self.low:
             options.append(Contains(self.item, self.begin, 0, self.low - 1, self.pointer))
         if self.high is not None:
             options.append(Contains(self.item, self.begin, self.high + 1, None, self.pointer))
-        return both(Types(ARRAY), either(*options))
+        return disjunction(*options)
 
     def holds(self, value: Any, test: Test) -> bool:
-        found = sum(test(self.item, item) for item in value[self.begin :])
-        return _within(found, self.low, self.high)
+        return within(sum(test(self.item, item) for item in value[self.begin :]), self.low, self.high)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Unique(Fact):
-    """No two items are equal; or some are."""
+@term
+class UniqueItems(_OfKinds):
+    """No two items are equal or, where it is not `positive`, some are."""
 
-    __hash__ = Node.__hash__
-    wanted: bool
+    positive: bool
     pointer: str = _note
     kinds: ClassVar[frozenset[str]] = ARRAY
 
-    def negated(self) -> Formula:
-        return both(Types(ARRAY), Unique(not self.wanted, self.pointer))
+    def _opposite(self) -> Formula:
+        return UniqueItems(not self.positive, self.pointer)
 
     def holds(self, value: Any, test: Test) -> bool:
-        return (len(set(map(value_of, value))) == len(value)) == self.wanted
+        return (len(set(map(Value, value))) == len(value)) == self.positive
 
 
 # --- objects ------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Members(Fact):
-    """Values by their names: those `named`; those whose name satisfies a key of `keyed`, which may be
-    named as well; and all `others`."""
+@term
+class Properties(_OfKinds):
+    """properties, patternProperties and additionalProperties: what the value of each property satisfies.
 
-    __hash__ = Node.__hash__
+    A property may be `named` and also satisfy some keys of `keyed`, which are formulas about its name; then
+    its value satisfies all their formulas. A property of neither kind has a value that satisfies `others`.
+    """
+
     named: tuple[tuple[str, Formula], ...]
     keyed: tuple[tuple[Formula, Formula], ...]
     others: Formula
     kinds: ClassVar[frozenset[str]] = OBJECT
 
     def of(self, name: str, test: Test) -> Formula:
-        """What the value of `name` must satisfy."""
+        """What the value of the property `name` satisfies."""
         found = [value for known, value in self.named if known == name]
         found += [value for key, value in self.keyed if test(key, name)]
-        return both(*found) if found else self.others
+        return conjunction(*found) if found else self.others
 
-    @property
-    def unnamed(self) -> Formula:
-        """The names that are neither named nor keyed, as a formula about strings."""
-        listed = Unlisted(tuple(value_of(name) for name, _ in self.named)) if self.named else TRUE
-        return both(listed, *(negated(key) for key, _ in self.keyed))
-
-    def negated(self) -> Formula:
+    def _opposite(self) -> Formula:
         options: list[Formula] = []
         for name, value in self.named:
             if value != TRUE:
-                options.append(both(Required(name), Members(((name, negated(value)),), (), TRUE)))
-        options += [Has(key, negated(value)) for key, value in self.keyed if value != TRUE]
+                present = Properties(((name, negation(value)),), (), TRUE)
+                options.append(conjunction(Required(name), present))
+        options += [HasProperty(key, negation(value)) for key, value in self.keyed if value != TRUE]
         if self.others != TRUE:
-            options.append(Has(self.unnamed, negated(self.others)))
-        return both(Types(OBJECT), either(*options))
+            not_named = NotInEnum(tuple(Value(name) for name, _ in self.named)) if self.named else TRUE
+            other_names = conjunction(not_named, *(negation(key) for key, _ in self.keyed))
+            options.append(HasProperty(other_names, negation(self.others)))
+        return disjunction(*options)
 
     def holds(self, value: Any, test: Test) -> bool:
         return all(test(self.of(name, test), item) for name, item in value.items())
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Required(Fact):
-    """The property is there."""
+@term
+class Required(_OfKinds):
+    """The object has the property."""
 
-    __hash__ = Node.__hash__
     name: str
     kinds: ClassVar[frozenset[str]] = OBJECT
 
-    def negated(self) -> Formula:
-        return both(Types(OBJECT), absent(self.name))
+    def _opposite(self) -> Formula:
+        return absent(self.name)
 
     def holds(self, value: Any, test: Test) -> bool:
         return self.name in value
 
 
 def absent(name: str) -> Formula:
-    """No object has the property."""
-    return Members(((name, FALSE),), (), TRUE)
+    """If the value is an object, it does not have the property."""
+    return Properties(((name, FALSE),), (), TRUE)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Size(Fact):
-    """`low` to `high` properties."""
+@term
+class PropertyCount(_Counted):
+    """minProperties and maxProperties: `low` to `high` properties."""
 
-    __hash__ = Node.__hash__
-    low: int
-    high: int | None
-    pointer: str = _note
     kinds: ClassVar[frozenset[str]] = OBJECT
 
-    def negated(self) -> Formula:
-        return both(Types(OBJECT), _outside(Size, self.low, self.high, self.pointer))
 
-    def holds(self, value: Any, test: Test) -> bool:
-        return _within(len(value), self.low, self.high)
+@term
+class PropertyNames(_OfKinds):
+    """All names of properties satisfy `key`."""
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Names(Fact):
-    """All names satisfy `key`."""
-
-    __hash__ = Node.__hash__
     key: Formula
     pointer: str = _note
     kinds: ClassVar[frozenset[str]] = OBJECT
 
-    def negated(self) -> Formula:
-        return both(Types(OBJECT), Has(negated(self.key), TRUE, self.pointer))
+    def _opposite(self) -> Formula:
+        return HasProperty(negation(self.key), TRUE, self.pointer)
 
     def holds(self, value: Any, test: Test) -> bool:
         return all(test(self.key, name) for name in value)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Has(Fact):
+@term
+class HasProperty(_OfKinds):
     """Some property has a name that satisfies `key` and a value that satisfies `value`."""
 
-    __hash__ = Node.__hash__
     key: Formula
     value: Formula
     pointer: str = _note
     kinds: ClassVar[frozenset[str]] = OBJECT
 
-    def negated(self) -> Formula:
-        return both(Types(OBJECT), Members((), ((self.key, negated(self.value)),), TRUE))
+    def _opposite(self) -> Formula:
+        return Properties((), ((self.key, negation(self.value)),), TRUE)
 
     def holds(self, value: Any, test: Test) -> bool:
         return any(test(self.key, name) and test(self.value, item) for name, item in value.items())
-
-
-def _within(count: int, low: int, high: int | None) -> bool:
-    return low <= count and (high is None or count <= high)
-
-
-def _outside(kind: type[Length | Count | Size], low: int, high: int | None, pointer: str) -> Formula:
-    options: list[Formula] = [kind(0, low - 1, pointer)] if low else []
-    if high is not None:
-        options.append(kind(high + 1, None, pointer))
-    return either(*options)
-
-
-def listed(values: Iterable[Any]) -> Formula:
-    """One of `values`, which are compared as JSON values are: 1 is 1.0 and not true."""
-    return Listed(tuple(dict.fromkeys(map(value_of, values))))

@@ -1,112 +1,98 @@
-"""What a schema says of a value, as a formula: facts and subschemas under and, or, and not.
+"""What a schema asserts of a value, as a formula: assertions and subschemas under "and", "or" and "not".
 
-Facts are in `facts`. A subschema stands for what its keywords say together; it is looked up where
-it is needed, so that formulas of schemas that refer to themselves are finite.
+A `Subschema` stands for the conjunction of its keywords. It is expanded where it is needed, so a schema that
+refers to itself has a finite formula: ``{"anyOf": [{"type": "null"}, {"$ref": "#"}]}`` is
+
+    Or((Types({"null"}), Subschema("")))
+
+"Not" is pushed down to assertions and subschemas: each knows its own negation.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, ClassVar
 
+from ramify.grammar.rules.term import Term, term
+
 TYPES = ("null", "boolean", "integer", "fraction", "string", "array", "object")
-"""The kinds of values. A number is an "integer" if it has no fraction, however it is written."""
+"""The types of values. A number is an "integer" if it is whole, however it is written, else a "fraction"."""
 
 
-class Node:
-    """Remembers its hash: formulas are keys all the time, and hashing a deep one costs its size."""
-
-    __slots__ = ("_hash",)
-    _hash: int
-
-    def __hash__(self) -> int:
-        try:
-            return self._hash
-        except AttributeError:
-            fields = dataclasses.fields(self)  # type: ignore[arg-type]
-            found = hash((type(self), *(getattr(self, field.name) for field in fields if field.compare)))
-            object.__setattr__(self, "_hash", found)
-            return found
-
-
-class Fact(Node):
-    """A condition on values of some `kinds`; all other values satisfy it."""
+class Assertion(Term):
+    """A condition on values whose type is one of `kinds`; all other values satisfy it."""
 
     __slots__ = ()
     kinds: ClassVar[frozenset[str]] = frozenset(TYPES)
 
-    def negated(self) -> Formula:
+    def negation(self) -> Formula:
         raise NotImplementedError
 
     def holds(self, value: Any, test: Test) -> bool:
-        """For a `value` of one of the `kinds`."""
+        """Whether `value`, of one of the `kinds`, satisfies it; `test` decides formulas about its parts."""
         raise NotImplementedError
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class And(Node):
-    __hash__ = Node.__hash__
+@term
+class And(Term):
+    """The conjunction of `parts`."""
+
     parts: tuple[Formula, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Or(Node):
-    __hash__ = Node.__hash__
+@term
+class Or(Term):
+    """The disjunction of `options`."""
+
     options: tuple[Formula, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sub(Node):
-    """The subschema at a JSON pointer, or what it does not allow."""
+@term
+class Subschema(Term):
+    """The subschema at a JSON pointer or, where it is not `positive`, its negation."""
 
-    __hash__ = Node.__hash__
     pointer: str
-    wanted: bool = True
+    positive: bool = True
 
 
-Formula = Fact | And | Or | Sub
+Formula = Assertion | And | Or | Subschema
 Test = Callable[[Formula, Any], bool]
+"""Whether a value satisfies a formula."""
 
 TRUE = And(())
 FALSE = Or(())
 
 
-def both(*parts: Formula) -> Formula:
+def conjunction(*parts: Formula) -> Formula:
     """The conjunction, flat and without repetitions."""
-    flat: dict[Formula, None] = {}
-    for part in parts:
-        if part == FALSE:
-            return FALSE
-        for piece in part.parts if isinstance(part, And) else (part,):
-            flat[piece] = None
-    pieces = tuple(flat)
+    if FALSE in parts:
+        return FALSE
+    pieces = tuple(
+        dict.fromkeys(piece for part in parts for piece in (part.parts if isinstance(part, And) else (part,)))
+    )
     return pieces[0] if len(pieces) == 1 else And(pieces)
 
 
-def either(*options: Formula) -> Formula:
+def disjunction(*options: Formula) -> Formula:
     """The disjunction, flat and without repetitions."""
-    flat: dict[Formula, None] = {}
-    for option in options:
-        if option == TRUE:
-            return TRUE
-        for piece in option.options if isinstance(option, Or) else (option,):
-            flat[piece] = None
-    pieces = tuple(flat)
+    if TRUE in options:
+        return TRUE
+    pieces = tuple(
+        dict.fromkeys(
+            piece for part in options for piece in (part.options if isinstance(part, Or) else (part,))
+        )
+    )
     return pieces[0] if len(pieces) == 1 else Or(pieces)
 
 
-def negated(formula: Formula) -> Formula:
+def negation(formula: Formula) -> Formula:
+    """The formula that exactly the other values satisfy."""
     match formula:
         case And(parts):
-            return either(*map(negated, parts))
+            return disjunction(*map(negation, parts))
         case Or(options):
-            return both(*map(negated, options))
-        case Sub(pointer, wanted):
-            return Sub(pointer, not wanted)
-        case Fact():
-            return formula.negated()
-
-
-def all_negated(formulas: Iterable[Formula]) -> Formula:
-    return both(*map(negated, formulas))
+            return conjunction(*map(negation, options))
+        case Subschema(pointer, positive):
+            return Subschema(pointer, not positive)
+        case Assertion():
+            return formula.negation()

@@ -1,351 +1,339 @@
-"""Formulas as branches: alternatives in which nothing is left to choose.
+"""Formulas in disjunctive normal form: a value satisfies a formula if and only if it satisfies some disjunct.
 
-A value satisfies a formula if and only if it satisfies one of its branches. Branches that no value
-satisfies are dropped as soon as that is seen, so that the alternatives of several options do not multiply.
+A disjunct is a conjunction of assertions without a choice left in it. Arriving at them takes three steps,
+here for ``{"type": ["integer", "null"], "minimum": 8, "not": {"const": null}}``:
+
+    formula     Types(integer, null) and LowerBound(8) and not the subschema "/not"
+    expanded    Types(integer, null) and LowerBound(8) and NotInEnum(null)
+    disjuncts   one: types integer and null, assertions LowerBound(8) and NotInEnum(null)
+
+Disjuncts that no value satisfies are dropped while the options of a disjunction are distributed, so that
+those of several disjunctions do not multiply.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 from ramify.errors import InvalidConstraint
 from ramify.grammar.schema.json_values import Value, type_of
 from ramify.grammar.schema.logic.assertions import (
     NUMBERS,
-    Above,
-    Below,
-    Count,
+    InEnum,
+    ItemCount,
     Items,
     Length,
-    Listed,
-    Members,
+    LowerBound,
+    Properties,
+    PropertyCount,
     Required,
-    Size,
     Types,
+    UpperBound,
 )
 from ramify.grammar.schema.logic.formula import (
     FALSE,
     TRUE,
     TYPES,
     And,
-    Fact,
+    Assertion,
     Formula,
     Or,
-    Sub,
-    both,
-    negated,
+    Subschema,
+    Test,
+    conjunction,
+    negation,
 )
-from ramify.grammar.schema.logic.keywords import Keywords
+from ramify.grammar.schema.logic.keywords import SchemaFormulas
 from ramify.grammar.schema.logic.simplify import simplified
 from ramify.grammar.schema.unenforceable import Unenforceable, refuse
 
-MAX_BRANCHES = 300
-MAX_TAGS = 8
+AnyAssertion = TypeVar("AnyAssertion", bound=Assertion)
+
+MAX_DISJUNCTS = 300
 MAX_DEPTH = 4
-"""How deep inside a value it is looked for what makes a branch impossible."""
+"""How many levels below a value are searched for a contradiction."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Branch:
-    """One alternative: the values of `types` for which all `facts` hold, or exactly those in `values`.
+class Disjunct:
+    """The values of `types` for which all `assertions` hold or, where `values` is given, exactly those
+    values.
 
-    `facts` are in the order in which the schema has them, without those about other types.
+    The assertions are in the order of the schema; those about other types are left out.
     """
 
     types: frozenset[str] = frozenset(TYPES)
-    facts: tuple[Fact, ...] = ()
+    assertions: tuple[Assertion, ...] = ()
     values: tuple[Value, ...] | None = None
 
-    def of(self, kind: type) -> list[Any]:
-        return [fact for fact in self.facts if isinstance(fact, kind)]
+    def of(self, kind: type[AnyAssertion]) -> list[AnyAssertion]:
+        """The assertions of one class."""
+        return [assertion for assertion in self.assertions if isinstance(assertion, kind)]
+
+    def item_formula(self, i: int) -> Formula:
+        """What item `i` of an array satisfies."""
+        return conjunction(*(assertion.at(i) for assertion in self.of(Items)))
 
     @property
+    def prefix_length(self) -> int:
+        """The items before this one have schemas of their own; all later ones satisfy the same formula."""
+        return max((len(assertion.prefix) for assertion in self.of(Items)), default=0)
+
+    def property_formula(self, name: str, test: Test) -> Formula:
+        """What the property `name` of an object satisfies."""
+        return conjunction(*(assertion.of(name, test) for assertion in self.of(Properties)))
+
+    @property
+    def named_properties(self) -> dict[str, None]:
+        """The names that the schema has, in its order, then those that are only required."""
+        return {name: None for known in self.of(Properties) for name, _ in known.named} | self.required
+
+    @functools.cached_property
     def required(self) -> dict[str, None]:
-        return {fact.name: None for fact in self.of(Required)}
+        return {assertion.name: None for assertion in self.of(Required)}
 
 
-class _Outline(NamedTuple):
-    """What can be read off a formula without expanding it: the types of its values, the values themselves
-    where they are listed, and the listed values of properties that all its objects have."""
+class NormalForm:
+    """The disjunctive normal forms of formulas whose subschemas are in `formulas`.
 
-    types: frozenset[str]
-    values: frozenset[Value] | None
-    tags: dict[str, frozenset[Value]]
-
-
-class Branches:
-    """Formulas of the schemas that `keywords` knows, expanded.
-
-    `refuted` has the formulas for subschemas that are not to hold, where they are other ones.
-    `check` finds the branches that no value satisfies; without it only what is seen at once counts.
+    `refuted` gives the formulas of negated subschemas, where those differ. `check` decides which disjuncts
+    are contradictions; it defaults to this object.
     """
 
     def __init__(
-        self, keywords: Keywords, refuted: Keywords | None = None, check: Branches | None = None
+        self, formulas: SchemaFormulas, refuted: SchemaFormulas | None = None, check: NormalForm | None = None
     ) -> None:
-        self._keywords = keywords
-        self._refuted = refuted or keywords
+        self._formulas = formulas
+        self._refuted = refuted or formulas
         self._check = check or self
-        self._of: dict[Formula, list[Branch]] = {}
+        self._of: dict[Formula, list[Disjunct]] = {}
         self._simpler: dict[Or, Formula] = {}
-        self._outlines: dict[Formula, _Outline] = {}
+        self._values: dict[Formula, frozenset[Value] | None] = {}
         self._possible: dict[tuple[Formula, int], bool] = {}
 
-    def of(self, formula: Formula) -> list[Branch]:
-        """The branches of `formula`, in the order written.
+    def of(self, formula: Formula) -> list[Disjunct]:
+        """The disjuncts of `formula`, in the order of the schema.
 
-        Raises `InvalidConstraint` for references that lead back to themselves, and beyond `MAX_BRANCHES`.
+        Raises `InvalidConstraint` for a $ref that leads back to itself, and `Unenforceable` for more than
+        `MAX_DISJUNCTS` disjuncts.
         """
         found = self._of.get(formula)
         if found is None:
-            found = self._of[formula] = self._expand([Branch()], formula, ())
+            found = self._of[formula] = self._expand([Disjunct()], formula, ())
         return found
 
-    def test(self, formula: Formula, value: Any) -> bool:
-        """Does `value` satisfy `formula`?"""
+    def satisfies(self, formula: Formula, value: Any) -> bool:
+        """Whether `value` satisfies `formula`."""
         match formula:
             case And(parts):
-                return all(self.test(part, value) for part in parts)
+                return all(self.satisfies(part, value) for part in parts)
             case Or(options):
-                return any(self.test(option, value) for option in options)
-            case Sub(pointer, wanted):
-                keywords = self._keywords if wanted else self._refuted
-                return self.test(keywords.formula(pointer), value) == wanted
-        return type_of(value) not in formula.kinds or formula.holds(value, self.test)
+                return any(self.satisfies(option, value) for option in options)
+            case Subschema(pointer, positive):
+                return self.satisfies(self._formulas_of(formula).formula(pointer), value) == positive
+        return type_of(value) not in formula.kinds or formula.holds(value, self.satisfies)
+
+    def _formulas_of(self, subschema: Subschema) -> SchemaFormulas:
+        return self._formulas if subschema.positive else self._refuted
 
     def distinct(self, a: Formula, b: Formula) -> bool:
-        """No value satisfies both. False where that is not seen."""
-        left, right = self._outline(a), self._outline(b)
-        types = left.types & right.types
-        if not types:
-            return True
-        if left.values is not None and right.values is not None:
-            return left.values.isdisjoint(right.values)
-        if types == {"object"} and any(
-            left.tags[name].isdisjoint(right.tags[name]) for name in left.tags.keys() & right.tags.keys()
-        ):
-            return True
-        return not self.possible(both(a, b), MAX_DEPTH)
+        """Whether no value satisfies both; False where that is not seen within `MAX_DEPTH` levels."""
+        left, right = self._all_values(a), self._all_values(b)
+        if left is not None and right is not None:
+            return left.isdisjoint(right)  # a oneOf of 500 constants compares 125,000 pairs
+        return not self.possible(conjunction(a, b), MAX_DEPTH)
 
-    def _outline(self, formula: Formula) -> _Outline:
-        found = self._outlines.get(formula)
-        if found is None:
-            found = self._outlines[formula] = self._new_outline(formula)
-        return found
-
-    def _new_outline(self, formula: Formula) -> _Outline:
-        try:
-            branches = self.of(formula)
-        except Unenforceable:
-            return _Outline(frozenset(TYPES), None, {})
-        types = frozenset(kind for branch in branches for kind in _types(branch))
-        if all(branch.values is not None for branch in branches):
-            return _Outline(types, frozenset(v for branch in branches for v in branch.values or ()), {})
-        tags: dict[str, frozenset[Value]] = {}
-        if len(branches) == 1:
-            members = branches[0].of(Members)
-            for name in list(branches[0].required)[:MAX_TAGS]:
-                goal = both(*(fact.of(name, self.test) for fact in members))
-                values = self._values(goal)
-                if values is not None:
-                    tags[name] = values
-        return _Outline(types, None, tags)
-
-    def _values(self, formula: Formula) -> frozenset[Value] | None:
-        """The values of `formula`, where they are listed."""
-        if formula == TRUE:
-            return None
-        try:
-            branches = self.of(formula)
-        except Unenforceable:
-            return None
-        if any(branch.values is None for branch in branches):
-            return None
-        return frozenset(value for branch in branches for value in branch.values or ())
+    def _all_values(self, formula: Formula) -> frozenset[Value] | None:
+        """The values of `formula`; None unless all its disjuncts have `values`."""
+        if formula not in self._values:
+            try:
+                values = [disjunct.values for disjunct in self.of(formula)]
+            except Unenforceable:
+                values = [None]
+            known = [value for each in values for value in each or ()]
+            self._values[formula] = None if None in values else frozenset(known)
+        return self._values[formula]
 
     def possible(self, formula: Formula, depth: int) -> bool:
-        """Some value may satisfy `formula`. Looks `depth` levels deep."""
+        """Whether some value may satisfy `formula`: False where a contradiction is within `depth` levels."""
         if formula in (TRUE, FALSE):
             return formula == TRUE
         if depth == 0:
             return True
         key = (formula, depth)
         if key not in self._possible:
-            self._possible[key] = True  # the answer while it is being looked for
+            self._possible[key] = True  # the answer where the formula contains itself
             try:
-                branches = self.of(formula)
+                disjuncts = self.of(formula)
             except Unenforceable:
-                branches = [Branch()]
-            self._possible[key] = any(self._is_possible(branch, depth) for branch in branches)
+                disjuncts = [Disjunct()]
+            self._possible[key] = any(self._is_possible(disjunct, depth) for disjunct in disjuncts)
         return self._possible[key]
 
     # --- expansion --------------------------------------------------------------------------------
 
-    def _expand(self, branches: list[Branch], formula: Formula, path: tuple[Sub, ...]) -> list[Branch]:
-        facts: dict[Fact, None] = {}
-        choices: dict[Or, tuple[Sub, ...]] = {}
-        self._collect(formula, path, facts, choices)
-        for fact in facts:
-            branches = [joined for branch in branches if (joined := self.joined(branch, fact)) is not None]
+    def _expand(
+        self, disjuncts: list[Disjunct], formula: Formula, path: tuple[Subschema, ...]
+    ) -> list[Disjunct]:
+        assertions: dict[Assertion, None] = {}
+        choices: dict[Or, tuple[Subschema, ...]] = {}
+        self._collect(formula, path, assertions, choices)
+        for assertion in assertions:
+            disjuncts = [
+                joined for disjunct in disjuncts if (joined := self.joined(disjunct, assertion)) is not None
+            ]
         for choice, inner in sorted(choices.items(), key=lambda item: len(item[0].options)):
-            branches = self._choose(branches, choice, inner)
-        return branches
+            disjuncts = self._choose(disjuncts, choice, inner)
+        return disjuncts
 
     def _collect(
-        self, formula: Formula, path: tuple[Sub, ...], facts: dict[Fact, None], choices: dict[Or, Any]
+        self,
+        formula: Formula,
+        path: tuple[Subschema, ...],
+        assertions: dict[Assertion, None],
+        choices: dict[Or, Any],
     ) -> None:
-        """What `formula` says without choice, and the choices that it leaves."""
+        """Add the conjuncts of `formula` to `assertions` and `choices`; `path` has the subschemas around."""
         match formula:
             case And(parts):
                 for part in parts:
-                    self._collect(part, path, facts, choices)
+                    self._collect(part, path, assertions, choices)
             case Or():
-                simpler = self._simplified(formula)
+                simpler = self._simpler.get(formula)
+                if simpler is None:
+                    simpler = self._simpler[formula] = simplified(formula)
                 if isinstance(simpler, Or):
                     choices.setdefault(simpler, path)
                 else:
-                    self._collect(simpler, path, facts, choices)
-            case Sub(pointer, wanted):
+                    self._collect(simpler, path, assertions, choices)
+            case Subschema(pointer, positive):
                 if formula in path:
                     raise InvalidConstraint("This $ref leads back to itself.", pointer=f"{pointer}/$ref")
-                keywords = self._keywords if wanted else self._refuted
-                inner = keywords.formula(pointer)
-                self._collect(inner if wanted else negated(inner), (*path, formula), facts, choices)
-            case Fact():
-                facts[formula] = None
+                inner = self._formulas_of(formula).formula(pointer)
+                self._collect(inner if positive else negation(inner), (*path, formula), assertions, choices)
+            case Assertion():
+                assertions[formula] = None
 
-    def _choose(self, branches: list[Branch], choice: Or, path: tuple[Sub, ...]) -> list[Branch]:
-        found: dict[Branch, None] = {}
-        for branch in branches:
-            options: dict[Branch, None] = {}
+    def _choose(self, disjuncts: list[Disjunct], choice: Or, path: tuple[Subschema, ...]) -> list[Disjunct]:
+        found: dict[Disjunct, None] = {}
+        for disjunct in disjuncts:
+            options: dict[Disjunct, None] = {}
             for option in choice.options:
-                options |= dict.fromkeys(self._expand([branch], option, path))
-            if branch in options:
-                options = {branch: None}  # it says nothing more than what is known
+                options |= dict.fromkeys(self._expand([disjunct], option, path))
+            if disjunct in options:
+                options = {disjunct: None}  # the option that always holds includes the others
             found = _with_values_joined(found | options)
-            if len(found) > MAX_BRANCHES:
+            if len(found) > MAX_DISJUNCTS:
                 found = dict.fromkeys(self._only_possible(found))
-            if len(found) > MAX_BRANCHES:
+            if len(found) > MAX_DISJUNCTS:
                 where = next((part.pointer for part in reversed(path)), "")
                 refuse(
                     where,
-                    f"The alternatives here multiply to more than {MAX_BRANCHES}",
+                    f"The alternatives here multiply to more than {MAX_DISJUNCTS}",
                     "Use fewer anyOf, oneOf and not within one another.",
                 )
-        return list(found) if len(found) <= len(branches) else self._only_possible(found)
+        return list(found) if len(found) <= len(disjuncts) else self._only_possible(found)
 
-    def _only_possible(self, branches: Iterable[Branch]) -> list[Branch]:
-        return [branch for branch in branches if self._check._is_possible(branch, MAX_DEPTH)]
+    def _only_possible(self, disjuncts: Iterable[Disjunct]) -> list[Disjunct]:
+        return [disjunct for disjunct in disjuncts if self._check._is_possible(disjunct, MAX_DEPTH)]
 
-    def joined(self, branch: Branch, fact: Fact) -> Branch | None:
-        """The branch with one fact more; None where no value is left."""
-        if branch.values is not None:
+    def joined(self, disjunct: Disjunct, assertion: Assertion) -> Disjunct | None:
+        """The conjunction of a disjunct and an assertion; None where no value satisfies it."""
+        if disjunct.values is not None:
             values = tuple(
                 value
-                for value in branch.values
-                if type_of(value.value) not in fact.kinds or fact.holds(value.value, self.test)
+                for value in disjunct.values
+                if type_of(value.value) not in assertion.kinds or assertion.holds(value.value, self.satisfies)
             )
-            return dataclasses.replace(branch, values=values) if values else None
-        match fact:
+            return dataclasses.replace(disjunct, values=values) if values else None
+        match assertion:
             case Types(types):
-                left = branch.types & types
-                if left == branch.types:
-                    return branch
-                facts = tuple(known for known in branch.facts if known.kinds & left)
-                return Branch(left, facts) if left else None
-            case Listed(values):
-                joined: Branch | None = Branch(
-                    values=tuple(value for value in values if type_of(value.value) in branch.types)
+                left = disjunct.types & types
+                if left == disjunct.types:
+                    return disjunct
+                assertions = tuple(known for known in disjunct.assertions if known.kinds & left)
+                return Disjunct(left, assertions) if left else None
+            case InEnum(values):
+                joined: Disjunct | None = Disjunct(
+                    values=tuple(value for value in values if type_of(value.value) in disjunct.types)
                 )
-                for known in branch.facts:
+                for known in disjunct.assertions:
                     joined = self.joined(joined, known) if joined is not None else None
                 return joined if joined is not None and joined.values else None
-        if not fact.kinds & branch.types or fact in branch.facts:
-            return branch
-        return Branch(branch.types, (*branch.facts, fact))
-
-    def _simplified(self, choice: Or) -> Formula:
-        found = self._simpler.get(choice)
-        if found is None:
-            found = self._simpler[choice] = simplified(choice)
-        return found
+        if not assertion.kinds & disjunct.types or assertion in disjunct.assertions:
+            return disjunct
+        return Disjunct(disjunct.types, (*disjunct.assertions, assertion))
 
     # --- possibility ------------------------------------------------------------------------------
 
-    def _is_possible(self, branch: Branch, depth: int) -> bool:
-        if branch.values is not None or branch.types & {"null", "boolean"}:
+    def _is_possible(self, disjunct: Disjunct, depth: int) -> bool:
+        if disjunct.values is not None or disjunct.types & {"null", "boolean"}:
             return True
-        if branch.types & NUMBERS and _numbers_possible(branch):
+        if disjunct.types & NUMBERS and _numbers_possible(disjunct):
             return True
-        if "string" in branch.types and _counts_possible(branch, Length):
+        if "string" in disjunct.types and _counts_possible(disjunct, Length):
             return True
-        if "array" in branch.types and self._array_possible(branch, depth):
+        if "array" in disjunct.types and self._array_possible(disjunct, depth):
             return True
-        return "object" in branch.types and self._object_possible(branch, depth)
+        return "object" in disjunct.types and self._object_possible(disjunct, depth)
 
-    def _array_possible(self, branch: Branch, depth: int) -> bool:
-        if not _counts_possible(branch, Count):
+    def _array_possible(self, disjunct: Disjunct, depth: int) -> bool:
+        if not _counts_possible(disjunct, ItemCount):
             return False
-        low = max((fact.low for fact in branch.of(Count)), default=0)
-        items = branch.of(Items)
-        known = max((len(fact.prefix) for fact in items), default=0)
+        low, _ = counts(disjunct, ItemCount)
         return all(
-            self.possible(both(*(fact.at(i) for fact in items)), depth - 1)
-            for i in range(min(low, known + 1))
+            self.possible(disjunct.item_formula(i), depth - 1)
+            for i in range(min(low, disjunct.prefix_length + 1))
         )
 
-    def _object_possible(self, branch: Branch, depth: int) -> bool:
-        if not _counts_possible(branch, Size):
-            return False
-        members = branch.of(Members)
-        return all(
-            self.possible(both(*(fact.of(name, self.test) for fact in members)), depth - 1)
-            for name in branch.required
+    def _object_possible(self, disjunct: Disjunct, depth: int) -> bool:
+        return _counts_possible(disjunct, PropertyCount) and all(
+            self.possible(disjunct.property_formula(name, self.satisfies), depth - 1)
+            for name in disjunct.required
         )
 
 
-def _types(branch: Branch) -> frozenset[str]:
-    if branch.values is None:
-        return branch.types
-    return frozenset(type_of(value.value) for value in branch.values)
-
-
-def _with_values_joined(branches: dict[Branch, None]) -> dict[Branch, None]:
-    """All branches of listed values as one."""
-    listed = [branch for branch in branches if branch.values is not None]
-    if len(listed) < 2:
-        return branches
-    values = dict.fromkeys(value for branch in listed for value in branch.values or ())
-    joined = Branch(values=tuple(values))
-    found: dict[Branch, None] = {}
-    for branch in branches:
-        found[branch if branch.values is None else joined] = None
+def _with_values_joined(disjuncts: dict[Disjunct, None]) -> dict[Disjunct, None]:
+    """All disjuncts with `values` as one."""
+    enums = [disjunct for disjunct in disjuncts if disjunct.values is not None]
+    if len(enums) < 2:
+        return disjuncts
+    values = dict.fromkeys(value for disjunct in enums for value in disjunct.values or ())
+    joined = Disjunct(values=tuple(values))
+    found: dict[Disjunct, None] = {}
+    for disjunct in disjuncts:
+        found[disjunct if disjunct.values is None else joined] = None
     return found
 
 
-def _numbers_possible(branch: Branch) -> bool:
-    low, high = bounds(branch)
+def _numbers_possible(disjunct: Disjunct) -> bool:
+    low, high = bounds(disjunct)
     if low is None or high is None or low.value < high.value:
         return True
     return low.value == high.value and low.inclusive and high.inclusive
 
 
-def bounds(branch: Branch) -> tuple[Above | None, Below | None]:
-    """The strictest bounds on numbers."""
-    low = max(branch.of(Above), key=lambda fact: (fact.value, not fact.inclusive), default=None)
-    high = min(branch.of(Below), key=lambda fact: (fact.value, fact.inclusive), default=None)
+def bounds(disjunct: Disjunct) -> tuple[LowerBound | None, UpperBound | None]:
+    """The strictest lower and upper bound on numbers."""
+    low = max(
+        disjunct.of(LowerBound),
+        key=lambda bound: (bound.value, not bound.inclusive),
+        default=None,
+    )
+    high = min(disjunct.of(UpperBound), key=lambda bound: (bound.value, bound.inclusive), default=None)
     return low, high
 
 
-def counts(branch: Branch, kind: type[Length | Count | Size]) -> tuple[int, int | None]:
-    """The least and the most characters, items or properties."""
-    facts = branch.of(kind)
-    low = max((fact.low for fact in facts), default=0)
-    return low, min((fact.high for fact in facts if fact.high is not None), default=None)
+def counts(disjunct: Disjunct, kind: type[Length | ItemCount | PropertyCount]) -> tuple[int, int | None]:
+    """The least and the most characters, items or properties; None: no limit."""
+    assertions = disjunct.of(kind)
+    low = max((assertion.low for assertion in assertions), default=0)
+    return low, min((assertion.high for assertion in assertions if assertion.high is not None), default=None)
 
 
-def _counts_possible(branch: Branch, kind: type[Length | Count | Size]) -> bool:
-    low, high = counts(branch, kind)
+def _counts_possible(disjunct: Disjunct, kind: type[Length | ItemCount | PropertyCount]) -> bool:
+    low, high = counts(disjunct, kind)
     return high is None or low <= high

@@ -1,86 +1,103 @@
-"""Alternatives joined into one fact: "no object, or without the property, or with another value there"."""
+"""Disjunctions with fewer options, above all those that come of negations.
+
+The negation of ``{"type": "object", "properties": {"p": {"const": 1}}}`` is a disjunction of
+
+    Types(all but object)
+    And(Types(object), Required("p"), Properties(p: not 1))
+
+A formula such as ``if`` adds the option "an object without p". Then the last two options are one assertion,
+"p, if present, is not 1", which other types satisfy anyway, so the first option is part of it as well.
+"""
 
 from __future__ import annotations
 
-from ramify.grammar.schema.logic.assertions import OBJECT, Members, Required, Types
-from ramify.grammar.schema.logic.formula import FALSE, TRUE, TYPES, And, Fact, Formula, Or, both, either
+from ramify.grammar.schema.logic.assertions import OBJECT, Properties, Required, Types
+from ramify.grammar.schema.logic.formula import (
+    FALSE,
+    TRUE,
+    TYPES,
+    And,
+    Assertion,
+    Formula,
+    Or,
+    conjunction,
+    disjunction,
+)
+
+MAX_DISTRIBUTED = 40
+"""Most options over which a type is distributed."""
 
 
 def simplified(choice: Or) -> Formula:
-    """The same as `choice`, with fewer options where it negates a schema of one type.
-
-    The negation of ``{"type": T, …}`` has an option for all other types and one for values of the type T
-    that do not satisfy some fact about T. Such a fact holds for other types anyway, so it says both.
-    """
+    """A formula that the same values satisfy, where possible with fewer options."""
     options = [piece for option in choice.options for piece in _distributed(option)]
-    options = _with_members_joined(options)
+    options = _with_properties_joined(options)
     types = [option.types for option in options if isinstance(option, Types)]
     everything = frozenset(TYPES)
     found: list[Formula] = []
-    said: set[frozenset[str]] = set()
+    included: set[frozenset[str]] = set()
     for option in options:
-        fact = _only_fact(option)
-        if fact is not None and any(everything - fact.kinds <= other for other in types):
-            said.add(everything - fact.kinds)
-            found.append(fact)
+        assertion = _only_assertion(option)
+        if assertion is not None and any(everything - assertion.kinds <= other for other in types):
+            included.add(everything - assertion.kinds)
+            found.append(assertion)
         else:
             found.append(option)
-    return either(*(o for o in found if not (isinstance(o, Types) and o.types in said)))
+    return disjunction(*(o for o in found if not (isinstance(o, Types) and o.types in included)))
 
 
 def _distributed(option: Formula) -> list[Formula]:
-    """``T and (a or b)`` as ``T and a``, ``T and b``."""
+    """``T and (a or b)`` as ``T and a``, ``T and b``, where T are types."""
     if not isinstance(option, And):
         return [option]
     choices = [part for part in option.parts if isinstance(part, Or)]
-    if len(choices) != 1 or len(choices[0].options) > 40:
+    if len(choices) != 1 or len(choices[0].options) > MAX_DISTRIBUTED:
         return [option]
     others = [part for part in option.parts if part is not choices[0]]
     if not all(isinstance(part, Types) for part in others):
         return [option]
-    return [both(*others, inner) for inner in choices[0].options]
+    return [conjunction(*others, inner) for inner in choices[0].options]
 
 
-def _only_fact(option: Formula) -> Fact | None:
-    """The fact of an option that says one thing about all values of some types."""
+def _only_assertion(option: Formula) -> Assertion | None:
+    """The assertion of an option that is one assertion about all values of its types."""
     match option:
-        case And((Types(types), Fact() as fact)) if types == fact.kinds:
-            return fact
+        case And((Types(types), Assertion() as assertion)) if types == assertion.kinds:
+            return assertion
     return None
 
 
-def _with_members_joined(options: list[Formula]) -> list[Formula]:
-    """``the object has no p, or a p that satisfies F`` as ``a p, if there is one, satisfies F``."""
+def _with_properties_joined(options: list[Formula]) -> list[Formula]:
+    """``the object has no p, or a p that satisfies F`` as ``p, if present, satisfies F``."""
     missing = {name for option in options if (name := _missing(option)) is not None}
     values: dict[str, Formula] = {}
     for option in options:
-        found = _present(option)
-        if found is not None and found[0] in missing:
-            values[found[0]] = either(values.get(found[0], FALSE), found[1])
-    if not values:
-        return options
+        present = _present(option)
+        if present is not None and present[0] in missing:
+            values[present[0]] = disjunction(values.get(present[0], FALSE), present[1])
     joined: list[Formula] = []
     for option in options:
-        present = _present(option)
-        name = _missing(option)
+        present, name = _present(option), _missing(option)
         if name is not None and name in values:
-            joined.append(both(Types(OBJECT), Members(((name, values[name]),), (), TRUE)))
+            joined.append(conjunction(Types(OBJECT), Properties(((name, values[name]),), (), TRUE)))
         elif present is None or present[0] not in values:
             joined.append(option)
     return joined
 
 
 def _missing(option: Formula) -> str | None:
+    """The property that the objects of `option` are without, if that is all it says."""
     match option:
-        case And((Types(types), Members(((name, value),), (), others))):
+        case And((Types(types), Properties(((name, value),), (), others))):
             if types == OBJECT and value == FALSE and others == TRUE:
                 return name
     return None
 
 
 def _present(option: Formula) -> tuple[str, Formula] | None:
+    """The property that the objects of `option` have, and what it satisfies, if that is all it says."""
     match option:
-        case And((Types(types), Required(name), Members(((other, value),), (), others))):
+        case And((Types(types), Required(name), Properties(((other, value),), (), others))):
             if types == OBJECT and name == other and others == TRUE:
                 return name, value
     return None

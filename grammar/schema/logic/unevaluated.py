@@ -1,181 +1,207 @@
-"""unevaluatedProperties and unevaluatedItems: what no neighbouring keyword has looked at.
+"""unevaluatedProperties and unevaluatedItems: they apply to what no adjacent keyword has evaluated.
 
-A schema is split into cases, one for each choice among its options; in each it is known which
-properties and items are looked at. Values that satisfy several cases at once have a case of their own,
-in which all is known that any of them has looked at.
+What is evaluated depends on the options that a value satisfies, so a schema is split into cases: each has a
+formula, and what is evaluated if it holds. For
+
+    {"anyOf": [{"properties": {"a": A}}, {"properties": {"b": B}}], "unevaluatedProperties": false}
+
+they are "the first option" with a evaluated, "the second option" with b evaluated, and "both options" with a
+and b evaluated. Each case then has unevaluatedProperties apply to the other properties, and the schema is the
+disjunction of its cases.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
+from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ramify.grammar.schema.check import escape
-from ramify.grammar.schema.logic.assertions import OBJECT, Items, Members, Required, Types, absent
-from ramify.grammar.schema.logic.formula import FALSE, TRUE, Formula, both, either, negated
+from ramify.grammar.schema.logic.assertions import OBJECT, Items, Properties, Required, Types, absent
+from ramify.grammar.schema.logic.formula import FALSE, TRUE, Formula, conjunction, disjunction, negation
 from ramify.grammar.schema.unenforceable import refuse
 
 if TYPE_CHECKING:
-    from ramify.grammar.schema.logic.keywords import Keywords
+    from ramify.grammar.schema.logic.keywords import SchemaFormulas
 
 MAX_CASES = 128
+MAX_ANY_OF = 6
 
-_LOGIC = ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas")
-_MEMBERS = ("properties", "patternProperties", "additionalProperties")
-_ITEMS = ("prefixItems", "items", "additionalItems")
+_IN_PLACE = ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas")
+"""Applicators to the value itself: what their subschemas evaluate counts for the schema that has them."""
 
 
-class Seen(NamedTuple):
-    """What of a value has been looked at. Items below number `items`; None: all of them."""
+class Evaluated(NamedTuple):
+    """The properties and items of a value that are evaluated."""
 
     names: tuple[str, ...] = ()
     keys: tuple[Formula, ...] = ()
+    """Properties whose name satisfies one of these."""
     all_names: bool = False
     items: int | None = 0
+    """Items before this one; None: all items."""
     contained: tuple[Formula, ...] = ()
+    """Items that satisfy one of these."""
 
-    def and_also(self, other: Seen) -> Seen:
-        items = None if self.items is None or other.items is None else max(self.items, other.items)
-        return Seen(
+    def union(self, other: Evaluated) -> Evaluated:
+        """What one of the two evaluates."""
+        return Evaluated(
             tuple(dict.fromkeys(self.names + other.names)),
             tuple(dict.fromkeys(self.keys + other.keys)),
             self.all_names or other.all_names,
-            items,
+            None if self.items is None or other.items is None else max(self.items, other.items),
             tuple(dict.fromkeys(self.contained + other.contained)),
         )
 
 
-Case = tuple[Formula, Seen]
-NOT_SEEN = Seen()
+Case = tuple[Formula, Evaluated]
+"""Values that satisfy the formula have this evaluated."""
+
+NOTHING_EVALUATED = Evaluated()
+_ANY_VALUE: list[Case] = [(TRUE, NOTHING_EVALUATED)]
 
 
 class Unevaluated:
-    def __init__(self, keywords: Keywords) -> None:
-        self._keywords = keywords
+    """Formulas of subschemas that have one of the two keywords."""
+
+    def __init__(self, formulas: SchemaFormulas) -> None:
+        self._formulas = formulas
 
     def formula(self, pointer: str) -> Formula:
-        """What the schema at `pointer`, which has one of the two keywords, says."""
-        return either(*(formula for formula, _ in self._cases(pointer, ())))
+        """The conjunction of all keywords at `pointer`, one of the two among them."""
+        return disjunction(*(formula for formula, _ in self._cases(pointer, ())))
 
     def _cases(self, pointer: str, path: tuple[str, ...]) -> list[Case]:
-        schema = self._keywords.document.at(pointer)
+        """The cases of the subschema at `pointer`; `path` are the pointers of those around it."""
+        schema = self._formulas.document.at(pointer)
         if isinstance(schema, bool):
-            return [(TRUE, NOT_SEEN)] if schema else []
+            return _ANY_VALUE if schema else []
         if pointer in path:
             refuse(
                 pointer, "Unevaluated properties or items of a schema that leads back to itself", "Use $ref."
             )
         path = (*path, pointer)
-        said = self._keywords.said(pointer)
-        plain = [self._keywords.keyword(pointer, said, name) for name in said if name not in _LOGIC]
-        cases: list[Case] = [(both(*plain), self._own(pointer, said))]
-        for keyword in said:
-            if keyword in _LOGIC:
-                cases = _product(cases, self._logic(f"{pointer}/{keyword}", said, keyword, path), pointer)
-        if "unevaluatedProperties" in said or "unevaluatedItems" in said:
-            cases = [self._rest(pointer, said, case) for case in cases]
+        keywords = self._formulas.keywords(pointer)
+        plain = [
+            self._formulas.keyword(pointer, keywords, name) for name in keywords if name not in _IN_PLACE
+        ]
+        cases: list[Case] = [(conjunction(*plain), self._own(pointer, keywords))]
+        for keyword in keywords:
+            if keyword in _IN_PLACE:
+                applied = self._applied(f"{pointer}/{keyword}", keywords, keyword, path)
+                cases = _product(cases, applied, pointer)
+        if "unevaluatedProperties" in keywords or "unevaluatedItems" in keywords:
+            cases = [self._rest(pointer, keywords, case) for case in cases]
         return cases
 
-    def _own(self, pointer: str, said: dict[str, Any]) -> Seen:
-        seen = NOT_SEEN
-        if any(keyword in said for keyword in _MEMBERS):
-            keys = tuple(
-                self._keywords.key(pointer, pattern) for pattern in said.get("patternProperties", ())
-            )
-            names = tuple(said.get("properties", ()))
-            seen = Seen(names, keys, "additionalProperties" in said)
-        if isinstance(said.get("items"), list):
-            count = None if "additionalItems" in said else len(said["items"])
-        else:
-            count = None if "items" in said else len(said.get("prefixItems", ()))
+    def _own(self, pointer: str, keywords: dict[str, Any]) -> Evaluated:
+        """What the keywords evaluate that apply to properties and items directly."""
+        older = isinstance(keywords.get("items"), list)
+        prefix, rest = ("items", "additionalItems") if older else ("prefixItems", "items")
         contained: tuple[Formula, ...] = ()
-        if "contains" in said and self._keywords.document.draft != 8:
-            contained = (self._keywords.sub(f"{pointer}/contains"),)
-        return seen._replace(items=count, contained=contained)
+        if "contains" in keywords and self._formulas.document.draft != 8:
+            contained = (self._formulas.subschema(f"{pointer}/contains"),)
+        return Evaluated(
+            tuple(keywords.get("properties", ())),
+            tuple(self._formulas.key(pointer, pattern) for pattern in keywords.get("patternProperties", ())),
+            "additionalProperties" in keywords,
+            None if rest in keywords else len(keywords.get(prefix, ())),
+            contained,
+        )
 
-    def _logic(self, where: str, said: dict[str, Any], keyword: str, path: tuple[str, ...]) -> list[Case]:
-        value = said[keyword]
+    def _applied(
+        self, where: str, keywords: dict[str, Any], keyword: str, path: tuple[str, ...]
+    ) -> list[Case]:
+        """The cases of one of the keywords `_IN_PLACE`."""
+        value = keywords[keyword]
         match keyword:
             case "allOf":
-                cases: list[Case] = [(TRUE, NOT_SEEN)]
-                for i in range(len(value)):
-                    cases = _product(cases, self._cases(f"{where}/{i}", path), where)
-                return cases
+                return _all_of([self._cases(f"{where}/{i}", path) for i in range(len(value))], where)
             case "anyOf":
-                return self._any(where, value, path)
+                return self._any_of(where, value, path)
             case "oneOf":
                 return [
-                    (both(formula, exclusive), seen)
-                    for i, exclusive in enumerate(self._keywords.exclusive(where, value))
-                    for formula, seen in self._cases(f"{where}/{i}", path)
+                    (conjunction(formula, exclusive), evaluated)
+                    for i, exclusive in enumerate(self._formulas.exclusive(where, value))
+                    for formula, evaluated in self._cases(f"{where}/{i}", path)
                 ]
             case "if":
-                return self._if(where, said, path)
+                return self._if(where, keywords, path)
             case "dependentSchemas":
-                cases = [(TRUE, NOT_SEEN)]
-                for name in value:
-                    there = self._cases(f"{where}/{escape(name)}", path)
-                    met = [(both(Types(OBJECT), Required(name), formula), seen) for formula, seen in there]
-                    cases = _product(cases, [(absent(name), NOT_SEEN), *met], where)
-                return cases
-        target = self._keywords.document.target(where.rpartition("/")[0], keyword)
+                return _all_of([self._dependent(where, name, path) for name in value], where)
+        target = self._formulas.document.target(where.rpartition("/")[0], keyword)
         return self._cases(target, path)
 
-    def _any(self, where: str, value: list[Any], path: tuple[str, ...]) -> list[Case]:
+    def _dependent(self, where: str, name: str, path: tuple[str, ...]) -> list[Case]:
+        present = conjunction(Types(OBJECT), Required(name))
+        met = self._cases(f"{where}/{escape(name)}", path)
+        without: Case = (absent(name), NOTHING_EVALUATED)
+        return [without, *((conjunction(present, formula), evaluated) for formula, evaluated in met)]
+
+    def _any_of(self, where: str, value: list[Any], path: tuple[str, ...]) -> list[Case]:
         options = [self._cases(f"{where}/{i}", path) for i in range(len(value))]
-        if all(seen == NOT_SEEN for option in options for _, seen in option):
-            return [(either(*(formula for option in options for formula, _ in option)), NOT_SEEN)]
-        if len(options) > 6:
-            refuse(where, "anyOf with more than 6 options beside unevaluated… is not enforced", "Use oneOf.")
+        if all(evaluated == NOTHING_EVALUATED for option in options for _, evaluated in option):
+            any_option = disjunction(*(formula for option in options for formula, _ in option))
+            return [(any_option, NOTHING_EVALUATED)]
+        if len(options) > MAX_ANY_OF:
+            refuse(
+                where,
+                f"anyOf with more than {MAX_ANY_OF} options beside unevaluated… is not enforced",
+                "Use oneOf.",
+            )
         found: list[Case] = []
         for size in range(1, len(options) + 1):
             for chosen in itertools.combinations(options, size):
-                cases: list[Case] = [(TRUE, NOT_SEEN)]
-                for option in chosen:
-                    cases = _product(cases, option, where)
-                found += cases
+                found += _all_of(chosen, where)
         return _limited(found, where)
 
-    def _if(self, where: str, said: dict[str, Any], path: tuple[str, ...]) -> list[Case]:
-        condition = self._cases(where, path)
-        branches: list[list[Case]] = []
-        for keyword in ("then", "else"):
-            branch = where.removesuffix("if") + keyword
-            branches.append(self._cases(branch, path) if keyword in said else [(TRUE, NOT_SEEN)])
-        failing: list[Case] = [(negated(self._keywords.sub(where)), NOT_SEEN)]
-        return _product(condition, branches[0], where) + _product(failing, branches[1], where)
+    def _if(self, where: str, keywords: dict[str, Any], path: tuple[str, ...]) -> list[Case]:
+        pointer = where.rpartition("/")[0]
+        then, otherwise = (
+            self._cases(f"{pointer}/{name}", path) if name in keywords else _ANY_VALUE
+            for name in ("then", "else")
+        )
+        failing: list[Case] = [(negation(self._formulas.subschema(where)), NOTHING_EVALUATED)]
+        return _product(self._cases(where, path), then, where) + _product(failing, otherwise, where)
 
-    def _rest(self, pointer: str, said: dict[str, Any], case: Case) -> Case:
-        """The case with the two keywords themselves, which look at all that is left."""
-        formula, seen = case
-        if "unevaluatedProperties" in said:
-            wanted = self._keywords.sub(f"{pointer}/unevaluatedProperties")
-            if not seen.all_names and wanted != TRUE:
-                named = tuple((name, TRUE) for name in seen.names)
-                formula = both(formula, Members(named, tuple((key, TRUE) for key in seen.keys), wanted))
-            seen = seen._replace(all_names=True)
-        if "unevaluatedItems" in said:
-            wanted = self._keywords.sub(f"{pointer}/unevaluatedItems")
-            if seen.items is not None and wanted != TRUE:
-                rest = either(*seen.contained, wanted)
-                formula = both(formula, Items((TRUE,) * seen.items, rest))
-            seen = seen._replace(items=None)
-        return formula, seen
+    def _rest(self, pointer: str, keywords: dict[str, Any], case: Case) -> Case:
+        """The case with the two keywords themselves, after which everything is evaluated."""
+        formula, evaluated = case
+        if "unevaluatedProperties" in keywords:
+            others = self._formulas.subschema(f"{pointer}/unevaluatedProperties")
+            if not evaluated.all_names and others != TRUE:
+                named = tuple((name, TRUE) for name in evaluated.names)
+                keyed = tuple((key, TRUE) for key in evaluated.keys)
+                formula = conjunction(formula, Properties(named, keyed, others))
+            evaluated = evaluated._replace(all_names=True)
+        if "unevaluatedItems" in keywords:
+            others = self._formulas.subschema(f"{pointer}/unevaluatedItems")
+            if evaluated.items is not None and others != TRUE:
+                rest = disjunction(*evaluated.contained, others)
+                formula = conjunction(formula, Items((TRUE,) * evaluated.items, rest))
+            evaluated = evaluated._replace(items=None)
+        return formula, evaluated
+
+
+def _all_of(parts: Iterable[list[Case]], where: str) -> list[Case]:
+    return reduce(lambda left, right: _product(left, right, where), parts, _ANY_VALUE)
 
 
 def _product(left: list[Case], right: list[Case], where: str) -> list[Case]:
+    """The cases of a conjunction."""
     pairs = itertools.product(left, right)
-    return _limited([(both(a, b), seen.and_also(more)) for (a, seen), (b, more) in pairs], where)
+    return _limited([(conjunction(a, b), known.union(more)) for (a, known), (b, more) in pairs], where)
 
 
 def _limited(cases: list[Case], where: str) -> list[Case]:
-    """Cases that look at the same, joined."""
-    joined: dict[Seen, list[Formula]] = {}
-    for formula, seen in cases:
+    """The same cases, one for each that is evaluated. Refuses more than `MAX_CASES`."""
+    joined: dict[Evaluated, list[Formula]] = {}
+    for formula, evaluated in cases:
         if formula != FALSE:
-            joined.setdefault(seen, []).append(formula)
+            joined.setdefault(evaluated, []).append(formula)
     if len(joined) > MAX_CASES:
         refuse(
             where, f"More than {MAX_CASES} cases beside unevaluated… are not enforced", "Use fewer options."
         )
-    return [(either(*formulas), seen) for seen, formulas in joined.items()]
+    return [(disjunction(*formulas), evaluated) for evaluated, formulas in joined.items()]

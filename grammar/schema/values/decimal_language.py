@@ -1,4 +1,8 @@
-"""Numbers in plain notation that satisfy several conditions: an automaton that reads them digit by digit."""
+"""Numbers in plain notation under several conditions, as an automaton that reads them digit by digit.
+
+A multiple of 0.25 is recognised by the remainder modulo 25 of the digits up to two places after the point,
+where all later digits are 0. Reading "1.75": 1, 17, 175, and 175 % 25 == 0.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,13 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import NamedTuple
 
-from ramify.grammar.rules.derivative import CharAutomaton, Derivatives, Left, explore
+from ramify.grammar.rules.derivative import CharAutomaton, Product, Residual, explore
 from ramify.grammar.rules.expression import (
     Expression,
     Ranges,
     Text,
     alt,
     chars,
-    nullable,
     optional,
     repeat,
     seq,
@@ -24,32 +27,32 @@ _POINT = ord(".")
 _ZERO = ord("0")
 
 
-class Step(NamedTuple):
-    """Multiples of `unit` / 10 ** `places`, or all other numbers."""
+class Divisor(NamedTuple):
+    """Multiples of `unit` / 10 ** `places` or, where it is not `positive`, all other numbers."""
 
     unit: int
     places: int
-    wanted: bool
+    positive: bool
 
     @staticmethod
-    def of(step: Decimal, *, wanted: bool) -> Step:
-        """For `step` above 0."""
+    def of(step: Decimal, *, positive: bool) -> Divisor:
+        """For a `step` above 0, the value of multipleOf."""
         unit, scale = step.as_integer_ratio()
         places = max(0, -int(step.normalize().as_tuple().exponent))
-        return Step(unit * 10**places // scale, places, wanted)
+        return Divisor(unit * 10**places // scale, places, positive)
 
 
 class _Read(NamedTuple):
-    """What counts of the digits read, for one step."""
+    """The state of one divisor: what matters of the digits read."""
 
     remainder: int = 0
     after_point: int | None = None
-    """Digits after the point, up to the step's places; None before the point."""
+    """Digits read after the point, up to the divisor's places; None before the point."""
     beyond: bool = False
-    """A digit other than 0 came after those places: no multiple any more."""
+    """Whether a digit other than 0 was read after those places, so that the number is no multiple."""
 
 
-def _next(step: Step, read: _Read, point: int) -> _Read:
+def _next(step: Divisor, read: _Read, point: int) -> _Read:
     if point == _POINT:
         return read._replace(after_point=0)
     digit = point - _ZERO
@@ -62,48 +65,45 @@ def _next(step: Step, read: _Read, point: int) -> _Read:
     return read._replace(remainder=(read.remainder * 10 + digit) % step.unit)
 
 
-def _satisfied(step: Step, read: _Read) -> bool:
+def _satisfied(step: Divisor, read: _Read) -> bool:
     missing = step.places - (read.after_point or 0)
     is_multiple = not read.beyond and read.remainder * 10**missing % step.unit == 0
-    return is_multiple == step.wanted
+    return is_multiple == step.positive
 
 
 def decimals_automaton(
-    wanted: Expression,
+    expression: Expression,
     further: Sequence[tuple[Expression, bool]],
-    steps: Sequence[Step],
+    steps: Sequence[Divisor],
     most_states: int,
 ) -> CharAutomaton | None:
-    """The texts of `wanted` that match each expression of `further`, or match it not, and are numbers that
-    satisfy all `steps`; None beyond `most_states` states."""
-    derivatives = Derivatives({})
-    expressions = [wanted, *(expression for expression, _ in further)]
-    needed = [True, *(matching for _, matching in further)]
-    State = tuple[tuple[Left, ...], tuple[_Read, ...]]
+    """The texts of `expression` that satisfy all of `further` and of `steps`; None beyond `most_states`
+    states.
+
+    A pair of `further` is an expression, and whether the text must match it or must not.
+    """
+    product = Product([(expression, True), *further])
+    State = tuple[tuple[Residual, ...], tuple[_Read, ...]]
 
     def after(state: State) -> list[tuple[Ranges, State]]:
-        lefts, reads = state
+        residuals, reads = state
         found: list[tuple[Ranges, State]] = []
-        for ranges, following in derivatives.joint_steps(lefts):
-            if not all(left or not need for left, need in zip(following, needed, strict=True)):
-                continue
+        for ranges, following in product.steps(residuals):
             for point in (point for low, high in ranges for point in range(low, high + 1)):
                 read = tuple(_next(step, known, point) for step, known in zip(steps, reads, strict=True))
                 found.append((((point, point),), (following, read)))
         return found
 
     def final(state: State) -> bool:
-        lefts, reads = state
-        return all(
-            any(map(nullable, left)) == need for left, need in zip(lefts, needed, strict=True)
-        ) and all(map(_satisfied, steps, reads))
+        residuals, reads = state
+        return product.final(residuals) and all(map(_satisfied, steps, reads))
 
-    start = (tuple(frozenset([expression]) for expression in expressions), tuple(_Read() for _ in steps))
+    start = (product.start, tuple(_Read() for _ in steps))
     return explore(start, after, final, most_states)
 
 
 def all_spellings(value: int | Decimal) -> Expression:
-    """A number in plain notation, with any number of zeros at the end of its fraction."""
+    """One number in plain notation, with any number of trailing zeros in its fraction."""
     zeros = repeat(Text("0"), 1, None)
     if value == int(value):
         return seq(text(str(int(value))), optional(seq(Text("."), zeros)))
@@ -111,7 +111,7 @@ def all_spellings(value: int | Decimal) -> Expression:
 
 
 def with_fraction() -> Expression:
-    """Numbers that are no integers."""
+    """Numbers that are not whole."""
     digit, nonzero = chars(((0x30, 0x39),)), chars(((0x31, 0x39),))
     some = repeat(digit, 0, None)
     whole = alt(Text("0"), seq(nonzero, some))

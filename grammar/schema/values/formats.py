@@ -1,8 +1,8 @@
 """The values of JSON Schema's ``format``, as patterns.
 
-Where the defining document allows more than is ever written (quoted local parts in e-mail addresses, leap
-seconds), grammars write the common part. What is checked, and what must not be, is the whole.
-Formats that nobody has defined restrict nothing, as the specification has it.
+Some formats allow strings that are hardly ever written, such as leap seconds and e-mail addresses with quoted
+local parts. Grammars write the common subset; the validator, and a negated format, use the whole. Formats
+that no document defines restrict nothing, as the specification says.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _IPV6 = "|".join(
     + [rf"({_GROUP}:){{1,5}}:{_IPV4}"]
 )
 
-# No label has hyphens in its third and fourth place: those are for encoded international names. A name
-# has at most 253 characters: three labels of any length, and then three short ones.
+# No label has hyphens as its third and fourth characters: they mark encoded international names. A name has
+# at most 253 characters, here three labels of up to 63 characters and then three of up to 19.
 _LETTER = "a-zA-Z0-9"
 
 
@@ -51,7 +51,7 @@ def _label(most: int) -> str:
 
 
 _HOSTNAME = rf"{_label(63)}(\.{_label(63)}(\.{_label(63)}(\.{_label(19)}){{0,3}})?)?"
-# Letters of the scripts in which most names are written, without those that IDNA maps to others.
+# Letters of the most frequent scripts, without those that IDNA maps to others.
 _WORD = (
     r"a-z0-9\u00df-\u00f6\u00f8-\u00ff\u03b1-\u03c9\u0430-\u044f\u0450-\u045f\u05d0-\u05ea\u0627-\u063a"
     r"\u0641-\u064a\u0905-\u0939\u0e01-\u0e2e\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff\uac00-\ud7a3"
@@ -74,7 +74,7 @@ _PRIVATE = r"\ue000-\uf8ff\u{f0000}-\u{ffffd}\u{100000}-\u{10fffd}"
 
 
 def _uri(beyond: str, private: str, *, relative: bool) -> str:
-    """RFC 3986, or RFC 3987 with the characters it adds, as a pattern."""
+    """The pattern of RFC 3986, or of RFC 3987 with the characters that it adds."""
     safe = rf"a-zA-Z0-9._~!$&'()*+,;=\-{beyond}"
     pchar = rf"([{safe}:@]|{_ENCODED})"
     host = rf"([{safe}]|{_ENCODED})*"
@@ -89,7 +89,7 @@ def _uri(beyond: str, private: str, *, relative: bool) -> str:
 
 
 def _regular_expression() -> str:
-    """Regular expressions that are valid in every dialect, with groups up to three deep."""
+    """Regular expressions that are valid in all common dialects, with groups nested up to three deep."""
     escape = r"\\([dDwWsStnrfv^$.|?*+()\[\]{}/\\-]|x[0-9a-fA-F]{2}|u[0-9a-cA-C][0-9a-fA-F]{3})"
     ranges = "|".join(
         rf"{chr(low)}-[{chr(low)}-{last}]"
@@ -175,45 +175,45 @@ _WHOLE: dict[str, str] = {
 }
 
 
-class Texts(NamedTuple):
-    """A format of strings, as patterns that match somewhere."""
+class StringFormat(NamedTuple):
+    """A format of strings, as three patterns with anchors."""
 
     whole: str
-    """All strings of the format, and for some formats a few more."""
+    """All strings of the format; for some formats, such as regex, a superset."""
     written: str
-    """Strings of the format only, and not the rarest: what a grammar writes."""
+    """The common subset, which a grammar writes."""
     counted: str
-    """The same of few states, for where strings must be counted: all that it matches and that has at most
-    250 characters is of the format. Empty where there is none that is simpler."""
+    """A pattern with fewer states, for strings whose characters are counted: its matches of up to 250
+    characters are of the format. Empty if there is none."""
 
 
-class Range(NamedTuple):
-    """A format of numbers: those from `low` to `high`."""
+class NumberFormat(NamedTuple):
+    """A format of numbers: those from `low` to `high`, both included."""
 
     low: Decimal
     high: Decimal
 
 
-_RANGES: dict[str, Range] = {}
+_RANGES: dict[str, NumberFormat] = {}
 for _bits in (8, 16, 32, 64):  # the registry of formats of OpenAPI
-    _RANGES[f"int{_bits}"] = Range(Decimal(-(2 ** (_bits - 1))), Decimal(2 ** (_bits - 1) - 1))
-    _RANGES[f"uint{_bits}"] = Range(Decimal(0), Decimal(2**_bits - 1))
+    _RANGES[f"int{_bits}"] = NumberFormat(Decimal(-(2 ** (_bits - 1))), Decimal(2 ** (_bits - 1) - 1))
+    _RANGES[f"uint{_bits}"] = NumberFormat(Decimal(0), Decimal(2**_bits - 1))
 
 
-def meaning(name: str, pointer: str) -> Texts | Range | None:
-    """What the format `name` allows; None for one that restricts nothing.
+def meaning(name: str, pointer: str) -> StringFormat | NumberFormat | None:
+    """What the format `name` allows; None for a format that restricts nothing.
 
-    Raises `Unenforceable` for a misspelt one.
+    `pointer` is that of the keyword. Raises `Unenforceable` for a misspelt name, such as "datetime".
     """
     if name in _PATTERNS:
         written = _PATTERNS[name]
         counted = f"^({_SHORT[name]})$" if name in _SHORT else ""
-        return Texts(f"^({_WHOLE.get(name, written)})$", f"^({written})$", counted)
+        return StringFormat(f"^({_WHOLE.get(name, written)})$", f"^({written})$", counted)
     if name in _RANGES:
         return _RANGES[name]
-    wanted = _SPELLINGS.get(_letters(name))
-    if wanted is not None:
-        refuse(pointer, f"There is no format {name!r}", f"Write {wanted!r}.")
+    correct = _SPELLINGS.get(_letters(name))
+    if correct is not None:
+        refuse(pointer, f"There is no format {name!r}", f"Write {correct!r}.")
     return None
 
 

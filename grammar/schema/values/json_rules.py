@@ -1,4 +1,4 @@
-"""The rules for any JSON value, the same in every grammar that needs them."""
+"""The rules for any JSON value, which all grammars of schemas share by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHARACTERS = Call("json_characters")
 
 @lru_cache(maxsize=16)
 def json_rules(whitespace: Whitespace) -> dict[str, Expression]:
-    """Rules by name for values of any kind, written with this white space."""
+    """Rules by name for values of any type, written with this white space."""
     marks = punctuation(whitespace)
     member = seq(STRING, marks.colon, VALUE)
     return {
@@ -38,18 +38,18 @@ def json_rules(whitespace: Whitespace) -> dict[str, Expression]:
 
 
 def any_number(item: Expression, marks: Punctuation) -> Expression:
-    """One or more `item`, with commas between them; what is enclosed may also be missing."""
+    """One or more `item`, separated by commas."""
     return seq(item, repeat(seq(marks.comma, item), 0, None))
 
 
 def enclosed(
     opening: str, content: Expression, closing: str, marks: Punctuation, *, empty: bool = True
 ) -> Expression:
-    """`content`, which is not empty, between brackets; with `empty` it may be missing."""
+    """`content`, which does not match the empty text, between brackets; with `empty` it may be absent."""
     filled = NOTHING if content == NOTHING else seq(marks.opening, content, marks.closing)
     if not empty:
         return seq(Text(opening), filled, Text(closing))
     if marks.empty == marks.opening == marks.closing and filled != NOTHING:
-        # The same white space whether or not something follows: one way to read it.
+        # The white space is the same with and without content, and is read once: the grammar is unambiguous.
         return seq(Text(opening), marks.opening, optional(seq(content, marks.closing)), Text(closing))
     return seq(Text(opening), alt(filled, marks.empty), Text(closing))

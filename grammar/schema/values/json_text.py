@@ -1,9 +1,8 @@
-"""How JSON values are written: the spellings that grammars allow of each.
+"""How JSON values are written (RFC 8259): the spellings that grammars allow.
 
-`punctuation` has what stands between values.
-Characters in strings stand for themselves; those that JSON must escape have their shortest escape. Only
-in strings that nothing restricts may other valid escapes be used. Halves of surrogate pairs are never
-written. See RFC 8259.
+In a string, a character is written as itself or, where JSON requires an escape, as its shortest escape.
+Strings without a restriction may have any valid escape. Halves of surrogate pairs are never written. What is
+between values is in `punctuation`.
 """
 
 from __future__ import annotations
@@ -11,19 +10,17 @@ from __future__ import annotations
 import json
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ramify.errors import InvalidConstraint
 from ramify.grammar.rules.expression import (
     EMPTY,
     NOTHING,
     Alt,
-    Call,
     Chars,
     Expression,
     Ranges,
     Repeat,
-    Seq,
     Text,
     UniqueItem,
     alt,
@@ -31,6 +28,7 @@ from ramify.grammar.rules.expression import (
     complement,
     intersection,
     optional,
+    rebuilt,
     repeat,
     seq,
     text,
@@ -41,9 +39,9 @@ COLON = ": "
 
 
 def parse_json(source: str) -> Any:
-    """The value that `source` is the JSON text of. Raises `InvalidConstraint`.
+    """The value of a JSON text. Raises `InvalidConstraint` for a text that is not JSON.
 
-    Numbers with a fraction or an exponent come as `Decimal`: bounds are enforced to the last digit.
+    Numbers with a fraction or an exponent are returned as `Decimal`, so bounds are exact to the last digit.
     """
     try:
         return json.loads(source, parse_float=Decimal, parse_constant=_no_constant)
@@ -58,7 +56,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def spelled(value: Any) -> str:
-    """The text of a JSON value."""
+    """The text of a JSON value, with a space after each comma and colon between values."""
     match value:
         case dict():
             members = (f"{spelled(name)}{COLON}{spelled(item)}" for name, item in value.items())
@@ -71,7 +69,7 @@ def spelled(value: Any) -> str:
 
 
 def number_spelled(value: Decimal) -> str:
-    """Plain notation where it is short, else with an exponent."""
+    """A number in plain notation below 20 digits, else with an exponent."""
     if value == value.to_integral_value() and abs(value.adjusted()) < 20:
         return str(int(value))
     if abs(value.adjusted()) < 20:
@@ -88,23 +86,18 @@ QUOTE = Text('"')
 
 
 def escaped(expression: Expression) -> Expression:
-    """`expression` over the characters of a string, turned into one over the JSON text between its quotes.
+    """An expression over the characters of a string as one over the JSON text between its quotes.
 
-    Calls of rules are left alone: their rules are escaped already.
+    Rules that it calls must be escaped already.
     """
     match expression:
         case Chars(ranges):
             return _escaped_chars(ranges)
         case Text(literal):
             return text(json.dumps(literal, ensure_ascii=False)[1:-1])
-        case Seq(parts):
-            return seq(*map(escaped, parts))
-        case Alt(options):
-            return alt(*map(escaped, options))
-        case Repeat(item, low, high):
-            return repeat(escaped(item), low, high)
-        case Call() | UniqueItem():
+        case UniqueItem():
             return expression
+    return rebuilt(expression, escaped)
 
 
 @lru_cache(maxsize=2048)
@@ -131,7 +124,7 @@ def _hex_of(digits: str) -> Expression:
 
 
 def free_character() -> Expression:
-    """One character of a string in any spelling that JSON allows."""
+    """One character of a string, in any spelling that JSON allows."""
     surrogate = _hex_of("d")
     scalar = alt(
         seq(_hex_of("0123456789abcef"), _HEX, _HEX, _HEX), seq(surrogate, _hex_of("01234567"), _HEX, _HEX)
@@ -161,7 +154,7 @@ def any_number() -> Expression:
 
 
 def decimal_once() -> Expression:
-    """Numbers in plain notation without zeros at the end of the fraction: one text each."""
+    """Numbers in plain notation without trailing zeros in the fraction, so that each has one text."""
     fraction = seq(Text("."), repeat(_DIGIT, 0, None), _NONZERO)
     whole = seq(_NONZERO, repeat(_DIGIT, 0, None))
     return alt(
@@ -171,7 +164,7 @@ def decimal_once() -> Expression:
 
 
 def integers(low: int | None, high: int | None) -> Expression:
-    """The integers from `low` to `high`, both included; None: no bound."""
+    """The integers from `low` to `high`, both included; None is no bound."""
     if low is not None and high is not None and low > high:
         return NOTHING
     negative: Expression = NOTHING
@@ -222,24 +215,27 @@ def _same_length(low: str, high: str) -> Expression:
     return alt(*options)
 
 
-class Bound:
-    """A limit on a number; `inclusive` if the number may equal it."""
+class Bound(NamedTuple):
+    """A limit on a number, which may equal it if it is `inclusive`."""
 
-    def __init__(self, value: Decimal, inclusive: bool) -> None:
-        self.value = value
-        self.inclusive = inclusive
+    value: Decimal
+    inclusive: bool
 
-    def negated(self) -> Bound:
+    def negation(self) -> Bound:
         return Bound(-self.value, self.inclusive)
 
 
 def decimals(low: Bound | None, high: Bound | None, places: int | None = None) -> Expression:
-    """The numbers within the bounds in plain notation, with at most `places` digits after the point."""
+    """The numbers within the bounds in plain notation, with at most `places` digits after the point.
+
+    ``decimals(Bound(0.75, True), None)`` is "0.", then "7" and "5" or more, or "8" or "9" and any digits, or
+    a whole number of at least 1 with or without a fraction.
+    """
     zero = Bound(Decimal(0), False)
     options: list[Expression] = []
     if low is None or low.value < 0:
-        nearest = high.negated() if high is not None and high.value < 0 else zero
-        options.append(seq(_MINUS, _positive(nearest, None if low is None else low.negated(), places)))
+        nearest = high.negation() if high is not None and high.value < 0 else zero
+        options.append(seq(_MINUS, _positive(nearest, None if low is None else low.negation(), places)))
     if high is None or high.value >= 0:
         lowest = low if low is not None and low.value >= 0 else Bound(Decimal(0), True)
         options.append(_positive(lowest, high, places))
@@ -248,15 +244,13 @@ def decimals(low: Bound | None, high: Bound | None, places: int | None = None) -
 
 def _positive(low: Bound, high: Bound | None, places: int | None) -> Expression:
     """The numbers from `low` >= 0 to `high`, without a sign."""
-    first, low_tail = _whole_and_tail(low.value)
-    above = _Tail(low_tail, low.inclusive)
+    first, above = _whole_and_tail(low)
     if high is None:
         return alt(
             seq(text(str(first)), _fraction(_at_least(above, places))),
             seq(_naturals(first + 1, None), _any_fraction(places)),
         )
-    last, high_tail = _whole_and_tail(high.value)
-    below = _Tail(high_tail, high.inclusive)
+    last, below = _whole_and_tail(high)
     if high.value < low.value or (high.value == low.value and not (low.inclusive and high.inclusive)):
         return NOTHING
     if first == last:
@@ -268,12 +262,11 @@ def _positive(low: Bound, high: Bound | None, places: int | None) -> Expression:
     )
 
 
-class _Tail:
-    """Digits after the point, without zeros at the end, as a bound on such digits."""
+class _Tail(NamedTuple):
+    """A bound on the digits after the point: its own digits, without trailing zeros."""
 
-    def __init__(self, digits: str, inclusive: bool) -> None:
-        self.digits = digits
-        self.inclusive = inclusive
+    digits: str
+    inclusive: bool
 
     @property
     def head(self) -> str:
@@ -284,12 +277,13 @@ class _Tail:
         return _Tail(self.digits[1:], self.inclusive)
 
 
-def _whole_and_tail(value: Decimal) -> tuple[int, str]:
-    whole, _, tail = format(value, "f").partition(".")
-    return int(whole), tail.rstrip("0")
+def _whole_and_tail(bound: Bound) -> tuple[int, _Tail]:
+    whole, _, tail = format(bound.value, "f").partition(".")
+    return int(whole), _Tail(tail.rstrip("0"), bound.inclusive)
 
 
-# The digit strings t, perhaps empty, with 0.t in a range. `places` is how many digits may still come.
+# The three functions below give the digit strings t, possibly empty, for which 0.t is within bounds. `places`
+# is the most digits that t may have; None is no limit.
 
 
 def _at_least(low: _Tail, places: int | None) -> Expression:
@@ -300,7 +294,7 @@ def _at_least(low: _Tail, places: int | None) -> Expression:
     fewer = _one_less(places)
     return alt(
         seq(_digits(_shifted(low.head, 1), "9"), repeat(_DIGIT, 0, fewer)),
-        # Past the digits of an exclusive bound any number of zeros may come before the digit that exceeds it.
+        # After the digits of an exclusive bound, zeros may precede the digit that exceeds it.
         seq(Text(low.head), _at_least(low.rest, fewer)) if low.digits else _zeros_then_more(fewer),
     )
 
@@ -347,22 +341,20 @@ def _between(low: _Tail, high: _Tail, places: int | None) -> Expression:
 
 
 def _fraction(tail: Expression) -> Expression:
-    """A point and `tail`; nothing where the tail may be empty."""
+    """A point and `tail`; the point is left out if the tail is empty."""
     some, empty = _not_empty(tail)
     return alt(seq(Text("."), some), EMPTY if empty else NOTHING)
 
 
 def _not_empty(tail: Expression) -> tuple[Expression, bool]:
-    """`tail` without the empty text, and whether it had it. For expressions as they are made above."""
+    """`tail`, made by a function above, without the empty text, and whether it matched that."""
     match tail:
         case Alt(options):
             pieces = [_not_empty(option) for option in options]
             return alt(*(some for some, _ in pieces)), any(empty for _, empty in pieces)
         case Repeat(item, 0, high):
             return repeat(item, 1, high), True
-        case Seq(()):
-            return NOTHING, True
-    return tail, False
+    return (NOTHING, True) if tail == EMPTY else (tail, False)
 
 
 def _any_fraction(places: int | None) -> Expression:

@@ -1,4 +1,12 @@
-"""What stands between the braces of a JSON object: members and the commas between them."""
+"""What is between the braces of a JSON object: members, and the commas between them.
+
+For members a (required) and b (optional), and any number of others c, the rules are those of
+
+    a (", " b)? (", " c)*
+
+Where the members are counted, or some must satisfy a condition, there is a rule for each count and each set
+of conditions that no member satisfies yet.
+"""
 
 from __future__ import annotations
 
@@ -11,36 +19,43 @@ if TYPE_CHECKING:
     from ramify.grammar.schema.compiler import SchemaGrammar
 
 MAX_ORDERS = 1 << 12
-"""Most sets of members that may be there so far, where they come in any order."""
+"""Most states, one for each set of members written so far, where they come in any order."""
 
-Wanted = frozenset[int]
+Conditions = frozenset[int]
+"""Existential conditions (`HasProperty`), by their numbers."""
 
 
 class Member(NamedTuple):
+    """A property, or one kind of unnamed properties."""
+
     text: Expression
     """Name, colon and value."""
     required: bool
-    meets: tuple[tuple[Wanted, Expression], ...] = ()
-    """Texts with which it is one or several of the wanted properties, by their numbers."""
+    witnesses: tuple[tuple[Conditions, Expression], ...] = ()
+    """For some conditions that the property may satisfy at once: those, and the text if it does."""
 
 
 class _State(NamedTuple):
-    """Between two members. The number of members written matters up to a limit."""
+    """Between two members: how many are written, counted up to a limit, and which conditions are unmet."""
 
     written: int
-    wanted: Wanted
+    unmet: Conditions
 
 
-class Braces:
-    """`members` in order, the optional ones perhaps missing, then any number of `others`: `low` to `high`
-    in all, and among them some that meet each of the `wanted` conditions."""
+class MemberSequence:
+    """`members` in order, the optional ones possibly absent, then any number of `others`.
+
+    There are `low` to `high` of both together, and each of the conditions 0 to `conditions` - 1 is satisfied
+    by one. `pointer` is that of the keyword to name in messages. With ``grammar.any_order`` all orders are
+    allowed.
+    """
 
     def __init__(
         self,
         grammar: SchemaGrammar,
         members: list[Member],
         others: list[Member],
-        wanted: int,
+        conditions: int,
         low: int,
         high: int | None,
         pointer: str,
@@ -53,36 +68,33 @@ class Braces:
         self._others = others
         self._low = 0 if low <= sum(member.required for member in members) else low
         self._high = None if high is not None and not others and high >= len(members) else high
-        self._wanted = frozenset(range(wanted))
-        # Beyond this the number of members makes no difference any more.
+        self._conditions = frozenset(range(conditions))
+        # Members beyond this number make no difference.
         self._cap = max(1, self._low, 0 if self._high is None else self._high + 1)
         self._loops: dict[_State, Expression] = {}
 
     def content(self) -> tuple[Expression, bool]:
-        """What stands there if it is not empty, and whether it may be empty."""
-        start = _State(0, self._wanted)
+        """What is between the braces if anything is, and whether they may be empty."""
+        start = _State(0, self._conditions)
         named = self._permuted() if self._any_order and len(self._members) > 1 else self._ordered()
         empty = self._may_end(start) and not any(member.required for member in self._members)
         return named, empty
 
     def _may_end(self, state: _State) -> bool:
-        return not state.wanted and state.written >= self._low
+        return not state.unmet and state.written >= self._low
 
-    def _after(self, state: _State, met: Wanted) -> _State | None:
-        """With one member more; None where that is one too many."""
+    def _after(self, state: _State, met: Conditions) -> _State | None:
+        """The state after one more member; None where that exceeds the limit."""
         if self._high is not None and state.written >= self._high:
             return None
-        return _State(min(state.written + 1, self._cap), state.wanted - met)
-
-    def _texts(self, member: Member, state: _State) -> list[tuple[Wanted, Expression]]:
-        meeting = [(met, text) for met, text in member.meets if met & state.wanted]
-        return [(frozenset(), member.text), *meeting]
+        return _State(min(state.written + 1, self._cap), state.unmet - met)
 
     def _steps(self, member: Member, state: _State) -> list[tuple[_State, Expression]]:
         """The states after `member`, and its text with the comma before it."""
         comma = self._comma if state.written else EMPTY
+        witnesses = [(met, text) for met, text in member.witnesses if met & state.unmet]
         found = []
-        for met, text in self._texts(member, state):
+        for met, text in [(frozenset(), member.text), *witnesses]:
             after = self._after(state, met)
             if after is not None:
                 found.append((after, seq(comma, text)))
@@ -93,50 +105,48 @@ class Braces:
     def _ordered(self) -> Expression:
         """At least one member, in the order of `members`."""
         states = self._states()
-        # left[s] is what follows in state s when the members from i on are left.
-        left = {state: self._tail(state) for state in states}
-        first = self._first(left)
+        # From the back: rest[s] is what may follow in state s when the members from here on remain.
+        rest = {state: self._tail(state) for state in states}
+        first = self._first(rest)
         for member in reversed(self._members):
-            left = {state: self._rules.define(following) for state, following in left.items()}
-            before = {state: self._with(member, state, left) for state in states}
-            start = _State(0, self._wanted)
-            taken = alt(*(seq(text, left[after]) for after, text in self._steps(member, start)))
+            rest = {state: self._rules.define(following) for state, following in rest.items()}
+            before = {state: self._with(member, state, rest) for state in states}
+            start = _State(0, self._conditions)
+            taken = alt(*(seq(text, rest[after]) for after, text in self._steps(member, start)))
             first = taken if member.required else alt(taken, first)
             first = self._rules.define(first) if len(self._members) > 1 else first
-            left = before
+            rest = before
         return first
 
     def _states(self) -> list[_State]:
-        wanted = [self._wanted]
-        for chosen in wanted:
-            for i in sorted(chosen):
-                if chosen - {i} not in wanted:
-                    wanted.append(chosen - {i})
-        return [_State(written, chosen) for written in range(1, self._cap + 1) for chosen in wanted]
+        unmet = [self._conditions]
+        for conditions in unmet:
+            for i in sorted(conditions):
+                if conditions - {i} not in unmet:
+                    unmet.append(conditions - {i})
+        return [_State(written, conditions) for written in range(1, self._cap + 1) for conditions in unmet]
 
-    def _with(self, member: Member, state: _State, left: dict[_State, Expression]) -> Expression:
+    def _with(self, member: Member, state: _State, rest: dict[_State, Expression]) -> Expression:
         steps = self._steps(member, state)
         if member.required:
-            return alt(*(seq(text, left[after]) for after, text in steps))
-        if len(steps) == 1 and left[steps[0][0]] == left[state]:
-            return seq(optional(steps[0][1]), left[state])
-        return alt(*(seq(text, left[after]) for after, text in steps), left[state])
+            return alt(*(seq(text, rest[after]) for after, text in steps))
+        if len(steps) == 1 and rest[steps[0][0]] == rest[state]:
+            return seq(optional(steps[0][1]), rest[state])
+        return alt(*(seq(text, rest[after]) for after, text in steps), rest[state])
 
-    def _first(self, left: dict[_State, Expression]) -> Expression:
-        """The others, at least one, with nothing before them."""
-        start = _State(0, self._wanted)
-        options = []
-        for other in self._others:
-            for after, text in self._steps(other, start):
-                options.append(seq(text, left[after]))
-        return alt(*options)
+    def _first(self, rest: dict[_State, Expression]) -> Expression:
+        """One or more of the others, and no member before them."""
+        start = _State(0, self._conditions)
+        return alt(
+            *(seq(text, rest[after]) for other in self._others for after, text in self._steps(other, start))
+        )
 
     def _tail(self, state: _State) -> Expression:
         """Any number of others."""
         ending = EMPTY if self._may_end(state) else NOTHING
         if not self._others:
             return ending
-        if not state.wanted:
+        if not state.unmet:
             most = None if self._high is None else self._high - state.written
             if most is not None and most < 0:
                 return NOTHING
@@ -183,7 +193,7 @@ class Braces:
             return found
 
         everything = frozenset(range(len(self._members)))
-        content = alt(*options(everything, _State(0, self._wanted)))
+        content = alt(*options(everything, _State(0, self._conditions)))
         for left, state in queue:
             done = self._may_end(state) and not any(self._members[i].required for i in left)
             self._rules.set(calls[left, state], alt(*options(left, state), *([EMPTY] if done else [])))

@@ -1,4 +1,11 @@
-"""Objects of one branch of a schema, as expressions."""
+"""The objects of one disjunct, as expressions.
+
+``{"properties": {"a": A}, "required": ["a"], "additionalProperties": B}`` becomes
+
+    "{" "\"a\": " A (", " key ": " B)* "}"        where key is any string but "a"
+
+`object_members` writes what is between the braces.
+"""
 
 from __future__ import annotations
 
@@ -6,188 +13,196 @@ import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 from ramify.grammar.rules.expression import NOTHING, Expression, UniqueItem, seq, text
-from ramify.grammar.schema.json_values import value_of
+from ramify.grammar.schema.json_values import Value
 from ramify.grammar.schema.logic.assertions import (
     STRING,
-    Has,
+    HasProperty,
     Matches,
-    Members,
-    Names,
+    NotInEnum,
+    Properties,
+    PropertyCount,
+    PropertyNames,
     Required,
-    Size,
     Types,
-    Unlisted,
 )
-from ramify.grammar.schema.logic.formula import FALSE, TRUE, And, Formula, both, negated
-from ramify.grammar.schema.logic.normal_form import Branch, counts
-from ramify.grammar.schema.unenforceable import ManyTexts, refuse
+from ramify.grammar.schema.logic.formula import FALSE, TRUE, And, Formula, conjunction, negation
+from ramify.grammar.schema.logic.normal_form import Disjunct, counts
+from ramify.grammar.schema.unenforceable import NotCanonical, refuse
 from ramify.grammar.schema.values import json_rules
 from ramify.grammar.schema.values.json_rules import enclosed
 from ramify.grammar.schema.values.json_text import spelled
-from ramify.grammar.schema.values.object_members import Braces, Member
+from ramify.grammar.schema.values.object_members import Member, MemberSequence
 from ramify.grammar.schema.values.scalars import keys
 from ramify.grammar.schema.values.string_language import combinations
-from ramify.grammar.schema.values.string_patterns import searched
+from ramify.grammar.schema.values.string_patterns import search_pattern
 
 if TYPE_CHECKING:
     from ramify.grammar.schema.compiler import SchemaGrammar
 
 MAX_MEMBER_COUNTS = 20_000
+"""Most named properties times the greatest number of properties that is counted."""
 MAX_COUNTED = 1000
-"""Most properties that are counted; an object whose maxProperties is above it has at most so many."""
-MAX_WANTED = 3
+"""Most properties that are counted: maxProperties is lowered to it, and a greater minProperties refused."""
+MAX_EXISTENTIALS = 3
+MAX_PATTERN_STATES = 5000
+MAX_PATTERN_SETS = 4
+"""Most patterns for names of which every set is tried, where their automaton has too many states."""
 
 
-class _Other(NamedTuple):
-    """Properties that are not named: their names, and what their values satisfy."""
+class _Unnamed(NamedTuple):
+    """Properties that are not named: what their names satisfy, and what their values do."""
 
     key: Formula
     value: Formula
 
 
-def objects(grammar: SchemaGrammar, branch: Branch) -> Expression:
-    """The objects of `branch`."""
-    low, high = counts(branch, Size)
+def objects(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
+    """The objects of `disjunct`."""
+    low, high = counts(disjunct, PropertyCount)
     if high is not None and high < low:
-        return grammar.found(NOTHING, "minProperties exceeds maxProperties")
-    said = any(isinstance(fact, Members | Names | Required | Size | Has) for fact in branch.facts)
-    if not said and not grammar.one_spelling:
+        return grammar.define(NOTHING, "minProperties exceeds maxProperties")
+    about_objects = Properties | PropertyNames | Required | PropertyCount | HasProperty
+    if not any(isinstance(each, about_objects) for each in disjunct.assertions) and not grammar.canonical:
         return json_rules.OBJECT
     if high is not None:
         high = min(high, MAX_COUNTED)
-    return _Object(grammar, branch).expression(low, high)
+    return _Object(grammar, disjunct).expression(low, high)
 
 
 class _Object:
-    def __init__(self, grammar: SchemaGrammar, branch: Branch) -> None:
+    def __init__(self, grammar: SchemaGrammar, disjunct: Disjunct) -> None:
         self._grammar = grammar
-        self._test = grammar.branches.test
-        self._members: list[Members] = branch.of(Members)
-        self._by_name = [dict(fact.named) for fact in self._members]
-        self._keys = both(*(fact.key for fact in branch.of(Names)))
-        self._wanted: list[Has] = branch.of(Has)
-        self._required = branch.required
+        self._disjunct = disjunct
+        self._test = grammar.normal_form.satisfies
+        self._keys = conjunction(*(names.key for names in disjunct.of(PropertyNames)))
+        self._existentials = disjunct.of(HasProperty)
         self._pointer = next(
-            (fact.pointer for fact in branch.facts if isinstance(fact, Size | Names | Has)), ""
+            (
+                each.pointer
+                for each in disjunct.assertions
+                if isinstance(each, PropertyCount | PropertyNames | HasProperty)
+            ),
+            "",
         )
-        named = {name: None for known in self._by_name for name in known} | self._required
-        self._names = list(named)
 
     def expression(self, low: int, high: int | None) -> Expression:
-        if len(self._wanted) > MAX_WANTED:
-            refuse(self._pointer, "So many conditions on unnamed properties are not enforced", "Use fewer.")
+        if len(self._existentials) > MAX_EXISTENTIALS:
+            refuse(
+                self._pointer, f"More than {MAX_EXISTENTIALS} conditions on unnamed properties", "Use fewer."
+            )
         members = []
-        for name in self._names:
+        for name in self._disjunct.named_properties:
             member = self._member(name)
             if member is not None:
                 members.append(member)
-            elif name in self._required:
-                return self._grammar.found(
+            elif name in self._disjunct.required:
+                return self._grammar.define(
                     NOTHING, f"the property {name!r} is required and cannot have a value"
                 )
         if low > MAX_COUNTED or max(low, high or 0) * len(members) > MAX_MEMBER_COUNTS:
             refuse(self._pointer, "minProperties and maxProperties are too large here", "Leave them out.")
-        # Where members are counted, none is to be written twice. That can be seen where all are alike.
-        self._names_differ = (
-            low > 1 and not members and not self._wanted and len(self._kinds_of_others()) == 1
+        # A repeated name would be counted twice, so names must differ. Their texts can only be compared where
+        # all properties are of one kind.
+        self._unique_names = (
+            low > 1 and not members and not self._existentials and len(self._kinds_of_unnamed()) == 1
         )
-        others = self._others() if not self._grammar.one_spelling else self._no_others()
-        braces = Braces(self._grammar, members, others, len(self._wanted), low, high, self._pointer)
-        filled, empty = braces.content()
+        others = self._no_others() if self._grammar.canonical else self._others()
+        sequence = MemberSequence(
+            self._grammar, members, others, len(self._existentials), low, high, self._pointer
+        )
+        filled, empty = sequence.content()
         if filled == NOTHING and not empty:
-            return self._grammar.found(NOTHING, "the object can have no more properties")
+            return self._grammar.define(NOTHING, "the object can have no more properties")
         return self._grammar.rules.define(enclosed("{", filled, "}", self._grammar.marks, empty=empty))
 
     def _member(self, name: str) -> Member | None:
-        """The member called `name`; None where it cannot have a value."""
+        """The named property `name`; None where it cannot have a value."""
         if self._keys != TRUE and not self._test(self._keys, name):
             return None
-        goal = self._goal(name)
-        value = self._grammar.value(goal)
+        formula = self._disjunct.property_formula(name, self._test)
+        value = self._grammar.value(formula)
         if value == NOTHING:
             return None
         start = seq(text(spelled(name)), self._grammar.marks.colon)
-        meeting = [i for i, wanted in enumerate(self._wanted) if self._test(wanted.key, name)]
-        meets = self._meets(meeting, goal, start)
-        return Member(seq(start, value), name in self._required, tuple(meets))
+        possible = [i for i, has in enumerate(self._existentials) if self._test(has.key, name)]
+        witnesses = self._witnesses(possible, formula, start)
+        return Member(seq(start, value), name in self._disjunct.required, tuple(witnesses))
 
-    def _meets(
-        self, meeting: list[int], goal: Formula, start: Expression
+    def _witnesses(
+        self, possible: list[int], formula: Formula, start: Expression
     ) -> list[tuple[frozenset[int], Expression]]:
-        """For each choice of wanted properties that this may be: which they are, and its text."""
+        """For each set of existential assertions that the property can satisfy at once: the set, and its
+        text.
+
+        `possible` are the assertions whose key the name satisfies.
+        """
         found = []
-        for size in range(1, len(meeting) + 1):
-            for chosen in itertools.combinations(meeting, size):
-                value = self._grammar.value(both(goal, *(self._wanted[i].value for i in chosen)))
+        for size in range(1, len(possible) + 1):
+            for chosen in itertools.combinations(possible, size):
+                wanted = (self._existentials[i].value for i in chosen)
+                value = self._grammar.value(conjunction(formula, *wanted))
                 if value != NOTHING:
                     found.append((frozenset(chosen), seq(start, value)))
         return found
 
-    def _goal(self, name: str) -> Formula:
-        goals: list[Formula] = []
-        for fact, known in zip(self._members, self._by_name, strict=True):
-            own = [known[name]] if name in known else []
-            own += [value for key, value in fact.keyed if self._test(key, name)]
-            goals += own or [fact.others]
-        return both(*goals)
-
-    # --- others -----------------------------------------------------------------------------------
+    # --- unnamed properties -----------------------------------------------------------------------
 
     def _others(self) -> list[Member]:
-        """Members that are not named."""
-        unnamed = both(Types(STRING), Unlisted(tuple(map(value_of, self._names)))) if self._names else TRUE
+        """The properties that are not named, one member for each kind."""
+        named = tuple(map(Value, self._disjunct.named_properties))
+        not_named = conjunction(Types(STRING), NotInEnum(named)) if named else TRUE
         found = []
-        for other in self._kinds_of_others():
-            value = self._grammar.value(other.value)
+        for kind in self._kinds_of_unnamed():
+            value = self._grammar.value(kind.value)
             if value == NOTHING:
                 continue
-            key = self._key(both(unnamed, other.key, self._keys))
+            key = self._key(conjunction(not_named, kind.key, self._keys))
             if key == NOTHING:
                 continue
-            start = seq(UniqueItem(key) if self._names_differ else key, self._grammar.marks.colon)
-            text_of_member = seq(start, value)
+            member = seq(UniqueItem(key) if self._unique_names else key, self._grammar.marks.colon, value)
             if (key, value) == (json_rules.STRING, json_rules.VALUE):
-                text_of_member = json_rules.MEMBER
-            meets = []
-            for i, wanted in enumerate(self._wanted):
-                meeting = self._key(both(unnamed, other.key, self._keys, wanted.key))
-                if meeting != NOTHING:
-                    meets += self._meets([i], other.value, seq(meeting, self._grammar.marks.colon))
-            found.append(Member(text_of_member, False, tuple(meets)))
+                member = json_rules.MEMBER
+            witnesses = []
+            for i, has in enumerate(self._existentials):
+                matching = self._key(conjunction(not_named, kind.key, self._keys, has.key))
+                if matching != NOTHING:
+                    start = seq(matching, self._grammar.marks.colon)
+                    witnesses += self._witnesses([i], kind.value, start)
+            found.append(Member(member, False, tuple(witnesses)))
         return found
 
     def _no_others(self) -> list[Member]:
-        """Where each object is to have one text its properties come in one order, so there are no others."""
-        if self._wanted or any(other != _Other(TRUE, TRUE) for other in self._kinds_of_others()):
-            raise ManyTexts("objects with properties that are not named")
+        """None: in canonical form an object has one order, and unnamed properties have none."""
+        if self._existentials or any(kind != _Unnamed(TRUE, TRUE) for kind in self._kinds_of_unnamed()):
+            raise NotCanonical("objects with properties that are not named")
         return []
 
-    def _kinds_of_others(self) -> list[_Other]:
-        """The unnamed properties by what their values must satisfy."""
-        patterns = list(dict.fromkeys(key for fact in self._members for key, _ in fact.keyed))
-        kinds: list[_Other] = []
-        for matching in self._combinations(patterns):
-            goals: list[Formula] = []
-            for fact in self._members:
-                own = [value for key, value in fact.keyed if key in matching]
-                goals += own or [fact.others]
-            goal = both(*goals)
-            if goal == FALSE:
-                continue
-            key = both(*(key if key in matching else negated(key) for key in patterns))
-            kinds.append(_Other(key, goal))
+    def _kinds_of_unnamed(self) -> list[_Unnamed]:
+        """The unnamed properties, divided by which patterns of patternProperties their names match."""
+        properties = self._disjunct.of(Properties)
+        patterns = list(dict.fromkeys(key for each in properties for key, _ in each.keyed))
+        kinds: list[_Unnamed] = []
+        for matching in self._matching_sets(patterns):
+            formulas: list[Formula] = []
+            for each in properties:
+                own = [value for key, value in each.keyed if key in matching]
+                formulas += own or [each.others]
+            value = conjunction(*formulas)
+            if value != FALSE:
+                key = conjunction(*(key if key in matching else negation(key) for key in patterns))
+                kinds.append(_Unnamed(key, value))
         return kinds
 
-    def _combinations(self, patterns: list[Formula]) -> list[list[Formula]]:
-        """The sets of `patterns` that some name satisfies, and none of the others."""
+    def _matching_sets(self, patterns: list[Formula]) -> list[list[Formula]]:
+        """The sets of `patterns` such that some name satisfies exactly these, and perhaps a few more sets."""
         if not patterns:
             return [[]]
         expressions = [_pattern(key) for key in patterns]
         if all(expressions):
-            found = combinations([expression for expression in expressions if expression], 5000)
+            found = combinations([each for each in expressions if each], MAX_PATTERN_STATES)
             if found is not None:
                 return [[patterns[i] for i in sorted(chosen)] for chosen in sorted(found, key=sorted)]
-        if len(patterns) > 4:
+        if len(patterns) > MAX_PATTERN_SETS:
             refuse(
                 self._pointer,
                 f"{len(patterns)} patterns for names that overlap are not enforced",
@@ -197,16 +212,16 @@ class _Object:
         return [list(chosen) for size in sizes for chosen in itertools.combinations(patterns, size)]
 
     def _key(self, formula: Formula) -> Expression:
-        if formula == TRUE and not self._names_differ:
+        if formula == TRUE and not self._unique_names:
             return json_rules.STRING
-        branches = self._grammar.branches.of(both(Types(STRING), formula))
-        return keys(self._grammar, branches, one_spelling=self._names_differ)
+        disjuncts = self._grammar.normal_form.of(conjunction(Types(STRING), formula))
+        return keys(self._grammar, disjuncts, canonical=self._unique_names)
 
 
 def _pattern(key: Formula) -> Expression | None:
     """The expression of a key that is one pattern."""
     parts = key.parts if isinstance(key, And) else (key,)
-    facts = [part for part in parts if not isinstance(part, Types)]
-    if len(facts) == 1 and isinstance(facts[0], Matches) and facts[0].wanted:
-        return searched(facts[0].pointer, facts[0].pattern).expression
+    match [part for part in parts if not isinstance(part, Types)]:
+        case [Matches(pattern, True, pointer)]:
+            return search_pattern(pointer, pattern).expression
     return None

@@ -1,4 +1,4 @@
-"""What stands between JSON values: commas, colons and brackets, with the white space around them."""
+"""What is between JSON values: commas, colons and brackets, with the white space around them."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ from ramify.grammar.schema.values.json_text import COLON, COMMA, spelled
 
 
 class Punctuation(NamedTuple):
-    """What stands before, between and after values, and the fixed text of commas and colons."""
+    """The punctuation marks of JSON with the white space beside them."""
 
     comma: Expression
     colon: Expression
     opening: Expression
-    """After an opening bracket or brace that something follows."""
+    """After the opening bracket or brace of a non-empty array or object."""
     closing: Expression
-    """Before a closing one that something precedes."""
+    """Before the closing one."""
     empty: Expression
-    """Between the two when they hold nothing."""
+    """Between the brackets or braces of an empty array or object."""
     around: Expression
-    """Before and after the whole."""
+    """Before and after the whole text."""
 
 
 def punctuation(whitespace: Whitespace) -> Punctuation:
-    """Of "natural" white space, a space after commas and colons; of "compact", none; of a number, up to
-    so many characters of white space wherever JSON allows them."""
+    """The punctuation for a white space option of `ramify.constraint`.
+
+    "natural" has a space after commas and colons, "compact" has none, and a number n allows up to n
+    characters of white space wherever JSON does.
+    """
     if whitespace == "natural":
         return Punctuation(Text(COMMA), Text(COLON), EMPTY, EMPTY, EMPTY, EMPTY)
     if whitespace == "compact" or whitespace == 0:
@@ -37,7 +40,7 @@ def punctuation(whitespace: Whitespace) -> Punctuation:
 
 
 def value_text(value: Any, marks: Punctuation) -> Expression:
-    """The texts of one JSON value."""
+    """The texts of one JSON value, which differ in white space only."""
     match value:
         case dict() if value:
             members = [

@@ -1,7 +1,7 @@
-"""Sets of strings given by several conditions at once, written as grammar rules.
+"""Strings under several conditions at once, such as two patterns and a length, as grammar rules.
 
-Where one pattern alone is given its expression is used as it is: repetitions stay repetitions, which
-the engine handles better than the automaton they unroll to.
+The conditions become one automaton over characters, their product; each of its states becomes a rule. A
+single pattern is used as the expression that it is, since repetitions take fewer states there than unrolled.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from ramify.grammar.rules.derivative import CharAutomaton, Derivatives, Left, explore, minimal, to_rules
+from ramify.grammar.rules.derivative import CharAutomaton, Derivatives, Product, explore, minimal, to_rules
 from ramify.grammar.rules.expression import (
     ANY_CHAR,
     EMPTY,
@@ -40,21 +40,24 @@ MAX_STATES = 6000
 """Most states of the automaton of one string; each becomes a rule of the grammar."""
 
 MAX_MINIMISED = 300
-MOST_OF_SHORT = 250
-ENOUGH = 60
-"""Characters to which a maximum may be lowered where more take too many states."""
+"""Most states of an automaton that is minimised."""
+MAX_SHORT_LENGTH = 250
+MIN_LOWERED_LENGTH = 60
+"""Where counting up to a maxLength takes too many states, the maximum is lowered, but not below this."""
 
 
 class _Condition(NamedTuple):
+    """The string matches `expression` or, where it is not `positive`, does not."""
+
     pointer: str
     expression: Expression
-    wanted: bool
+    positive: bool
     short: Expression | None = None
-    """Of fewer states; what it matches with at most `MOST_OF_SHORT` characters, `expression` does too."""
+    """Fewer states; its matches of at most `MAX_SHORT_LENGTH` characters are matches of `expression`."""
 
 
 class StringLanguage:
-    """The strings that satisfy all conditions added."""
+    """The strings that satisfy all conditions added so far."""
 
     def __init__(self) -> None:
         self._conditions: dict[tuple[Expression, bool], _Condition] = {}
@@ -65,36 +68,37 @@ class StringLanguage:
         return not self._conditions and not self._excluded
 
     def add(
-        self, pointer: str, expression: Expression, *, wanted: bool, short: Expression | None = None
+        self, pointer: str, expression: Expression, *, positive: bool, short: Expression | None = None
     ) -> None:
-        """`short`, for what is wanted: a part of `expression` that does where strings must be counted."""
-        self._conditions.setdefault((expression, wanted), _Condition(pointer, expression, wanted, short))
+        """The string matches `expression`, or does not; `pointer` names the keyword in messages.
+
+        `short` may replace a positive `expression` where characters are counted: see `_Condition`.
+        """
+        self._conditions.setdefault((expression, positive), _Condition(pointer, expression, positive, short))
 
     def exclude(self, strings: Iterable[str]) -> None:
+        """The string is none of these."""
         self._excluded |= dict.fromkeys(strings)
 
-    def expression(
-        self, low: int, high: int | None, rules: Rules, *, one_spelling: bool = False
-    ) -> Expression:
+    def expression(self, low: int, high: int | None, rules: Rules, *, canonical: bool = False) -> Expression:
         """The strings of `low` to `high` characters as JSON text between quotes.
 
-        With `one_spelling` no character has two, also where nothing restricts it.
-        Raises `InvalidConstraint` when that needs more than `MAX_STATES` states.
+        With `canonical` no character has two spellings. Raises `Unenforceable` beyond `MAX_STATES` states.
         """
         conditions = list(self._conditions.values())
         if not conditions:
             if not self._excluded:
                 return rules.define(escaped(repeat(ANY_CHAR, low, high)))
             if (low, high) == (0, None):
-                anything = repeat(ANY_CHAR, 0, None) if one_spelling else json_rules.CHARACTERS
+                anything = repeat(ANY_CHAR, 0, None) if canonical else json_rules.CHARACTERS
                 return rules.define(escaped(others_than(self._excluded, anything)))
-        if len(conditions) == 1 and conditions[0].wanted and not self._excluded:
+        if len(conditions) == 1 and conditions[0].positive and not self._excluded:
             counted = _counted(conditions[0].expression, low, high)
             if counted is not None:
                 return rules.define(escaped(counted))
         pointer = conditions[0].pointer if conditions else ""
         if self._excluded:
-            conditions.append(_Condition(pointer, prefix_tree(self._excluded), False))
+            conditions.append(_Condition(pointer, alt(*map(text, self._excluded)), False))
         automaton = _automaton(conditions, low, high)
         if automaton is None:
             refuse(
@@ -108,14 +112,14 @@ class StringLanguage:
 def as_rules(
     automaton: CharAutomaton, rules: Rules, spell: Callable[[Expression], Expression], *, counted: bool
 ) -> Expression:
-    """The language of `automaton` over rules, one a state."""
+    """The language of `automaton`, with a rule for each state; `spell` writes its characters."""
     if counted or len(automaton.edges) > MAX_MINIMISED:
-        # A chain of n states takes n rounds to minimise, and counted strings are chains.
-        return to_rules_as_it_is(automaton, rules, spell)
+        # Minimising takes as many rounds as the longest chain of states, and counted strings are chains.
+        return unminimised_rules(automaton, rules, spell)
     return to_rules(automaton, rules, spell)
 
 
-def to_rules_as_it_is(
+def unminimised_rules(
     automaton: CharAutomaton, rules: Rules, spell: Callable[[Expression], Expression]
 ) -> Expression:
     calls = [rules.reserve() for _ in automaton.edges]
@@ -133,8 +137,12 @@ def to_rules_as_it_is(
 Tree = dict[str, "Tree"]
 
 
-def _tree(strings: Iterable[str]) -> tuple[Tree, set[int]]:
-    """The strings by their characters, and the identities of the nodes at which one of them ends."""
+def others_than(strings: Iterable[str], anything: Expression) -> Expression:
+    """All strings but `strings`; `anything` is an expression of all strings.
+
+    For "to" and "ten" it follows their tree: "t", then "o" and at least one character, or "e" and what is not
+    "n", or any other character and anything; or any other character than "t" and anything; or nothing at all.
+    """
     root: Tree = {}
     ends = set()
     for string in strings:
@@ -142,24 +150,6 @@ def _tree(strings: Iterable[str]) -> tuple[Tree, set[int]]:
         for char in string:
             node = node.setdefault(char, {})
         ends.add(id(node))
-    return root, ends
-
-
-def prefix_tree(strings: Iterable[str]) -> Expression:
-    """One of `strings`."""
-    root, ends = _tree(strings)
-
-    def written(node: Tree) -> Expression:
-        below = [seq(text(char), written(child)) for char, child in node.items()]
-        return alt(*([EMPTY] if id(node) in ends else []), *below)
-
-    return written(root)
-
-
-def others_than(strings: Iterable[str], anything: Expression) -> Expression:
-    """All strings but these, as the tree of the strings in which every other character leads out of it, to
-    `anything`."""
-    root, ends = _tree(strings)
 
     def written(node: Tree) -> Expression:
         below = [seq(text(char), written(child)) for char, child in node.items()]
@@ -175,17 +165,19 @@ def _outside(letters: frozenset[str]) -> Expression:
 
 
 def combinations(expressions: list[Expression], most_states: int) -> set[frozenset[int]] | None:
-    """The sets of `expressions` of which some string satisfies all and none besides, by their numbers;
-    None where finding them takes more than `most_states` states."""
+    """The sets of `expressions`, by number, such that some string matches exactly the expressions of the set.
+
+    None where finding them takes more than `most_states` states.
+    """
     derivatives = Derivatives({})
     everything = repeat(ANY_CHAR, 0, None)
     start = tuple(frozenset([part]) for part in [everything, *expressions])
     seen = {start}
     queue = [start]
     found = set()
-    for lefts in queue:
-        found.add(frozenset(i for i, left in enumerate(lefts[1:]) if any(map(nullable, left))))
-        for _, after in derivatives.joint_steps(lefts):
+    for residuals in queue:
+        found.add(frozenset(i for i, left in enumerate(residuals[1:]) if any(map(nullable, left))))
+        for _, after in derivatives.product_transitions(residuals):
             if after not in seen:
                 if len(seen) == most_states:
                     return None
@@ -195,23 +187,19 @@ def combinations(expressions: list[Expression], most_states: int) -> set[frozens
 
 
 def _counted(expression: Expression, low: int, high: int | None) -> Expression | None:
-    """`expression` restricted to `low` … `high` characters, where that is seen at once."""
+    """`expression` restricted to `low` to `high` characters; None where that takes an automaton."""
     shortest, longest = _lengths(expression)
     if low <= shortest and (high is None or (longest is not None and longest <= high)):
         return expression
     if isinstance(expression, Repeat) and isinstance(expression.item, Chars):
         least = max(low, expression.low)
-        most = [bound for bound in (high, expression.high) if bound is not None]
-        return (
-            repeat(expression.item, least, min(most, default=None))
-            if least <= min(most, default=least)
-            else NOTHING
-        )
+        most = min((bound for bound in (high, expression.high) if bound is not None), default=None)
+        return repeat(expression.item, least, most) if most is None or least <= most else NOTHING
     return None
 
 
 def _lengths(expression: Expression) -> tuple[int, int | None]:
-    """The least and the most characters; None: no limit."""
+    """The least and the most characters of a match; None is no limit."""
     match expression:
         case Text(literal):
             return len(literal), len(literal)
@@ -231,44 +219,36 @@ def _lengths(expression: Expression) -> tuple[int, int | None]:
 
 
 def _automaton(conditions: list[_Condition], low: int, high: int | None) -> CharAutomaton | None:
-    """Of the strings of `low` to `high` characters; to fewer, where more take too many states to count."""
+    """The automaton of the strings of `low` to `high` characters; None beyond `MAX_STATES` states.
+
+    Where counting takes too many states, `high` is lowered, to `MAX_SHORT_LENGTH` for the `short` expressions
+    and otherwise to what fits.
+    """
     free = _uncounted([condition.expression for condition in conditions], conditions)
     if (low, high) == (0, None) or free is None:
         return free
     counted = _counted_states(free, low, high)
-    if counted is None and low <= MOST_OF_SHORT and any(condition.short for condition in conditions):
+    if counted is None and low <= MAX_SHORT_LENGTH and any(condition.short for condition in conditions):
         shorter = [condition.short or condition.expression for condition in conditions]
         free = _uncounted(shorter, conditions) or free
-        high = MOST_OF_SHORT if high is None else min(high, MOST_OF_SHORT)
+        high = MAX_SHORT_LENGTH if high is None else min(high, MAX_SHORT_LENGTH)
         counted = _counted_states(free, low, high)
     fitting = max(low, MAX_STATES // len(free.edges) - 1) if free.edges else 0
-    if counted is None and high is not None and ENOUGH <= fitting < high:
+    if counted is None and high is not None and MIN_LOWERED_LENGTH <= fitting < high:
         counted = _counted_states(free, low, fitting)
     return counted
 
 
 def _uncounted(expressions: list[Expression], conditions: list[_Condition]) -> CharAutomaton | None:
-    # A part that matches everything gives every character a step, also where only unwanted parts move.
-    parts = [repeat(ANY_CHAR, 0, None), *expressions]
-    wanted = [True, *(condition.wanted for condition in conditions)]
-    derivatives = Derivatives({})
-
-    def steps(lefts: tuple[Left, ...]) -> list[tuple[Ranges, tuple[Left, ...]]]:
-        return [
-            (ranges, after)
-            for ranges, after in derivatives.joint_steps(lefts)
-            if all(left or not needed for left, needed in zip(after, wanted, strict=True))
-        ]
-
-    def final(lefts: tuple[Left, ...]) -> bool:
-        return all(any(map(nullable, left)) == needed for left, needed in zip(lefts, wanted, strict=True))
-
-    found = explore(tuple(frozenset([part]) for part in parts), steps, final, MAX_STATES)
+    # The product needs a step for every character, also for those that no expression begins with.
+    positive = [condition.positive for condition in conditions]
+    product = Product([(repeat(ANY_CHAR, 0, None), True), *zip(expressions, positive, strict=True)])
+    found = explore(product.start, product.steps, product.final, MAX_STATES)
     return minimal(found) if found is not None and len(found.edges) <= MAX_MINIMISED else found
 
 
 def _counted_states(free: CharAutomaton, low: int, high: int | None) -> CharAutomaton | None:
-    """`free` with the number of characters read as part of its states."""
+    """`free` restricted to `low` to `high` characters, whose count becomes part of its states."""
     cap = low if high is None else high
 
     def steps(state: tuple[int, int]) -> list[tuple[Ranges, tuple[int, int]]]:

@@ -1,4 +1,4 @@
-"""Patterns of schemas as expressions, and whether they match a string."""
+"""Patterns of schemas: as expressions, and matched against strings by their derivatives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from ramify.errors import InvalidConstraint
 from ramify.grammar.rules import regex_syntax
-from ramify.grammar.rules.derivative import Derivatives, Left
+from ramify.grammar.rules.derivative import Derivatives, Residual
 from ramify.grammar.rules.expression import nullable
 from ramify.grammar.schema.unenforceable import Unenforceable
 
@@ -15,16 +15,16 @@ MAX_SECONDS = 0.5
 """Most time to match one string against a pattern that has lookarounds or backreferences."""
 
 
-class Searched:
-    """A pattern, with the states of its automaton that strings have led to so far."""
+class SearchPattern:
+    """The strings in which a pattern matches somewhere, with the automaton states that were needed so far."""
 
     def __init__(self, pattern: str) -> None:
         self.expression = regex_syntax.search(pattern)
         self._derivatives = Derivatives({})
-        self._after: dict[tuple[Left, str], Left] = {}
+        self._after: dict[tuple[Residual, str], Residual] = {}
 
     def matches(self, string: str) -> bool:
-        left: Left = frozenset([self.expression])
+        left: Residual = frozenset([self.expression])
         for char in string:
             if not left:
                 return False
@@ -34,7 +34,7 @@ class Searched:
             left = after
         return any(map(nullable, left))
 
-    def _step(self, left: Left, point: int) -> Left:
+    def _step(self, left: Residual, point: int) -> Residual:
         return frozenset(
             after
             for expression in left
@@ -44,23 +44,30 @@ class Searched:
 
 
 @lru_cache(maxsize=512)
-def _searched(pattern: str) -> Searched:
-    return Searched(pattern)
+def _search_pattern(pattern: str) -> SearchPattern:
+    return SearchPattern(pattern)
 
 
-def searched(pointer: str, pattern: str) -> Searched:
-    """The strings in which `pattern` matches somewhere. Raises `InvalidConstraint` at `pointer`."""
+def search_pattern(pointer: str, pattern: str) -> SearchPattern:
+    """`SearchPattern` of `pattern`, from a cache.
+
+    Raises `InvalidConstraint` with `pointer` for a pattern that is not valid, and `Unenforceable` for one
+    that is valid and has no automaton, such as a backreference.
+    """
     try:
-        return _searched(pattern)
+        return _search_pattern(pattern)
     except InvalidConstraint as error:
-        # What is valid and merely not supported comes with a remedy.
+        # `regex_syntax` gives a remedy only for what is valid and not supported.
         kind = Unenforceable if error.remedy else InvalidConstraint
         raise kind(error.message, pointer=pointer, remedy=error.remedy) from None
 
 
 def without_lookaheads(pattern: str) -> list[tuple[str, bool]]:
-    """Patterns that a string must match (True) or must not: together they are `pattern`, with the
-    lookaheads right after its ^ as patterns of their own. Where there are none, `pattern` alone."""
+    """Patterns that a string must match (True) or must not, which together mean the same as `pattern`.
+
+    ``^(?!a)b`` is ``[("^b", True), ("^(?:a)", False)]``: lookaheads right after ^ become patterns of their
+    own. Where they stand elsewhere, the result is `pattern` alone.
+    """
     found: list[tuple[str, bool]] = []
     rest = pattern.removeprefix("^")
     while rest.startswith(("(?=", "(?!")):
@@ -80,7 +87,7 @@ def without_lookaheads(pattern: str) -> list[tuple[str, bool]]:
 
 
 def _group_end(pattern: str) -> int | None:
-    """Where the group ends that begins at the start of `pattern`."""
+    """The position of the parenthesis that closes the first group, with which `pattern` begins."""
     for i, char, depth in _depths(pattern):
         if char == ")" and depth == 0:
             return i
@@ -92,7 +99,7 @@ def _has_top_level_or(pattern: str) -> bool:
 
 
 def _depths(pattern: str) -> Iterator[tuple[int, str, int]]:
-    """(place, character, how many groups it is in) for characters that have a meaning."""
+    """(position, character, open groups after it), but for escaped characters and those inside [sets]."""
     depth = 0
     in_set = escaped = False
     for i, char in enumerate(pattern):
@@ -106,22 +113,27 @@ def _depths(pattern: str) -> Iterator[tuple[int, str, int]]:
         yield i, char, depth
 
 
-def matches_searched(pointer: str, pattern: str, string: str) -> bool:
-    return searched(pointer, pattern).matches(string)
+def matches_regular(pointer: str, pattern: str, string: str) -> bool:
+    """Whether `pattern`, which must have an automaton, matches somewhere. Raises as `search_pattern`."""
+    return search_pattern(pointer, pattern).matches(string)
 
 
 def matches_pattern(pointer: str, pattern: str, text: str) -> bool:
-    """`pattern` matches somewhere in `text`. Raises `InvalidConstraint` where that takes too long to say."""
+    """Whether `pattern` matches somewhere in `text`.
+
+    Raises `InvalidConstraint` with `pointer` for a pattern that is not valid, or has no automaton and takes
+    longer than `MAX_SECONDS` to match.
+    """
     try:
         return all(
-            matches_searched(pointer, part, text) == wanted for part, wanted in without_lookaheads(pattern)
+            matches_regular(pointer, part, text) == positive for part, positive in without_lookaheads(pattern)
         )
     except Unenforceable:
         return _backtracked(pointer, pattern, text)
 
 
 def _backtracked(pointer: str, pattern: str, text: str) -> bool:
-    """For patterns that no automaton reads. They may take for ever, so there is a limit."""
+    """For patterns without an automaton, by backtracking, which may take exponential time."""
     import regex
 
     try:
@@ -133,6 +145,7 @@ def _backtracked(pointer: str, pattern: str, text: str) -> bool:
 
 
 def is_regex(text: str) -> bool:
+    """Whether the `regex` package takes `text` for a regular expression."""
     import regex
 
     try:

@@ -1,7 +1,7 @@
-"""Arrays whose items are all different, or not.
+"""Arrays whose items are all different or, under a negation, are not.
 
-Where the items have few values, there is a rule for each set of values used so far. Otherwise their texts are
-compared (`expression.Fresh`), so each value must have one text.
+Items of up to `MAX_VALUES` values take a rule for each set of values used so far. Other items are compared by
+their text (`expression.UniqueItem`), so each value must have exactly one text (`SchemaGrammar.canonical`).
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ramify.grammar.rules.expression import EMPTY, NOTHING, Call, Expression, UniqueItem, alt, repeat, seq
-from ramify.grammar.schema.json_values import Value, type_of, value_of
-from ramify.grammar.schema.logic.assertions import Contains, Items, Members, Unique
-from ramify.grammar.schema.logic.formula import Formula, both
-from ramify.grammar.schema.logic.normal_form import Branch, bounds
-from ramify.grammar.schema.unenforceable import ManyTexts, refuse
+from ramify.grammar.schema.json_values import Value, type_of
+from ramify.grammar.schema.logic.assertions import Contains, Items, UniqueItems
+from ramify.grammar.schema.logic.formula import Formula, conjunction
+from ramify.grammar.schema.logic.normal_form import Disjunct, bounds
+from ramify.grammar.schema.unenforceable import NotCanonical, refuse
 from ramify.grammar.schema.values.json_rules import enclosed
 from ramify.grammar.schema.values.punctuation import value_text
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ramify.grammar.schema.compiler import SchemaGrammar
 
 MAX_VALUES = 9
-"""Most values of which every set of those used is told apart."""
+"""Most values of items for which there is a rule for each set of those used."""
 MAX_PLACES = 40
 
 
@@ -32,22 +32,22 @@ class _State(NamedTuple):
     counted: tuple[int, ...]
 
 
-def unique_arrays(grammar: SchemaGrammar, branch: Branch, low: int, high: int | None) -> Expression:
-    """The arrays of `branch`, which has a `Unique` fact, of `low` to `high` items."""
-    pointer = branch.of(Unique)[0].pointer
-    wanted = {fact.wanted for fact in branch.of(Unique)}
-    if len(wanted) > 1:
-        return grammar.found(NOTHING, "items cannot be unique and not")
-    arrays = _Few(grammar, branch, low, high, unique=wanted == {True})
+def unique_arrays(grammar: SchemaGrammar, disjunct: Disjunct, low: int, high: int | None) -> Expression:
+    """The arrays of `disjunct`, which has a `UniqueItems` assertion, of `low` to `high` items."""
+    pointer = disjunct.of(UniqueItems)[0].pointer
+    signs = {unique.positive for unique in disjunct.of(UniqueItems)}
+    if len(signs) > 1:
+        return grammar.define(NOTHING, "items cannot be unique and not")
+    arrays = _EnumeratedItems(grammar, disjunct, low, high, unique=signs == {True})
     if arrays.values is not None:
         return arrays.expression()
-    if wanted == {False}:
+    if signs == {False}:
         refuse(
             pointer, "That some items are equal is not enforced where they have many values", "Leave it out."
         )
     try:
-        return _compared(grammar, branch, low, high)
-    except ManyTexts as reason:
+        return _compared(grammar, disjunct, low, high)
+    except NotCanonical as reason:
         refuse(
             pointer,
             f"uniqueItems is not enforced for {reason}",
@@ -55,25 +55,24 @@ def unique_arrays(grammar: SchemaGrammar, branch: Branch, low: int, high: int | 
         )
 
 
-def _compared(grammar: SchemaGrammar, branch: Branch, low: int, high: int | None) -> Expression:
-    """Arrays of which no item has the text of another. All items are in one rule: that is where texts are
-    remembered."""
-    if grammar.one_spelling:
-        raise ManyTexts("arrays within arrays of unique items")
-    if any(fact.low or fact.high is not None for fact in branch.of(Contains)):
-        raise ManyTexts("arrays with contains")
-    items: list[Items] = branch.of(Items)
-    if any(fact.prefix for fact in items):
-        raise ManyTexts("arrays whose first items have schemas of their own")
-    goal = both(*(fact.rest for fact in items))
-    item = grammar.written_once(goal)
+def _compared(grammar: SchemaGrammar, disjunct: Disjunct, low: int, high: int | None) -> Expression:
+    """Arrays in which no two items have the same text: the rule of the array remembers their texts."""
+    if grammar.canonical:
+        raise NotCanonical("arrays within arrays of unique items")
+    if any(assertion.low or assertion.high is not None for assertion in disjunct.of(Contains)):
+        raise NotCanonical("arrays with contains")
+    items: list[Items] = disjunct.of(Items)
+    if any(assertion.prefix for assertion in items):
+        raise NotCanonical("arrays whose first items have schemas of their own")
+    formula = conjunction(*(assertion.rest for assertion in items))
+    item = grammar.canonical_value(formula)
     if item == NOTHING:
         return enclosed("[", NOTHING, "]", grammar.marks) if low == 0 else NOTHING
-    most = _number_of_values(grammar, goal)
+    most = _number_of_values(grammar, formula)
     if most is not None:
         high = most if high is None else min(high, most)
     if high is not None and high < low:
-        return grammar.found(NOTHING, "there are not enough different items")
+        return grammar.define(NOTHING, "there are not enough different items")
     if high == 0:
         return enclosed("[", NOTHING, "]", grammar.marks)
     following = seq(grammar.marks.comma, UniqueItem(item))
@@ -83,47 +82,46 @@ def _compared(grammar: SchemaGrammar, branch: Branch, low: int, high: int | None
     return call
 
 
-def _number_of_values(grammar: SchemaGrammar, goal: Formula) -> int | None:
-    """How many values there are, where they are listed."""
+def _number_of_values(grammar: SchemaGrammar, formula: Formula) -> int | None:
+    """How many values satisfy `formula`; None unless all are known one by one."""
     values: set[Value] = set()
-    for branch in grammar.branches.of(goal):
-        if branch.values is None:
+    for disjunct in grammar.normal_form.of(formula):
+        if disjunct.values is None:
             return None
-        values |= set(branch.values)
+        values |= set(disjunct.values)
     return len(values)
 
 
-def require_one_order(branches: list[Branch]) -> None:
-    """Raises `ManyTexts` where an object may satisfy two branches that order its properties differently."""
+def require_one_order(disjuncts: list[Disjunct]) -> None:
+    """Raise `NotCanonical` if an object may satisfy two disjuncts that order its properties differently."""
     orders: list[list[str]] = []
-    for branch in branches:
-        if branch.values is not None:
-            orders += [list(value.value) for value in branch.values if isinstance(value.value, dict)]
-        elif "object" in branch.types:
-            named = {name: None for fact in branch.of(Members) for name, _ in fact.named}
-            orders.append(list(named | branch.required))
+    for disjunct in disjuncts:
+        if disjunct.values is not None:
+            orders += [list(value.value) for value in disjunct.values if isinstance(value.value, dict)]
+        elif "object" in disjunct.types:
+            orders.append(list(disjunct.named_properties))
     for i, order in enumerate(orders):
         for other in orders[:i]:
             shared = set(order) & set(other)
             if [n for n in order if n in shared] != [n for n in other if n in shared]:
-                raise ManyTexts("objects whose options name properties in different orders")
+                raise NotCanonical("objects whose options name properties in different orders")
 
 
-class _Few:
-    """One rule for each set of values used so far."""
+class _EnumeratedItems:
+    """Arrays of items with few values: one rule for each set of values used so far."""
 
     def __init__(
-        self, grammar: SchemaGrammar, branch: Branch, low: int, high: int | None, *, unique: bool
+        self, grammar: SchemaGrammar, disjunct: Disjunct, low: int, high: int | None, *, unique: bool
     ) -> None:
         self._grammar = grammar
         self._unique = unique
         self._low = low
         self._high = high
-        self._items: list[Items] = branch.of(Items)
-        self._contained: list[Contains] = branch.of(Contains)
+        self._items: list[Items] = disjunct.of(Items)
+        self._contained: list[Contains] = disjunct.of(Contains)
         self._known = max(
-            [len(fact.prefix) for fact in self._items]
-            + [fact.begin for fact in self._contained]
+            [len(assertion.prefix) for assertion in self._items]
+            + [assertion.begin for assertion in self._contained]
             + [low, 0 if high is None else high]
         )
         if unique:
@@ -133,14 +131,14 @@ class _Few:
         self._calls: dict[_State, Call] = {}
 
     def _values(self) -> frozenset[Value] | None:
-        """All values that items may have; None where they are many."""
-        known = max((len(fact.prefix) for fact in self._items), default=0)
+        """All values that items may have; None for more than `MAX_VALUES`."""
+        known = max((len(assertion.prefix) for assertion in self._items), default=0)
         values: set[Value] = set()
         for place in range(self._known + 1):
             if self._high is not None and place >= self._high:
                 break
-            goal = both(*(fact.at(place) for fact in self._items))
-            found = self._at.get(place - 1) if place > known else _few_values(self._grammar, goal)
+            formula = conjunction(*(assertion.at(place) for assertion in self._items))
+            found = self._at.get(place - 1) if place > known else _few_values(self._grammar, formula)
             if found is None:
                 return None
             self._at[place] = found
@@ -169,10 +167,10 @@ class _Few:
                 continue
             counted = tuple(
                 min(
-                    n + self._counts(fact, value, state.place),
-                    fact.low if fact.high is None else fact.high + 1,
+                    n + self._counts(assertion, value, state.place),
+                    assertion.low if assertion.high is None else assertion.high + 1,
                 )
-                for n, fact in zip(state.counted, self._contained, strict=True)
+                for n, assertion in zip(state.counted, self._contained, strict=True)
             )
             place = min(state.place + 1, max(self._known, 1))
             after = _State(state.used | {value}, place, state.repeated or repeated, counted)
@@ -182,36 +180,38 @@ class _Few:
             options.append(seq(value_text(value.value, self._grammar.marks), self._calls[after]))
         return options
 
-    def _counts(self, fact: Contains, value: Value, place: int) -> bool:
-        return place >= fact.begin and self._grammar.branches.test(fact.item, value.value)
+    def _counts(self, assertion: Contains, value: Value, place: int) -> bool:
+        return place >= assertion.begin and self._grammar.normal_form.satisfies(assertion.item, value.value)
 
     def _may_end(self, state: _State) -> bool:
         if state.place < self._low or (not self._unique and not state.repeated):
             return False
         return all(
-            n >= fact.low and (fact.high is None or n <= fact.high)
-            for n, fact in zip(state.counted, self._contained, strict=True)
+            n >= assertion.low and (assertion.high is None or n <= assertion.high)
+            for n, assertion in zip(state.counted, self._contained, strict=True)
         )
 
 
-def _few_values(grammar: SchemaGrammar, goal: Formula) -> tuple[Value, ...] | None:
-    """The values of `goal` in the order written; None where they are more than `MAX_VALUES`."""
+def _few_values(grammar: SchemaGrammar, formula: Formula) -> tuple[Value, ...] | None:
+    """The values of `formula` in the order of the schema; None for more than `MAX_VALUES`."""
     found: dict[Value, None] = {}
-    for branch in grammar.branches.of(goal):
-        if branch.values is not None:
-            found |= dict.fromkeys(branch.values)
+    for disjunct in grammar.normal_form.of(formula):
+        if disjunct.values is not None:
+            found |= dict.fromkeys(disjunct.values)
             continue
-        if not branch.types <= {"null", "boolean", "integer"}:
+        if not disjunct.types <= {"null", "boolean", "integer"}:
             return None
         candidates: list[bool | int | None] = [None, True, False]
-        if "integer" in branch.types:
-            low, high = bounds(branch)
+        if "integer" in disjunct.types:
+            low, high = bounds(disjunct)
             if low is None or high is None or high.value - low.value > MAX_VALUES:
                 return None
             candidates += range(int(low.value) - 1, int(high.value) + 2)
         for candidate in candidates:
             kind = type_of(candidate)
-            facts = (fact for fact in branch.facts if kind in fact.kinds)
-            if kind in branch.types and all(fact.holds(candidate, grammar.branches.test) for fact in facts):
-                found[value_of(candidate)] = None
+            assertions = (assertion for assertion in disjunct.assertions if kind in assertion.kinds)
+            if kind in disjunct.types and all(
+                assertion.holds(candidate, grammar.normal_form.satisfies) for assertion in assertions
+            ):
+                found[Value(candidate)] = None
     return tuple(found) if len(found) <= MAX_VALUES else None

@@ -1,4 +1,4 @@
-"""A schema with instances, and what any library says of them."""
+"""A schema with valid and invalid instances, as the jsonschema package judges them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Case:
 
     @cached_property
     def instances(self) -> tuple[list[Any], list[Any]]:
-        """Valid and invalid ones: sampled from the schema, and those changed in one place."""
+        """(valid, invalid): samples from the schema, and these with one change each."""
         random = Random(json.dumps(self.schema))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # jsonschema warns of the references it still resolves
@@ -65,5 +65,5 @@ class Case:
 
 
 def _decimals(value: Any) -> Any:
-    """With numbers as they are written: 627.93 is a multiple of 0.01, the float nearest to it is not."""
+    """With exact decimals: 627.93 is a multiple of 0.01, the nearest float is not."""
     return json.loads(json.dumps(value), parse_float=Decimal)

@@ -1,4 +1,4 @@
-"""Schemas as in editors' stores: GitHub workflows, package.json, compose files, tool configurations."""
+"""Schemas like those of editors' schema stores: GitHub workflows, package.json, compose files, tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas as of analytics events, messages and the arguments of tools: tags, conditions, many options."""
+"""Schemas like those of analytics events, messages and tool arguments: tags, conditions, many options."""
 
 from __future__ import annotations
 

@@ -10,6 +10,6 @@ from tests.grammar.collection.case import Case
 
 @cache
 def all_cases() -> tuple[Case, ...]:
-    """A few hundred; their instances are made when they are asked for."""
+    """A few hundred cases, whose instances are made on first access."""
     families = (openapi, kubernetes, configs, events, published, shapes, suite)
     return tuple(case for family in families for case in family.cases())

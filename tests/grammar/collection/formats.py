@@ -1,4 +1,4 @@
-"""Formats checked with the standard library, apart from the patterns that grammars are made of."""
+"""Formats checked with the standard library, independently of the patterns that grammars use."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _byte(text: str) -> bool:
 
 
 def _loose(text: str) -> bool:
-    """Bits that the padding leaves over need not be zero."""
+    """The unused bits before the padding need not be zero."""
     return re.fullmatch(r"([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?", text) is not None
 
 

@@ -1,4 +1,4 @@
-"""Instances of schemas by following the keywords naively, and small changes to them.
+"""Instances of schemas, sampled by following the keywords naively, and small changes to them.
 
 What comes out is often valid and sometimes not: `case` asks the jsonschema package which it is.
 """
@@ -70,7 +70,7 @@ class Sampler:
         return random.choice(ANYTHING)
 
     def _merged(self, schema: dict[str, Any], depth: int) -> dict[str, Any]:
-        """`schema` with one choice made among its options, and all that applies beside it put together."""
+        """`schema` with one option of each anyOf and oneOf chosen, and merged with all adjacent keywords."""
         parts = [schema]
         for keyword in ("$ref", "$dynamicRef"):
             if keyword in schema and depth < 12:
@@ -205,7 +205,7 @@ _OF_TYPE = {
 
 
 def mutations(instance: Any, random: Random) -> Iterator[Any]:
-    """The instance with one change each, in places all over it."""
+    """Copies of the instance with one change each, in various places."""
     places = list(_places(instance))
     random.shuffle(places)
     for path in places[:12]:

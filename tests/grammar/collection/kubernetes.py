@@ -1,4 +1,4 @@
-"""Schemas as in Kubernetes: manifests and the validation of custom resources."""
+"""Schemas like those of Kubernetes: manifests and the validation of custom resources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas as in OpenAPI documents: resources, pages of them, errors, and kinds told apart by a tag."""
+"""Schemas like those of OpenAPI documents: resources, paginated lists, errors, and tagged unions."""
 
 from __future__ import annotations
 

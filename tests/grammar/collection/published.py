@@ -1,4 +1,4 @@
-"""Schemas in the manner of published ones: configuration files, specifications, corners of drafts.
+"""Schemas like published ones: configuration files, specifications, rare features of drafts.
 
 They are data, in ``published.jsonl``: one a line, with instances written by hand.
 """

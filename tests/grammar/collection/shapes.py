@@ -1,4 +1,4 @@
-"""Deep and wide schemas, and such as refer to themselves."""
+"""Deep, wide and recursive schemas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small schemas for each keyword, alone and beside others, in the manner of a test suite."""
+"""Small schemas for each keyword, alone and with others, like those of JSON Schema's test suite."""
 
 from __future__ import annotations
 

@@ -1,0 +1,38 @@
+"""Immutable terms that remember their hash: expressions, and formulas about JSON values.
+
+Terms are keys of dictionaries everywhere, and the hash of a deep one would otherwise cost its size each time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
+
+
+class Term:
+    """Base of the classes that `term` decorates."""
+
+    __slots__ = ("_hash",)
+    _compared: ClassVar[tuple[str, ...]]
+    _hash: int
+
+    def __post_init__(self) -> None:
+        # Parts are made before the whole, so no hash goes deeper than one level.
+        object.__setattr__(
+            self, "_hash", hash((type(self), *(getattr(self, name) for name in self._compared)))
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+T = TypeVar("T", bound=Term)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+def term(cls: type[T]) -> type[T]:
+    """Make a subclass of `Term` a frozen dataclass with slots, whose hash is computed once."""
+    made: Any = dataclasses.dataclass(frozen=True, slots=True)(cls)
+    made._compared = tuple(field.name for field in dataclasses.fields(made) if field.compare)
+    made.__hash__ = Term.__hash__
+    return cast(type[T], made)
