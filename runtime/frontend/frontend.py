@@ -45,8 +45,8 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.frontend.validation import to_be_validated, validated
 from ramify.runtime.model.hub.resolve import resolve
 from ramify.runtime.processes.launch import Ring
+from ramify.runtime.processes.prestart import PrestartedWorkers
 from ramify.runtime.processes.worker_process import log
-from ramify.runtime.processes.workers import Workers
 
 HEARTBEAT_S = 2.0
 """How often the ring is asked for a sign of life."""
@@ -68,7 +68,7 @@ class Frontend:
     `workers` are those of the first ring, where they have been started already.
     """
 
-    def __init__(self, config: EngineConfig, workers: Workers | None = None) -> None:
+    def __init__(self, config: EngineConfig, workers: PrestartedWorkers | None = None) -> None:
         self._config = config
         self._workers = workers
         self._ring: Ring | None = None
@@ -306,7 +306,7 @@ class Frontend:
                 future.set_result(message)
 
     async def _start_ring(self) -> None:
-        workers, self._workers = self._workers or Workers(self._config), None
+        workers, self._workers = self._workers or PrestartedWorkers(self._config), None
         ring = Ring(self._config, self._files, workers, receive=self._receive, died=self._worker_died)
         ready = await ring.start()
         info = ready["scheduler"].model_info

@@ -24,7 +24,7 @@ from ramify.runtime.config import ServerConfig
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
-    from ramify.runtime.processes.workers import Workers
+    from ramify.runtime.processes.prestart import PrestartedWorkers
     from ramify.runtime.server.service import FrontendProtocol
 
 Routes = Callable[[], "Sequence[APIRouter]"]
@@ -40,7 +40,7 @@ PORT_IN_USE = 1
 """Exit status when the address cannot be bound."""
 
 
-def serve(config: ServerConfig, routes: Routes = tuple, workers: Workers | None = None) -> int:
+def serve(config: ServerConfig, routes: Routes = tuple, workers: PrestartedWorkers | None = None) -> int:
     """Serve until a signal comes; returns the exit status. Raises when the ring cannot be started.
 
     `routes` gives routes beside the server's own. It is called in a thread while the workers start, and may
@@ -57,7 +57,7 @@ def serve(config: ServerConfig, routes: Routes = tuple, workers: Workers | None 
 
 
 async def _serve(
-    config: ServerConfig, listener: socket.socket, routes: Routes, workers: Workers | None
+    config: ServerConfig, listener: socket.socket, routes: Routes, workers: PrestartedWorkers | None
 ) -> int:
     from ramify.runtime.frontend.frontend import Frontend
 

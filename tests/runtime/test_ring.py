@@ -31,7 +31,7 @@ from ramify.loop import wait
 from ramify.messages import ChatMessage, Generate, TextChunk
 from ramify.runtime.engine import Engine
 from ramify.runtime.frontend.chunks import joined
-from ramify.runtime.processes.workers import ROLES
+from ramify.runtime.processes.prestart import ROLES
 from ramify.sampling_params import SamplingParams
 
 
