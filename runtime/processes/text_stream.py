@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 REPLACEMENT = "�"
 LONGEST_UNFINISHED = 16
-"""Ids that may wait for the rest of a character. UTF-8 has at most 4 bytes a character, so 16 ids that complete
-none are not valid UTF-8."""
+"""Ids that may wait for the rest of a character. UTF-8 has at most 4 bytes a character, so 16 ids without a
+whole one are not valid UTF-8."""
 
 Decode = Callable[[Sequence[int]], str]
 

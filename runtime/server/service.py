@@ -22,8 +22,8 @@ logger = logging.getLogger("ramify.server")
 class FrontendProtocol(Protocol):
     """What the HTTP layer needs of the runtime behind it."""
 
-    max_prompt_tokens: int
-
+    @property
+    def max_prompt_tokens(self) -> int: ...
     @property
     def info(self) -> ModelInfo: ...
     @property
