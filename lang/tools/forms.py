@@ -17,8 +17,8 @@ from ramify.lang.tools.tool import Tool
 from ramify.messages import ToolPieces
 from ramify.tool_calls.formats import GENERIC, ToolFormat
 from ramify.tool_calls.grammar import calls_after_trigger, calls_or_content
+from ramify.tool_calls.parser import Arguments, CallBegins, CallParser, Content
 from ramify.tool_calls.prompt import plain_turns
-from ramify.tool_calls.reader import Arguments, CallBegins, CallReader, Content
 
 Tools = Sequence[Tool[..., Any]]
 Asked = list[tuple[str, str]]
@@ -78,7 +78,7 @@ class Tagged:
         return calls_or_content(self.form, described, parallel=parallel, content=words, most=most)
 
     def read(self, text: str) -> tuple[str, Asked]:
-        reader = CallReader(self.form)
+        reader = CallParser(self.form)
         words: list[str] = []
         asked: list[tuple[str, list[str]]] = []
         for part in (*reader.push(text), *reader.close()):

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.server import calls
-from ramify.runtime.server.admin import health, live
+from ramify.runtime.server.admin import dashboard, health
 from ramify.runtime.server.errors import add_error_handlers
 from ramify.runtime.server.middleware import AnswerBugs, CountResponses, RequireApiKey
 from ramify.runtime.server.openai import endpoints as openai
@@ -21,9 +21,9 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
     app = FastAPI(title="Ramify", openapi_url=None, docs_url=None, redoc_url=None)
     service = Service(frontend, config)
     app.state.service = service
-    app.state.watch = live.Watch(frontend)
+    app.state.snapshots = dashboard.SnapshotCache(frontend)
     # In the order in which a path is looked for: programs call the most, and wait the least.
-    for module in (calls, openai, responses, sglang, health, live):
+    for module in (calls, openai, responses, sglang, health, dashboard):
         app.include_router(module.router)
     add_error_handlers(app)
     app.add_middleware(AnswerBugs)

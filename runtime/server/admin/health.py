@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from ramify.errors import EngineClosed, EngineError, RamifyError
 from ramify.messages import Generate, SchedulerStats
-from ramify.runtime.server.fanout import collect
 from ramify.runtime.server.fields import json_response
 from ramify.runtime.server.service import Service
+from ramify.runtime.server.streams import collect
 from ramify.sampling_params import SamplingParams
 
 router = APIRouter()

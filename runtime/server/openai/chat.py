@@ -13,7 +13,7 @@ from ramify.runtime.server.openai.chat_turns import take_messages
 from ramify.runtime.server.openai.output_format import Found, take_output_format
 from ramify.runtime.server.openai.reasoning import take_reasoning
 from ramify.runtime.server.openai.tools import ToolUse, take_tools
-from ramify.runtime.server.openai.turn import TurnForm
+from ramify.runtime.server.openai.turn_parser import TurnFormat
 from ramify.tool_calls.formats import FORMATS
 from ramify.tool_calls.grammar import tools_json
 from ramify.tool_calls.prompt import plain_turns
@@ -46,7 +46,7 @@ class Chat:
     template_kwargs: str
     preambles: tuple[Preamble, ...]
     constraint: Constraint | None
-    form: TurnForm
+    form: TurnFormat
     """How to read the answer."""
     found: Found | None
     tool_use: ToolUse | None
@@ -100,7 +100,7 @@ def take_chat(fields: Fields, chat_format: ChatFormat | None, dialect: Dialect) 
         template_kwargs=reasoning.template_kwargs,
         preambles=preambles,
         constraint=wanted,
-        form=TurnForm(
+        form=TurnFormat(
             reasoning_end=reasoning.preamble.end if reasoning.preamble and reasoning.apart else None,
             show_reasoning=reasoning.shown,
             tools=form if calls else None,

@@ -36,7 +36,7 @@ class ReasoningUse:
     template_kwargs: str
 
 
-class _Wish:
+class _ReasoningSwitch:
     """Whether to reason, as said by several fields, which must not contradict each other."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class _Wish:
 
 def take_reasoning(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
     """What the request says of reasoning, and all that it gives to the chat template."""
-    wish = _Wish()
+    wish = _ReasoningSwitch()
     variables = _take_variables(fields, chat_format, wish)
     start, end, limit = START, END, None
     shown = True
@@ -92,7 +92,7 @@ def take_reasoning(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
     )
 
 
-def _take_variables(fields: Fields, chat_format: ChatFormat, wish: _Wish) -> dict[str, Any]:
+def _take_variables(fields: Fields, chat_format: ChatFormat, wish: _ReasoningSwitch) -> dict[str, Any]:
     """What goes to the template, but for enable_thinking."""
     variables: dict[str, Any] = fields.take("chat_template_kwargs", dict[str, Any], {})
     for field, value in variables.items():
@@ -115,7 +115,7 @@ def _take_variables(fields: Fields, chat_format: ChatFormat, wish: _Wish) -> dic
 
 
 def _say_effort(
-    field: str, effort: str | None, chat_format: ChatFormat, wish: _Wish, variables: dict[str, Any]
+    field: str, effort: str | None, chat_format: ChatFormat, wish: _ReasoningSwitch, variables: dict[str, Any]
 ) -> None:
     """Let the template know of the `effort` in `field`."""
     if effort == "none":

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ramify.messages import ChoiceScore, Finish, Generate, TokenLogprobs
-from ramify.runtime.server.fanout import Collected
+from ramify.runtime.server.streams import GenerationResult
 
 
-def native_answer(request: Generate, result: Collected, texts: bool) -> dict[str, Any]:
+def native_answer(request: Generate, result: GenerationResult, texts: bool) -> dict[str, Any]:
     """One generation as SGLang answers it; `texts`: log-probabilities come with the text of their tokens."""
     usage = result.usage
     meta: dict[str, Any] = {

@@ -36,7 +36,6 @@ from ramify.errors import InvalidRequest
 from ramify.messages import Choices, Generate, NextUse, Preamble, ProgramHint, Segment, TextChunk
 from ramify.runtime.processes.choice_tokens import check_choices
 from ramify.runtime.server.admin.info import model_info, server_info
-from ramify.runtime.server.fanout import Collected, collect, merged
 from ramify.runtime.server.fields import Fields, json_response, read_fields
 from ramify.runtime.server.params import (
     check_hint,
@@ -53,6 +52,7 @@ from ramify.runtime.server.params import (
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sglang.answer import native_answer
 from ramify.runtime.server.sse import DONE, EventStream, event, while_connected
+from ramify.runtime.server.streams import GenerationResult, collect, merge
 from ramify.sampling_params import SamplingParams
 
 router = APIRouter()
@@ -121,7 +121,7 @@ UNSUPPORTED_SAMPLING = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
+class ParsedRequest:
     """A request to /generate that has been understood."""
 
     requests: list[Generate]
@@ -137,18 +137,18 @@ class Job:
 @router.api_route("/generate", methods=["POST", "PUT"])
 async def generate(request: Request) -> Response:
     service = Service.of(request)
-    job = _take_job(await read_fields(request), service)
+    parsed = _parse_request(await read_fields(request), service)
     streams = [
         explained(service.generate(one, "/generate"), explain_by_field(path))
-        for one, path in zip(job.requests, job.constraint_paths, strict=True)
+        for one, path in zip(parsed.requests, parsed.constraint_paths, strict=True)
     ]
-    if job.stream:
-        return EventStream(_events(streams, job))
+    if parsed.stream:
+        return EventStream(_events(streams, parsed))
     results = await while_connected(request.receive, collect(streams))
     answers = [
-        native_answer(one, result, job.texts) for one, result in zip(job.requests, results, strict=True)
+        native_answer(one, result, parsed.texts) for one, result in zip(parsed.requests, results, strict=True)
     ]
-    return json_response(answers if job.batch else answers[0])
+    return json_response(answers if parsed.batch else answers[0])
 
 
 @router.get("/get_model_info")
@@ -207,7 +207,7 @@ async def end_program(request: Request) -> Response:
     return json_response({"ended": program})
 
 
-def _take_job(fields: Fields, service: Service) -> Job:
+def _parse_request(fields: Fields, service: Service) -> ParsedRequest:
     prompts, batch = _take_prompts(fields, service.frontend.info.vocab_size)
     count = len(prompts)
     stream: bool = fields.take("stream", bool, False)
@@ -247,7 +247,7 @@ def _take_job(fields: Fields, service: Service) -> Job:
             )
             check_choices(request, _SCORING_SPELLING)
             requests.append(request)
-    return Job(
+    return ParsedRequest(
         requests=requests,
         constraint_paths=paths,
         batch=batch or len(requests) > 1,
@@ -398,17 +398,17 @@ def _length_differs(field: str, length: int, count: int) -> InvalidRequest:
 
 
 async def _events(
-    streams: Sequence[AsyncGenerator[TextChunk, None]], job: Job
+    streams: Sequence[AsyncGenerator[TextChunk, None]], parsed: ParsedRequest
 ) -> AsyncGenerator[bytes, None]:
     """Events with the cumulative output, as SGLang streams it."""
     encode = msgspec.json.Encoder().encode
-    results = [Collected() for _ in streams]
-    async with aclosing(merged(streams)) as chunks:
+    results = [GenerationResult() for _ in streams]
+    async with aclosing(merge(streams)) as chunks:
         async for index, chunk in chunks:
             result = results[index]
             result.add(chunk)
-            answer = native_answer(job.requests[index], result, job.texts)
-            if job.batch:
+            answer = native_answer(parsed.requests[index], result, parsed.texts)
+            if parsed.batch:
                 answer["index"] = index
             yield event(encode(answer))
     yield DONE

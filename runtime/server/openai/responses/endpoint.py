@@ -20,17 +20,17 @@ from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import TextChunk
 from ramify.runtime.server.fields import Fields, json_response, read_fields
 from ramify.runtime.server.openai.chat import Dialect, take_chat
-from ramify.runtime.server.openai.job import (
+from ramify.runtime.server.openai.output_format import take_text_format
+from ramify.runtime.server.openai.request import (
     SPELLING,
     UNSUPPORTED,
+    parse_request,
     refuse_abort,
-    take_head,
-    take_job,
+    take_header,
     with_top_logprobs,
 )
-from ramify.runtime.server.openai.output_format import take_text_format
 from ramify.runtime.server.openai.responses.input import take_input
-from ramify.runtime.server.openai.responses.replies import ResponseReply
+from ramify.runtime.server.openai.responses.protocol import ResponseReply
 from ramify.runtime.server.openai.responses.writer import ResponseWriter
 from ramify.runtime.server.params import take_sampling
 from ramify.runtime.server.service import Service
@@ -79,16 +79,16 @@ UNSUPPORTED_RESPONSE = UNSUPPORTED | {
 async def responses(request: Request) -> Response:
     service = Service.of(request)
     fields = await read_fields(request)
-    head = take_head(service, fields, "resp_")
+    header = take_header(service, fields, "resp_")
     _take_storage(fields)
     chat = take_chat(fields, service.frontend.info.chat_format, _RESPONSES)
     sampling = _take_logprobs(fields, take_sampling(fields, _SPELLING))
     metadata = _take_metadata(fields)
-    job = take_job(fields, [chat.asked(head["id"])], sampling, UNSUPPORTED_RESPONSE, chat.explain)
-    writer = ResponseWriter(_begun(head, fields, sampling, metadata), chat.form)
-    (stream,) = job.start(service, PATH)
+    parsed = parse_request(fields, [chat.asked(header["id"])], sampling, UNSUPPORTED_RESPONSE, chat.explain)
+    writer = ResponseWriter(_begun(header, fields, sampling, metadata), chat.form)
+    (stream,) = parsed.start(service, PATH)
     events = _events(stream, writer)
-    if job.stream:
+    if parsed.stream:
         return EventStream(events, writer.failed)
     await while_connected(request.receive, _run(events))
     return json_response(writer.response)
@@ -160,7 +160,7 @@ def _take_metadata(fields: Fields) -> dict[str, str]:
 
 
 def _begun(
-    head: dict[str, Any], fields: Fields, sampling: SamplingParams, metadata: dict[str, str]
+    header: dict[str, Any], fields: Fields, sampling: SamplingParams, metadata: dict[str, str]
 ) -> ResponseReply:
     """The response before anything of it is generated; it repeats what was asked for."""
 
@@ -169,9 +169,9 @@ def _begun(
         return msgspec.Raw(msgspec.json.format((fields.take_text(field) or default).encode(), indent=-1))
 
     return ResponseReply(
-        id=head["id"],
-        created_at=head["created"],
-        model=head["model"],
+        id=header["id"],
+        created_at=header["created"],
+        model=header["model"],
         instructions=fields.take("instructions", str),
         max_output_tokens=sampling.max_tokens,
         metadata=metadata,

@@ -34,7 +34,7 @@ _REMEDIES = {
 
 def take_input(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage, ...]:
     """The turns in ``instructions`` and ``input``."""
-    turns = _Turns()
+    turns = _TurnBuilder()
     instructions: str = fields.take("instructions", str, "")
     if instructions:
         turns.add(ChatMessage(role="system", content=instructions))
@@ -52,7 +52,7 @@ def take_input(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage, ..
     return turns.close()
 
 
-class _Turns:
+class _TurnBuilder:
     """Takes what items say, and makes turns of it."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class _Turns:
         return tuple(self._turns)
 
 
-def _take_item(item: Fields, turns: _Turns, chat_format: ChatFormat) -> None:
+def _take_item(item: Fields, turns: _TurnBuilder, chat_format: ChatFormat) -> None:
     kind: str = item.take("type", str, "message")
     match kind:
         case "message":

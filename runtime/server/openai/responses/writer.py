@@ -12,8 +12,8 @@ import msgspec
 
 from ramify.errors import RamifyError
 from ramify.messages import Finish, TextChunk, Unenforced
-from ramify.runtime.server.openai.replies import TokenLogprob, choice_extras
-from ramify.runtime.server.openai.responses.replies import (
+from ramify.runtime.server.openai.protocol import TokenLogprob, choice_extras
+from ramify.runtime.server.openai.responses.protocol import (
     CallItem,
     IncompleteDetails,
     Item,
@@ -27,9 +27,9 @@ from ramify.runtime.server.openai.responses.replies import (
     response_problem,
     response_usage,
 )
-from ramify.runtime.server.openai.turn import Reasoning, TurnForm, TurnPart, TurnReader
+from ramify.runtime.server.openai.turn_parser import Reasoning, TurnEvent, TurnFormat, TurnParser
 from ramify.runtime.server.sse import event
-from ramify.tool_calls.reader import Arguments, CallBegins, Content
+from ramify.tool_calls.parser import Arguments, CallBegins, Content
 
 
 class ResponseWriter:
@@ -38,10 +38,10 @@ class ResponseWriter:
     The item that is written stays open until something else comes. Items and events are numbered from 0.
     """
 
-    def __init__(self, response: ResponseReply, form: TurnForm) -> None:
+    def __init__(self, response: ResponseReply, form: TurnFormat) -> None:
         self.response = response
         self._form = form
-        self._reader = TurnReader(form)
+        self._reader = TurnParser(form)
         self._open: Item | None = None
         self._logprobs: collections.deque[tuple[list[TokenLogprob], int]] = collections.deque()
         """Of tokens whose text has not been told yet, and how many characters they are."""
@@ -74,7 +74,7 @@ class ResponseWriter:
 
     # --- what a chunk says ------------------------------------------------------------------------
 
-    def _read(self, chunk: TextChunk) -> list[TurnPart]:
+    def _read(self, chunk: TextChunk) -> list[TurnEvent]:
         thinking = self._reader.reasoning
         parts = self._reader.push(chunk.text)
         if chunk.logprobs is not None:
@@ -101,7 +101,7 @@ class ResponseWriter:
         self._reasoning_tokens += _ids_in(chunk, thought)
         self._take_logprobs(thought)
 
-    def _add(self, part: TurnPart) -> None:
+    def _add(self, part: TurnEvent) -> None:
         match part:
             case Reasoning(text):
                 if not isinstance(self._open, ReasoningItem):

@@ -12,7 +12,7 @@ from ramify.messages import ChoiceScore, Finish, TextChunk, TokenLogprobs, Unenf
 T = TypeVar("T")
 
 
-class Collected:
+class GenerationResult:
     """What one generation has produced so far."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Collected:
             self.violations, self.choices = chunk.violations, chunk.choices
 
 
-async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """(index of the stream, item) as they come. The first error closes all streams and is raised."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as stream:
@@ -83,10 +83,10 @@ async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[t
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def collect(streams: Sequence[AsyncGenerator[TextChunk, None]]) -> list[Collected]:
+async def collect(streams: Sequence[AsyncGenerator[TextChunk, None]]) -> list[GenerationResult]:
     """Each stream run to its end."""
-    results = [Collected() for _ in streams]
-    async with aclosing(merged(streams)) as chunks:
+    results = [GenerationResult() for _ in streams]
+    async with aclosing(merge(streams)) as chunks:
         async for index, chunk in chunks:
             results[index].add(chunk)
     return results

@@ -56,7 +56,7 @@ UNSUPPORTED = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
+class ParsedRequest:
     """A request that has been understood."""
 
     requests: list[Generate]
@@ -75,7 +75,7 @@ class Job:
         ]
 
 
-def take_head(service: Service, fields: Fields, prefix: str) -> dict[str, Any]:
+def take_header(service: Service, fields: Fields, prefix: str) -> dict[str, Any]:
     """What every body of an answer starts with; refuses a model that is not served."""
     model: str | None = fields.take("model", str)
     if model is None:
@@ -92,13 +92,13 @@ def check_model(service: Service, model: str) -> None:
         )
 
 
-def take_job(
+def parse_request(
     fields: Fields,
     asked: Sequence[Generate],
     sampling: SamplingParams,
     unsupported: Mapping[str, str],
     explain: Explain,
-) -> Job:
+) -> ParsedRequest:
     """What is left in `fields`, put together with `asked`, one for each prompt; refuses what it does not
     know."""
     scope: str = fields.take("cache_salt", str, "")
@@ -114,7 +114,7 @@ def take_job(
     user = _take_user(fields)
     fields.refuse_rest(unsupported)
     choices = [(one, options) for one in asked for options in fan_out(sampling)]
-    return Job(
+    return ParsedRequest(
         requests=[
             msgspec.structs.replace(
                 one,

@@ -30,7 +30,7 @@ WAIT_S = 1.5
 """How long an answer waits for the scheduler, which answers between two steps."""
 
 
-class Seen(NamedTuple):
+class CachedSnapshot(NamedTuple):
     """What the scheduler said, and when by the monotonic clock."""
 
     at: float
@@ -38,37 +38,37 @@ class Seen(NamedTuple):
     snapshot: Snapshot
 
 
-class Watch:
+class SnapshotCache:
     """Asks the scheduler for everybody who looks, and only while somebody does."""
 
     def __init__(self, frontend: FrontendProtocol) -> None:
         self._frontend = frontend
-        self._asking: asyncio.Task[None] | None = None
-        self._seen: Seen | None = None
+        self._request: asyncio.Task[None] | None = None
+        self._cached: CachedSnapshot | None = None
 
-    async def look(self) -> Seen | None:
+    async def latest(self) -> CachedSnapshot | None:
         """What the scheduler said last, which is older where it has been silent for `WAIT_S`."""
-        if self._asking is None and (self._seen is None or time.monotonic() - self._seen.at >= FRESH_S):
-            self._asking = asyncio.create_task(self._ask())
-        if self._asking is not None:
-            await asyncio.wait({self._asking}, timeout=WAIT_S)
-        return self._seen
+        if self._request is None and (self._cached is None or time.monotonic() - self._cached.at >= FRESH_S):
+            self._request = asyncio.create_task(self._fetch())
+        if self._request is not None:
+            await asyncio.wait({self._request}, timeout=WAIT_S)
+        return self._cached
 
-    async def _ask(self) -> None:
+    async def _fetch(self) -> None:
         try:
             stats, snapshot = await self._frontend.snapshot(NODES, QUEUED)
-            self._seen = Seen(time.monotonic(), stats, snapshot)
+            self._cached = CachedSnapshot(time.monotonic(), stats, snapshot)
         except RamifyError:
             pass  # It restarts, or has been closed: the page shows how old its figures are.
         finally:
-            self._asking = None
+            self._request = None
 
 
 @router.get("/")
 async def page(request: Request) -> Response:
     """The page, which holds no figures itself."""
     name = Service.of(request).model_name
-    template = files(__package__).joinpath("live_page.html").read_text(encoding="utf-8")
+    template = files(__package__).joinpath("dashboard.html").read_text(encoding="utf-8")
     return HTMLResponse(fill(template, name), headers={"cache-control": "no-store"})
 
 
@@ -76,9 +76,9 @@ async def page(request: Request) -> Response:
 async def live(request: Request) -> Response:
     """All that the page shows; ``program`` names the one whose requests are wanted."""
     service = Service.of(request)
-    watch = request.app.state.watch
-    assert isinstance(watch, Watch)
-    seen = await watch.look()
+    watch = request.app.state.snapshots
+    assert isinstance(watch, SnapshotCache)
+    snapshot = await watch.latest()
     recent = service.recent
     now = recent.now()
     chosen = recent.get(request.query_params.get("program", ""))
@@ -88,11 +88,11 @@ async def live(request: Request) -> Response:
         "up_s": time.time() - service.started_at,
         "healthy": service.frontend.healthy and not service.draining,
         "in_flight": service.frontend.in_flight,
-        "age_s": None if seen is None else time.monotonic() - seen.at,
-        "stats": None if seen is None else msgspec.to_builtins(seen.stats),
-        "tree": [] if seen is None else seen.snapshot.nodes,
-        "queue": [] if seen is None else seen.snapshot.queue,
-        "queue_hidden": 0 if seen is None else seen.snapshot.queue_hidden,
+        "age_s": None if snapshot is None else time.monotonic() - snapshot.at,
+        "stats": None if snapshot is None else msgspec.to_builtins(snapshot.stats),
+        "tree": [] if snapshot is None else snapshot.snapshot.nodes,
+        "queue": [] if snapshot is None else snapshot.snapshot.queue,
+        "queue_hidden": 0 if snapshot is None else snapshot.snapshot.queue_hidden,
         "programs": [program.summary(now) for program in recent],
         "chosen": None if chosen is None else chosen.details(now),
     }

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ramify.messages import TextChunk, TokenLogprobs, Unenforced, Usage, Violation
-from ramify.runtime.server.fanout import Collected
+from ramify.runtime.server.streams import GenerationResult
 
 _REPLACEMENT = "\ufffd"
 
@@ -178,7 +178,7 @@ class ModelList(Reply):
     object: str = "list"
 
 
-def choice_extras(outcome: TextChunk | Collected) -> ChoiceExtras | msgspec.UnsetType:
+def choice_extras(outcome: TextChunk | GenerationResult) -> ChoiceExtras | msgspec.UnsetType:
     """What a choice says beyond OpenAI's API."""
     left_out, found = outcome.unenforced, outcome.violations
     if not left_out and found is None:

@@ -11,8 +11,7 @@ from typing import Any, Protocol
 from msgspec import UNSET
 
 from ramify.messages import Finish, TextChunk
-from ramify.runtime.server.fanout import Collected
-from ramify.runtime.server.openai.replies import (
+from ramify.runtime.server.openai.protocol import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -30,18 +29,19 @@ from ramify.runtime.server.openai.replies import (
     completion_logprobs,
     usage_reply,
 )
-from ramify.runtime.server.openai.turn import (
+from ramify.runtime.server.openai.turn_parser import (
     Reasoning,
     Turn,
-    TurnForm,
-    TurnPart,
-    TurnReader,
-    read_turn,
+    TurnEvent,
+    TurnFormat,
+    TurnParser,
+    parse_turn,
 )
-from ramify.tool_calls.reader import Arguments, CallBegins, Content
+from ramify.runtime.server.streams import GenerationResult
+from ramify.tool_calls.parser import Arguments, CallBegins, Content
 
 
-class Shape(Protocol):
+class ResponseFormatter(Protocol):
     """How one of the two APIs writes choices."""
 
     def parts(self, index: int, chunk: TextChunk) -> list[Any]:
@@ -50,25 +50,25 @@ class Shape(Protocol):
     def chunk(self, choices: list[Any], **usage: Any) -> Reply:
         """One event of a stream."""
 
-    def answer(self, results: Sequence[Collected], n: int) -> Reply:
+    def answer(self, results: Sequence[GenerationResult], n: int) -> Reply:
         """The answer in one piece."""
 
 
-class ChatShape:
+class ChatFormatter:
     """/v1/chat/completions; a choice's first chunk carries the role."""
 
-    def __init__(self, head: dict[str, Any], want_logprobs: bool, form: TurnForm) -> None:
-        self._head = head
+    def __init__(self, header: dict[str, Any], want_logprobs: bool, form: TurnFormat) -> None:
+        self._header = header
         self._want_logprobs = want_logprobs
         self._form = form
-        self._readers: dict[int, TurnReader] = {}
+        self._readers: dict[int, TurnParser] = {}
 
     def parts(self, index: int, chunk: TextChunk) -> list[ChatChunkChoice]:
         first = index not in self._readers
         if first:
             if not (chunk.text or chunk.finish or chunk.logprobs):
                 return []
-            self._readers[index] = TurnReader(self._form)
+            self._readers[index] = TurnParser(self._form)
         reader = self._readers[index]
         found = reader.push(chunk.text)
         if chunk.finish is not None:
@@ -89,7 +89,7 @@ class ChatShape:
             choices[-1].ramify = choice_extras(chunk)
         return choices
 
-    def _delta(self, part: TurnPart) -> Delta:
+    def _delta(self, part: TurnEvent) -> Delta:
         match part:
             case Content(text):
                 return Delta(content=text)
@@ -108,13 +108,13 @@ class ChatShape:
         return Delta(tool_calls=[call])
 
     def chunk(self, choices: list[ChatChunkChoice], **usage: Any) -> ChatChunk:
-        return ChatChunk(choices=choices, **self._head, **usage)
+        return ChatChunk(choices=choices, **self._header, **usage)
 
-    def answer(self, results: Sequence[Collected], n: int) -> ChatReply:
+    def answer(self, results: Sequence[GenerationResult], n: int) -> ChatReply:
         choices = []
         for index, result in enumerate(results):
             finish = _finish(result)
-            turn = read_turn(self._form, result.text)
+            turn = parse_turn(self._form, result.text)
             choices.append(
                 ChatChoice(
                     index=index,
@@ -126,7 +126,7 @@ class ChatShape:
                 )
             )
         return ChatReply(
-            choices=choices, usage=usage_reply([result.usage for result in results], n), **self._head
+            choices=choices, usage=usage_reply([result.usage for result in results], n), **self._header
         )
 
     def _message(self, turn: Turn) -> ChatMessageReply:
@@ -147,11 +147,11 @@ def _chat_finish(finish: Finish, called: bool) -> str:
     return "tool_calls" if called and finish.reason == "stop" else finish.reason
 
 
-class CompletionShape:
+class CompletionFormatter:
     """/v1/completions; `echoes` is the text that comes before each choice's own."""
 
-    def __init__(self, head: dict[str, Any], echoes: list[str], want_logprobs: bool) -> None:
-        self._head = head
+    def __init__(self, header: dict[str, Any], echoes: list[str], want_logprobs: bool) -> None:
+        self._header = header
         self._echoes = echoes
         self._want_logprobs = want_logprobs
         self._unsent_echo = dict(enumerate(echoes))
@@ -172,9 +172,9 @@ class CompletionShape:
         return [choice]
 
     def chunk(self, choices: list[CompletionChoice], **usage: Any) -> CompletionReply:
-        return CompletionReply(choices=choices, **self._head, **usage)
+        return CompletionReply(choices=choices, **self._header, **usage)
 
-    def answer(self, results: Sequence[Collected], n: int) -> CompletionReply:
+    def answer(self, results: Sequence[GenerationResult], n: int) -> CompletionReply:
         choices = []
         for index, (result, echo) in enumerate(zip(results, self._echoes, strict=True)):
             finish = _finish(result)
@@ -192,6 +192,6 @@ class CompletionShape:
         return self.chunk(choices, usage=usage_reply([result.usage for result in results], n))
 
 
-def _finish(result: Collected) -> Finish:
+def _finish(result: GenerationResult) -> Finish:
     assert result.finish is not None, "a generation ended without a final chunk"
     return result.finish

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ramify.messages import ToolCall
 from ramify.tool_calls.formats import ToolFormat
-from ramify.tool_calls.reader import Arguments, CallBegins, CallReader, Content, overlap
+from ramify.tool_calls.parser import Arguments, CallBegins, CallParser, Content, overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +17,11 @@ class Reasoning:
     text: str
 
 
-TurnPart = Reasoning | Content | CallBegins | Arguments
+TurnEvent = Reasoning | Content | CallBegins | Arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnForm:
+class TurnFormat:
     """What to look for in a turn. `reasoning_end` is None where there is no reasoning to be told apart."""
 
     reasoning_end: str | None = None
@@ -29,14 +29,14 @@ class TurnForm:
     tools: ToolFormat | None = None
 
 
-class TurnReader:
+class TurnParser:
     """Takes a turn's text piece by piece and says what it is."""
 
-    def __init__(self, form: TurnForm) -> None:
+    def __init__(self, form: TurnFormat) -> None:
         self._form = form
         self._end = form.reasoning_end
         self._held = ""
-        self._calls = None if form.tools is None else CallReader(form.tools)
+        self._calls = None if form.tools is None else CallParser(form.tools)
         self.answered = 0
         """Characters after the end of the reasoning, in the push that it ended in."""
 
@@ -50,7 +50,7 @@ class TurnReader:
         """There are calls, and the last one is finished."""
         return self._calls is not None and self._calls.calls > 0 and not self._calls.inside
 
-    def push(self, text: str) -> list[TurnPart]:
+    def push(self, text: str) -> list[TurnEvent]:
         """What `text` adds."""
         if self._end is None:
             return self._answer(text)
@@ -63,16 +63,16 @@ class TurnReader:
         thought, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
         return self._thought(thought)
 
-    def close(self) -> list[TurnPart]:
+    def close(self) -> list[TurnEvent]:
         """The output has ended: what was held back."""
         if self._end is not None:
             return self._thought(self._held)
         return [] if self._calls is None else list(self._calls.close())
 
-    def _thought(self, text: str) -> list[TurnPart]:
+    def _thought(self, text: str) -> list[TurnEvent]:
         return [Reasoning(text)] if text and self._form.show_reasoning else []
 
-    def _answer(self, text: str) -> list[TurnPart]:
+    def _answer(self, text: str) -> list[TurnEvent]:
         if self._calls is not None:
             return list(self._calls.push(text))
         return [Content(text)] if text else []
@@ -89,13 +89,13 @@ class Turn:
     """There are calls, and all of them are finished."""
 
 
-def read_turn(form: TurnForm, text: str) -> Turn:
+def parse_turn(form: TurnFormat, text: str) -> Turn:
     """`text`, the whole output, taken apart."""
-    reader = TurnReader(form)
+    reader = TurnParser(form)
     return _put_together(form, [*reader.push(text), *reader.close()], reader.called)
 
 
-def _put_together(form: TurnForm, parts: Sequence[TurnPart], called: bool) -> Turn:
+def _put_together(form: TurnFormat, parts: Sequence[TurnEvent], called: bool) -> Turn:
     content, reasoning = "", ""
     calls: list[tuple[str, list[str]]] = []
     for part in parts:

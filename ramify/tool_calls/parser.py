@@ -34,7 +34,7 @@ class Arguments:
 Part = Content | CallBegins | Arguments
 
 
-class CallReader:
+class CallParser:
     """Takes text piece by piece and says what it is.
 
     Everything is said as soon as it is certain; what may be the beginning of a trigger waits. Where the

@@ -12,7 +12,7 @@ import msgspec
 from ramify.errors import RamifyError
 from ramify.messages import TokenLogprobs, Usage
 from ramify.runtime.server.errors import type_of
-from ramify.runtime.server.openai.replies import (
+from ramify.runtime.server.openai.protocol import (
     ChoiceExtras,
     Reply,
     TokenLogprob,
