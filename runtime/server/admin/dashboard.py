@@ -1,4 +1,4 @@
-"""The live page: / shows what the server does now, and asks /live for it about once a second."""
+"""The dashboard: / shows what the server does now, and fetches /live once a second."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from ramify.runtime.server.service import FrontendProtocol, Service
 router = APIRouter()
 
 NODES = 240
-"""Nodes of the tree that are shown."""
+"""Shown nodes of the radix tree."""
 QUEUED = 40
-"""Programs of the queue that are shown."""
-FRESH_S = 0.5
-"""However many look, the scheduler is not asked again before so long."""
+"""Shown programs of the queue."""
+MAX_AGE_S = 0.5
+"""A snapshot younger than this is shown again, however many dashboards are open."""
 WAIT_S = 1.5
-"""How long an answer waits for the scheduler, which answers between two steps."""
+"""How long a response waits for the scheduler, which replies between two steps."""
 
 
 class CachedSnapshot(NamedTuple):
-    """What the scheduler said, and when by the monotonic clock."""
+    """A snapshot, and the time of its arrival by the monotonic clock."""
 
     at: float
     stats: SchedulerStats
@@ -39,7 +39,7 @@ class CachedSnapshot(NamedTuple):
 
 
 class SnapshotCache:
-    """Asks the scheduler for everybody who looks, and only while somebody does."""
+    """One snapshot for all dashboards, fetched only when one of them asks."""
 
     def __init__(self, frontend: FrontendProtocol) -> None:
         self._frontend = frontend
@@ -47,8 +47,11 @@ class SnapshotCache:
         self._cached: CachedSnapshot | None = None
 
     async def latest(self) -> CachedSnapshot | None:
-        """What the scheduler said last, which is older where it has been silent for `WAIT_S`."""
-        if self._request is None and (self._cached is None or time.monotonic() - self._cached.at >= FRESH_S):
+        """A snapshot of at most `MAX_AGE_S`; an older one, or None, if the scheduler does not reply in
+        `WAIT_S`."""
+        if self._request is None and (
+            self._cached is None or time.monotonic() - self._cached.at >= MAX_AGE_S
+        ):
             self._request = asyncio.create_task(self._fetch())
         if self._request is not None:
             await asyncio.wait({self._request}, timeout=WAIT_S)
@@ -59,14 +62,14 @@ class SnapshotCache:
             stats, snapshot = await self._frontend.snapshot(NODES, QUEUED)
             self._cached = CachedSnapshot(time.monotonic(), stats, snapshot)
         except RamifyError:
-            pass  # It restarts, or has been closed: the page shows how old its figures are.
+            pass  # The ring restarts or is closed. The dashboard shows the age of its figures.
         finally:
             self._request = None
 
 
 @router.get("/")
 async def page(request: Request) -> Response:
-    """The page, which holds no figures itself."""
+    """The dashboard's HTML, without figures."""
     name = Service.of(request).model_name
     template = files(__package__).joinpath("dashboard.html").read_text(encoding="utf-8")
     return HTMLResponse(fill(template, name), headers={"cache-control": "no-store"})
@@ -74,26 +77,27 @@ async def page(request: Request) -> Response:
 
 @router.get("/live")
 async def live(request: Request) -> Response:
-    """All that the page shows; ``program`` names the one whose requests are wanted."""
+    """Everything that the dashboard shows. The query's ``program`` chooses the program whose requests are
+    listed."""
     service = Service.of(request)
-    watch = request.app.state.snapshots
-    assert isinstance(watch, SnapshotCache)
-    snapshot = await watch.latest()
+    snapshots = request.app.state.snapshots
+    assert isinstance(snapshots, SnapshotCache)
+    latest = await snapshots.latest()
     recent = service.recent
     now = recent.now()
     chosen = recent.get(request.query_params.get("program", ""))
-    answer: dict[str, Any] = {
+    body: dict[str, Any] = {
         "model": service.model_name,
         "version": version("ramify"),
         "up_s": time.time() - service.started_at,
         "healthy": service.frontend.healthy and not service.draining,
         "in_flight": service.frontend.in_flight,
-        "age_s": None if snapshot is None else time.monotonic() - snapshot.at,
-        "stats": None if snapshot is None else msgspec.to_builtins(snapshot.stats),
-        "tree": [] if snapshot is None else snapshot.snapshot.nodes,
-        "queue": [] if snapshot is None else snapshot.snapshot.queue,
-        "queue_hidden": 0 if snapshot is None else snapshot.snapshot.queue_hidden,
+        "age_s": None if latest is None else time.monotonic() - latest.at,
+        "stats": None if latest is None else msgspec.to_builtins(latest.stats),
+        "tree": [] if latest is None else latest.snapshot.nodes,
+        "queue": [] if latest is None else latest.snapshot.queue,
+        "queue_hidden": 0 if latest is None else latest.snapshot.queue_hidden,
         "programs": [program.summary(now) for program in recent],
         "chosen": None if chosen is None else chosen.details(now),
     }
-    return json_response(answer)
+    return json_response(body)

@@ -1,9 +1,9 @@
-"""The OpenAI surface: /v1/models, /v1/chat/completions and /v1/completions.
+"""OpenAI's API: /v1/models, /v1/chat/completions and /v1/completions.
 
-Beyond OpenAI's own fields these are taken, spelled as other engines spell them: top_k, min_p,
-repetition_penalty, min_tokens, ignore_eos, stop_token_ids, skip_special_tokens; token_healing; constraints as
-`output_format` lists them; reasoning as `reasoning` does; and what `job` lists. With n > 1, choice i is drawn
-with seed + i. A field that is not honoured is refused by name.
+Fields beyond OpenAI's own have the names that other engines give them: top_k, min_p, repetition_penalty,
+min_tokens, ignore_eos, stop_token_ids, skip_special_tokens. `output_format` lists constraints, `reasoning`
+the options of reasoning, `request` the rest. token_healing is Ramify's own. With n > 1, choice i has seed +
+i. An unsupported field is refused by name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -41,7 +40,7 @@ from ramify.runtime.server.streams import collect, merge
 router = APIRouter()
 
 COMPLETION_MAX_TOKENS = 16
-"""What /v1/completions generates when max_tokens is not given (API reference)."""
+"""The default of /v1/completions for max_tokens (API reference)."""
 
 _COMPLETION_SPELLING = SPELLING | {"n": "n", "max_tokens": "max_tokens"}
 _CHAT_SPELLING = _COMPLETION_SPELLING | {"max_completion_tokens": "max_tokens"}
@@ -93,8 +92,8 @@ async def chat_completions(request: Request) -> Response:
     if want_logprobs:
         sampling = with_top_logprobs(sampling, top_logprobs)
     service.check_count(sampling.n)
-    parsed = parse_request(fields, [chat.asked(header["id"])], sampling, UNSUPPORTED_CHAT, chat.explain)
-    formatter = ChatFormatter(header, want_logprobs, chat.form)
+    parsed = parse_request(fields, [chat.generation(header["id"])], sampling, UNSUPPORTED_CHAT, chat.explain)
+    formatter = ChatFormatter(header, want_logprobs, chat.turn_format)
     return await _respond(request, service, parsed, formatter, "/v1/chat/completions")
 
 
@@ -123,12 +122,12 @@ async def completions(request: Request) -> Response:
     sampling = take_sampling(fields, _COMPLETION_SPELLING, **options)
     service.check_count(len(prompts) * sampling.n)
     found = take_output_format(fields)
-    asked = [
+    generations = [
         Generate(rid=header["id"], prompt=(prompt,), constraint=None if found is None else found[1])
         for prompt in prompts
     ]
     parsed = parse_request(
-        fields, asked, sampling, UNSUPPORTED_COMPLETION, explain_by_field(found and found[0])
+        fields, generations, sampling, UNSUPPORTED_COMPLETION, explain_by_field(found and found[0])
     )
     texts = [
         prompt if echo and isinstance(prompt, str) else "" for prompt in prompts for _ in range(parsed.n)
@@ -146,25 +145,24 @@ async def _respond(
     results = await while_connected(request.receive, collect(streams))
     for result in results:
         refuse_abort(result.finish)
-    return json_response(formatter.answer(results, parsed.n))
+    return json_response(formatter.body(results, parsed.n))
 
 
 async def _events(
     streams: Sequence[AsyncGenerator[TextChunk, None]], parsed: ParsedRequest, formatter: ResponseFormatter
 ) -> AsyncGenerator[bytes, None]:
-    encode = msgspec.json.Encoder().encode
     usages = [Usage() for _ in streams]
-    # Without include_usage the key is left out; with it, it is null but for the last event.
+    # With include_usage every event has the key: null in all but the last. Without it none has.
     usage = {"usage": None} if parsed.include_usage else {}
     async with aclosing(merge(streams)) as chunks:
         async for index, chunk in chunks:
             if chunk.usage is not None:
                 usages[index] = chunk.usage
             refuse_abort(chunk.finish)
-            for choice in formatter.parts(index, chunk):
-                yield event(encode(formatter.chunk([choice], **usage)))
+            for choice in formatter.stream_choices(index, chunk):
+                yield event(formatter.stream_body([choice], **usage))
     if parsed.include_usage:
-        yield event(encode(formatter.chunk([], usage=usage_reply(usages, parsed.n))))
+        yield event(formatter.stream_body([], usage=usage_reply(usages, parsed.n)))
     yield DONE
 
 
