@@ -10,18 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ramify.kernels import registry
 from ramify.kernels.packed import PackedWeight, Rows, pack
 from ramify.kernels.reference import linear as reference
 from ramify.kernels.stack import LayerWeights
 from ramify.runtime.model.config import Activation, ModelConfig
 from ramify.runtime.model.layers import (
     ActivationOp,
-    AddNormOp,
     HeadNorms,
     Linear,
-    LinearOp,
     MaskedLinearOp,
-    MatMulOp,
     NormOp,
     Residual,
     RMSNorm,
@@ -96,10 +94,10 @@ class Model(nn.Module, ABC):
         )
         self.packed_head: PackedWeight | None = None
         """Once packed: what `logits` multiplies by. `head` is empty then, unless it is the embedding."""
-        self._head_op: LinearOp = reference.linear
+        self._head_op: registry.Linear = reference.linear
         self._masked_head_op: MaskedLinearOp | None = None
-        self._matmul: MatMulOp = plain_matmul
-        self._add_norm: AddNormOp | None = None
+        self._matmul: registry.MatMul = plain_matmul
+        self._add_norm: registry.AddRmsNorm | None = None
         self._head_rows: Rows | None = None
         self.embedding_scale = config.embedding_scale
         ropes = list(dict.fromkeys(config.ropes))
@@ -146,14 +144,14 @@ class Model(nn.Module, ABC):
         weights = [layer for layer in found if layer is not None]
         return weights if len(weights) == len(self.layers) else None
 
-    def use_norm(self, rms_norm: NormOp, add_rms_norm: AddNormOp | None = None) -> None:
+    def use_norm(self, rms_norm: NormOp, add_rms_norm: registry.AddRmsNorm | None = None) -> None:
         """Compute all norms with `rms_norm` from now on, those of a sum with `add_rms_norm` if given."""
         self._add_norm = add_rms_norm
         for module in self.modules():
             if isinstance(module, RMSNorm):
                 module.op = rms_norm
 
-    def use_linear(self, linear: LinearOp, in_layers: LinearOp | None = None) -> None:
+    def use_linear(self, linear: registry.Linear, in_layers: registry.Linear | None = None) -> None:
         """Multiply by packed weights with `linear` from now on, in the layers with `in_layers` if given."""
         self._head_op = linear
         for module in self.modules():
@@ -170,7 +168,7 @@ class Model(nn.Module, ABC):
             if isinstance(module, Linear) and module.gate == activation:
                 module.activation = op
 
-    def use_matmul(self, matmul: MatMulOp) -> None:
+    def use_matmul(self, matmul: registry.MatMul) -> None:
         """Multiply by weights that are not packed with `matmul` from now on."""
         self._matmul = matmul
         for module in self.modules():

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ramify.kernels import registry
 from ramify.kernels.packed import PackedWeight, Rows, pack
 from ramify.kernels.reference import linear as reference
 from ramify.kernels.stack import Norm
@@ -90,21 +91,13 @@ class HeadNorms(NamedTuple):
     eps: float
 
 
-class AddNormOp(Protocol):
-    """See `kernels.reference.norm.add_rms_norm`."""
-
-    def __call__(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
-    ) -> Tensor: ...
-
-
 class Residual:
     """The residual stream, (T, hidden): what a layer reads through its norms, and adds to.
 
     Given an operation that adds and normalises at once, a sum is put off until its norm is asked for.
     """
 
-    def __init__(self, x: Tensor, add_norm: AddNormOp | None = None) -> None:
+    def __init__(self, x: Tensor, add_norm: registry.AddRmsNorm | None = None) -> None:
         self._x = x
         self._add_norm = add_norm
         self._term: Tensor | None = None
@@ -135,38 +128,10 @@ class Residual:
             x += term
 
 
-class LinearOp(Protocol):
-    """See `kernels.reference.linear.linear`."""
-
-    def __call__(
-        self,
-        x: Tensor,
-        weight: PackedWeight,
-        *,
-        norm: tuple[Tensor, float] | None = None,
-        out: Tensor | None = None,
-        add: bool = False,
-    ) -> Tensor: ...
-
-
 class ActivationOp(Protocol):
     """See `kernels.reference.activation`."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
-
-
-class MatMulOp(Protocol):
-    """See `kernels.reference.matmul.matmul`."""
-
-    def __call__(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *,
-        out: Tensor | None = None,
-        add: bool = False,
-    ) -> Tensor: ...
 
 
 def plain_silu(x: Tensor) -> Tensor:
@@ -226,8 +191,8 @@ class Linear(nn.Module):
         self.bias = _parameter(torch.empty(outputs, dtype=dtype)) if bias else None
         self.packed: list[PackedWeight] = []
         """Once packed: matrices below each other that together are `weight`, which is empty from then on."""
-        self.op: LinearOp = reference.linear
-        self.matmul: MatMulOp = plain_matmul
+        self.op: registry.Linear = reference.linear
+        self.matmul: registry.MatMul = plain_matmul
         self.activation: ActivationOp | None = None if gate is None else PLAIN[gate]
         self._rows: dict[str, Rows] = {}
 
