@@ -35,7 +35,7 @@ ORPHAN_CHECK_S = 2.0
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker is told on its standard input."""
+    """The options of a worker: one line of JSON on its standard input."""
 
     sockets: str
     """The ring's socket directory."""
