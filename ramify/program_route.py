@@ -24,7 +24,6 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
-import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -119,7 +118,7 @@ async def _events(job: Job, rows: list[dict[str, str]], at_once: int) -> AsyncGe
             if first:
                 _raise_failed(event.data)
             first = False
-            yield sse_event(msgspec.json.encode({"row": event.row, **event.data}))
+            yield sse_event({"row": event.row, **event.data})
     yield DONE
 
 

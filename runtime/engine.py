@@ -8,9 +8,9 @@ import contextlib
 import dataclasses
 import os
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -35,6 +35,8 @@ from ramify.runtime.frontend.chunks import concatenated
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.sampling_params import SamplingParams
 
+T = TypeVar("T")
+
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """A finished generation."""
@@ -48,7 +50,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Engine:
-    """Runs a model in processes of its own; a backend for programs (`ramify.lang.backends.base`).
+    """Runs a model in its own processes; a backend for programs (`ramify.lang.backends.base`).
 
     Parameters
     ----------
@@ -57,9 +59,9 @@ class Engine:
     **options
         The other fields of `ramify.runtime.config.EngineConfig`.
 
-    The processes start with the first use, or with `start`, and end with `close`, at the end of a
-    ``with`` block, at the interpreter's exit, or with this process, however it ends. A process that is
-    forked off afterwards cannot use the engine, and does not end it.
+    The processes start with the first use or with `start`. They end with `close`, at the end of a ``with``
+    block, at the interpreter's exit, or when this process is killed. A child that is forked after the start
+    cannot use the engine, and its exit does not end the engine.
 
     Examples
     --------
@@ -77,7 +79,7 @@ class Engine:
         self._frontend = Frontend(self.config)
         self._start_lock: asyncio.Lock | None = None
         self._owner: int | None = None
-        """The process that has started it."""
+        """Id of the process that has started the engine."""
         self._closed = False
         _open_engines.add(self)
 
@@ -89,7 +91,7 @@ class Engine:
         return self
 
     def close(self) -> None:
-        """End the processes; what still runs fails. May be called twice."""
+        """End the processes. Running requests fail with `EngineClosed`. May be called twice."""
         if self._closed or self._forked:
             return
         self._closed = True
@@ -123,7 +125,7 @@ class Engine:
                 yield chunk
 
     async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
-        """A branch goes on when these tools have returned."""
+        """Announce that a branch of a program continues when these tools have returned."""
         if self._started:
             await self._frontend.await_tools(program, branch, tools)
 
@@ -164,16 +166,13 @@ class Engine:
         constraint: Constraint | None = None,
         **sampling: Any,
     ) -> list[Completion]:
-        """Generate for all `prompts` in one batch; results in their order."""
+        """Generate for all `prompts` at the same time. Results have the order of the prompts."""
 
-        async def together() -> list[Completion]:
-            return list(
-                await asyncio.gather(
-                    *(self.acomplete(prompt, constraint=constraint, **sampling) for prompt in prompts)
-                )
-            )
+        async def gather() -> list[Completion]:
+            calls = (self.acomplete(prompt, constraint=constraint, **sampling) for prompt in prompts)
+            return await asyncio.gather(*calls)
 
-        return wait(together())
+        return wait(gather())
 
     async def acomplete(
         self,
@@ -185,7 +184,7 @@ class Engine:
         scope: str = "",
         **sampling: Any,
     ) -> Completion:
-        """As `complete`; callable on any event loop."""
+        """As `complete`, on any event loop."""
         if prompt is None:
             segments: tuple[Segment, ...] = ()
         else:
@@ -207,38 +206,31 @@ class Engine:
     def stats(self) -> SchedulerStats:
         """Counters and the state of the pages."""
 
-        async def ask() -> SchedulerStats:
-            await self._ensure_started()
-            return await self._frontend.stats()
-
-        return wait(ask())
+        return wait(self._after_start(self._frontend.stats))
 
     def flush_cache(self) -> bool:
-        """Drop every page that no running request uses."""
+        """Drop all cached pages, unless requests are running. Returns whether it did."""
 
-        async def ask() -> bool:
-            await self._ensure_started()
-            return await self._frontend.flush_cache()
-
-        return wait(ask())
+        return wait(self._after_start(self._frontend.flush_cache))
 
     def get_server_info(self) -> dict[str, Any]:
         """The configuration, the model and the counters, in plain types."""
 
-        async def ask() -> dict[str, Any]:
-            await self._ensure_started()
-            return {
-                **dataclasses.asdict(self.config),
-                "model_info": msgspec.to_builtins(self._frontend.info),
-                "stats": msgspec.to_builtins(await self._frontend.stats()),
-            }
-
-        return wait(ask())
+        stats = self.stats()
+        return {
+            **dataclasses.asdict(self.config),
+            "model_info": msgspec.to_builtins(self._frontend.info),
+            "stats": msgspec.to_builtins(stats),
+        }
 
     @property
     def pids(self) -> dict[str, int]:
         """The worker processes by role."""
         return self._frontend.pids
+
+    async def _after_start(self, call: Callable[[], Awaitable[T]]) -> T:
+        await self._ensure_started()
+        return await call()
 
     async def _collect(self, request: Generate) -> Completion:
         text: list[str] = []
@@ -269,7 +261,7 @@ class Engine:
 
     @property
     def _forked(self) -> bool:
-        """It was started by a process that this one was forked from."""
+        """The engine was started by a process that this one was forked from."""
         return self._owner not in (None, os.getpid())
 
     async def _ensure_started(self) -> None:
@@ -290,13 +282,14 @@ class Engine:
 
 
 _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-_of_parents: list[Engine] = []
-"""What a forked child must not so much as free: it shares sockets, and what they wait on, with its parent."""
+_engines_of_parent: list[Engine] = []
+"""In a forked child the parent's engines, referenced for ever: freeing them would close sockets that the
+child shares with its parent."""
 
 
 def _leave_to_parent() -> None:
-    """In a forked child: the engines that run are its parent's, and end with that."""
-    _of_parents.extend(_open_engines)
+    """In a forked child: do not close the parent's engines at exit."""
+    _engines_of_parent.extend(_open_engines)
     _open_engines.clear()
 
 

@@ -19,7 +19,7 @@ FOLDERS = {"ramify": "ramify", "lang": "ramify.lang", "runtime": "ramify.runtime
 LEAVES = {"ramify.errors", "ramify.messages", "ramify.sampling_params", "ramify.constraint", "ramify.loop"}
 LEAVES |= {"ramify.cache"}
 LEAVES |= {"ramify.graph", "ramify.html.template"}
-LEAVES |= {f"ramify.tool_calls.{name}" for name in ("formats", "grammar", "prompt", "reader")}
+LEAVES |= {f"ramify.tool_calls.{name}" for name in ("formats", "grammar", "prompt", "parser")}
 SHARED = LEAVES
 
 

@@ -18,8 +18,8 @@ from ramify.lang.tools.tool import Tool
 from ramify.messages import ToolPieces
 from ramify.tool_calls.formats import GENERIC, ToolFormat
 from ramify.tool_calls.grammar import calls_after_trigger, calls_or_content
+from ramify.tool_calls.parser import Arguments, CallBegins, CallParser, Content
 from ramify.tool_calls.prompt import plain_turns
-from ramify.tool_calls.reader import Arguments, CallBegins, CallReader, Content
 
 Tools = Sequence[Tool[..., Any]]
 WrittenCalls = list[tuple[str, str]]
@@ -80,11 +80,11 @@ class TaggedCalls:
         return calls_or_content(self.form, described, parallel=parallel, content=words, most=most)
 
     def read(self, text: str) -> tuple[str, WrittenCalls]:
-        reader = CallReader(self.form)
+        parser = CallParser(self.form)
         content = ""
         names: list[str] = []
         arguments: list[str] = []
-        for part in (*reader.push(text), *reader.close()):
+        for part in (*parser.push(text), *parser.close()):
             if isinstance(part, Content):
                 content += part.text
             elif isinstance(part, CallBegins):
@@ -92,7 +92,7 @@ class TaggedCalls:
                 arguments.append("")
             elif isinstance(part, Arguments):
                 arguments[part.index] += part.text
-        if reader.inside:
+        if parser.inside:
             raise ValueError("The output ended inside a call; raise max_tokens.")
         return content.strip(), list(zip(names, arguments, strict=True))
 

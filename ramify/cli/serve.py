@@ -23,9 +23,9 @@ def run(options: argparse.Namespace) -> int:
         config = ServerConfig(**given_fields(options, ServerConfig))
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
-    from ramify.runtime.processes.workers import Workers
+    from ramify.runtime.processes.prestart import PrestartedWorkers
 
-    with Workers(config) as workers:  # processes start before this one imports the server
+    with PrestartedWorkers(config) as workers:  # before all that this process has to import
         from ramify.runtime.server.serve import serve
 
         return serve(config, _routes, workers)

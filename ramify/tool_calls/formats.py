@@ -1,56 +1,57 @@
-"""How models write tool calls: a table of formats, and which of them a conversation is written in.
+"""The formats in which models write tool calls, and which of them a chat template uses.
 
-A format is data. What constrains, reads and prompts for calls (`grammar`, `reader`, `prompt`) knows no
-format by name.
+A format is data. The modules that constrain, parse and prompt for calls (`grammar`, `parser`, `prompt`)
+contain no special case for any format.
 """
 
 from __future__ import annotations
 
 import secrets
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _ALPHABET = string.ascii_letters + string.digits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """The text of a turn's calls is
+    """How the calls of a turn are written.
 
-    ``begin + call[0] + name + call[1] + arguments + call[2] + separator + call[0] + … + end``.
+    ``begin + call[0] + name + call[1] + arguments + call[2] + separator + call[0] + … + end``
     """
 
     name: str
     trigger: str
-    """Where this stands in the output the calls begin: the first characters of ``begin + call[0]``."""
+    """The first characters of ``begin + call[0]``. Calls begin where the output contains this text."""
     call: tuple[str, str, str]
-    """What stands before a call's name, between name and arguments (JSON), and after the arguments."""
+    """The texts before a call's name, between the name and the arguments (JSON), and after the arguments."""
     begin: str = ""
     separator: str | None = None
-    """Between two calls of a turn; None: the format holds one call a turn."""
+    """The text between two calls of a turn. None: a turn has at most one call."""
     end: str = ""
     control: bool = False
-    """The trigger is a control token of the tokenizer: no grammar over text can write it."""
+    """The trigger is a special token of the tokenizer, which a grammar over text cannot produce."""
     id_prefix: str = "call_"
     id_length: int = 24
-    """Of a call's id: letters and digits after the prefix."""
+    """Letters and digits in a call's id after the prefix."""
     instructions: str = ""
-    """For templates without tools: what the model is told. ``$tools`` stands for the tools, one a line."""
+    """For templates without tools: instructions for the model. ``$tools`` is replaced by the tools, one a
+    line."""
     result: tuple[str, str] = ("", "")
-    """For templates without tools: what stands around a tool's result in the user turn that brings it."""
+    """For templates without tools: the texts around a tool's result, which is sent as a user turn."""
 
     @property
     def native(self) -> bool:
-        """The model's own template renders tools, calls and results."""
+        """The chat template itself renders tools, calls and results."""
         return not self.instructions
 
     @property
     def opening(self) -> str:
-        """What the first call's name comes after, from the trigger on."""
+        """The text from the trigger to the first call's name."""
         return self.begin + self.call[0]
 
     def new_id(self) -> str:
-        """A call's id."""
+        """A new id for a call."""
         return self.id_prefix + "".join(secrets.choice(_ALPHABET) for _ in range(self.id_length))
 
 
@@ -82,24 +83,12 @@ MISTRAL = ToolFormat(
 )
 """Mistral with the Tekken tokenizer (Nemo, Ministral, Small 2409 and 2501)."""
 
-MISTRAL_SPACED = ToolFormat(
-    name="mistral-spaced",
-    trigger="[TOOL_CALLS]",
-    begin="[TOOL_CALLS] [",
-    call=('{"name": "', '", "arguments": ', "}"),
-    separator=", ",
-    end="]",
-    control=True,
-    id_prefix="",
-    id_length=9,
-)
+MISTRAL_SPACED = replace(MISTRAL, name="mistral-spaced", begin="[TOOL_CALLS] [")
 """Mistral with a SentencePiece tokenizer (7B v0.3, 8x22B, Large 2407)."""
 
-GENERIC = ToolFormat(
+GENERIC = replace(
+    HERMES,
     name="generic",
-    trigger="<tool_call>",
-    call=('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
-    separator="\n",
     instructions=(
         "You can call functions. Each is described by a line of JSON:\n$tools\n"
         "To call a function, write its name and its arguments as JSON between tags, like this:\n"
@@ -109,13 +98,15 @@ GENERIC = ToolFormat(
     ),
     result=("<tool_response>\n", "\n</tool_response>"),
 )
-"""For chat templates that render no tools, or render them in a way that is none of the above."""
+"""For chat templates that render no tools, or render them in another format. Calls are written as Hermes
+does."""
 
 FORMATS: dict[str, ToolFormat] = {row.name: row for row in (HERMES, LLAMA3, MISTRAL, MISTRAL_SPACED, GENERIC)}
 
 
 def format_in(conversation: str, name: str) -> ToolFormat:
-    """The format in which a rendered `conversation` shows a call of `name`; `GENERIC` where in none."""
+    """The format of the call of `name` in a rendered `conversation`; `GENERIC` if it is in none of the
+    others."""
     for row in FORMATS.values():
         if row.native and row.opening + name + row.call[1] in conversation:
             return row

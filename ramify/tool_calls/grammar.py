@@ -1,4 +1,4 @@
-"""Tools, and the constraint on what a model writes when it calls them."""
+"""Tools, and the constraint on a model's calls of them."""
 
 from __future__ import annotations
 
@@ -38,37 +38,40 @@ def described(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function | {"parameters": msgspec.Raw(tool.parameters.encode())}}
 
 
-def preamble_of(form: ToolFormat, *, required: bool) -> Preamble:
-    """What comes before the calls: their trigger at once, or any text, which may stay alone."""
+def preamble_of(tool_format: ToolFormat, *, required: bool) -> Preamble:
+    """The text before the calls: with `required` only their trigger, else any text, with or without a
+    trigger."""
     if required:
-        return Preamble(end=form.trigger, max_tokens=0)
-    return Preamble(end=form.trigger, optional=True)
+        return Preamble(end=tool_format.trigger, max_tokens=0)
+    return Preamble(end=tool_format.trigger, optional=True)
 
 
 def calls_after_trigger(
-    form: ToolFormat, tools: Sequence[Tool], *, parallel: bool, most: int | None = None
+    tool_format: ToolFormat, tools: Sequence[Tool], *, parallel: bool, most: int | None = None
 ) -> Constraint:
-    """The constraint on what follows the trigger: calls of `tools`, one or, with `parallel`, up to `most`."""
-    return _structural_tag(_calls(form, tools, parallel, form.opening.removeprefix(form.trigger), most))
+    """The constraint on the text after the trigger: one call of `tools`, or with `parallel` up to `most`."""
+    return _structural_tag(
+        _calls(tool_format, tools, parallel, tool_format.opening.removeprefix(tool_format.trigger), most)
+    )
 
 
 def calls_or_content(
-    form: ToolFormat,
+    tool_format: ToolFormat,
     tools: Sequence[Tool],
     *,
     parallel: bool,
     content: dict[str, Any],
     most: int | None = None,
 ) -> Constraint:
-    """The constraint on a whole output: calls, or text of the structural tag format `content`."""
-    calls = _calls(form, tools, parallel, form.opening, most)
+    """The constraint on a whole output: calls, or the structural tag format `content`."""
+    calls = _calls(tool_format, tools, parallel, tool_format.opening, most)
     return _structural_tag({"type": "or", "elements": [calls, content]})
 
 
 def _calls(
-    form: ToolFormat, tools: Sequence[Tool], parallel: bool, opening: str, most: int | None
+    tool_format: ToolFormat, tools: Sequence[Tool], parallel: bool, opening: str, most: int | None
 ) -> dict[str, Any]:
-    before, between, after = form.call
+    before, between, after = tool_format.call
     one = {
         "type": "or",
         "elements": [
@@ -82,25 +85,25 @@ def _calls(
         ],
     }
     elements: list[dict[str, Any]] = [{"type": "const_string", "value": opening}, one]
-    if parallel and form.separator is not None:
-        another = [{"type": "const_string", "value": form.separator + before}, one]
+    if parallel and tool_format.separator is not None:
+        another = [{"type": "const_string", "value": tool_format.separator + before}, one]
         more: dict[str, Any] = {"type": "sequence", "elements": another}
         if most is None:
             elements.append({"type": "star", "content": more})
         elif most > 1:
             elements.append({"type": "repeat", "content": more, "min": 0, "max": most - 1})
-    if form.end:
-        elements.append({"type": "const_string", "value": form.end})
+    if tool_format.end:
+        elements.append({"type": "const_string", "value": tool_format.end})
     return {"type": "sequence", "elements": elements}
 
 
-def _structural_tag(form: dict[str, Any]) -> Constraint:
-    source = msgspec.json.encode({"type": "structural_tag", "format": form}).decode()
+def _structural_tag(structure: dict[str, Any]) -> Constraint:
+    source = msgspec.json.encode({"type": "structural_tag", "format": structure}).decode()
     return structural_tag(source)
 
 
 def blamed_tool(error: InvalidConstraint, tools: Sequence[Tool]) -> tuple[int, str] | None:
-    """Which tool's parameters `error` is about, and the pointer inside of them; None if none."""
+    """(index of a tool, pointer into its parameters) if `error` is about a tool's parameters, else None."""
     before, found, inside = (error.pointer or "").partition(f"/content{_CONTENT}")
     if not found:
         return None

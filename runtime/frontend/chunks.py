@@ -1,4 +1,4 @@
-"""Consecutive chunks of one request, put together."""
+"""Joins consecutive chunks of one request."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ramify.messages import TextChunk, TokenLogprobs
 
 
 def joined(chunks: Sequence[TextChunk]) -> TextChunk:
-    """All of them as one, which ends as the last does."""
+    """One chunk in place of `chunks`, with the finish and the usage of the last."""
     if len(chunks) == 1:
         return chunks[0]
     forced: list[int] = []
     pieces: list[tuple[int, int]] = []
-    before = 0
+    count = 0
     for chunk in chunks:
-        forced += [before + place for place in chunk.forced]
+        forced += [count + index for index in chunk.forced]
         pieces += chunk.pieces or ((len(chunk.ids), len(chunk.text)),)
-        before += len(chunk.ids)
+        count += len(chunk.ids)
     return msgspec.structs.replace(
         chunks[-1],
         text="".join([chunk.text for chunk in chunks]),
@@ -33,13 +33,13 @@ def joined(chunks: Sequence[TextChunk]) -> TextChunk:
 
 
 def concatenated(parts: Sequence[TokenLogprobs | None]) -> TokenLogprobs | None:
-    """One run of tokens from consecutive ones; None where there is none."""
-    there = [part for part in parts if part is not None]
-    if len(there) <= 1:
-        return there[0] if there else None
+    """The log-probabilities of `parts` as one run of tokens; None where all are None."""
+    present = [part for part in parts if part is not None]
+    if len(present) <= 1:
+        return present[0] if present else None
     return TokenLogprobs(
         **{
-            field: tuple([entry for part in there for entry in getattr(part, field)])
+            field: tuple([entry for part in present for entry in getattr(part, field)])
             for field in TokenLogprobs.__struct_fields__
         }
     )

@@ -1,4 +1,4 @@
-"""The frontend's end of the ring: request ids, answers, cancellation, back-pressure, supervision.
+"""The frontend's end of the ring: request ids, answers, cancellation and back-pressure.
 
 `Engine` in a user's script and the HTTP server share it. Everything runs on one event loop.
 """
@@ -6,13 +6,8 @@
 from __future__ import annotations
 
 import asyncio
-import collections
-import contextlib
 import secrets
-import time
-from collections.abc import AsyncGenerator, AsyncIterator
-
-import msgspec
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 from ramify.errors import (
     EngineClosed,
@@ -42,63 +37,52 @@ from ramify.messages import (
     ToFrontend,
 )
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.frontend.output_queue import OutputQueue
+from ramify.runtime.frontend.supervisor import RingSupervisor
 from ramify.runtime.frontend.validation import to_be_validated, validated
-from ramify.runtime.model.hub.resolve import resolve
-from ramify.runtime.processes.launch import Ring
+from ramify.runtime.processes.prestart import PrestartedWorkers
 from ramify.runtime.processes.worker_process import log
-from ramify.runtime.processes.workers import Workers
-
-HEARTBEAT_S = 2.0
-"""How often the ring is asked for a sign of life."""
 
 STALE_S = 30.0
-"""Without a sign of life for so long the engine counts as unhealthy; a step takes seconds at most."""
+"""Without a message from the ring for this long the engine is unhealthy; a step takes seconds at most."""
 
 MAX_TOKEN_CHARACTERS = 128
-"""More than vocabularies have in a token, or just about (runs of spaces)."""
-
-RESTART_LIMIT = 3
-"""Restarts within RESTART_WINDOW_S after which the engine gives up."""
-RESTART_WINDOW_S = 60.0
+"""No vocabulary has a longer token; the longest are runs of spaces."""
 
 
 class Frontend:
-    """Takes requests, hands out their chunks, and keeps the ring alive.
+    """Sends requests into the ring and returns their chunks.
 
-    `workers` are those of the first ring, where they have been started already.
+    `workers`: processes for the first ring, if they were started early.
     """
 
-    def __init__(self, config: EngineConfig, workers: Workers | None = None) -> None:
+    def __init__(self, config: EngineConfig, workers: PrestartedWorkers | None = None) -> None:
         self._config = config
-        self._workers = workers
-        self._ring: Ring | None = None
-        self._info: ModelInfo | None = None
-        self._outputs: dict[str, _Output] = {}
+        self._ring = RingSupervisor(
+            config,
+            workers,
+            receive=self._receive,
+            died=self._fail_started,
+            restarted=self._send_again,
+            gave_up=self._fail_all,
+        )
+        self._outputs: dict[str, OutputQueue] = {}
         self._replies: dict[str, asyncio.Future[Reply]] = {}
-        self._prefix = secrets.token_hex(4)
-        self._count = 0
-        self._last_sign = 0.0
-        self._heartbeat: asyncio.Task[None] | None = None
-        self._restart: asyncio.Task[None] | None = None
-        self._restarts: collections.deque[float] = collections.deque()
+        self._rid_prefix = secrets.token_hex(4)
+        self._rid_count = 0
         self._closed: EngineError | None = EngineClosed("The engine has not been started.")
         self._draining = False
         self._empty = asyncio.Event()
-        self.max_prompt_tokens = 0
-        self.load_s = 0.0
 
     # --- life -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Resolve the model and start the ring; raises when either fails."""
-        self._files = await asyncio.to_thread(
-            resolve, self._config.model, weights=self._config.load_format != "dummy"
-        )
-        await self._start_ring()
-        self._heartbeat = asyncio.create_task(self._beat())
+        """Find the model's files and start the ring. Raises when either fails."""
+        await self._ring.start()
+        self._closed = None
 
     async def drain(self, seconds: float) -> None:
-        """Take no new requests and wait for the running ones, at most so long."""
+        """Refuse new requests, and wait at most `seconds` for the running ones."""
         self._draining = True
         if self._outputs:
             self._empty.clear()
@@ -108,28 +92,30 @@ class Frontend:
                 log.warning("%d requests were still running after %g s", len(self._outputs), seconds)
 
     async def aclose(self) -> None:
-        """Stop the ring; what still runs fails with `EngineClosed`."""
+        """Stop the ring; requests that are running fail with `EngineClosed`."""
         self.close_now()
-        for task in (self._heartbeat, self._restart):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-        self._heartbeat = self._restart = None
+        await self._ring.aclose()
 
     def close_now(self) -> None:
         """The part of `aclose` that needs no running event loop."""
-        self._closed = EngineClosed("The engine has been closed.")
-        self._fail_all(self._closed)
-        # Taken away first: at the interpreter's exit the heartbeat still runs, in the loop's thread.
-        ring, self._ring = self._ring, None
-        if ring is not None:
-            ring.stop()
+        self._fail_all(EngineClosed("The engine has been closed."))
+        self._ring.close_now()
 
     @property
     def info(self) -> ModelInfo:
-        if self._info is None:
+        if self._ring.info is None:
             raise self._closed or EngineClosed("The engine has not been started.")
-        return self._info
+        return self._ring.info
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The longest prompt that the model and the KV pages allow."""
+        return self._ring.max_prompt_tokens
+
+    @property
+    def load_s(self) -> float:
+        """How long the scheduler took to load the model, in seconds."""
+        return self._ring.load_s
 
     @property
     def in_flight(self) -> int:
@@ -138,34 +124,34 @@ class Frontend:
     @property
     def pids(self) -> dict[str, int]:
         """The worker processes by role."""
-        return {} if self._ring is None else self._ring.pids
+        return self._ring.pids
 
     @property
     def heartbeat_age_s(self) -> float:
-        """Seconds since the scheduler last gave a sign of life, through the whole ring."""
-        return time.monotonic() - self._last_sign
+        """Seconds since the last message from the ring."""
+        return self._ring.heartbeat_age_s
 
     @property
     def healthy(self) -> bool:
         return (
             self._closed is None
             and not self._draining
-            and self._restart is None
+            and not self._ring.restarting
             and self.heartbeat_age_s < STALE_S
         )
 
     # --- requests ---------------------------------------------------------------------------------
 
     def new_rid(self) -> str:
-        """A request id that no other request of this machine has."""
-        self._count += 1
-        return f"{self._prefix}-{self._count}"
+        """A request id that no other frontend on this machine gives."""
+        self._rid_count += 1
+        return f"{self._rid_prefix}-{self._rid_count}"
 
     def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
         """The chunks of one generation; the last has `finish` set. Closing the iterator aborts it.
 
-        Raises `Overloaded` when the queue is full, `InvalidRequest` for what is wrong with the
-        request, `WorkerDied` when a process of the ring died after output had been handed out.
+        Raises `Overloaded` when the queue is full, `InvalidRequest` for an invalid request, and `WorkerDied`
+        when a process of the ring dies after a chunk has arrived. A request without a chunk is run again.
         """
         chunks = self._chunks(request)
         return validated(request, chunks) if to_be_validated(request) else chunks
@@ -182,20 +168,21 @@ class Frontend:
             self._close(request.rid)
 
     def abort(self, rid_prefix: str) -> int:
-        """End the requests whose id is `rid_prefix`, or begins with it and a separator."""
+        """End the requests whose id is `rid_prefix` or begins with it and "-" or "#". Returns how many."""
         found = [
             rid
             for rid in self._outputs
             if rid == rid_prefix or rid.startswith((rid_prefix + "-", rid_prefix + "#"))
         ]
-        for rid in found:
-            self._send(Abort(rid=rid))
-        return len(found)
+        return self._abort(found)
 
     def abort_all(self) -> int:
-        rids = list(self._outputs)
+        """End all requests. Returns how many."""
+        return self._abort(list(self._outputs))
+
+    def _abort(self, rids: Sequence[str]) -> int:
         for rid in rids:
-            self._send(Abort(rid=rid))
+            self._ring.send(Abort(rid=rid))
         return len(rids)
 
     async def stats(self) -> SchedulerStats:
@@ -204,24 +191,24 @@ class Frontend:
         return reply.stats
 
     async def snapshot(self, nodes: int, programs: int) -> tuple[SchedulerStats, Snapshot]:
-        """What the scheduler holds: at most so many nodes of its tree, and programs of its queue."""
+        """The scheduler's state, with at most `nodes` nodes of its tree and `programs` queued programs."""
         reply = await self._ask(GetSnapshot(rid=self.new_rid(), nodes=nodes, programs=programs))
         assert reply.stats is not None
         assert reply.snapshot is not None
         return reply.stats, reply.snapshot
 
     async def flush_cache(self) -> bool:
-        """Drop all pages that no running request uses."""
+        """Drop all pages, unless requests are running. Returns whether it did."""
         return bool((await self._ask(FlushCache(rid=self.new_rid()))).flushed)
 
     async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
         """See `AwaitTools`."""
-        self._send(AwaitTools(program=program, branch=branch, tools=tools))
+        self._ring.send(AwaitTools(program=program, branch=branch, tools=tools))
 
     async def end_program(self, program: str) -> None:
-        self._send(EndProgram(program=program))
+        self._ring.send(EndProgram(program=program))
 
-    def _open(self, request: Generate) -> _Output:
+    def _open(self, request: Generate) -> OutputQueue:
         if self._closed is not None:
             raise self._closed
         if self._draining:
@@ -241,9 +228,9 @@ class Frontend:
         request.sampling.check()
         if request.constraint is not None:
             request.constraint.check()
-        output = self._outputs[request.rid] = _Output(request)
+        output = self._outputs[request.rid] = OutputQueue(request)
         try:
-            self._send(request)
+            self._ring.send(request)
         except UnicodeEncodeError:
             del self._outputs[request.rid]
             raise InvalidRequest("The prompt is not valid Unicode.", field="prompt") from None
@@ -253,7 +240,7 @@ class Frontend:
         return output
 
     def _check_length(self, request: Generate) -> None:
-        """Refuse a prompt before it is tokenised, which others wait for, where it cannot fit."""
+        """Refuse a prompt that cannot fit. Tokenising it first would keep other requests waiting."""
         texts = [part for part in request.prompt if isinstance(part, str)]
         texts += [message.content for message in request.chat or ()]
         most = self.max_prompt_tokens * MAX_TOKEN_CHARACTERS
@@ -268,7 +255,7 @@ class Frontend:
     def _close(self, rid: str) -> None:
         output = self._outputs.pop(rid, None)
         if output is not None and not output.ended:
-            self._send(Abort(rid=rid))
+            self._ring.send(Abort(rid=rid))
         if not self._outputs:
             self._empty.set()
 
@@ -277,7 +264,7 @@ class Frontend:
             raise self._closed
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._replies[message.rid] = future
-        self._send(message)
+        self._ring.send(message)
         try:
             return await future
         finally:
@@ -285,12 +272,7 @@ class Frontend:
 
     # --- the ring ---------------------------------------------------------------------------------
 
-    def _send(self, message: msgspec.Struct) -> None:
-        if self._ring is not None:
-            self._ring.send(message)  # type: ignore[arg-type]
-
     def _receive(self, message: ToFrontend) -> None:
-        self._last_sign = time.monotonic()
         if isinstance(message, StepText):
             for chunk in message.chunks:
                 output = self._outputs.get(chunk.rid)
@@ -305,116 +287,27 @@ class Frontend:
             if future is not None and not future.done():
                 future.set_result(message)
 
-    async def _start_ring(self) -> None:
-        workers, self._workers = self._workers or Workers(self._config), None
-        ring = Ring(self._config, self._files, workers, receive=self._receive, died=self._worker_died)
-        ready = await ring.start()
-        info = ready["scheduler"].model_info
-        assert info is not None
-        self._info = msgspec.structs.replace(info, chat_format=ready["tokenizer"].chat_format)
-        self.max_prompt_tokens = ready["scheduler"].max_prompt_tokens
-        self.load_s = ready["scheduler"].load_s
-        self._ring = ring
-        self._closed = None
-        self._last_sign = time.monotonic()
-
-    def _worker_died(self, role: str) -> None:
-        """Restart the whole ring: what the others still hold is worthless without the dead one."""
-        if self._closed is not None or self._restart is not None:
-            return
-        log.error("the %s process died; restarting the ring", role)
-        self._restart = asyncio.create_task(self._restart_ring(role))
-
-    async def _restart_ring(self, role: str) -> None:
-        error = WorkerDied(
-            f"The {role} process died while this request was running.", remedy="Send it again."
-        )
-        ring, self._ring = self._ring, None
-        if ring is not None:
-            # A late chunk of a request that is about to be sent again would be its text twice.
-            ring.disconnect()
+    def _fail_started(self, error: WorkerDied) -> None:
+        """Fail the requests that have output, and all replies. `_send_again` keeps the other requests."""
         for output in list(self._outputs.values()):
             if output.started:
                 output.fail(error)
-        for future in self._replies.values():
-            if not future.done():
-                future.set_exception(error)
-        if ring is not None:
-            await asyncio.to_thread(ring.stop)
-        now = time.monotonic()
-        self._restarts.append(now)
-        while self._restarts and now - self._restarts[0] > RESTART_WINDOW_S:
-            self._restarts.popleft()
-        try:
-            if len(self._restarts) > RESTART_LIMIT:
-                raise WorkerDied(f"Workers died {len(self._restarts)} times within {RESTART_WINDOW_S:g} s.")
-            await self._start_ring()
-        except RamifyError as failure:
-            log.error("the ring could not be restarted: %s", failure)
-            self._closed = failure if isinstance(failure, EngineError) else EngineError(str(failure))
-            self._fail_all(self._closed)
-        else:
-            # Nothing of these was handed out, so that running them again changes nothing for anybody.
-            for output in self._outputs.values():
-                if not output.ended:
-                    self._send(output.request)
-        finally:
-            self._restart = None
+        self._fail_replies(error)
 
-    def _fail_all(self, error: RamifyError) -> None:
+    def _send_again(self) -> None:
+        """Send the requests without output to the new ring: nobody has seen anything of them."""
+        for output in self._outputs.values():
+            if not output.ended:
+                self._ring.send(output.request)
+
+    def _fail_all(self, error: EngineError) -> None:
+        """End every request and question with `error`, which new ones get as well."""
+        self._closed = error
         for output in list(self._outputs.values()):
             output.fail(error)
+        self._fail_replies(error)
+
+    def _fail_replies(self, error: RamifyError) -> None:
         for future in self._replies.values():
             if not future.done():
                 future.set_exception(error)
-
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            ring = self._ring
-            if ring is not None:
-                with contextlib.suppress(EngineError):  # it was stopped in this very moment
-                    ring.send(GetStats(rid="heartbeat"))
-
-
-class _Output:
-    """The chunks of one request, from the ring to whoever iterates."""
-
-    def __init__(self, request: Generate) -> None:
-        self.request = request
-        self.started = False
-        """A chunk was handed out or is waiting to be."""
-        self.ended = False
-        self._chunks: collections.deque[TextChunk] = collections.deque()
-        self._error: RamifyError | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    def put(self, chunk: TextChunk) -> None:
-        if self.ended:
-            return
-        self.started = True
-        self.ended = chunk.finish is not None
-        self._chunks.append(chunk)
-        self._wake()
-
-    def fail(self, error: RamifyError) -> None:
-        if not self.ended:
-            self.ended = True
-            self._error = error
-            self._wake()
-
-    async def next(self) -> TextChunk:
-        """The next chunk; several that came since the last one are handed out one by one."""
-        while not self._chunks:
-            if self._error is not None:
-                raise from_info(self._error.to_info())  # an instance of its own for every reader
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        return self._chunks.popleft()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)

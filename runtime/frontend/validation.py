@@ -1,4 +1,4 @@
-"""Outputs whose schema is in part only checked afterwards: what they do not satisfy."""
+"""Validates outputs against their JSON Schema after the end (``strict="validate"``)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ramify.messages import Generate, TextChunk, Violation
 
 
 def to_be_validated(request: Generate) -> bool:
-    """Keywords that cannot be enforced are to be checked once the output is there."""
+    """Whether the request asks for its whole output to be validated."""
     wanted = request.constraint
     return wanted is not None and wanted.kind == "json_schema" and wanted.strict == "validate"
 
 
 async def validated(request: Generate, chunks: AsyncGenerator[TextChunk, None]) -> AsyncIterator[TextChunk]:
-    """`chunks`, the last with its `violations`. Closing it closes `chunks`."""
+    """The same chunks, the last with `violations`. Closing this iterator closes `chunks`."""
     text = ""
     async with aclosing(chunks):
         async for chunk in chunks:
@@ -29,8 +29,8 @@ async def validated(request: Generate, chunks: AsyncGenerator[TextChunk, None]) 
 
 
 def violations(request: Generate, text: str) -> tuple[Violation, ...]:
-    """What `text`, a whole output, does not satisfy of its schema."""
-    # These load the grammar package, which a frontend does not need for anything else.
+    """The keywords of the request's schema that `text`, a whole output, does not satisfy."""
+    # Imported here: a frontend needs the grammar package for nothing else.
     from ramify.grammar.schema.instance import validate
     from ramify.grammar.schema.values.json_text import parse_json
 

@@ -1,4 +1,4 @@
-"""Which files make up a checkpoint folder. No torch here: the frontend checks before workers load."""
+"""The files of a checkpoint folder. Imports no torch: the frontend checks them before workers load."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint folder; raises `NotFound` where one of its shards is missing."""
+    """The safetensors files of a checkpoint folder. Raises `NotFound` if a shard is missing."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -35,7 +35,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def missing_file(folder: Path, *, weights: bool = True) -> str | None:
-    """The first file that a usable checkpoint folder needs and this one lacks; None when complete."""
+    """The first required file that `folder` lacks; None if it is complete."""
     if not (folder / "config.json").is_file():
         return "config.json"
     if not has_tokenizer(folder):

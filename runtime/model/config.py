@@ -1,4 +1,4 @@
-"""What a checkpoint says about its model, read from its `config.json`. No torch here."""
+"""The shape of a model, read from a checkpoint's `config.json`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ Name = TypeVar("Name", bound=str)
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
-    """Rotary position embedding (RoFormer, arXiv 2104.09864) and how it is stretched to long contexts.
+    """Rotary position embedding (RoFormer, arXiv 2104.09864) and its extension to long contexts.
 
-    default: none. linear: positions divided by `factor` (arXiv 2306.15595). llama3: slow frequencies
-    divided by `factor`, a ramp between (Llama 3.1 reference code). yarn: arXiv 2309.00071.
-    factors: one divisor a frequency, in `factors` (the `rope_freqs` tensor of GGUF files). longrope: that,
-    with `long_factors` instead where the context is longer than the original one (arXiv 2402.13753).
+    default: no extension. linear: positions divided by `factor` (arXiv 2306.15595). llama3: low frequencies
+    divided by `factor`, with a ramp to the high ones (Llama 3.1 reference code). yarn: arXiv 2309.00071.
+    factors: a divisor for each frequency, in `factors` (the `rope_freqs` tensor of GGUF files). longrope: the
+    same, with `long_factors` where the context is longer than the original one (arXiv 2402.13753).
     """
 
     kind: RopeKind = "default"
     theta: float = 10000.0
     share: float = 1.0
-    """Of a head's numbers the first so many rotate; 0: positions are not embedded at all."""
+    """The share of a head's numbers that rotate, from the first on; 0: no positions are embedded."""
     factor: float = 1.0
     original_context_length: int = 0
-    """llama3, yarn, longrope: the context that the model was trained on before stretching, in tokens."""
+    """llama3, yarn, longrope: the context length of the training before the extension, in tokens."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
@@ -70,13 +70,13 @@ class ModelConfig:
     norm_eps: float
     rope: Rope = Rope()
     layer_ropes: tuple[Rope, ...] = ()
-    """For each layer, where they differ; else empty."""
+    """The rotary embedding of each layer, if they differ; else empty."""
     windows: tuple[int, ...]
-    """For each layer how many tokens it sees, the current one included; 0: all of them."""
+    """Sliding window of each layer: the number of visible tokens, the current one included; 0: all."""
     attention_scale: float | None = None
     """Multiplies scores; None takes 1 / sqrt(head_dim)."""
     attention_soft_cap: float = 0.0
-    """Scores become cap · tanh(score / cap); 0: they do not."""
+    """Scores become cap · tanh(score / cap); 0: no cap."""
     logit_soft_cap: float = 0.0
     logit_scale: float = 1.0
     embedding_scale: float = 1.0
@@ -104,7 +104,7 @@ class ModelConfig:
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
-        """For each layer."""
+        """The rotary embedding of each layer."""
         return self.layer_ropes or (self.rope,) * self.num_layers
 
     @property
@@ -113,12 +113,12 @@ class ModelConfig:
 
     @property
     def sliding_window(self) -> int:
-        """Keys further back than this are needed by no layer; 0 when some layer sees everything."""
+        """The widest window of all layers: no layer needs older keys. 0 if a layer sees all tokens."""
         return 0 if 0 in self.windows else max(self.windows)
 
 
 def config_from_folder(folder: Path) -> ModelConfig:
-    """Read `config.json`, and the end tokens from `generation_config.json` where it has them.
+    """Read `config.json`, and the end tokens of `generation_config.json` if it has some.
 
     Raises `NotFound` without a `config.json`, `UnsupportedField` for what Ramify does not implement.
     """
@@ -142,7 +142,7 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | No
     windows = _windows_from_hf(config, family, num_layers)
     rope, layer_ropes = _ropes_from_hf(config, family, windows, context_length)
     attention_bias = bool(config.get("attention_bias")) and family in _WITH_ATTENTION_BIAS
-    # `generate` of transformers ends on generation_config's tokens where it names any.
+    # As in transformers, the end tokens of generation_config.json override those of config.json.
     eos = (generation or {}).get("eos_token_id")
     shape: dict[str, Any] = {
         "family": family,
@@ -179,7 +179,7 @@ _WITH_ATTENTION_BIAS = ("llama", "qwen3", "gemma2", "gemma3", "smollm3", "olmo2"
 _GEMMA = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256}
 _GEMMA |= {"tie_word_embeddings": True, "sliding_window": 4096}
 
-# What a config.json may leave out, because transformers has another default than Llama's.
+# Defaults of transformers that differ from Llama's, for fields that a config.json may leave out.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 128},
     "gemma2": _GEMMA
@@ -190,7 +190,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "olmo2": {"rms_norm_eps": 1e-5},
 }
 
-# A value other than these changes what the model computes, in ways that are not implemented.
+# Fields with their supported values. Others would change the computation in ways that are not implemented.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "hidden_act": (None, "silu"),
     "partial_rotary_factor": (None, 1, 1.0),
@@ -205,16 +205,16 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_bidirectional_attention": (None, False),
 }
 _GEMMA_NEUTRAL = dict.fromkeys(("hidden_act", "hidden_activation"), (None, "gelu_pytorch_tanh"))
-_OF_FAMILIES: dict[str, dict[str, tuple[Any, ...] | None]] = {
+_NEUTRAL_BY_FAMILY: dict[str, dict[str, tuple[Any, ...] | None]] = {
     "gemma2": _GEMMA_NEUTRAL | dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping")),
     "gemma3": _GEMMA_NEUTRAL | {"final_logit_softcapping": None},
     "phi3": {"partial_rotary_factor": None},
 }
-"""What holds for a family instead; None: the field is honoured."""
+"""Supported values for a family, instead of those in `_NEUTRAL`; None: every value is supported."""
 
 
 def _text_part(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a multimodal Gemma 3 what concerns text; others as they are."""
+    """The text model's config of a multimodal Gemma 3; any other config as it is."""
     if config.get("model_type") == "gemma3_text":
         return {**config, "model_type": "gemma3"}
     if config.get("model_type") != "gemma3":
@@ -225,7 +225,7 @@ def _text_part(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def gemma_shape(hidden_size: int, query_scalar: float) -> dict[str, Any]:
-    """What all Gemmas have in common."""
+    """The fields that all Gemma models share."""
     return {
         "attention_scale": query_scalar**-0.5,
         "embedding_scale": hidden_size**0.5,
@@ -235,8 +235,11 @@ def gemma_shape(hidden_size: int, query_scalar: float) -> dict[str, Any]:
 
 
 def _granite_shape(config: Mapping[str, Any], eps: float) -> dict[str, Any]:
-    """Granite's multipliers. A layer adds m · f(norm(x)); kept as x / m, the stream needs no multiplication:
-    norms do not see a factor but in their epsilon, which is divided by m²."""
+    """Granite's multipliers.
+
+    A layer adds m · f(norm(x)) to the residual stream x. Here the stream is x / m, so that a layer adds
+    f(norm(x)). norm(x / m) equals norm(x) if the norm's epsilon is divided by m².
+    """
     share = config.get("residual_multiplier", 1.0)
     return {
         "attention_scale": config.get("attention_multiplier", 1.0),
@@ -247,7 +250,7 @@ def _granite_shape(config: Mapping[str, Any], eps: float) -> dict[str, Any]:
 
 
 def _check_hf(config: Mapping[str, Any], family: Family) -> None:
-    for field, neutral in (_NEUTRAL | _OF_FAMILIES.get(family, {})).items():
+    for field, neutral in (_NEUTRAL | _NEUTRAL_BY_FAMILY.get(family, {})).items():
         if neutral is not None and config.get(field) not in neutral:
             raise unsupported(field, config[field], " or ".join(map(repr, neutral[1:])) or "absent")
     for architecture in config.get("architectures") or ():
@@ -284,23 +287,23 @@ def _windows_from_hf(config: Mapping[str, Any], family: Family, num_layers: int)
 def _ropes_from_hf(
     config: Mapping[str, Any], family: Family, windows: Sequence[int], context_length: int
 ) -> tuple[Rope, tuple[Rope, ...]]:
-    """The rotary embedding of most layers, and that of each where they differ."""
+    """The rotary embedding of most layers, and the one of each layer if they differ."""
     # transformers 5 writes `rope_parameters`; 4 wrote `rope_theta` and `rope_scaling`.
-    stretch = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     if family == "gemma3":
-        local = dict(stretch.pop("sliding_attention", None) or {})
+        local = dict(scaling.pop("sliding_attention", None) or {})
         local.setdefault("rope_theta", config.get("rope_local_base_freq") or 1e4)
-        stretch = dict(stretch.pop("full_attention", None) or stretch)
-        stretch.setdefault("rope_theta", config.get("rope_theta") or 1e6)
-        full, near = _rope(stretch, config, family), _rope(local, config, family)
+        scaling = dict(scaling.pop("full_attention", None) or scaling)
+        scaling.setdefault("rope_theta", config.get("rope_theta") or 1e6)
+        full, near = _rope(scaling, config, family), _rope(local, config, family)
         return full, tuple(near if window else full for window in windows)
-    rope = _rope(stretch, config, family)
+    rope = _rope(scaling, config, family)
     if family != "smollm3":
         return rope, ()
     every, rotated = config["no_rope_layer_interval"], config.get("no_rope_layers")
     if rotated is None:
         rotated = [(layer + 1) % every for layer in range(len(windows))]
-    return rope, tuple(rope if turns else Rope(share=0.0) for turns in rotated[: len(windows)])
+    return rope, tuple(rope if rotates else Rope(share=0.0) for rotates in rotated[: len(windows)])
 
 
 _ROPE_NAMES = {
@@ -317,16 +320,17 @@ _ROPE_NAMES = {
 }
 
 
-def _rope(stretch: dict[str, Any], config: Mapping[str, Any], family: Family) -> Rope:
-    """`stretch`: what the config says of one rotary embedding, in the words of transformers 4 or 5."""
-    theta = stretch.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
-    old_name = stretch.pop("type", None)
-    found = stretch.pop("rope_type", None) or old_name or "default"
+def _rope(scaling: dict[str, Any], config: Mapping[str, Any], family: Family) -> Rope:
+    """One rotary embedding, from its fields in the config (`scaling`) under the names of transformers 4 or
+    5."""
+    theta = scaling.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
+    old_name = scaling.pop("type", None)
+    found = scaling.pop("rope_type", None) or old_name or "default"
     kinds: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn")
     if family == "phi3":
         kinds, found = ("default", "longrope"), {"su": "longrope"}.get(found, found)
     kind = one_of(kinds, "rope_type", found)
-    share = stretch.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
+    share = scaling.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
     if share != 1.0 and family != "phi3":
         raise unsupported("partial_rotary_factor", share, "1")
     if kind == "default":
@@ -334,18 +338,18 @@ def _rope(stretch: dict[str, Any], config: Mapping[str, Any], family: Family) ->
     context_length = _need(config, "max_position_embeddings")
     if kind == "longrope":
         original = config.get("original_max_position_embeddings")
-        original = stretch.setdefault("original_max_position_embeddings", original or context_length)
-        stretch.setdefault("factor", context_length / original)
+        original = scaling.setdefault("original_max_position_embeddings", original or context_length)
+        scaling.setdefault("factor", context_length / original)
         for name in ("short_factor", "long_factor"):
-            if len(stretch.get(name) or ()) * 2 != int(_head_dim(config) * share):
+            if len(scaling.get(name) or ()) * 2 != int(_head_dim(config) * share):
                 raise invalid(f"{name} needs one number a pair of rotating numbers of a head")
-            stretch[name] = tuple(stretch[name])
-    unknown = [name for name, value in stretch.items() if name not in _ROPE_NAMES and value is not None]
+            scaling[name] = tuple(scaling[name])
+    unknown = [name for name, value in scaling.items() if name not in _ROPE_NAMES and value is not None]
     if unknown:
-        raise unsupported(f"rope_scaling.{unknown[0]}", stretch[unknown[0]], "absent")
-    if "factor" not in stretch:
+        raise unsupported(f"rope_scaling.{unknown[0]}", scaling[unknown[0]], "absent")
+    if "factor" not in scaling:
         raise invalid(f"rope_type {kind} without a factor")
-    given = {_ROPE_NAMES[name]: value for name, value in stretch.items() if value is not None}
+    given = {_ROPE_NAMES[name]: value for name, value in scaling.items() if value is not None}
     given.setdefault("original_context_length", context_length)
     return Rope(kind=kind, theta=theta, share=share, **given)
 

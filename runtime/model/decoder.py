@@ -1,4 +1,4 @@
-"""The frame of every decoder-only model: embedding, layers, final norm, head. Knows nothing of KV pages."""
+"""Decoder-only models without their layers: embedding, final norm, head. KV pages are the executor's."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ramify.kernels import registry
 from ramify.kernels.packed import PackedWeight, Rows, pack
 from ramify.kernels.reference import linear as reference
-from ramify.kernels.registry import AddRmsNorm, MaskedLinear
-from ramify.kernels.registry import Linear as LinearOp
-from ramify.kernels.registry import MatMul as MatMulOp
 from ramify.kernels.stack import LayerWeights
 from ramify.runtime.model.config import Activation, ModelConfig
 from ramify.runtime.model.layers import (
@@ -33,7 +31,8 @@ from ramify.runtime.model.rope import rotations
 
 
 class Attend(Protocol):
-    """Attention of one layer over everything computed so far, supplied by the caller of `Model.forward`."""
+    """Attention of one layer over all earlier tokens of each request, supplied by the caller of
+    `Model.forward`."""
 
     def __call__(
         self,
@@ -51,12 +50,12 @@ class Attend(Protocol):
 
         q: (T, heads, head_dim); k, v: (T, kv_heads, head_dim); all in the model's dtype, q and k
         not rotated yet. They may be views of one buffer: the last two dimensions are contiguous, the
-        stride between tokens may be larger. q and k may be changed in place; all are overwritten after
-        the call: copy what is kept.
+        stride between tokens may be larger. q and k may be changed in place. The caller overwrites all
+        three after the call.
         rotation: (T, head_dim / 2) complex64: numbers 2i and 2i + 1 of a head are the real and the
-        imaginary part of what ``rotation[t, i]`` multiplies (`rope.rotate_`).
-        window: a token sees so many tokens, itself included; 0 means all.
-        norms: of the heads of q and k, before they are rotated.
+        imaginary part of a complex number, which ``rotation[t, i]`` multiplies (`rope.rotate_`).
+        window: number of tokens that a token sees, itself included; 0 means all.
+        norms: applied to the heads of q and k before the rotation.
         Returns (T, heads, head_dim), in the same dtype.
         """
         ...
@@ -67,10 +66,11 @@ class Layer(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Residual, rotation: Tensor, attend: Attend) -> None:
-        """Add to x what the layer computes of it. rotation: (T, head_dim / 2) complex64."""
+        """Add the layer's output to x. rotation: (T, head_dim / 2) complex64."""
 
     def weights(self) -> LayerWeights | None:
-        """Its packed weights, if it computes what `LayerWeights` says and all of them are packed."""
+        """Its packed weights for a kernel that computes whole layers. None if a matrix is not packed, or the
+        layer is not of the form that `LayerWeights` describes."""
         return None
 
     @abstractmethod
@@ -94,16 +94,16 @@ class Model(nn.Module, ABC):
             else nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
         )
         self.packed_head: PackedWeight | None = None
-        """Once packed: what `logits` multiplies by. `head` is empty then, unless it is the embedding."""
-        self._head_op: LinearOp = reference.linear
-        self._masked_head_op: MaskedLinear | None = None
-        self._matmul: MatMulOp = plain_matmul
-        self._add_norm: AddRmsNorm | None = None
+        """The packed head, if it is packed. `head` is empty then, unless it is the embedding."""
+        self._head_op: registry.Linear = reference.linear
+        self._masked_head_op: registry.MaskedLinear | None = None
+        self._matmul: registry.MatMul = plain_matmul
+        self._add_norm: registry.AddRmsNorm | None = None
         self._head_rows: Rows | None = None
         self.embedding_scale = config.embedding_scale
         ropes = list(dict.fromkeys(config.ropes))
         self.rotations = [rotations(rope, config.head_dim, config.context_length) for rope in ropes]
-        """(context_length, head_dim / 2) complex64, for every rotary embedding that some layer has."""
+        """A table (context_length, head_dim / 2), complex64, for each rotary embedding of the layers."""
         self._rotation_of = [ropes.index(rope) for rope in config.ropes]
 
     @abstractmethod
@@ -117,9 +117,9 @@ class Model(nn.Module, ABC):
         ids, positions: (T,) int64; a position is the token's index in its own request.
         """
         x = Residual(self.embed(ids), self._add_norm)
-        turns = [table[positions] for table in self.rotations]
+        tables = [table[positions] for table in self.rotations]
         for layer, index in zip(self.layers, self._rotation_of, strict=True):
-            layer(x, turns[index], attend)
+            layer(x, tables[index], attend)
         return x.normed(self.norm)
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -131,46 +131,47 @@ class Model(nn.Module, ABC):
     def forward_through(
         self, ids: Tensor, positions: Tensor, layers: Callable[[Tensor, Tensor], None]
     ) -> Tensor:
-        """As `forward`; `layers` adds to x, (T, hidden), what all layers compute of it and the rotation."""
+        """As `forward`, with all layers computed by one call: layers(x, rotation) adds their outputs to x in
+        place."""
         x = self.embed(ids)
         layers(x, self.rotations[0][positions])
         return self.norm.forward(x)
 
     def layer_weights(self) -> list[LayerWeights] | None:
-        """The packed weights of all layers; None where a layer is not packed, or not as they say, or layers
-        rotate differently."""
+        """The packed weights of all layers; None where a layer has none, or layers have different rotary
+        embeddings."""
         if len(self.rotations) > 1:
             return None
         found = [layer.weights() for layer in self.layers if isinstance(layer, Layer)]
         weights = [layer for layer in found if layer is not None]
         return weights if len(weights) == len(self.layers) else None
 
-    def use_norm(self, rms_norm: NormOp, add_rms_norm: AddRmsNorm | None = None) -> None:
-        """Compute all norms with `rms_norm` from now on, those of a sum with `add_rms_norm` if given."""
+    def use_norm(self, rms_norm: NormOp, add_rms_norm: registry.AddRmsNorm | None = None) -> None:
+        """Compute norms with `rms_norm`, and the norm of a sum with `add_rms_norm` if it is given."""
         self._add_norm = add_rms_norm
         for module in self.modules():
             if isinstance(module, RMSNorm):
                 module.op = rms_norm
 
-    def use_linear(self, linear: LinearOp, in_layers: LinearOp | None = None) -> None:
-        """Multiply by packed weights with `linear` from now on, in the layers with `in_layers` if given."""
+    def use_linear(self, linear: registry.Linear, in_layers: registry.Linear | None = None) -> None:
+        """Multiply by packed weights with `linear`, and inside layers with `in_layers` if it is given."""
         self._head_op = linear
         for module in self.modules():
             if isinstance(module, Linear):
                 module.op = in_layers or linear
 
-    def use_masked_linear(self, masked_linear: MaskedLinear) -> None:
-        """Multiply by a packed head with `masked_linear` from now on, where masks are known."""
+    def use_masked_linear(self, masked_linear: registry.MaskedLinear) -> None:
+        """Multiply by a packed head with `masked_linear` in `masked_logits`."""
         self._masked_head_op = masked_linear
 
     def use_activation(self, activation: Activation, op: ActivationOp) -> None:
-        """Compute activation(gate) · up of weights that are not packed as gated with `op` from now on."""
+        """Compute activation(gate) · up with `op`, except where a packed matrix does it itself."""
         for module in self.modules():
             if isinstance(module, Linear) and module.gate == activation:
                 module.activation = op
 
-    def use_matmul(self, matmul: MatMulOp) -> None:
-        """Multiply by weights that are not packed with `matmul` from now on."""
+    def use_matmul(self, matmul: registry.MatMul) -> None:
+        """Multiply by unpacked weights with `matmul`."""
         self._matmul = matmul
         for module in self.modules():
             if isinstance(module, Linear):
@@ -178,14 +179,14 @@ class Model(nn.Module, ABC):
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """(R, hidden) -> (R, vocab); float32 from a packed head, else as `hidden`."""
+        """(R, hidden) -> (R, vocab); float32 from a packed head, else the dtype of `hidden`."""
         if self.packed_head is None:
             return self._capped(self._matmul(hidden, self.head))
         out = hidden.new_empty((len(hidden), self.config.vocab_size), dtype=torch.float32)
         return self._capped(self._head_op(hidden, self.packed_head, out=out))
 
     def _capped(self, logits: Tensor) -> Tensor:
-        """Scaled and capped as the config says, in place."""
+        """Apply the config's logit scale and soft cap in place."""
         scale, cap = self.config.logit_scale, self.config.logit_soft_cap
         if scale != 1.0:
             logits *= scale
@@ -193,7 +194,7 @@ class Model(nn.Module, ABC):
 
     @torch.inference_mode()
     def masked_logits(self, hidden: Tensor, mask: Tensor, mask_rows: Tensor) -> Tensor:
-        """As `logits`; what the mask of a row does not allow may be minus infinity.
+        """As `logits`. Logits of tokens that a row's mask forbids may be minus infinity.
 
         mask: (M, ceil(vocab / 32)) int32; mask_rows: (R,) int32, below 0 for all tokens.
         """
@@ -203,9 +204,9 @@ class Model(nn.Module, ABC):
 
     @torch.inference_mode()
     def pack(self, form: Callable[[Tensor], Rows] | None) -> None:
-        """Lay all matrices out for the kernels: quantised rows as they came, others as form(weight).
+        """Pack all matrices: quantised rows of the checkpoint as they are, others as form(weight).
 
-        Without `form` others stay as they are.
+        Without `form` the others stay unpacked.
         """
         for module in self.modules():
             if isinstance(module, Linear):
@@ -217,18 +218,18 @@ class Model(nn.Module, ABC):
             self.use_packed_head(pack(rows, inputs=self.config.hidden_size))
 
     def use_packed_head(self, packed: PackedWeight) -> None:
-        """Multiply by this from now on; an unpacked head of its own is dropped."""
+        """Use `packed` in `logits` from now on. The unpacked head is dropped, unless it is the embedding."""
         self.packed_head, self._head_rows = packed, None
         if not self.config.tie_embeddings:
             self.head = nn.Parameter(self.head.new_empty(0), requires_grad=False)
 
     def name_of(self, stored: str) -> str | None:
-        """Of a tensor of a checkpoint, the name among `slots`; None where it is not needed."""
-        # Written by old versions of transformers; it follows from the config.
+        """The name in `slots` for a tensor's name in a checkpoint; None for a tensor that is not needed."""
+        # Old versions of transformers wrote this buffer; the config determines it.
         return None if stored.endswith(".rotary_emb.inv_freq") else stored
 
     def slots(self) -> Slots:
-        """Every tensor of the checkpoint and where it goes."""
+        """A slot for every tensor of the checkpoint."""
         tied = self.config.tie_embeddings
         yield "model.embed_tokens.weight", Slot(self.embedding, keep=self._keep_embedding if tied else None)
         for index, layer in enumerate(self.layers):
@@ -243,6 +244,6 @@ class Model(nn.Module, ABC):
         return True
 
     def _keep_embedding(self, rows: Rows) -> bool:
-        """For the head; the embedding itself is looked up by row and needs its values."""
+        """Keep the rows for the head. The embedding needs the values: its rows are looked up."""
         self._head_rows = rows
         return False

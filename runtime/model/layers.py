@@ -11,18 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ramify.kernels import registry
 from ramify.kernels.packed import PackedWeight, Rows, pack
 from ramify.kernels.reference import linear as reference
-from ramify.kernels.registry import AddRmsNorm
-from ramify.kernels.registry import Linear as LinearOp
-from ramify.kernels.registry import MatMul as MatMulOp
 from ramify.kernels.stack import Norm
 from ramify.runtime.model.config import Activation
 
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rows that are `heads` heads of `size` numbers each, of which the first `rotated` rotate in pairs."""
+    """Rows of `heads` heads with `size` numbers each. The first `rotated` numbers of a head rotate in
+    pairs."""
 
     heads: int
     size: int
@@ -31,19 +30,19 @@ class Rotary:
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one tensor of a checkpoint goes."""
+    """The destination of one tensor of a checkpoint."""
 
     target: Tensor
     rotary: Rotary | None = None
-    """Of its first rows, the rotary pairs have to lie side by side."""
+    """Set where the first rows are heads that rotate: the numbers of a rotary pair must become neighbours."""
     keep: Callable[[Rows], bool] | None = None
-    """Takes quantised rows instead of their values; says whether it does."""
+    """Takes quantised rows in place of their values. Returns False to get the values."""
     offset: float = 0.0
-    """Added to what the checkpoint holds."""
+    """Added to the checkpoint's values."""
 
 
 Slots = Iterator[tuple[str, Slot]]
-"""Names as in Hugging Face checkpoints, below the owner's own prefix."""
+"""(name in Hugging Face checkpoints without the owner's prefix, slot)."""
 
 
 ActivationOp = Callable[[Tensor], Tensor]
@@ -63,10 +62,10 @@ def plain_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 class RMSNorm(nn.Module):
-    """The norm's weight; `op` computes it.
+    """RMS norm. `op` computes it; `forward` takes and returns (T, size).
 
-    With an `offset` the checkpoint holds the weight less that, and the sum is kept in float32: rounded to
-    fewer bits it would lose some of those that the checkpoint has.
+    With an `offset` the weight is the checkpoint's value plus `offset`. It is kept in float32: rounded to
+    bfloat16 the sum would lose bits that the checkpoint has.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class RMSNorm(nn.Module):
 
     @property
     def fused(self) -> Norm:
-        """What a kernel takes that computes the norm on its way."""
+        """Weight and epsilon, for kernels that compute the norm with another operation."""
         return self.weight, self.eps
 
     def slots(self) -> Slots:
@@ -90,7 +89,7 @@ class RMSNorm(nn.Module):
 
 
 class HeadNorms(NamedTuple):
-    """Weights, (head_dim,), of the norms over each query and each key head, and their epsilon."""
+    """Weights, (head_dim,), and epsilon of the norms over each query head and each key head."""
 
     q: Tensor
     k: Tensor
@@ -98,12 +97,13 @@ class HeadNorms(NamedTuple):
 
 
 class Residual:
-    """The residual stream, (T, hidden): what a layer reads through its norms, and adds to.
+    """The residual stream, (T, hidden).
 
-    Given an operation that adds and normalises at once, a sum is put off until its norm is asked for.
+    With `add_norm`, a kernel that adds and normalises in one pass, an addition is deferred until the next
+    norm.
     """
 
-    def __init__(self, x: Tensor, add_norm: AddRmsNorm | None = None) -> None:
+    def __init__(self, x: Tensor, add_norm: registry.AddRmsNorm | None = None) -> None:
         self._x = x
         self._add_norm = add_norm
         self._term: Tensor | None = None
@@ -113,7 +113,7 @@ class Residual:
         return self._add_norm is not None
 
     def value(self) -> Tensor:
-        """With everything added; to be changed in place."""
+        """The stream with every addition applied. Callers may change it in place."""
         if self._term is not None:
             self._x += self._term
             self._term = None
@@ -126,7 +126,7 @@ class Residual:
         return self._add_norm(term, self._x, norm.weight, norm.eps, out=term)
 
     def add(self, term: Tensor) -> None:
-        """Add `term`, (T, hidden), whose memory is taken over."""
+        """Add `term`, (T, hidden). Its memory may be overwritten afterwards."""
         x = self.value()
         if self.defers:
             self._term = term
@@ -150,7 +150,7 @@ PLAIN: dict[Activation, ActivationOp] = {"silu": plain_silu, "gelu": plain_gelu}
 def plain_matmul(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None, add: bool = False
 ) -> Tensor:
-    """By torch: with `add` one product and no temporary."""
+    """By torch. With `add` the product is added to `out` without a temporary."""
     if out is None:
         return F.linear(x, weight, bias)
     if not add:
@@ -162,8 +162,8 @@ def plain_matmul(
 class Linear(nn.Module):
     """x ↦ x Wᵀ + b for several projections of the same input, stacked into one matrix.
 
-    `parts` maps the checkpoint's name of each projection to its number of rows. With a `gate` the first half
-    of all rows is what it is applied to, and the result is gate(first) · second.
+    `parts` maps the checkpoint's name of each projection to its number of rows. With a `gate` the result is
+    gate(first half of the rows) · second half.
     """
 
     def __init__(
@@ -184,9 +184,9 @@ class Linear(nn.Module):
         self.weight: Tensor = _parameter(torch.empty(outputs, inputs, dtype=dtype))
         self.bias = _parameter(torch.empty(outputs, dtype=dtype)) if bias else None
         self.packed: list[PackedWeight] = []
-        """Once packed: matrices below each other that together are `weight`, which is empty from then on."""
-        self.op: LinearOp = reference.linear
-        self.matmul: MatMulOp = plain_matmul
+        """After packing: matrices that together, row after row, are `weight`, which is empty then."""
+        self.op: registry.Linear = reference.linear
+        self.matmul: registry.MatMul = plain_matmul
         self.activation: ActivationOp | None = None if gate is None else PLAIN[gate]
         self._rows: dict[str, Rows] = {}
 
@@ -243,9 +243,9 @@ class Linear(nn.Module):
         return True
 
     def pack(self, form: Callable[[Tensor], Rows] | None) -> None:
-        """Replace `weight` by packed matrices: of the quantised rows that were kept, else of form(weight).
+        """Replace `weight` by packed matrices: of the checkpoint's quantised rows, or else of form(weight).
 
-        Without `form` and with a part of which no rows were kept, `weight` stays.
+        `weight` stays if `form` is None and a part has no quantised rows.
         """
         if form is None and len(self._rows) < len(self.parts):
             for name, part in zip(
@@ -274,7 +274,7 @@ class Linear(nn.Module):
         )
 
     def use_packed(self, packed: list[PackedWeight]) -> None:
-        """Multiply by these from now on; the unpacked weights are dropped."""
+        """Multiply by `packed` from now on. The unpacked weights are dropped."""
         self.packed = packed
         self.weight, self.bias = _parameter(self.weight.new_empty(0)), None
         self._rows = {}
@@ -283,7 +283,7 @@ class Linear(nn.Module):
 class GatedMLP(nn.Module):
     """down(activation(gate(x)) · up(x)): SwiGLU or GEGLU (arXiv 2002.05202).
 
-    `parts`: as `Linear` takes them, for a checkpoint that does not hold gate and up apart.
+    `parts` are those of `Linear`, for checkpoints in which gate and up are one tensor.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""From files to a model that is ready to run."""
+"""Loads a checkpoint or GGUF file as a model that is ready to run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,10 @@ from ramify.runtime.model.checkpoint import weight_files
 from ramify.runtime.model.config import Family, ModelConfig, config_from_folder
 from ramify.runtime.model.decoder import Attend, Model
 from ramify.runtime.model.families.gemma import Gemma2, Gemma3
-from ramify.runtime.model.families.granite import Granite
 from ramify.runtime.model.families.llama import Llama
-from ramify.runtime.model.families.mistral import Mistral
 from ramify.runtime.model.families.olmo2 import Olmo2
 from ramify.runtime.model.families.phi3 import Phi3
-from ramify.runtime.model.families.qwen2 import Qwen2
 from ramify.runtime.model.families.qwen3 import Qwen3
-from ramify.runtime.model.families.smollm3 import SmolLM3
 from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.gguf.weights import config_of, rotary_layout, tensors_in_file
 from ramify.runtime.model.hub.resolve import ModelFiles
@@ -32,15 +28,15 @@ __all__ = ["Attend", "Model", "dummy_model", "load_model", "read_config", "short
 
 FAMILIES: dict[Family, type[Model]] = {
     "llama": Llama,
-    "mistral": Mistral,
-    "qwen2": Qwen2,
+    "mistral": Llama,  # all layers have a sliding window: ModelConfig.windows (arXiv 2310.06825)
+    "qwen2": Llama,  # query, key and value projections have a bias: ModelConfig.qkv_bias (arXiv 2407.10671)
     "qwen3": Qwen3,
     "gemma2": Gemma2,
     "gemma3": Gemma3,
     "phi3": Phi3,
-    "smollm3": SmolLM3,
+    "smollm3": Llama,  # every fourth layer has no positions: ModelConfig.layer_ropes (arXiv 2501.18795)
     "olmo2": Olmo2,
-    "granite": Granite,
+    "granite": Llama,  # multipliers of embedding, residuals, scores and logits: config._granite_shape
 }
 
 
@@ -56,11 +52,13 @@ def load_model(
 ) -> Model:
     """The model in `files`, its weights converted to `dtype` on `device`.
 
-    `context_length` shortens the model's own, and with it the table of rotations. With `packed`, or with any
-    quantization, matrices are laid out for the compiled kernels where there is a form for their numbers,
-    once for all starts: the result lies in the cache folder. With `packed` and `deterministic` all of them
-    are: torch's products depend on the number of rows.
-    Raises `InvalidRequest` or `UnsupportedField` where the checkpoint is not one that can be run.
+    `context_length` replaces the model's own if it is shorter; the table of rotations shrinks with it.
+
+    With `packed`, or with any quantization, matrices are laid out for the compiled kernels, if there is a
+    layout for their number format. The packed model is cached on disk. With `packed` and `deterministic` all
+    matrices are packed, since the bits of torch's products depend on the number of rows.
+
+    Raises `InvalidRequest` or `UnsupportedField` for a checkpoint that cannot be run.
     """
     config = shortened(read_config(files.weights), context_length)
     form = packing(quantization, dtype, everything=packed and deterministic)
@@ -105,8 +103,8 @@ def dummy_model(
     packed: bool = False,
     deterministic: bool = False,
 ) -> Model:
-    """A model of random weights for benchmarks, N(0, 0.02²) with norms of 1: the same for the same seed and
-    kind of device. `packed` and `deterministic` as in `load_model`."""
+    """A model with random weights for benchmarks: N(0, 0.02²), and norms of 1. Equal seeds on equal kinds of
+    device give equal weights. `packed` and `deterministic` are those of `load_model`."""
     model = _empty(config, dtype, device)
     norms = {id(module.weight) for module in model.modules() if isinstance(module, RMSNorm)}
     generator = torch.Generator(device).manual_seed(seed)
@@ -129,7 +127,8 @@ def _empty(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) 
 
 
 def shortened(config: ModelConfig, context_length: int | None) -> ModelConfig:
-    """`config` with a smaller context; raises `InvalidRequest` where it is none."""
+    """`config` with a smaller context. Raises `InvalidRequest` if `context_length` is larger than the
+    model's."""
     if context_length is None:
         return config
     if not 1 <= context_length <= config.context_length:

@@ -1,4 +1,4 @@
-"""Weight formats: what `--quantization` means for a checkpoint, and how its matrices are packed."""
+"""Weight formats: the value of `--quantization` for a checkpoint, and how its matrices are packed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ramify.errors import InvalidRequest
 from ramify.kernels.packed import Rows, quantised
 
 Quantization = Literal["none", "int8", "int4", "gguf"]
-"""none: the model's dtype. int8, int4: rounded, with a scale for each group of inputs. gguf: what the file
-holds."""
+"""none: the model's dtype. int8, int4: rounded, with a scale for each group of inputs. gguf: the file's
+format."""
 
 GROUPS = {"int8": 64, "int4": 32}
-"""Inputs that share a scale: 8.25 bits a weight in all, and 5 (int4 has an offset as well)."""
+"""Inputs that share a scale. With scales a weight takes 8.25 bits, or 5 for int4, which has offsets too."""
 
 
 def resolve_quantization(
@@ -25,8 +25,8 @@ def resolve_quantization(
 ) -> Quantization:
     """The format for the checkpoint `weights`, a folder or a .gguf file.
 
-    auto takes a GGUF file as it is, which is fastest and loses nothing; anything else, and everything where
-    the user asked for an exact dtype, is not quantised.
+    auto is gguf for a GGUF file, which is fastest and exact. It is none for other checkpoints, and with
+    `exact`, where the user has asked for float32.
     """
     is_gguf = not weights.is_dir()
     if wanted == "auto":
@@ -43,9 +43,9 @@ def resolve_quantization(
 def packing(
     quantization: Quantization, dtype: torch.dtype, *, everything: bool = False
 ) -> Callable[[Tensor], Rows] | None:
-    """How a matrix that the checkpoint does not hold in quantised form is packed; None where it is not.
+    """Packs a matrix that is not quantised in the checkpoint; None: such a matrix stays unpacked.
 
-    float32 is packed only where `everything` has to be: torch's products with it are faster.
+    float32 is packed only with `everything`: torch's float32 products are faster.
     """
     if quantization == "int8" or quantization == "int4":
         return lambda weight: quantised(weight, quantization, GROUPS[quantization])

@@ -1,9 +1,9 @@
 """Rotary position embedding (RoFormer, arXiv 2104.09864) as a complex multiplication, in place.
 
-Two numbers that rotate together lie side by side, as in the paper, so that a head is a row of complex
-numbers and rotating it is one multiplication. Checkpoints in the Hugging Face layout hold them half a
-head apart; `weights.py` reorders the rows of the projections once, at load. Scores are unchanged,
-because queries and keys are reordered alike.
+The two numbers of a rotary pair are neighbours, as in the paper. A head is a row of complex numbers, and
+rotating it is one multiplication. In Hugging Face checkpoints the two are half a head apart; `weights.py`
+reorders the rows of the projections at load. Scores stay the same, because queries and keys have the same
+order.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from ramify.runtime.model.config import Rope
 
 
 def rotations(rope: Rope, head_dim: int, length: int) -> Tensor:
-    """exp(i · position · frequency), 1 for pairs that do not rotate: complex64 (length, head_dim / 2)."""
+    """exp(i · position · frequency) as (length, head_dim / 2) complex64; 1 for pairs that do not rotate."""
     rotated = rope.rotated(head_dim)
     frequencies, scale = _frequencies(rope, rotated, length)
     angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
-    turning = torch.complex(angles.cos() * scale, angles.sin() * scale)
-    still = torch.ones(length, (head_dim - rotated) // 2, dtype=turning.dtype)
-    return torch.cat((turning, still), 1)
+    rotating = torch.complex(angles.cos() * scale, angles.sin() * scale)
+    still = torch.ones(length, (head_dim - rotated) // 2, dtype=rotating.dtype)
+    return torch.cat((rotating, still), 1)
 
 
 def rotate_(x: Tensor, rotation: Tensor) -> Tensor:
     """Rotate heads in place. x: (T, heads, head_dim), rotation: (T, head_dim / 2) complex64.
 
-    Below float32 the product is still formed in float32 and rounded once.
+    Narrower dtypes are multiplied in float32 and rounded once.
     """
     pairs = (x.shape[0], x.shape[1], -1, 2)
     if x.dtype == torch.float32:
@@ -41,9 +41,9 @@ def rotate_(x: Tensor, rotation: Tensor) -> Tensor:
 
 
 def _frequencies(rope: Rope, head_dim: int, length: int) -> tuple[Tensor, float]:
-    """Radians per position, float32 of shape (head_dim / 2,), and what cos and sin are multiplied by.
+    """Radians per position, (head_dim / 2,) float32, and the factor of cos and sin.
 
-    Keys are cached rotated, so longrope's factors are chosen by the longest context that there can be.
+    Keys are cached after the rotation, so longrope's factors depend on the longest possible context.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     plain = 1.0 / rope.theta**exponents
@@ -73,17 +73,17 @@ def _frequencies(rope: Rope, head_dim: int, length: int) -> tuple[Tensor, float]
 
 
 def _llama3(rope: Rope, plain: Tensor) -> Tensor:
-    turns = rope.original_context_length * plain / (2 * math.pi)  # over the original context
-    ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    rotations = rope.original_context_length * plain / (2 * math.pi)  # within the original context
+    ramp = (rotations - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     return torch.lerp(plain / rope.factor, plain, ramp.clamp(0.0, 1.0))
 
 
 def _yarn(rope: Rope, plain: Tensor, head_dim: int) -> Tensor:
-    def dimension(turns: float) -> float:
-        """The (fractional) frequency index that makes so many turns over the original context."""
+    def dimension(rotations: float) -> float:
+        """The (fractional) index of the frequency with `rotations` rotations within the original context."""
         return (
             head_dim
-            * math.log(rope.original_context_length / (turns * 2 * math.pi))
+            * math.log(rope.original_context_length / (rotations * 2 * math.pi))
             / (2 * math.log(rope.theta))
         )
 

@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors to a model's parameters: every tensor is used and none is missing."""
+"""Copies a checkpoint's tensors into a model, and checks that none is missing or left over."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import Rotary, Slot
 
 RotaryLayout = Literal["halves", "pairs"]
-"""Where a checkpoint holds the two numbers of a rotary pair: half a head apart, or side by side."""
+"""The places of the two numbers of a rotary pair in a checkpoint: half a head apart, or neighbours."""
 
 
 @torch.inference_mode()
 def fill(model: Model, tensors: Iterable[tuple[str, Tensor | Rows]], *, layout: RotaryLayout) -> None:
     """Copy `tensors` (Hugging Face names) into `model`, converting to its dtype.
 
-    Quantised rows are kept as they are where the model can multiply by them, else copied as their values.
+    Quantised rows are kept where the model can multiply by them. Elsewhere their values are copied.
 
     Raises `InvalidRequest` naming a tensor that is missing, unknown or of another shape.
     """
@@ -63,29 +63,30 @@ def fill(model: Model, tensors: Iterable[tuple[str, Tensor | Rows]], *, layout: 
 def _copy(slot: Slot, tensor: Tensor, layout: RotaryLayout) -> None:
     slot.target.copy_(tensor)
     if slot.rotary is not None and layout == "halves":
-        pairs, halves = _turning(slot.target, slot.rotary), _turning(tensor, slot.rotary)
+        pairs, halves = _rotated_rows(slot.target, slot.rotary), _rotated_rows(tensor, slot.rotary)
         pairs.unflatten(1, (-1, 2)).copy_(halves.unflatten(1, (2, -1)).transpose(1, 2))
     if slot.offset:
         slot.target.add_(slot.offset)
 
 
-def _turning(rows: Tensor, rotary: Rotary) -> Tensor:
-    """What of the rows rotates: (heads, rotated, …)."""
+def _rotated_rows(rows: Tensor, rotary: Rotary) -> Tensor:
+    """The rows that rotate: (heads, rotated, …)."""
     return rows[: rotary.heads * rotary.size].unflatten(0, (rotary.heads, -1))[:, : rotary.rotated]
 
 
 def _keep(slot: Slot, rows: Rows, layout: RotaryLayout) -> None:
     if slot.rotary is not None and layout == "halves":
         order = torch.arange(len(rows.numbers))
-        turning = _turning(order, slot.rotary)
-        turning.copy_(turning.unflatten(1, (2, -1)).transpose(1, 2).flatten(1))
+        rotated = _rotated_rows(order, slot.rotary)
+        rotated.copy_(rotated.unflatten(1, (2, -1)).transpose(1, 2).flatten(1))
         rows = rows.index_select(order)
     if slot.keep is None or not slot.keep(rows):
         slot.target.copy_(rows.values())
 
 
 def tensors_in_folder(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the safetensors files of `folder`, mapped into memory, one at a time."""
+    """(name, tensor) for each tensor in the safetensors files of `folder`, mapped into memory one at a
+    time."""
     for path in weight_files(folder):
         try:
             with safe_open(path, framework="pt") as shard:

@@ -1,1 +1,16 @@
-"""The processes of the ring: start, sockets, end; the tokenizer, the detokenizer, the grammar compiler."""
+"""The processes behind the frontend: tokenizer, scheduler, detokenizer and grammar compiler.
+
+Starting and stopping them (a *worker* is any of these processes):
+
+- `prestart`: starts a ring's workers before their configuration is known, so that they import meanwhile.
+- `launch`: a running ring: sends the configuration, waits until all are ready, notices a death, stops all.
+- `worker_start`: the entry point of every worker.
+- `worker_process`: what every worker does: read its orders, and exit when its parent is gone.
+- `ipc`: the sockets between the processes.
+
+What they do (the scheduler is `ramify.runtime.scheduler`):
+
+- `tokenizer`, with `choice_tokens` for choices that are scored behind a prompt.
+- `detokenizer`, with `text_stream` for the text of one output.
+- `grammar_compiler`.
+"""

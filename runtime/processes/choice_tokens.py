@@ -1,8 +1,14 @@
-"""Choices behind a prompt as tokens: where the prompt meets a choice, and what of it is the choice's.
+"""Choices behind a prompt as tokens: which tokens are scored for each choice.
 
-A choice is tokenised together with the text that the prompt ends in, as it would be in a text. So its first
-token may reach back into the prompt ("Answer: " + "Yes" may hold the token " Yes"), and all that the choice
-changes of the prompt's last tokens is scored with it. Tokens that spell the prompt alone are not.
+A choice is tokenised together with the text that the prompt ends in, so its first token may contain the end
+of the prompt:
+
+    prompt           "Answer: "      →  Answer|:|␣
+    prompt + choice  "Answer: Yes"   →  Answer|:|␣Yes
+    shared 2 (Answer, :), ids [␣Yes], dropped 0: the score is that of ␣Yes after "Answer:".
+
+`dropped` counts the first ids that spell the end of the prompt alone, in another way than the prompt itself
+did. They are computed and not scored.
 """
 
 from __future__ import annotations
@@ -14,19 +20,20 @@ from ramify.messages import Choices, ChoiceTokens, Generate, Segment
 
 MAX_CHOICES = 1024
 TAIL = 128
-"""Characters at the end of a longer text that are tokenised again with each choice. What is further away
-than this from the choice does not change with it; where these alone have other tokens, all of it is taken."""
+"""Only about this many characters at the end of the prompt's text are tokenised again with each choice. Where
+they would have other tokens alone than within the whole text, the whole text is taken."""
 
 Encode = Callable[[str, bool], Sequence[int]]
-"""A text, and whether it begins the prompt, as tokens."""
+"""(text, whether it begins the prompt) → token ids."""
 EncodeJoint = Callable[[str, bool], tuple[Sequence[int], Sequence[int]]]
-"""The same, and where each token ends, in characters."""
+"""(text, whether it begins the prompt) → token ids, and the end of each token in characters."""
 
 
 def check_choices(request: Generate, spelling: Mapping[str, str] = {}) -> Choices | None:
-    """The choices of a request, if it has some; raises for wrong ones, and for what they exclude.
+    """The choices of a request, or None. Raises `InvalidRequest` for empty choices or too many, and
+    `UnsupportedField` for an option that has no effect beside choices.
 
-    `spelling`: our names of fields → those that the client knows.
+    `spelling` maps our names of fields to those of the client, for the messages.
     """
     choices = request.choices
     if choices is None:
@@ -60,10 +67,18 @@ def check_choices(request: Generate, spelling: Mapping[str, str] = {}) -> Choice
 class ChoiceTokenizer:
     """Tokenises choices behind one prompt.
 
-    prompt : its segments
-    length : its tokens
-    exact : no choice may reach into it, although it ends in text
-    templated : its text begins as the chat template has it begin
+    Parameters
+    ----------
+    encode, encode_joint
+        The model's tokenizer.
+    prompt
+        Segments of the prompt.
+    length
+        Tokens of the prompt.
+    exact
+        Keep all tokens of the prompt, so that no choice's first token contains any of its text.
+    templated
+        The chat template has written the prompt's beginning, so no beginning-of-sequence token is added.
     """
 
     def __init__(
@@ -91,7 +106,7 @@ class ChoiceTokenizer:
         self._take_tail()
 
     def _take_tail(self) -> None:
-        """Let the end of a long text stand for it."""
+        """Replace a long text by its end, where the end has the same tokens alone as within the text."""
         place = self._text.rfind(" ", 0, max(len(self._text) - TAIL, 0))
         if place <= 0:
             return
@@ -114,6 +129,6 @@ class ChoiceTokenizer:
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences begin with alike."""
+    """Length of the longest common prefix of two sequences of tokens."""
     length = min(len(one), len(other))
     return next((place for place in range(length) if one[place] != other[place]), length)

@@ -26,14 +26,14 @@ from ramify.messages import (
 )
 from ramify.runtime.frontend.chunks import joined
 from ramify.runtime.model.tokenizer.tokenizer import load_backend
-from ramify.runtime.processes.detokenize import TextStream
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
+from ramify.runtime.processes.text_stream import TextStream
 from ramify.runtime.processes.worker_process import reporting_start_up, take_orders
-from ramify.runtime.processes.worker_start import started
+from ramify.runtime.processes.worker_start import finish_startup
 
 
 class Detokenizer:
-    """Holds the open outputs. `abort` is told the ids of requests that a stop string has ended."""
+    """Turns token ids into text. `abort` is called with the id of a request that a stop string ends."""
 
     def __init__(
         self, tokenizer: Tokenizer, abort: Callable[[str], None], clock: Callable[[], float] = time.monotonic
@@ -41,23 +41,23 @@ class Detokenizer:
         self._decode = tokenizer.decode
         self._abort = abort
         self._clock = clock
-        self._open: dict[str, _Output] = {}
+        self._outputs: dict[str, _Output] = {}
         self._token_texts: dict[int, str] = {}
 
     def step(self, output: StepOutput) -> StepText | None:
-        """The text of one step; None when nothing became visible."""
+        """The text of one step; None where all of it is held back."""
         chunks = [text for chunk in output.chunks if (text := self._chunk(chunk)) is not None]
         return StepText(chunks=tuple(chunks)) if chunks else None
 
     def forget(self, rid: str) -> None:
-        self._open.pop(rid, None)
+        self._outputs.pop(rid, None)
 
     def _chunk(self, chunk: TokenChunk) -> TextChunk | None:
         if chunk.first:
             sampling = chunk.sampling
             assert sampling is not None
             skip = sampling.skip_special_tokens
-            self._open[chunk.rid] = _Output(
+            self._outputs[chunk.rid] = _Output(
                 TextStream(
                     lambda ids: self._decode(ids, skip_special_tokens=skip),
                     stop=sampling.stop,
@@ -67,13 +67,13 @@ class Detokenizer:
                 usage=chunk.usage or Usage(),
                 every_s=chunk.every_s,
             )
-        output = self._open.get(chunk.rid)
+        output = self._outputs.get(chunk.rid)
         if output is None:
-            return None  # ended by a stop string; the scheduler has not heard of it yet
+            return None  # a stop string has ended it, and the scheduler has not received the abort yet
         return self._continue(output, chunk)
 
     def _continue(self, output: _Output, chunk: TokenChunk) -> TextChunk | None:
-        """None where what is new is held back."""
+        """The chunk with its text; None where it is held back."""
         finish = chunk.finish
         stop_token = finish is not None and isinstance(finish.matched, int)
         ids = chunk.ids[:-1] if stop_token else chunk.ids
@@ -92,14 +92,14 @@ class Detokenizer:
         elif finish is not None:
             text += output.stream.flush()
         if finish is not None and output.stream.healed:
-            kept_ids, tail = 0, output.stream.text  # the first id spells more than the text begins with
+            kept_ids, tail = 0, output.stream.text  # the first id also spells the end of the prompt
         if finish is not None:
             usage = msgspec.structs.replace(output.usage, completion_tokens=output.ids)
             self.forget(chunk.rid)
         pieces: tuple[tuple[int, int], ...] = ()
         if len(ids) > 1 and not output.stream.may_stop:
             pieces = output.stream.pieces(len(ids), len(chunk.ids), len(text))
-        told = TextChunk(
+        text_chunk = TextChunk(
             rid=chunk.rid,
             text=text,
             ids=chunk.ids,
@@ -114,7 +114,7 @@ class Detokenizer:
             tail=tail,
             unenforced=chunk.unenforced,
         )
-        return output.told(told, self._clock()) if output.every_s else told
+        return output.coalesce(text_chunk, self._clock()) if output.every_s else text_chunk
 
     def _score(self, score: ChoiceScore) -> ChoiceScore:
         return msgspec.structs.replace(
@@ -140,21 +140,24 @@ class Detokenizer:
 
 
 class _Output:
-    """`every_s`: the least time between two chunks. Only where a stop string may end the output must the
-    detokenizer itself see to that: what comes of other requests has been held back before."""
+    """An output that has not ended.
+
+    `every_s` is the least time between two chunks, in seconds. Here it matters for outputs with stop strings
+    only: the scheduler keeps it for all others.
+    """
 
     def __init__(self, stream: TextStream, usage: Usage, every_s: float) -> None:
         self.stream = stream
         self.usage = usage
         self.every_s = every_s
         self.ids = 0
-        self.shown_ids = 0  # without a stop token
+        self.shown_ids = 0  # as `ids`, without a stop token at the end
         self._held: list[TextChunk] = []
         self._since = 0.0
         self._first = True
 
-    def told(self, chunk: TextChunk, now: float) -> TextChunk | None:
-        """All that has been held back and `chunk`, or None."""
+    def coalesce(self, chunk: TextChunk, now: float) -> TextChunk | None:
+        """`chunk` joined to the chunks held back before it; None while `every_s` has not passed."""
         self._held.append(chunk)
         if len(self._held) == 1:
             self._since = now
@@ -163,7 +166,7 @@ class _Output:
             return None
         whole, self._held = joined(self._held), []
         if self._first and whole.usage is None:
-            # When the first token came, for whoever has been told of it only now.
+            # The client learns with this chunk how long ago the first token came.
             usage = msgspec.structs.replace(self.usage, total_s=self.usage.total_s + waited)
             whole = msgspec.structs.replace(whole, usage=usage)
         self._first = False
@@ -179,7 +182,7 @@ def main() -> None:
         tokenizer = load_backend(Path(orders.tokenizer))
     detokenizer = Detokenizer(tokenizer, lambda rid: scheduler.send(Abort(rid=rid, silent=True)))
     frontend.send(Ready(role="detokenizer", pid=os.getpid()))
-    started()
+    finish_startup()
     while True:
         message = inbox.recv()
         if isinstance(message, StepOutput):

@@ -19,7 +19,7 @@ from ramify.messages import CompileGrammar, GrammarReady
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.processes.worker_process import Orders, take_orders
-from ramify.runtime.processes.worker_start import started
+from ramify.runtime.processes.worker_start import finish_startup
 
 
 async def serve(
@@ -65,5 +65,5 @@ def main() -> None:
         Path(orders.tokenizer), vocab_size=int(vocab_size), stop_ids=map(int, stop_ids.split(","))
     )
     prepare(vocabulary)
-    started()
+    finish_startup()
     asyncio.run(serve(inbox, scheduler, vocabulary, orders))

@@ -1,7 +1,7 @@
 """The sockets between the processes: msgpack over ZeroMQ PUSH/PULL on ``ipc://`` paths.
 
 This is the only file that imports zmq. A process binds one `Inbox` and connects an `Outbox` to each
-peer it sends to. Sends never block: what may be in flight is bounded by the frontend.
+peer it sends to. Sends never block: the frontend limits the number of requests in flight.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Inbox(Generic[T]):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def recv(self, timeout_s: float | None = None) -> T | None:
-        """The next message; None when none came within `timeout_s` (None: wait for ever)."""
+        """The next message, or None after `timeout_s` seconds without one. With None it waits for ever."""
         timeout_ms = None if timeout_s is None else max(0, int(timeout_s * 1000) + 1)
         if self._socket.poll(timeout_ms) == 0:
             return None
         return self._decoder.decode(self._socket.recv())
 
     def drain(self) -> list[T]:
-        """All messages that are there now, without waiting."""
+        """All messages that have arrived, without waiting."""
         messages = []
         while True:
             try:
@@ -52,7 +52,7 @@ class Inbox(Generic[T]):
         """Call `handle` on `loop` for every message from now on."""
 
         def readable() -> None:
-            # ZeroMQ's descriptor is edge-triggered: it must be read until nothing is left.
+            # ZeroMQ's descriptor is edge-triggered: it signals again only after all messages were read.
             for message in self.drain():
                 handle(message)
 
@@ -81,24 +81,24 @@ class Outbox:
         self._socket.send(_encoder.encode(message))
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close; `linger_s` is how long queued messages may still go out."""
+        """Close. Queued messages are still sent for up to `linger_s` seconds."""
         self._socket.close(linger=int(linger_s * 1000))
 
 
 LONGEST_PATH = 103
-"""Bytes of a socket's path that every system takes (sun_path of unix(7) holds 104 to 108, with a zero)."""
+"""Bytes of a socket's path that every system accepts: sun_path of unix(7) has 104 to 108 with the zero."""
 LONGEST_NAME = len("/ramify-xxxxxxxx/compiler-99999")
 
 
 def socket_folder() -> Path:
-    """A new private folder (mode 0700) for the sockets of a ring, in /tmp where TMPDIR is too long a path."""
+    """A new private folder (mode 0700) for a ring's sockets: in TMPDIR, or in /tmp if TMPDIR is too long."""
     usual = tempfile.gettempdir()
     fits = len(os.fsencode(usual)) + LONGEST_NAME <= LONGEST_PATH
     return Path(tempfile.mkdtemp(prefix="ramify-", dir=usual if fits else "/tmp"))
 
 
 class Sockets:
-    """Where the processes of one ring listen, in a private directory."""
+    """The socket paths of one ring, in its private directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -108,5 +108,5 @@ class Sockets:
         self.frontend = directory / "frontend"
 
     def compiler(self, generation: int) -> Path:
-        """The grammar compiler that was started as number `generation`."""
+        """The socket of grammar compiler number `generation`; a restarted compiler has the next number."""
         return self.directory / f"compiler-{generation}"

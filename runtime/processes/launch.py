@@ -14,23 +14,23 @@ from ramify.messages import Ready, ToFrontend, ToTokenizer
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets, socket_folder
-from ramify.runtime.processes.worker_process import Orders, give_orders, hang_up, stop
-from ramify.runtime.processes.workers import Workers
+from ramify.runtime.processes.prestart import PrestartedWorkers
+from ramify.runtime.processes.worker_process import Orders, close, give_orders, stop
 
 
 class Ring:
     """Tokenizer, scheduler and detokenizer, talking to this process through a private directory.
 
-    `workers` may have been started before, so that they import what they need while this process does.
-    `receive` gets every message that comes in, `died` the role of a worker that ended unasked; both
-    are called on the event loop that `start` ran on.
+    `workers` are processes without orders; `start` takes them. `receive` is called with every message that
+    arrives, `died` with the role of a worker that ended although nobody stopped it. Both are called on the
+    event loop that `start` ran on.
     """
 
     def __init__(
         self,
         config: EngineConfig,
         files: ModelFiles,
-        workers: Workers,
+        workers: PrestartedWorkers,
         *,
         receive: Callable[[ToFrontend], None],
         died: Callable[[str], None],
@@ -48,7 +48,7 @@ class Ring:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self) -> dict[str, Ready]:
-        """Start the workers and wait until all are ready; raises what kept one of them from starting."""
+        """Give the workers their orders and wait until all are ready. Raises what kept one from starting."""
         self._loop = loop = asyncio.get_running_loop()
         self._directory = socket_folder()
         sockets = Sockets(self._directory)
@@ -80,7 +80,7 @@ class Ring:
         self._tokenizer.send(message)
 
     def disconnect(self) -> None:
-        """Neither send nor receive from now on. Called on the event loop."""
+        """Close both sockets. Call on the event loop."""
         if self._inbox is not None:
             self._inbox.close()
             self._inbox = None
@@ -89,21 +89,21 @@ class Ring:
             self._tokenizer = None
 
     def stop(self) -> None:
-        """End all workers and remove the sockets; returns when they are gone. May be called twice.
+        """End all workers, wait for them, and remove the sockets. May be called twice.
 
-        After `disconnect` it may be called in any thread.
+        After `disconnect` any thread may call it; before, only the event loop's.
         """
         self.disconnect()
         processes, self._processes = self._processes, {}
         for process in processes.values():
-            hang_up(process)  # all at once, so that they leave side by side
+            close(process)  # all of them first, so that they end at the same time
         for process in processes.values():
             stop(process)
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
         for ready in self._ready.values():
             if ready.done() and not ready.cancelled():
-                ready.exception()  # seen, as far as asyncio is concerned
+                ready.exception()  # asyncio would log an exception that nobody has retrieved
 
     @property
     def pids(self) -> dict[str, int]:
@@ -132,7 +132,7 @@ class Ring:
             return  # stopped by us
         ready = self._ready[role]
         if not ready.done():
-            # Its own account of the failure may still be on the way.
+            # The message that explains the failure may still be in the socket.
             assert self._loop is not None
             self._loop.call_later(1.0, self._give_up, role, code)
         else:

@@ -19,12 +19,12 @@ from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.choice_tokens import ChoiceTokenizer, check_choices
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.processes.worker_process import log, reporting_start_up, take_orders
-from ramify.runtime.processes.worker_start import started
+from ramify.runtime.processes.worker_start import finish_startup
 
-KNOWN_CHARACTERS = 4_000_000
-"""Of the texts whose ids are kept."""
-KNOWN_FROM = 24
-"""Characters from which on keeping the ids is cheaper than tokenising again."""
+CACHED_CHARACTERS = 4_000_000
+"""The texts whose token ids are cached have at most this many characters together."""
+CACHED_FROM = 24
+"""Texts of fewer characters are not cached: tokenising them again is cheaper."""
 
 
 class PromptTokenizer:
@@ -33,12 +33,14 @@ class PromptTokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._bos: int | None = tokenizer.bos_token_id
-        self._known: OrderedDict[tuple[str, bool], array[int]] = OrderedDict()
-        """Texts tokenised before, oldest first: a program sends its turns again with every call."""
-        self._known_size = 0
+        self._cache: OrderedDict[tuple[str, bool], array[int]] = OrderedDict()
+        """(text, it begins the prompt) → ids, least recently used first. A program sends its earlier turns
+        again with every call."""
+        self._cached_characters = 0
 
     def submit(self, request: Generate) -> Submit:
-        """Raises `InvalidRequest` for an empty prompt, wrong choices, or a template that refuses."""
+        """Tokenise a request. Raises `InvalidRequest` for an empty prompt, for wrong choices, and where the
+        chat template raises."""
         choices = check_choices(request)
         prompt: tuple[Segment, ...] = request.prompt
         if request.chat is not None:
@@ -47,6 +49,14 @@ class PromptTokenizer:
         ids = self._join(prompt, templated=templated)
         if request.preambles and (start := request.preambles[0].start) and not self._ends_in(ids, start):
             ids = self._join((*prompt, start), templated=templated)
+        submit = Submit(
+            rid=request.rid,
+            ids=tuple(ids),
+            sampling=request.sampling,
+            hint=request.hint,
+            scope=request.scope,
+            every_s=request.every_s,
+        )
         if choices is not None:
             healing = request.sampling.token_healing
             tokenizer = ChoiceTokenizer(
@@ -57,13 +67,8 @@ class PromptTokenizer:
                 exact=templated or not healing,
                 templated=templated,
             )
-            return Submit(
-                rid=request.rid,
-                ids=tuple(ids),
-                sampling=request.sampling,
-                hint=request.hint,
-                scope=request.scope,
-                every_s=request.every_s,
+            return msgspec.structs.replace(
+                submit,
                 choices=tuple([tokenizer.tokens(choice) for choice in choices.texts]),
                 unconditional=choices.unconditional,
             )
@@ -74,23 +79,19 @@ class PromptTokenizer:
         preambles = tuple(map(self._with_end_ids, request.preambles))
         sampling = request.sampling
         if any(token in self._control for preamble in preambles for token in preamble.end_ids):
-            # Whoever reads the output looks for the end of the preamble in its text.
+            # The reader of the output looks for the end of the preamble in the text.
             sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
-        return Submit(
-            rid=request.rid,
-            ids=tuple(ids),
+        return msgspec.structs.replace(
+            submit,
             sampling=sampling,
             constraint=request.constraint,
             preambles=preambles,
-            hint=request.hint,
-            scope=request.scope,
-            every_s=request.every_s,
             open_end=bool(request.prompt) and isinstance(request.prompt[-1], str) and not preambles,
         )
 
     def _ends_in(self, ids: list[int], text: str) -> bool:
-        """Whether the prompt ends in `text`, but for white space."""
-        tail = ids[-len(text) - 8 :]  # no token is empty, and few are white space
+        """Whether the prompt ends in `text`, trailing white space aside."""
+        tail = ids[-len(text) - 8 :]  # a token has at least one character; 8 more allow for white space
         return str(self._tokenizer.decode(tail)).rstrip().endswith(text.rstrip())
 
     def _with_end_ids(self, preamble: Preamble) -> Preamble:
@@ -105,17 +106,18 @@ class PromptTokenizer:
 
     @cached_property
     def _control(self) -> frozenset[int]:
-        """The tokens that stand for no text."""
+        """Ids of the special tokens."""
         added = self._tokenizer.added_tokens_decoder
         return frozenset(token for token, entry in added.items() if entry.special)
 
     def _join(self, prompt: tuple[Segment, ...], *, templated: bool) -> list[int]:
-        """`templated`: the text begins as the chat template has it begin."""
+        """The ids of the segments. `templated`: the chat template has written the beginning, so that none is
+        added."""
         ids: list[int] = []
         text = ""
         for segment in (*prompt, ()):
             if isinstance(segment, str):
-                text += segment  # neighbouring pieces are one text: a token may span their border
+                text += segment  # a token may span two neighbouring texts
                 continue
             if text:
                 ids += self._encode(text, not ids and not templated)
@@ -124,30 +126,30 @@ class PromptTokenizer:
         return ids
 
     def _encode(self, text: str, start: bool) -> list[int]:
-        """`start`: the text begins the prompt."""
-        known = self._known.get((text, start))
-        if known is not None:
-            self._known.move_to_end((text, start))
-            return known.tolist()
+        """The ids of `text`; with `start` it begins the prompt."""
+        cached = self._cache.get((text, start))
+        if cached is not None:
+            self._cache.move_to_end((text, start))
+            return cached.tolist()
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=start)
-        if start and self._begins_twice(ids):
+        if start and self._has_two_bos(ids):
             del ids[0]
-        if len(text) >= KNOWN_FROM:
-            self._known[text, start] = array("i", ids)
-            self._known_size += len(text)
-            while self._known_size > KNOWN_CHARACTERS:
-                (old, _), _ = self._known.popitem(last=False)
-                self._known_size -= len(old)
+        if len(text) >= CACHED_FROM:
+            self._cache[text, start] = array("i", ids)
+            self._cached_characters += len(text)
+            while self._cached_characters > CACHED_CHARACTERS:
+                (old, _), _ = self._cache.popitem(last=False)
+                self._cached_characters -= len(old)
         return ids
 
     def _encode_joint(self, text: str, start: bool) -> tuple[list[int], list[int]]:
-        """The same, and where each token ends in `text`, in characters."""
+        """As `_encode`, with the end of each token in `text`, in characters."""
         found = self._tokenizer(text, add_special_tokens=start, return_offsets_mapping=True)
         ids, ends = found["input_ids"], [end for _, end in found["offset_mapping"]]
-        return (ids[1:], ends[1:]) if start and self._begins_twice(ids) else (ids, ends)
+        return (ids[1:], ends[1:]) if start and self._has_two_bos(ids) else (ids, ends)
 
-    def _begins_twice(self, ids: list[int]) -> bool:
-        """The text spelled its own beginning-of-sequence token."""
+    def _has_two_bos(self, ids: list[int]) -> bool:
+        """The text spells a beginning-of-sequence token, and the tokenizer has added another."""
         return self._bos is not None and ids[:2] == [self._bos, self._bos]
 
     def _render(self, request: Generate) -> str:
@@ -155,17 +157,17 @@ class PromptTokenizer:
             raise InvalidRequest(
                 "This model has no chat template.", field="messages", remedy="Send a plain prompt instead."
             )
-        given: dict[str, Any] = json.loads(request.template_kwargs) if request.template_kwargs else {}
+        variables: dict[str, Any] = json.loads(request.template_kwargs) if request.template_kwargs else {}
         if request.tools:
-            given["tools"] = json.loads(request.tools)
+            variables["tools"] = json.loads(request.tools)
         try:
             rendered = self._tokenizer.apply_chat_template(
                 [_turn(message) for message in request.chat or ()],
                 tokenize=False,
                 add_generation_prompt=True,
-                **given,
+                **variables,
             )
-        except Exception as error:  # templates raise whatever they like
+        except Exception as error:  # a template is a program: it may raise anything
             raise InvalidRequest(
                 f"The model's chat template refuses these messages: {error}", field="messages"
             ) from error
@@ -173,7 +175,7 @@ class PromptTokenizer:
 
 
 def _turn(message: ChatMessage) -> dict[str, Any]:
-    """A message as chat templates take it: the arguments of calls as objects."""
+    """A message as chat templates take it, with the arguments of calls as objects instead of JSON text."""
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         turn["tool_calls"] = [
@@ -203,7 +205,7 @@ def main() -> None:
         prompts = PromptTokenizer(tokenizer)
         ready = Ready(role="tokenizer", pid=os.getpid(), chat_format=chat_format(tokenizer))
     frontend.send(ready)
-    started()
+    finish_startup()
     while True:
         message = inbox.recv()
         if not isinstance(message, Generate):

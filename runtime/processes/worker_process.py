@@ -1,8 +1,8 @@
-"""What every process of the ring does alike: read its orders, and live no longer than its parent.
+"""What every worker does: read its orders, and exit when its parent is gone.
 
-A parent starts a worker (`worker_start.py`) with a pipe as standard input, writes
-one line of JSON (`Orders`) and holds the pipe open. End of file means that the parent is gone,
-however it went (`kill -9` included): the worker removes the socket directory and leaves at once.
+A parent starts a worker (`worker_start.py`) with a pipe as standard input, writes one line of JSON (`Orders`)
+and keeps the pipe open. End of file on the pipe means that the parent has ended, by `kill -9` too. The worker
+then removes the socket directory and exits at once.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from ramify.errors import EngineError, RamifyError
 from ramify.messages import Ready
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.processes.ipc import Outbox
-from ramify.runtime.processes.workers import start
+from ramify.runtime.processes.prestart import start
 
 log = logging.getLogger("ramify")
 
 ORPHAN_CHECK_S = 2.0
+"""How often a worker compares its parent's process id, beside waiting for the end of file."""
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker is told on its standard input."""
+    """The options of a worker: one line of JSON on its standard input."""
 
     sockets: str
     """The ring's socket directory."""
@@ -61,16 +62,16 @@ def spawn(
 
 
 def give_orders(process: subprocess.Popen[bytes], orders: Orders) -> None:
-    """Tell a worker that has been started what it is to do."""
+    """Send `orders` to a worker that has been started without."""
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it died at once: whoever waits for it will see that
+    with contextlib.suppress(BrokenPipeError):  # it has died; the thread that waits for it reports that
         process.stdin.write(msgspec.json.encode(orders) + b"\n")
         process.stdin.flush()
 
 
 def stop(process: subprocess.Popen[bytes], timeout_s: float = 5.0) -> None:
-    """End a worker by closing its pipe; kill it when that is not enough."""
-    hang_up(process)
+    """Close the pipe of a worker, and kill the worker if it has not ended after `timeout_s`."""
+    close(process)
     try:
         process.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -78,18 +79,18 @@ def stop(process: subprocess.Popen[bytes], timeout_s: float = 5.0) -> None:
         process.wait()
 
 
-def hang_up(process: subprocess.Popen[bytes]) -> None:
-    """Close the pipe that keeps a worker alive."""
+def close(process: subprocess.Popen[bytes]) -> None:
+    """Close the pipe of a worker: it exits as soon as it notices."""
     if process.stdin is not None:
         with contextlib.suppress(OSError):
             process.stdin.close()
 
 
 def take_orders(role: str, *, remove_sockets: bool = True) -> Orders:
-    """Read the orders and start watching the parent. Called first thing by every worker.
+    """Read the orders and start watching the parent. A worker's `main` begins with this call.
 
-    `remove_sockets`: remove the socket directory when the parent is gone (not where the parent is
-    itself a worker, whose sockets live on without this one).
+    `remove_sockets`: remove the socket directory when the parent is gone. False for a worker whose parent is
+    another worker: the ring goes on using the sockets.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     line = _read_line(0)
@@ -109,11 +110,11 @@ def take_orders(role: str, *, remove_sockets: bool = True) -> Orders:
 
 @contextlib.contextmanager
 def reporting_start_up(role: str, frontend: Outbox) -> Iterator[None]:
-    """Tell the frontend why a worker could not start, and leave."""
+    """Turn an exception in the block into a `Ready` message with its error, then exit with status 1."""
     try:
         yield
     except Exception as error:
-        if not isinstance(error, RamifyError):  # those say all, and the frontend shows them
+        if not isinstance(error, RamifyError):  # the frontend shows the message of a RamifyError
             log.exception("%s could not start", role)
             error = EngineError(f"The {role} could not start: {type(error).__name__}: {error}")
         frontend.send(Ready(role=role, pid=os.getpid(), error=error.to_info()))
@@ -124,13 +125,13 @@ def reporting_start_up(role: str, frontend: Outbox) -> Iterator[None]:
 def _report_unless_orphaned(
     sockets: Path, kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """A worker that was still starting when its ring ended finds no sockets: nobody wants to hear of it."""
+    """An excepthook that prints nothing where the ring ended while this worker was still starting."""
     if sockets.exists():
         sys.__excepthook__(kind, error, trace)
 
 
 def _read_line(fd: int) -> bytes:
-    # Byte by byte without a buffered reader: a lock held by one would abort the interpreter at exit.
+    # os.read, not sys.stdin: the lock of a buffered reader would abort the interpreter at exit.
     line = bytearray()
     while chunk := os.read(fd, 65536):
         line += chunk
@@ -144,7 +145,7 @@ def _leave_with_parent(orders: Orders, parent: int, remove_sockets: bool) -> Non
 
     while True:
         ready, _, _ = select.select([0], [], [], ORPHAN_CHECK_S)
-        # A process forked by the user's script may hold the pipe open after the parent's death.
+        # A child of the user's script may have inherited the pipe and keep it open after the parent's death.
         if (ready and not os.read(0, 4096)) or os.getppid() != parent:
             if remove_sockets:
                 shutil.rmtree(Path(orders.sockets), ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Where a worker begins: ``python -m ramify.runtime.processes.worker_start <role> …``.
+"""Where a worker begins: ``python -m ramify.runtime.processes.worker_start <module> …``.
 
-Without collecting garbage while it imports and loads: that would walk a million objects, none of them
-garbage, again and again (measured: 0.9 of the scheduler's 3.0 s of processor time).
+Garbage collection is off while a worker imports and loads. It would walk a million live objects again and
+again: 0.9 of the scheduler's 3.0 s of processor time when it was measured.
 """
 
 from __future__ import annotations
@@ -11,34 +11,31 @@ import gc
 import importlib
 import sys
 
-COLLECTED = (20_000, 20, 20)
-"""When garbage is collected (`gc.set_threshold`): little that a worker drops has cycles, and by Python's own
-thresholds collecting took 0.45 ms of each of the scheduler's steps with 32 requests."""
+GC_THRESHOLDS = (20_000, 20, 20)
+"""For `gc.set_threshold`. A worker drops few reference cycles. With Python's own thresholds, collecting took
+0.45 ms of each scheduler step with 32 requests."""
 
 
 def main() -> None:
     gc.disable()
     role = sys.argv.pop(1)
-    if role == "scheduler.process":
-        from ramify.runtime.processes.torch_import import import_torch
-
-        import_torch()
     importlib.import_module(f"ramify.runtime.{role}").main()
 
 
-def started() -> None:
-    """Called by a worker when it has loaded all that it keeps: no collection walks that from now on.
+def finish_startup() -> None:
+    """Called by a worker that has loaded everything it keeps: collections skip these objects from now on.
 
-    One that did would stall a step by tens of milliseconds, and copy every page that a forked child shares.
+    Without that a collection would stall a step by tens of milliseconds, and would copy every page of memory
+    that a forked child shares.
     """
     gc.freeze()
-    gc.set_threshold(*COLLECTED)
+    gc.set_threshold(*GC_THRESHOLDS)
     gc.enable()
-    give_back()
+    trim_heap()
 
 
-def give_back() -> None:
-    """Give memory back to the system that was needed only for a while: the C library keeps it."""
+def trim_heap() -> None:
+    """Return memory that is free again to the system; the C library would keep it. Linux with glibc only."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)

@@ -20,7 +20,6 @@ from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.build import build_runner
-from ramify.runtime.executor.device import resolve_device
 from ramify.runtime.executor.memory import SPARE_PAGES
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.model.decoder import Model
@@ -30,9 +29,8 @@ from ramify.runtime.model.quantization import resolve_quantization
 from ramify.runtime.model.tokenizer.tokenizer import load_backend
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
-from ramify.runtime.processes.torch_import import import_rest
 from ramify.runtime.processes.worker_process import Orders, reporting_start_up, take_orders
-from ramify.runtime.processes.worker_start import give_back, started
+from ramify.runtime.processes.worker_start import finish_startup, trim_heap
 from ramify.runtime.scheduler.constraints.compiler_host import CompilerHost
 from ramify.runtime.scheduler.constraints.grammars import GrammarStore
 from ramify.runtime.scheduler.constraints.healing import Healer
@@ -54,8 +52,6 @@ def main() -> None:
     torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
     torch.set_grad_enabled(False)
     with reporting_start_up("scheduler", frontend):
-        if config.load_format == "dummy" or resolve_device(config).type != "cpu":
-            import_rest()
         shape = read_config(Path(orders.weights))
         folder = Path(orders.tokenizer)
         vocabulary = load_vocabulary(folder, vocab_size=shape.vocab_size, stop_ids=shape.eos_token_ids)
@@ -89,7 +85,7 @@ def main() -> None:
             load_s=time.monotonic() - began,
         )
     )
-    started()
+    finish_startup()
 
     def prepare() -> None:
         if not compiler.generation:  # no constraint was sooner
@@ -105,11 +101,10 @@ def _prepare_engines(vocabulary: Vocabulary, load_tokenizer: Callable[[], object
     """What the first constraint would otherwise wait for, and the first text that a grammar forces."""
     from ramify.grammar.engine.load import prepare, prepare_lark
 
-    import_rest()
     prepare(vocabulary)
     prepare_lark(vocabulary)
     load_tokenizer()
-    give_back()
+    trim_heap()
 
 
 def serve(

@@ -1,4 +1,4 @@
-"""The HTTP application: the OpenAI surface, SGLang's native surface, health and metrics, the live page."""
+"""The HTTP application: all routers, error handlers and middleware."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from fastapi import FastAPI
 
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.server import calls
-from ramify.runtime.server.admin import health, live
+from ramify.runtime.server.admin import dashboard, health
 from ramify.runtime.server.errors import add_error_handlers
-from ramify.runtime.server.middleware import AnswerBugs, CountResponses, RequireApiKey
+from ramify.runtime.server.middleware import CountResponses, RequireApiKey, UnexpectedErrors
 from ramify.runtime.server.openai import endpoints as openai
 from ramify.runtime.server.openai.responses import endpoint as responses
 from ramify.runtime.server.service import FrontendProtocol, Service
@@ -16,18 +16,20 @@ from ramify.runtime.server.sglang import endpoints as sglang
 
 
 def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
-    """The application in front of `frontend`, which must have been started on the loop that serves it."""
-    # No generated schema: bodies are read field by field, and the pages that show one need a CDN.
+    """The application in front of `frontend`, which must have been started on the event loop that serves
+    it."""
+    # No generated schema: bodies are parsed field by field, and FastAPI's pages that show a schema need a
+    # CDN.
     app = FastAPI(title="Ramify", openapi_url=None, docs_url=None, redoc_url=None)
     service = Service(frontend, config)
     app.state.service = service
-    app.state.watch = live.Watch(frontend)
-    # In the order in which a path is looked for: programs call the most, and wait the least.
-    for module in (calls, openai, responses, sglang, health, live):
+    app.state.snapshots = dashboard.SnapshotCache(frontend)
+    # Routes are searched in this order. Programs send most requests, and the shortest.
+    for module in (calls, openai, responses, sglang, health, dashboard):
         app.include_router(module.router)
     add_error_handlers(app)
-    app.add_middleware(AnswerBugs)
-    # The last one added is the outermost, so that refused keys are counted too.
+    app.add_middleware(UnexpectedErrors)
+    # The last one added is the outermost: refused keys are counted too.
     if config.api_key is not None:
         app.add_middleware(RequireApiKey, api_key=config.api_key)
     app.add_middleware(CountResponses, metrics=service.metrics)

@@ -1,12 +1,12 @@
-"""``POST /v1/calls``: a request of a program as Ramify's own client sends it, in the words of the runtime.
+"""``POST /v1/calls``: a request of a program as Ramify's own client sends it, in the runtime's own structs.
 
 The body:
 
-- ``request``: `ramify.messages.Generate`, with a prompt of segments. A client that shows nobody the text as
-  it comes asks for few chunks (`every_s`): an event takes as long as the rest of a short call.
+- ``request``: `ramify.messages.Generate`, with a prompt of segments. A client that does not show the text as
+  it arrives sets `every_s`: sending an event takes as long as the rest of a short call.
 
-The answer is a stream of events ``{"chunks": [ramify.messages.TextChunk]}``, ended by ``[DONE]``. An error
-comes in its place with its own status, after the first event as an event ``{"error": …}``.
+The response is a stream of events ``{"chunks": [ramify.messages.TextChunk]}``, ended by ``[DONE]``. An error
+before the first event is a response with its own status, and later an event ``{"error": …}``.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from ramify.runtime.server.sse import DONE, EventStream, event
 router = APIRouter()
 
 PATH = "/v1/calls"
-NOT_TAKEN = ("chat", "tools", "template_kwargs", "preambles")
-"""Of a `Generate`: programs write the turns of a chat themselves."""
+UNSUPPORTED = ("chat", "tools", "template_kwargs", "preambles")
+"""Fields of `Generate` that are refused: programs write the turns of a chat themselves."""
 
 
-class _Asked(Generate, frozen=True, kw_only=True, tag="Generate", forbid_unknown_fields=True):
-    """The same, from a client that may be newer than we are."""
+class _StrictGenerate(Generate, frozen=True, kw_only=True, tag="Generate", forbid_unknown_fields=True):
+    """A `Generate` that refuses the fields of newer clients."""
 
 
 class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    request: _Asked
+    request: _StrictGenerate
 
 
 async def call(request: Request) -> Response:
@@ -47,26 +47,26 @@ async def call(request: Request) -> Response:
     return EventStream(_events(service.generate(body.request, PATH)))
 
 
-# Not `router.post`, which would spend more on its arguments than the whole call takes here.
+# Not `router.post`: FastAPI's handling of arguments takes longer than the rest of this endpoint.
 router.add_route(PATH, call, methods=["POST"])
 
 
-def _check(asked: Generate, service: Service) -> None:
-    """What the frontend does not look at."""
-    for field in NOT_TAKEN:
-        if getattr(asked, field):
+def _check(generate: Generate, service: Service) -> None:
+    """Check the fields that the frontend does not check."""
+    for field in UNSUPPORTED:
+        if getattr(generate, field):
             raise UnsupportedField(
                 f"{field} is not taken here.", field=field, remedy="Use /v1/chat/completions."
             )
-    if not asked.rid:
+    if not generate.rid:
         raise InvalidRequest("rid is empty.", field="rid")
-    check_segments(asked.prompt, "prompt", service.frontend.info.vocab_size)
-    if asked.hint is not None:
-        check_hint(asked.hint, "hint")
+    check_segments(generate.prompt, "prompt", service.frontend.info.vocab_size)
+    if generate.hint is not None:
+        check_hint(generate.hint, "hint")
 
 
 async def _events(stream: AsyncGenerator[TextChunk, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(stream) as chunks:
         async for chunk in chunks:
-            told = event(msgspec.json.encode({"chunks": (chunk,)}))
-            yield told if chunk.finish is None else told + DONE
+            data = event({"chunks": (chunk,)})
+            yield data if chunk.finish is None else data + DONE

@@ -1,4 +1,4 @@
-"""Errors as HTTP answers, in the body that OpenAI's API uses."""
+"""Errors as HTTP responses, with the body that OpenAI's API has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ramify.errors import Cancelled, RamifyError
 
 
 class ClientGone(Cancelled):
-    """The client closed its connection before it was answered."""
+    """The client disconnected before the response."""
 
 
 class Problem(msgspec.Struct, kw_only=True):
@@ -23,9 +23,9 @@ class Problem(msgspec.Struct, kw_only=True):
     param: str | None
     code: str
     pointer: str | msgspec.UnsetType | None = msgspec.UNSET
-    """Where in a JSON schema the problem lies (RFC 6901)."""
+    """Place in a JSON Schema (RFC 6901)."""
     remedy: str | msgspec.UnsetType = msgspec.UNSET
-    """What can be done instead; the message says it as well."""
+    """What to do instead; the message has it too."""
 
 
 class ErrorReply(msgspec.Struct, kw_only=True):
@@ -49,7 +49,7 @@ def error_body(error: RamifyError) -> bytes:
 
 
 def error_response(error: RamifyError) -> Response:
-    """The answer to a request that failed with `error`."""
+    """The response to a request that failed with `error`."""
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
@@ -59,7 +59,7 @@ def error_response(error: RamifyError) -> Response:
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Answer our errors and the router's in the same form."""
+    """Give Ramify's errors and the router's the same body."""
 
     @app.exception_handler(RamifyError)
     async def ramify_error(request: Request, error: RamifyError) -> Response:
@@ -78,7 +78,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def type_of(status: int) -> str:
-    """What OpenAI's API calls errors of this HTTP status."""
+    """The error type of OpenAI's API for an HTTP status."""
     if status == 429:
         return "rate_limit_error"
     return "invalid_request_error" if status < 500 else "server_error"

@@ -1,14 +1,14 @@
 """Reading a JSON body field by field.
 
-Each field is taken once, with its type; what nobody took is refused by name. So no option can be
-accepted and ignored, and every error names the field that it is about.
+Each field is taken once, with its type. Fields that were not taken are refused by name, so no option is
+accepted and ignored. Every error names its field.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -18,9 +18,11 @@ from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.server.errors import ClientGone
 
 MAX_BODY_BYTES = 32 << 20
-"""A batch of a thousand 8,000-token prompts as ids is about 45 MB of JSON; split it."""
+"""A batch of 700 prompts of 8,000 token ids each is about 32 MB of JSON."""
 
 _EMPTY: tuple[Any, ...] = (None, False, [], {}, "")
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class BodyTooLarge(InvalidRequest):
@@ -40,21 +42,28 @@ class Fields:
 
     @classmethod
     def parse(cls, body: bytes) -> Fields:
-        """The fields of the JSON object in `body`; raises `InvalidRequest` when it is none."""
+        """The fields of the JSON object in `body`. Raises `InvalidRequest` for anything else."""
         return cls(decode(body, dict[str, msgspec.Raw], ""))
 
     def path(self, field: str) -> str:
-        """How an error names `field`: with the objects it lies in."""
+        """The full name of `field` in errors, such as ``messages[0].role``."""
         return f"{self._path}.{field}" if self._path else field
 
     def given(self, field: str) -> bool:
-        """Whether the client wrote `field` at all, be it as null."""
+        """Whether the client sent `field`, null included."""
         return field in self._values
 
     def take(self, field: str, kind: Any, default: Any = None) -> Any:
         """The value of `field` as `kind` (any type that msgspec decodes), or `default`."""
         raw = self._take_raw(field)
         return default if raw is None else decode(raw, kind, self.path(field))
+
+    def need(self, field: str, kind: Any = str) -> Any:
+        """As `take`. Raises `InvalidRequest` where the field is missing or empty."""
+        value = self.take(field, kind)
+        if value in (None, "", ()):
+            raise InvalidRequest(f"{self.path(field)} is missing.", field=self.path(field))
+        return value
 
     def take_text(self, field: str) -> str | None:
         """The JSON text of `field` as the client wrote it: key order and numbers untouched."""
@@ -63,6 +72,24 @@ class Fields:
             return None
         decode(raw, Any, self.path(field))
         return bytes(raw).decode()
+
+    def take_json(self, field: str) -> str | None:
+        """As `take_text`. Where the field holds a string, that string is the JSON text."""
+        text = self.take_text(field)
+        return msgspec.json.decode(text, type=str) if text and text.lstrip().startswith('"') else text
+
+    def take_struct(self, field: str, kind: type[T]) -> T | None:
+        """The object in `field` as a `kind`. Unlike with `take`, unknown fields are refused by name."""
+        inner = self.take_object(field)
+        if inner is None:
+            return None
+        values: dict[str, Any] = {}
+        for entry in msgspec.structs.fields(kind):
+            take = inner.need if entry.required else inner.take
+            if (value := take(entry.name, entry.type)) is not None:
+                values[entry.name] = value
+        inner.refuse_rest()
+        return kind(**values)
 
     def take_object(self, field: str) -> Fields | None:
         """The fields of the object in `field`."""
@@ -79,8 +106,8 @@ class Fields:
     def refuse_rest(self, unsupported: Mapping[str, str] | None = None) -> None:
         """Raise `UnsupportedField` for the first field that was not taken.
 
-        `unsupported` maps fields that other servers know to what can be done instead (or ""). Of
-        these, a value that asks for nothing (null, false, empty) passes.
+        `unsupported` maps fields that other servers have to a remedy (or ""). Such a field passes with a
+        value that asks for nothing: null, false or empty.
         """
         unsupported = unsupported or {}
         for field, raw in self._values.items():
@@ -109,7 +136,8 @@ class Fields:
 
 
 def decode(data: bytes | msgspec.Raw, kind: Any, path: str) -> Any:
-    """`data` as `kind`; raises `InvalidRequest` that names the place in the body ("" is the body)."""
+    """`data` as `kind`. Raises `InvalidRequest`. `path` is the place of `data` in the body, "" for all of
+    it."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
@@ -121,7 +149,7 @@ def decode(data: bytes | msgspec.Raw, kind: Any, path: str) -> Any:
         problem = "it is nested too deeply"
     except (msgspec.DecodeError, ValueError) as error:
         problem = str(error)
-    if not problem[:2].isupper():  # "JSON is malformed" keeps its name
+    if not problem[:2].isupper():  # keeps "JSON is malformed"
         problem = problem[:1].lower() + problem[1:]
     raise InvalidRequest(f"{path or 'The body'}: {problem}.", field=path or None)
 

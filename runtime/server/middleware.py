@@ -1,4 +1,4 @@
-"""Around every endpoint: the API key, the count of answers, and what to say when we have a bug."""
+"""Middleware: the API key, the count of responses, and the response to an unexpected exception."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ logger = logging.getLogger("ramify.server")
 
 _OPEN_PATHS = frozenset({"/health"})
 _BROWSER_PATHS = frozenset({"/", "/live"})
-"""Where a browser may send the key as the password that it has asked for. Nothing there changes anything."""
+"""Read-only paths that accept the key as the password of basic authentication, which browsers ask for."""
 
 
 class RequireApiKey:
-    """401 without ``Authorization: Bearer <key>`` (RFC 6750); /health is open to probes.
+    """401 without ``Authorization: Bearer <key>`` (RFC 6750). /health needs no key.
 
-    The live page takes the key as the password of any user as well (RFC 7617), which browsers ask for.
+    The dashboard also accepts basic authentication (RFC 7617): any user, with the key as the password.
     """
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
@@ -54,7 +54,7 @@ class RequireApiKey:
 
 
 class CountResponses:
-    """Counts answers by route and status."""
+    """Counts responses by route and status."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
@@ -64,7 +64,7 @@ class CountResponses:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        status = 499  # nothing was sent: the client had gone
+        status = 499  # the client disconnected before a response
 
         async def counting_send(message: Message) -> None:
             nonlocal status
@@ -75,15 +75,15 @@ class CountResponses:
         try:
             await self.app(scope, receive, counting_send)
         finally:
-            # Unknown paths share one label, or a scanner could fill the registry.
+            # Unknown paths share one label: otherwise a scanner could fill the registry.
             endpoint = getattr(scope.get("route"), "path", "other")
             self._responses.labels(endpoint, str(status)).inc()
 
 
-class AnswerBugs:
-    """500 for an exception that nobody expected; its traceback goes to the log, not to the client.
+class UnexpectedErrors:
+    """500 for an unexpected exception; its traceback goes to the log, not to the client.
 
-    Starlette's own handler would raise it again after the answer, and uvicorn then drops the connection.
+    Starlette's own handler would raise it again after the response, and uvicorn would close the connection.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,12 +1,12 @@
-"""What the OpenAI and the native surface share: prompts, sampling options and constraints.
+"""What the OpenAI and the SGLang dialect share: prompts, sampling options and constraints.
 
-Types, defaults and ranges are those of `ramify.sampling_params` and `ramify.constraint`; each surface only
-says how it spells them.
+Types, defaults and ranges are those of `ramify.sampling_params` and `ramify.constraint`. A dialect adds only
+its own spelling.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -28,8 +28,8 @@ _ALL_TOKENS = -1
 def take_sampling(fields: Fields, spelling: Mapping[str, str], **values: Any) -> SamplingParams:
     """Checked sampling options from `fields`.
 
-    `spelling` maps the surface's name of an option to ours; `values` are options that the caller has
-    worked out. An error names the field as the client spelled it.
+    `spelling` maps the dialect's name of an option to ours. `values` are options under our names that the
+    caller sets. An error names the field as the client spelled it.
     """
     spelled: dict[str, str] = {}
     for theirs, ours in spelling.items():
@@ -59,20 +59,33 @@ def check_sampling(sampling: SamplingParams, spelled: Mapping[str, str]) -> Samp
         raise InvalidRequest(message, field=theirs, remedy=error.remedy) from None
 
 
-def take_constraint(
-    fields: Fields, makers: Mapping[str, tuple[Any, Callable[[Any], Constraint]]]
-) -> tuple[str, Constraint] | None:
-    """The one constraint among the fields of `makers` (field: type, maker) and the field it was in."""
-    found: tuple[str, Constraint] | None = None
+FieldConstraint = tuple[str, Constraint]
+"""The path of the field that a constraint was in, and the constraint."""
+
+JSON_TEXT = object()
+"""For `Makers`: the field is taken by `Fields.take_json`."""
+
+Makers = Mapping[str, tuple[Any, Callable[[Any], Constraint]]]
+"""Field → its type, and what makes a constraint of its value."""
+
+
+def take_constraints(fields: Fields, makers: Makers) -> list[FieldConstraint]:
+    """All constraints in the fields of `makers`."""
+    found = []
     for field, (kind, make) in makers.items():
-        value = fields.take(field, kind)
-        if value is None:
-            continue
-        path = fields.path(field)
-        if found is not None:
-            raise InvalidConstraint(f"{found[0]} and {path} are both given; give one constraint.", field=path)
-        found = path, make_constraint(path, make, value)
+        value = fields.take_json(field) if kind is JSON_TEXT else fields.take(field, kind)
+        if value is not None:
+            path = fields.path(field)
+            found.append((path, make_constraint(path, make, value)))
     return found
+
+
+def only_constraint(found: Sequence[FieldConstraint]) -> FieldConstraint | None:
+    """The only entry of `found`, or None. Raises `InvalidRequest` for more."""
+    if len(found) > 1:
+        (first, _), (second, _) = found[:2]
+        raise InvalidRequest(f"{first} and {second} are both given; give one constraint.", field=second)
+    return found[0] if found else None
 
 
 def make_constraint(path: str, make: Callable[[Any], Constraint], value: Any) -> Constraint:
@@ -86,25 +99,25 @@ def make_constraint(path: str, make: Callable[[Any], Constraint], value: Any) ->
 
 
 def take_prompts(fields: Fields, field: str, vocab_size: int) -> tuple[list[Segment], bool] | None:
-    """The prompts in `field`, and whether it held a list of prompts.
+    """The prompts in `field`, and whether it holds a list of prompts; None where it is missing.
 
-    Accepts a string, a list of strings, a list of token ids, or a list of such lists.
+    A prompt is a string or a list of token ids.
     """
     raw = fields.take(field, msgspec.Raw)
     if raw is None:
         return None
-    one = Fields({field: raw})
+    again = Fields({field: raw})
     path = fields.path(field)
     prompts: list[Segment]
     match _nesting(raw):
         case "string":
-            prompts, batch = [one.take(field, str)], False
+            prompts, batch = [again.take(field, str)], False
         case "list of strings":
-            prompts, batch = one.take(field, list[str]), True
+            prompts, batch = again.take(field, list[str]), True
         case "list of ids":
-            prompts, batch = [one.take(field, tuple[int, ...])], False
+            prompts, batch = [again.take(field, tuple[int, ...])], False
         case "list of lists":
-            prompts, batch = one.take(field, list[tuple[int, ...]]), True
+            prompts, batch = again.take(field, list[tuple[int, ...]]), True
         case "empty list":
             raise InvalidRequest(f"{path} is empty.", field=path)
         case _:
@@ -132,7 +145,7 @@ def check_segments(prompt: tuple[Segment, ...], path: str, vocab_size: int) -> N
 
 
 def check_hint(hint: ProgramHint, path: str) -> None:
-    """Raise `InvalidRequest` for what no program is; `path` is the field that the hint is in."""
+    """Raise `InvalidRequest` for an impossible hint. `path` is its field."""
     if not hint.program:
         raise InvalidRequest(f"{path}.program is missing.", field=f"{path}.program")
     for name, value in (("lease_s", hint.lease_s), ("calls_left", hint.calls_left or 0)):
@@ -151,11 +164,11 @@ def _nesting(raw: msgspec.Raw) -> str:
 
 
 Explain = Callable[[InvalidConstraint], None]
-"""Lets an error in a constraint name the field that the client wrote it in."""
+"""Sets the field of an error in a constraint to the one that the client wrote the constraint in."""
 
 
 def explain_by_field(path: str | None) -> Explain:
-    """Errors are about the field at `path`; None: about none that is known."""
+    """An `Explain` that sets `path`; with None the error keeps its field."""
 
     def explain(error: InvalidConstraint) -> None:
         error.field = path or error.field
@@ -166,7 +179,7 @@ def explain_by_field(path: str | None) -> Explain:
 async def explained(
     stream: AsyncGenerator[TextChunk, None], explain: Explain
 ) -> AsyncGenerator[TextChunk, None]:
-    """`stream`, its errors explained."""
+    """`stream`, with `explain` applied to its errors."""
     async with aclosing(stream):
         try:
             async for chunk in stream:
@@ -176,8 +189,8 @@ async def explained(
             raise
 
 
-def fan_out(sampling: SamplingParams) -> list[SamplingParams]:
-    """One set of options per choice: n is 1, and choice i draws with seed + i."""
+def split_choices(sampling: SamplingParams) -> list[SamplingParams]:
+    """Options for each of n choices, with n = 1. Choice i has the seed `sampling.seed + i`."""
     one = msgspec.structs.replace(sampling, n=1)
     if sampling.seed is None:
         return [one] * sampling.n

@@ -1,8 +1,8 @@
 """The server's process: from the configuration to a clean exit.
 
-SIGTERM (or Ctrl-C): /health answers 503 and new generations are refused, running ones get
-`ServerConfig.drain_s` to end, then the ring is stopped and the process exits with 0. A second signal
-ends the wait.
+After SIGTERM or Ctrl-C, /health returns 503 and new generations are refused. Running ones have
+`ServerConfig.drain_s` seconds to end; a second signal ends this wait. Then the ring is stopped and the
+process exits with 0.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from ramify.runtime.config import ServerConfig
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
-    from ramify.runtime.processes.workers import Workers
+    from ramify.runtime.processes.prestart import PrestartedWorkers
     from ramify.runtime.server.service import FrontendProtocol
 
 Routes = Callable[[], "Sequence[APIRouter]"]
 
 LAST_BYTES_S = 2.0
-"""How long connections may take to send what is left once every generation has ended."""
+"""How long connections may take to send their last bytes after all generations have ended."""
 
 KEEP_ALIVE_S = 75
-"""How long an idle connection stays open. Longer than clients keep theirs (ours: 15 s, most proxies: 60 s),
-so that it is they who close it and never while a request is on its way."""
+"""How long an idle connection stays open. Clients close theirs sooner (Ramify's after 15 s, most proxies
+after 60 s), so the server never closes one on which a request is being sent."""
 
 PORT_IN_USE = 1
 """Exit status when the address cannot be bound."""
 
 
-def serve(config: ServerConfig, routes: Routes = tuple, workers: Workers | None = None) -> int:
-    """Serve until a signal comes; returns the exit status. Raises when the ring cannot be started.
+def serve(config: ServerConfig, routes: Routes = tuple, workers: PrestartedWorkers | None = None) -> int:
+    """Serve until a signal arrives. Returns the exit status; raises where the ring cannot be started.
 
-    `routes` gives routes beside the server's own. It is called in a thread while the workers start, and may
-    take its time to import what it needs. `workers`: those of the first ring, where they have been started.
+    `routes` returns further routers. It is called in a thread while the workers start, so it may import large
+    modules. `workers`: processes for the first ring, if they were started early.
     """
     _log_at(config.log_level)
     try:
@@ -57,7 +57,7 @@ def serve(config: ServerConfig, routes: Routes = tuple, workers: Workers | None 
 
 
 async def _serve(
-    config: ServerConfig, listener: socket.socket, routes: Routes, workers: Workers | None
+    config: ServerConfig, listener: socket.socket, routes: Routes, workers: PrestartedWorkers | None
 ) -> int:
     from ramify.runtime.frontend.frontend import Frontend
 
@@ -86,7 +86,7 @@ async def _serve(
 
 
 def _import_application(routes: Routes) -> Sequence[APIRouter]:
-    """The HTTP application takes 0.6 s to import: beside the loading of the model, not before it."""
+    """Import the HTTP application, which takes 0.6 s, while the model is loaded."""
     import ramify.runtime.server.app  # noqa: F401
 
     return routes()
@@ -135,7 +135,7 @@ async def run_server(
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises OSError."""
+    """A listening socket. Port 0 means any free port. Raises OSError."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -143,7 +143,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        # Without a backlog a second server could bind the same address and neither would notice.
+        # A socket that is bound and does not listen would let a second server bind the same address.
         listener.listen(2048)
     except BaseException:
         listener.close()
@@ -152,12 +152,12 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 StopSignal = asyncio.Event
-"""Set when the process is asked to stop."""
+"""Set by a signal to stop."""
 
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[StopSignal]:
-    """An event that SIGTERM and SIGINT set, instead of ending the process."""
+    """An event that SIGTERM and SIGINT set. They do not end the process within the block."""
     loop = asyncio.get_running_loop()
     stopping = StopSignal()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -170,7 +170,8 @@ def stop_signals() -> Iterator[StopSignal]:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn with our signal handling: its own would end the process with the signal, not with 0."""
+    """uvicorn without its signal handling, which would end the process with the signal instead of status
+    0."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -207,7 +208,7 @@ def _url_host(host: str) -> str:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Makes the event loop that a server runs on; None is asyncio's own."""
+    """uvloop's event loop, or None for asyncio's own."""
     try:
         import uvloop
     except ImportError:  # Windows

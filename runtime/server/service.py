@@ -1,4 +1,4 @@
-"""What the endpoints share: the frontend, the configuration, and the record kept of every generation."""
+"""State that all endpoints share: the frontend, the configuration, metrics and recent requests."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ logger = logging.getLogger("ramify.server")
 
 
 class FrontendProtocol(Protocol):
-    """What the HTTP layer needs of the runtime behind it."""
+    """The methods of `Frontend` that the HTTP layer calls; tests have another implementation."""
 
-    max_prompt_tokens: int
-
+    @property
+    def max_prompt_tokens(self) -> int: ...
     @property
     def info(self) -> ModelInfo: ...
     @property
@@ -56,33 +56,33 @@ class Service:
         self.model_name = config.served_model_name or frontend.info.name
         self.started_at = int(time.time())
         self.draining = False
-        """Set on shutdown: running generations go on, new ones are refused."""
+        """The server shuts down: running generations continue, new ones are refused."""
 
     @classmethod
     def of(cls, request: Request) -> Service:
-        """The service of the application that `request` came to."""
+        """The service of the application that handles `request`."""
         service = request.app.state.service
         assert isinstance(service, cls)
         return service
 
     def check_count(self, generations: int) -> None:
-        """Raise `InvalidRequest` when one request asks for more generations than the queue ever holds."""
-        most = self.config.max_running + self.config.max_waiting
-        if generations > most:
+        """Raise `InvalidRequest` where a request asks for more generations than batch and queue can hold."""
+        limit = self.config.max_running + self.config.max_waiting
+        if generations > limit:
             raise InvalidRequest(
-                f"The request asks for {generations} generations; this server takes at most {most}.",
+                f"The request asks for {generations} generations; this server takes at most {limit}.",
                 remedy="Split it over several requests.",
             )
 
     async def end_program(self, program: str) -> None:
-        """Nothing more of it will come."""
+        """Release the leases of `program`: no further request of it follows."""
         self.recent.end_program(program)
         await self.frontend.end_program(program)
 
     async def generate(
         self, request: Generate, endpoint: str, user: str | None = None
     ) -> AsyncGenerator[TextChunk, None]:
-        """The frontend's chunks; counts the generation and logs one line when it ends, however it ends."""
+        """The frontend's chunks. Records metrics, and logs one line when the generation ends in any way."""
         if self.draining:
             raise EngineClosed("The server is shutting down.", remedy="Send the request to another one.")
         started = previous = time.perf_counter()
@@ -90,7 +90,7 @@ class Service:
         usage = Usage()
         status, finish = 499, "abort"
         inter_token = self.metrics.inter_token_s.labels(endpoint)
-        # Closing `generate` aborts the request; the frontend promises an async generator.
+        # An async generator by the contract of `Frontend.generate`: closing it aborts the request.
         chunks = cast("AsyncGenerator[TextChunk, None]", self.frontend.generate(request))
         recording = self.recent.begin(request, endpoint)
         try:
@@ -101,7 +101,7 @@ class Service:
                     if chunk.ids:
                         now, tokens = time.perf_counter(), len(chunk.ids)
                         if first_token_s is None:
-                            # The first of those that are told together came that long ago.
+                            # The chunk was held back: its first token came `writing_s` ago.
                             previous = now - (usage.writing_s if request.every_s else 0.0)
                             first_token_s = previous - started
                             self.metrics.first_token_s.labels(endpoint).observe(first_token_s)

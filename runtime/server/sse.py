@@ -1,4 +1,4 @@
-"""Server-sent events, and work that ends when its client goes away."""
+"""Server-sent events, and work that is cancelled when its client disconnects."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -21,22 +22,25 @@ T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 
 
-def event(data: bytes, name: str = "") -> bytes:
-    """One event (WHATWG HTML, section 9.2); `data` holds no line break."""
-    return (f"event: {name}\n".encode() if name else b"") + b"data: " + data + b"\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+def event(body: Any, name: str = "") -> bytes:
+    """One event (WHATWG HTML, section 9.2) whose data is `body` as JSON."""
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + _encode(body) + b"\n\n"
 
 
 def error_event(error: RamifyError) -> bytes:
     """An event ``{"error": …}``."""
-    return event(error_body(error))
+    return event(msgspec.Raw(error_body(error)))
 
 
 class EventStream(Response):
-    """Sends events as they come, and closes `events` when the client goes away. What ends in `DONE` is the
-    last of them, and goes out together with the end of the answer.
+    """Sends events as they come, and closes `events` when the client disconnects.
 
+    Bytes that end in `DONE` are the last, and are sent in one piece with the end of the response.
     The headers wait for the first event, so that an error before it is answered with its own status.
-    A later error is sent as a last event, which is what `failed` makes of it.
+    A later error is sent as the last event, made by `failed`.
     """
 
     media_type = "text/event-stream"
@@ -84,7 +88,7 @@ class EventStream(Response):
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`; when the client goes away first, cancels it and raises `ClientGone`.
+    """The result of `work`. If the client disconnects first, cancels `work` and raises `ClientGone`.
 
     The request's body must have been read.
     """

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.runtime.processes.detokenize import REPLACEMENT, TextStream
+from ramify.runtime.processes.text_stream import REPLACEMENT, TextStream
 
 
 def decode(ids: Sequence[int]) -> str:

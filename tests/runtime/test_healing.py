@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.runtime.processes.detokenize import TextStream
+from ramify.runtime.processes.text_stream import TextStream
 from ramify.runtime.scheduler.constraints.healing import MAX_TOKENS, Healer, OpenEnd
 from tests.runtime.local import LocalScheduler
 from tests.runtime.tiny import END_ID, VOCAB

@@ -31,7 +31,7 @@ from ramify.loop import wait
 from ramify.messages import ChatMessage, Generate, TextChunk
 from ramify.runtime.engine import Engine
 from ramify.runtime.frontend.chunks import joined
-from ramify.runtime.processes.workers import ROLES
+from ramify.runtime.processes.prestart import ROLES
 from ramify.sampling_params import SamplingParams
 
 
@@ -234,7 +234,7 @@ import os, sys, threading
 from ramify.runtime.frontend.chunks import joined
 from ramify.runtime.engine import Engine
 engine = Engine({model!r}, dtype="float32", num_pages=64, threads=1).start()
-print(engine._frontend._ring._directory, flush=True)
+print(engine._frontend._ring._ring._directory, flush=True)
 engine.complete("x", max_tokens=2)
 print("ready", flush=True)
 sys.stdin.readline()

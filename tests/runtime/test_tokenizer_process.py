@@ -170,13 +170,13 @@ def test_no_text_is_tokenised_twice(tiny_folder: Path) -> None:
 
 
 def test_the_ids_that_are_kept_are_bounded(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ramify.runtime.processes.tokenizer.KNOWN_CHARACTERS", 100)
+    monkeypatch.setattr("ramify.runtime.processes.tokenizer.CACHED_CHARACTERS", 100)
     prompts = PromptTokenizer(load_tokenizer(tiny_folder))
     texts = [f"{number}" * 40 for number in range(5)]
     for text in (*texts, texts[3], texts[0]):
         assert len(ids(prompts, prompt=(text,))) == 40
-    assert [text for text, _ in prompts._known] == [texts[3], texts[0]]
-    assert prompts._known_size == 80
+    assert [text for text, _ in prompts._cache] == [texts[3], texts[0]]
+    assert prompts._cached_characters == 80
 
 
 class Words:

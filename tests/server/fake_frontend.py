@@ -70,18 +70,18 @@ class FakeFrontend:
         self.ended_programs: list[str] = []
         self.flushed = True
         self.looks = 0
-        """How often it was asked what it holds."""
+        """The number of snapshots taken."""
         self.nodes: tuple[TreeNode, ...] = ()
         self.stats_error: RamifyError | None = None
         self.script: list[str] = []
-        """What the next generations answer, instead of all else."""
+        """The outputs of the next generations, in place of the model's."""
         self.fail_first: Exception | None = None
         self.fail_after: tuple[int, Exception] | None = None
         self.hold_after: int | None = None
-        """After so many chunks a generation waits for `release`."""
+        """The number of chunks after which a generation waits for `release`."""
         self.release = asyncio.Event()
         self.held = threading.Event()
-        """A generation has come to wait."""
+        """A generation waits for `release`."""
         self.closed = threading.Event()
         """A generation was closed before its end."""
         self.idle = threading.Event()

@@ -11,7 +11,7 @@ import pytest
 
 from ramify.errors import WorkerDied
 from ramify.messages import TextChunk
-from ramify.runtime.server.fanout import merged
+from ramify.runtime.server.streams import merge
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 
 BODIES: dict[str, Any] = {
@@ -92,7 +92,7 @@ async def test_merged_closes_all_streams_when_one_fails() -> None:
     seen = []
 
     async def consume() -> None:
-        async for index, _ in merged([stream("a", 1), stream("b", 3), stream("c", 2, WorkerDied("gone"))]):
+        async for index, _ in merge([stream("a", 1), stream("b", 3), stream("c", 2, WorkerDied("gone"))]):
             seen.append(index)
 
     with pytest.raises(WorkerDied):
@@ -113,7 +113,7 @@ async def test_merged_closes_all_streams_when_it_is_closed() -> None:
         finally:
             closed.append(name)
 
-    both = merged([stream("a"), stream("b")])
+    both = merge([stream("a"), stream("b")])
     await anext(both)
     await both.aclose()
     assert sorted(closed) == ["a", "b"]

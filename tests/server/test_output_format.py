@@ -13,8 +13,8 @@ from ramify import constraint
 from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint
 from ramify.messages import Finish, TextChunk, Unenforced
-from ramify.runtime.server.fanout import Collected
-from ramify.runtime.server.openai.replies import choice_extras
+from ramify.runtime.server.openai.protocol import choice_extras
+from ramify.runtime.server.streams import GenerationResult
 from tests.server.fake_frontend import MODEL, FakeFrontend, events
 
 CHAT: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
@@ -210,7 +210,7 @@ def test_nothing_is_reported_of_what_is_enforced(http: httpx.Client) -> None:
 
 def test_what_was_left_out_is_reported_beside_what_is_not_satisfied() -> None:
     left_out = Unenforced(schema="/pattern", message="A lookahead is not supported.")
-    collected = Collected()
+    collected = GenerationResult()
     for chunk in (
         TextChunk(rid="r", text='"a', unenforced=(left_out,)),
         TextChunk(rid="r", text='"', finish=Finish(reason="stop"), violations=()),

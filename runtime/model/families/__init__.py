@@ -1,1 +1,1 @@
-"""One file a model family: what differs from Llama."""
+"""Model families that differ from Llama in more than their configuration; `load.FAMILIES` lists all."""

@@ -1,7 +1,7 @@
 """Gemma 2 (arXiv 2408.00118) and 3 (arXiv 2503.19786): norms before and after, a GELU gate, windows.
 
-What they share with others is in the config: soft caps, the scale of scores and of the embedding, windows and
-rotary embeddings by layer, and norms whose weights are stored less 1.
+The rest is in `ModelConfig`: soft caps, the scales of scores and of the embedding, windows and rotary
+embeddings by layer, and norms whose stored weights lack 1.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Gemma2Layer(LlamaLayer):
 
 
 class Gemma3Layer(Qwen3Layer, Gemma2Layer):
-    """Gemma 2's with Qwen 3's norms of heads."""
+    """A Gemma 2 layer with Qwen 3's norms over heads."""
 
 
 class Gemma2(Model):
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__(config, dtype)
-        # Trained with the scale in the numbers' own format: 34 for 33.94 in bfloat16.
+        # The model was trained with the scale rounded to its dtype: 34 instead of 33.94 in bfloat16.
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype, device="cpu").item()
 
     def layer(self, index: int, dtype: torch.dtype) -> Layer:
@@ -55,7 +55,7 @@ class Gemma2(Model):
 
 
 class Gemma3(Gemma2):
-    """Of a multimodal checkpoint the text model alone."""
+    """The text model, also of a multimodal checkpoint."""
 
     def layer(self, index: int, dtype: torch.dtype) -> Layer:
         return Gemma3Layer(self.config, index, dtype)

@@ -82,7 +82,7 @@ class LlamaLayer(Layer):
         )
 
     def norms(self) -> dict[str, RMSNorm]:
-        """Those of the residual stream, by the checkpoint's names."""
+        """The norms of the residual stream, by their names in checkpoints."""
         return {"input_layernorm": self.attention_norm, "post_attention_layernorm": self.mlp_norm}
 
     def slots(self) -> Slots:

@@ -1,4 +1,4 @@
-"""OLMo 2 (arXiv 2501.00656): Llama with norms behind the sublayers, and over whole queries and keys."""
+"""OLMo 2 (arXiv 2501.00656): Llama with norms after the sublayers, and norms over whole queries and keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Phi-3 (arXiv 2404.14219) and Phi-4: Llama with fused projections; in some a part of each head rotates."""
+"""Phi-3 (arXiv 2404.14219) and Phi-4: Llama with fused projections; in some models only a part of each head
+rotates."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from ramify.runtime.model.layers import GatedMLP, Linear, Rotary
 
 
 class Phi3Layer(LlamaLayer):
-    """Queries, keys and values are one tensor of the checkpoint, and so are gate and up."""
+    """In checkpoints queries, keys and values are one tensor, and gate and up another."""
 
     def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
         super().__init__(config, index, dtype)

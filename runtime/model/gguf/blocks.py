@@ -1,7 +1,7 @@
-"""The quantised blocks of GGUF files as whole numbers and scales, without a detour through floats.
+"""The quantised blocks of GGUF files as integers and scales, without dequantising them.
 
-Layouts: ggml's `block_q4_0` to `block_q6_K` (ggml-common.h). What `kernels.packed.Rows` holds afterwards
-stands for the same float32 numbers, bit for bit, as `gguf.quants.dequantize` gives.
+Layouts: ggml's `block_q4_0` to `block_q6_K` (ggml-common.h). The resulting `kernels.packed.Rows`
+have the same float32 values, bit for bit, as `gguf.quants.dequantize` returns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Blocks = NDArray[np.uint8]
 
 
 def rows_of(raw: Blocks, kind: GGMLQuantizationType, shape: tuple[int, ...]) -> Rows | None:
-    """The matrix of `shape` whose blocks are the bytes `raw`; None for a type that has no packed form."""
+    """The matrix of `shape` in the bytes `raw`; None for a block type without a packed layout."""
     reader = _READERS.get(kind)
     if reader is None or len(shape) != 2:
         return None
@@ -43,7 +43,7 @@ def _half(blocks: Blocks, at: int) -> NDArray[np.float16]:
 
 
 def _nibbles(quants: Blocks) -> Blocks:
-    """All low halves of the bytes, then all high ones."""
+    """The low four bits of all bytes, then the high four bits."""
     return np.concatenate([quants & 15, quants >> 4], -1)
 
 
@@ -66,7 +66,7 @@ def _q8_0(blocks: Blocks) -> Read:
 
 
 def _q4_k(blocks: Blocks) -> Read:
-    """Eight groups of 32; six bits each of their factors and offsets are scattered over twelve bytes."""
+    """Eight groups of 32. Twelve bytes hold eight factors and eight offsets of six bits each."""
     low, middle, high = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     factors = np.concatenate([low & 63, (high & 15) | (low >> 6 << 4)], -1)
     offsets = np.concatenate([middle & 63, (high >> 4) | (middle >> 6 << 4)], -1)
@@ -76,7 +76,7 @@ def _q4_k(blocks: Blocks) -> Read:
 
 
 def _q6_k(blocks: Blocks) -> Read:
-    """Two halves of 128: four bits from `low`, two from `high`; sixteen groups of 16."""
+    """Two halves of 128 numbers, with four bits from `low` and two from `high`; sixteen groups of 16."""
     low = blocks[..., :128].reshape(*blocks.shape[:2], 2, 64)
     high = blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, 32)
     upper = (high >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3).reshape(*low.shape[:3], 128)

@@ -1,4 +1,4 @@
-"""What a GGUF file says about its model, read from its metadata. No torch here."""
+"""The shape of a model, read from the metadata of a GGUF file. Imports no torch."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
     if value("attention.sliding_window_pattern", None) is not None:
         raise unsupported(f"{family}.attention.sliding_window_pattern", "given", "absent")
     num_layers, context_length = need("block_count"), need("context_length")
-    stretch = value("rope.scaling.type", "none")
+    scaling = value("rope.scaling.type", "none")
     kinds: tuple[RopeKind, ...] = ("default", "linear", "yarn")
-    kind = one_of(kinds, f"{family}.rope.scaling.type", "default" if stretch == "none" else stretch)
+    kind = one_of(kinds, f"{family}.rope.scaling.type", "default" if scaling == "none" else scaling)
     eos = [metadata.get(f"tokenizer.ggml.{token}_token_id") for token in ("eos", "eot", "eom")]
     rope = Rope(
         kind="factors" if "rope_freqs.weight" in shapes else kind,
@@ -72,7 +72,7 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
     if family in ("gemma2", "gemma3"):
         every = 2 if family == "gemma2" else 6
         windows = tuple(window if (layer + 1) % every else 0 for layer in range(num_layers))
-        # The metadata does not say what scores are scaled by; in the models of 27B it is another number.
+        # The metadata lacks the scale of attention scores, which differs in the 27B models.
         large = (family, num_layers) in (("gemma2", 46), ("gemma3", 62))
         more = gemma_shape(hidden_size, hidden_size // num_heads if large else head_dim)
         caps = (50.0, 30.0) if family == "gemma2" else (0.0, 0.0)

@@ -1,7 +1,7 @@
-"""The header of a GGUF file: metadata and where each tensor lies (specification: ggml, docs/gguf.md).
+"""The header of a GGUF file: metadata and the place of each tensor (specification: ggml, docs/gguf.md).
 
-Read here in milliseconds: `gguf.GGUFReader` makes an array object for each entry of the vocabulary
-and takes 2 s for 49k tokens. No torch here.
+Reading it takes milliseconds. `gguf.GGUFReader` makes an array object for each entry of the vocabulary, and
+takes 2 s for 49k tokens. Imports no torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from ramify.errors import InvalidRequest
 
 MAX_ARRAY = 4096
-"""Longer arrays (the vocabulary) are stepped over; per-layer settings are far shorter."""
+"""Longer arrays (the vocabulary) are skipped. Per-layer settings are far shorter."""
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -47,7 +47,7 @@ class GGUFHeader:
 
 
 def read_header(path: Path) -> GGUFHeader:
-    """Raises `InvalidRequest` where the file is not a little-endian GGUF file of version 2 or 3."""
+    """Raises `InvalidRequest` unless the file is a little-endian GGUF file of version 2 or 3."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Cursor(data).header(path)
@@ -77,7 +77,7 @@ class _Cursor:
         return self.data[self.at - size : self.at].decode("utf-8", "replace")
 
     def value(self, kind: int) -> Any:
-        """The value at the cursor; None for an array that is stepped over."""
+        """The value at the cursor; None for an array that is skipped."""
         if kind == _STRING:
             return self.text()
         if kind != _ARRAY:

@@ -1,6 +1,6 @@
-"""A GGUF file's tokenizer as a Hugging Face folder, converted once and then loaded in 0.15 s.
+"""Converts a GGUF file's tokenizer to a Hugging Face folder, which loads in 0.15 s.
 
-The conversion takes 5 s and imports torch, so it runs in a process of its own.
+The conversion takes 5 s and imports torch, so it runs in a subprocess. Its result is cached.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ramify.runtime.model.gguf.header import read_header
 def convert_tokenizer(weights: Path, folder: Path) -> None:
     """Write tokenizer.json, tokenizer_config.json and the chat template of a GGUF file into `folder`."""
     command = [sys.executable, "-P", "-m", "ramify.runtime.model.gguf.tokenizer", str(weights), str(folder)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}  # everything needed is in the file
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}  # the file has everything that is needed
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode or not (folder / "tokenizer.json").is_file():
         reason = done.stderr.strip().splitlines()[-1:] or ["no output"]
@@ -33,7 +33,7 @@ def convert_tokenizer(weights: Path, folder: Path) -> None:
 def tokenizer_of(weights: Path) -> Path:
     """The cached tokenizer folder of a GGUF file; converted on first use.
 
-    Keyed by the file's size, time of change and header (vocabulary included), never by its 10 GB.
+    The key is the file's size, modification time and header with the vocabulary; hashing 10 GB would be slow.
     """
     status = weights.stat()
     identity = f"{status.st_size} {status.st_mtime_ns} {read_header(weights).digest}"

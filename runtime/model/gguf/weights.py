@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file: as they are, or dequantised block by block by the `gguf` package."""
+"""The tensors of a GGUF file: quantised as they are, or dequantised block by block by the `gguf` package."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from ramify.runtime.model.gguf.header import GGUFHeader, TensorInfo
 from ramify.runtime.model.weights import RotaryLayout
 
 CHUNK = 1 << 19
-"""Elements dequantised at once: 135M parameters take 0.25 s, against 1.2 s over whole tensors, whose
-rows `gguf` visits sixteen at a time."""
+"""Elements dequantised at once. 135M parameters take 0.25 s so, and 1.2 s by whole tensors, of which `gguf`
+handles sixteen rows at a time."""
 
 _ROPE_FREQUENCIES = "rope_freqs.weight"
 _NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -49,7 +49,7 @@ _GEMMA_LAYER_NAMES = _LAYER_NAMES | {
 
 
 def config_of(header: GGUFHeader) -> ModelConfig:
-    """`config_from_gguf`, with the rotary frequencies that the file holds as a tensor."""
+    """`config_from_gguf`, with the rotary factors if the file has them as a tensor."""
     config = config_from_gguf(header.metadata, header.shapes)
     if config.rope.kind != "factors":
         return config
@@ -58,7 +58,7 @@ def config_of(header: GGUFHeader) -> ModelConfig:
 
 
 def rotary_layout(config: ModelConfig) -> RotaryLayout:
-    """llama.cpp's converter lays rotary pairs side by side for the llama architecture, and only there."""
+    """llama.cpp's converter makes rotary pairs neighbours for the llama architecture, and for no other."""
     return "pairs" if config.family == "llama" else "halves"
 
 
@@ -67,17 +67,16 @@ def tensors_in_file(
 ) -> Iterator[tuple[str, Tensor | Rows]]:
     """Every weight under its Hugging Face name, converted to `dtype`, one at a time.
 
-    With `quantised`, matrices come as the whole numbers and scales that the file holds, where the kernels
-    have a form for their type.
+    With `quantised`, a matrix whose block type has a packed layout is returned as integers and scales.
     """
     data = _map(header)
     gemma = str(header.metadata.get("general.architecture")).startswith("gemma")
     layer_names = _GEMMA_LAYER_NAMES if gemma else _LAYER_NAMES
     for name, info in header.tensors.items():
-        if name == _ROPE_FREQUENCIES:  # it is part of the config
+        if name == _ROPE_FREQUENCIES:  # a part of the config
             continue
         hf_name = _hf_name(name, layer_names)
-        if gemma and name.endswith("_norm.weight"):  # stored with the 1 that its Hugging Face form lacks
+        if gemma and name.endswith("_norm.weight"):  # stored plus 1, unlike in Hugging Face checkpoints
             yield hf_name, _read(data, name, info, torch.float32) - 1.0
             continue
         rows = _rows(data, name, info) if quantised else None
@@ -85,12 +84,12 @@ def tensors_in_file(
 
 
 def _map(header: GGUFHeader) -> NDArray[np.uint8]:
-    # Copy-on-write, because torch wants arrays that it could write to; nothing here writes.
+    # Copy-on-write: torch warns of read-only arrays. Nothing here writes.
     return np.memmap(header.path, np.uint8, mode="c")
 
 
 def _hf_name(name: str, layer_names: Mapping[str, str]) -> str:
-    """Names that are not known stay as they are, to be refused by `weights.fill`."""
+    """The Hugging Face name. An unknown name is returned unchanged: `weights.fill` refuses it."""
     stem, _, suffix = name.rpartition(".")
     if stem in _NAMES:
         return f"{_NAMES[stem]}.{suffix}"
@@ -143,7 +142,7 @@ def _floats(chunk: NDArray[np.uint8], kind: GGMLQuantizationType, blocks: int, n
     }
     if kind in plain:
         return torch.from_numpy(chunk.view(plain[kind]))
-    # `dequantize` goes through sixteen rows at a time: sixteen equal rows make that one visit.
+    # `dequantize` handles sixteen rows at a time: sixteen rows of equal length are one iteration.
     rows = 16 if blocks % 16 == 0 else 1
     try:
         return torch.from_numpy(dequantize(chunk.reshape(rows, -1), kind).reshape(-1))

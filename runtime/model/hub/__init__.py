@@ -1,1 +1,1 @@
-"""From the name of a model to files on this machine."""
+"""Finds and downloads a model's files by its name."""

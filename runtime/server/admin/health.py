@@ -1,4 +1,4 @@
-"""Is the server well, and what has it done: /health, /health_generate and /metrics."""
+"""/health, /health_generate and /metrics."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from ramify.errors import EngineClosed, EngineError, RamifyError
 from ramify.messages import Generate, SchedulerStats
-from ramify.runtime.server.fanout import collect
 from ramify.runtime.server.fields import json_response
 from ramify.runtime.server.service import Service
+from ramify.runtime.server.streams import collect
 from ramify.sampling_params import SamplingParams
 
 router = APIRouter()
@@ -30,7 +30,7 @@ class Unhealthy(EngineError):
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """200 while the scheduler's heart beats and the server takes requests."""
+    """200 while the scheduler replies and the server accepts requests."""
     service = Service.of(request)
     _check(service)
     return json_response({"status": "ok", "heartbeat_age_s": service.frontend.heartbeat_age_s})
@@ -38,7 +38,7 @@ async def health(request: Request) -> Response:
 
 @router.get("/health_generate")
 async def health_generate(request: Request) -> Response:
-    """200 when one token could be generated within `GENERATE_LIMIT_S`."""
+    """200 if one token is generated within `GENERATE_LIMIT_S` seconds."""
     service = Service.of(request)
     _check(service)
     info = service.frontend.info
@@ -64,7 +64,7 @@ async def metrics(request: Request) -> Response:
         async with asyncio.timeout(STATS_LIMIT_S):
             stats = await service.frontend.stats()
     except (TimeoutError, RamifyError):
-        pass  # The page says so: ramify_scheduler_up is 0.
+        pass  # ramify_scheduler_up is 0 then
     return Response(service.metrics.render(stats), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 

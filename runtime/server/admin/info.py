@@ -1,4 +1,4 @@
-"""What a client may ask about the model and the server."""
+"""The bodies of /model_info and /server_info."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def model_info(service: Service) -> dict[str, Any]:
 
 
 async def server_info(service: Service) -> dict[str, Any]:
-    """SGLang's /server_info: the configuration (without the API key) and the state of now."""
+    """SGLang's /server_info: the configuration without the API key, and the scheduler's counters."""
     config = dataclasses.asdict(service.config)
     config["api_key"] = None if config["api_key"] is None else "set"
     return {

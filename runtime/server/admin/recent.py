@@ -1,4 +1,4 @@
-"""A bounded record of what was asked lately, by program: for people who watch the server."""
+"""The most recent requests by program, for the dashboard. Bounded in size."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 from ramify.messages import Generate, TextChunk, Usage
 
 PROGRAMS = 48
-"""Programs that are remembered, most recent first."""
+"""Programs that are kept, most recent first."""
 REQUESTS = 160
-"""Requests of each that are; of older ones only the sums stay."""
+"""Requests of each program that are kept. Of older ones the sums are."""
 TEXT = 160
-"""Characters of a prompt and of an output."""
+"""Characters kept of a prompt and of an output."""
 NAME = 80
-"""Characters of a name or an id."""
+"""Characters kept of a name or an id."""
 DEPTH = 32
-"""Names of a request's path."""
+"""Names kept of a request's path."""
 
 SUMMED = ("prompt_tokens", "cached_tokens", "completion_tokens", "forced_tokens", "evicted_tokens")
 
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
-    """One generation. Times are those of the record's clock, in seconds."""
+    """One generation. Times are in seconds, by the clock of `Recent`."""
 
     rid: str
     path: tuple[str, ...]
@@ -34,9 +34,9 @@ class RequestRecord:
     """Ids of the forks in `path`."""
     begun: float
     prompt: str = ""
-    """The end of it."""
+    """The last characters of the prompt."""
     text: str = ""
-    """The begin of the output."""
+    """The first characters of the output."""
     first: float | None = None
     ended: float | None = None
     usage: Usage = field(default_factory=Usage)
@@ -45,7 +45,7 @@ class RequestRecord:
     """A finish reason, or "error"; empty while it runs."""
 
     def to_dict(self, origin: float) -> dict[str, Any]:
-        """Plain data, with times in seconds after `origin`."""
+        """As plain types, with times in seconds since `origin`."""
         usage = self.usage
         return {
             "rid": self.rid,
@@ -69,7 +69,7 @@ class RequestRecord:
 
 @dataclass(slots=True, eq=False)
 class ProgramRecord:
-    """The requests of one program, or of no program at one endpoint."""
+    """The requests of one program, or those without a program at one endpoint."""
 
     id: str
     name: str
@@ -82,12 +82,12 @@ class ProgramRecord:
     running: int = 0
     failed: int = 0
     ended: bool = False
-    """Its client has said that nothing more will come."""
+    """The client has ended the program."""
     sums: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SUMMED, 0))
-    """Over the requests that have ended, those that are forgotten included."""
+    """Over all requests that have ended, kept or not."""
 
     def summary(self, now: float) -> dict[str, Any]:
-        """Plain data, without the requests."""
+        """As plain types, without the requests."""
         return {
             "id": self.id,
             "name": self.name,
@@ -102,7 +102,7 @@ class ProgramRecord:
         }
 
     def details(self, now: float) -> dict[str, Any]:
-        """The summary and the requests that are remembered; times in seconds after the program's begin."""
+        """The summary and the requests that are kept. Times are in seconds since the program's begin."""
         return {
             **self.summary(now),
             "now": now - self.begun,
@@ -111,7 +111,7 @@ class ProgramRecord:
 
 
 class Recent:
-    """What was asked lately. `texts`: whether the ends of prompts and begins of outputs are kept."""
+    """The most recent requests. `texts`: whether parts of prompts and outputs are kept."""
 
     def __init__(self, *, texts: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._texts = texts
@@ -119,7 +119,7 @@ class Recent:
         self._programs: collections.OrderedDict[str, ProgramRecord] = collections.OrderedDict()
 
     def begin(self, request: Generate, endpoint: str) -> Recording:
-        """The record of a generation that begins now."""
+        """Begin the record of a generation."""
         now, hint = self._clock(), request.hint
         name = endpoint if hint is None else hint.name or "program"
         key = endpoint if hint is None else hint.program[:NAME]
@@ -140,13 +140,13 @@ class Recent:
         return Recording(program, record, self._texts, self._clock)
 
     def end_program(self, program: str) -> None:
-        """Nothing more will come of it."""
+        """Mark `program` as ended."""
         record = self.get(program)
         if record is not None:
             record.ended = True
 
     def __iter__(self) -> Iterator[ProgramRecord]:
-        """Those that were asked last come first."""
+        """The most recently active program first."""
         return reversed(self._programs.values())
 
     def get(self, program: str) -> ProgramRecord | None:
@@ -156,14 +156,14 @@ class Recent:
         return self._clock()
 
     def _make_room(self) -> None:
-        """Forget one where there is none left; programs that run are kept as long as there are others."""
+        """Drop one program if there are `PROGRAMS`: the oldest idle one, or if none is idle the oldest."""
         if len(self._programs) >= PROGRAMS:
             idle = (key for key, program in self._programs.items() if not program.running)
             del self._programs[next(idle, next(iter(self._programs)))]
 
 
 class Recording:
-    """Writes one record while its request runs."""
+    """Updates the record of one generation while it runs."""
 
     def __init__(
         self, program: ProgramRecord, record: RequestRecord, texts: bool, clock: Callable[[], float]
@@ -199,7 +199,7 @@ def _cut(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _end_of(request: Generate) -> str:
-    """The last of the text that was asked with; token ids are skipped."""
+    """The last characters of the prompt's text. Token ids are skipped."""
     if request.chat:
         return request.chat[-1].content[-TEXT:]
     for segment in reversed(request.prompt):

@@ -1,4 +1,4 @@
-"""A chat request, understood: its messages, its tools, its reasoning, and the constraint on its answer."""
+"""Parses a chat request: messages, tools, reasoning, and the constraint on the answer."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from ramify.errors import InvalidConstraint, InvalidRequest
 from ramify.messages import ChatFormat, ChatMessage, Generate, Preamble
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.openai.chat_turns import take_messages
-from ramify.runtime.server.openai.output_format import Found, take_output_format
+from ramify.runtime.server.openai.output_format import take_output_format
 from ramify.runtime.server.openai.reasoning import take_reasoning
 from ramify.runtime.server.openai.tools import ToolUse, take_tools
-from ramify.runtime.server.openai.turn import TurnForm
+from ramify.runtime.server.openai.turn_parser import TurnFormat
+from ramify.runtime.server.params import FieldConstraint
 from ramify.tool_calls.formats import FORMATS
 from ramify.tool_calls.grammar import tools_json
 from ramify.tool_calls.prompt import plain_turns
@@ -21,15 +22,15 @@ from ramify.tool_calls.prompt import plain_turns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """How an API writes a chat."""
+    """How an API writes a chat: chat completions or the Responses API."""
 
     turns: str
-    """The field that the turns are in."""
+    """The name of the field with the turns."""
     take_turns: Callable[[Fields, ChatFormat], tuple[ChatMessage, ...]]
-    take_format: Callable[[Fields], Found | None]
-    """Takes the constraint on the answer."""
+    take_format: Callable[[Fields], FieldConstraint | None]
+    """Takes the constraint on the answer, with its field."""
     nested_tools: bool
-    """What is said of a function lies in an object of its own, ``function``."""
+    """The fields of a function tool lie in an inner object ``function``."""
 
 
 CHAT_COMPLETIONS = Dialect(
@@ -39,19 +40,19 @@ CHAT_COMPLETIONS = Dialect(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """What a chat request is about. `tools` and `template_kwargs` are JSON text for the chat template."""
+    """A parsed chat request. `tools` and `template_kwargs` are JSON text for the chat template."""
 
     messages: tuple[ChatMessage, ...]
     tools: str
     template_kwargs: str
     preambles: tuple[Preamble, ...]
     constraint: Constraint | None
-    form: TurnForm
-    """How to read the answer."""
-    found: Found | None
+    turn_format: TurnFormat
+    """How the answer is parsed."""
+    found: FieldConstraint | None
     tool_use: ToolUse | None
 
-    def asked(self, rid: str) -> Generate:
+    def generation(self, rid: str) -> Generate:
         """The generation that answers the chat."""
         return Generate(
             rid=rid,
@@ -63,25 +64,25 @@ class Chat:
         )
 
     def explain(self, error: InvalidConstraint) -> None:
-        """Let an error in the constraint name the field that the client wrote it in."""
+        """Set the field of an error in the constraint to the client's."""
         if self.tool_use is not None:
             self.tool_use.explain(error)
         if self.found is not None and not (error.field or "").startswith("tools["):
             error.field = self.found[0]
             if self.constraint != self.found[1] and error.pointer:
-                # In one grammar with the calls: the content is the second alternative.
+                # The grammar has the calls as its first alternative and the content as its second.
                 error.pointer = error.pointer.removeprefix("/format/elements/1/json_schema")
 
 
 def take_chat(fields: Fields, chat_format: ChatFormat | None, dialect: Dialect) -> Chat:
-    """The chat in `fields`; raises `InvalidRequest` that names the field."""
+    """The chat in `fields`. Raises `InvalidRequest` that names the field."""
     if chat_format is None:
         raise InvalidRequest(
             "The model has no chat template.", field=dialect.turns, remedy="Use /v1/completions."
         )
-    form = FORMATS[chat_format.tool_format]
+    tool_format = FORMATS[chat_format.tool_format]
     messages = dialect.take_turns(fields, chat_format)
-    use = take_tools(fields, form, nested=dialect.nested_tools)
+    use = take_tools(fields, tool_format, nested=dialect.nested_tools)
     reasoning = take_reasoning(fields, chat_format)
     found = dialect.take_format(fields)
     preambles: tuple[Preamble, ...] = () if reasoning.preamble is None else (reasoning.preamble,)
@@ -91,8 +92,8 @@ def take_chat(fields: Fields, chat_format: ChatFormat | None, dialect: Dialect) 
         before, wanted = use.constrained(found)
         preambles += before
     shown = () if use is None else use.shown
-    if not form.native and (shown or any(turn.tool_calls or turn.role == "tool" for turn in messages)):
-        messages = plain_turns(form, shown, messages, system_role=">system" in chat_format.prefix)
+    if not tool_format.native and (shown or any(turn.tool_calls or turn.role == "tool" for turn in messages)):
+        messages = plain_turns(tool_format, shown, messages, system_role=">system" in chat_format.prefix)
         shown = ()
     return Chat(
         messages=messages,
@@ -100,10 +101,10 @@ def take_chat(fields: Fields, chat_format: ChatFormat | None, dialect: Dialect) 
         template_kwargs=reasoning.template_kwargs,
         preambles=preambles,
         constraint=wanted,
-        form=TurnForm(
+        turn_format=TurnFormat(
             reasoning_end=reasoning.preamble.end if reasoning.preamble and reasoning.apart else None,
             show_reasoning=reasoning.shown,
-            tools=form if calls else None,
+            tools=tool_format if calls else None,
         ),
         found=found,
         tool_use=use if calls else None,

@@ -1,4 +1,4 @@
-"""The turns of a conversation as chat completions write them, and what the Responses API writes alike."""
+"""Parses the messages of chat completions. The Responses API shares the functions for parts of a message."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNSUPPORTED_MESSAGE = {
 
 
 def take_messages(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage, ...]:
-    """The turns in ``messages``."""
+    """The messages in ``messages``."""
     items = fields.take_objects("messages")
     if not items:
         raise InvalidRequest("messages is missing or empty.", field="messages")
@@ -32,7 +32,7 @@ def take_messages(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage,
     for item in items:
         match role := take_role(item, chat_format):
             case "assistant":
-                message = _take_answer(item)
+                message = _take_assistant(item)
             case "tool":
                 message = take_result(item, messages, "tool_call_id", "content", _TEXT_PARTS)
             case _:
@@ -43,8 +43,8 @@ def take_messages(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage,
 
 
 def take_role(item: Fields, chat_format: ChatFormat) -> str:
-    """Whose turn it is, in the words of chat templates."""
-    role: str = take_given(item, "role")
+    """The role of a message, under its name in chat templates."""
+    role: str = item.need("role")
     if role not in _ROLES and role not in chat_format.suffix:
         path = item.path("role")
         known = ", ".join(sorted(_ROLES.keys() | chat_format.suffix.keys()))
@@ -55,8 +55,8 @@ def take_role(item: Fields, chat_format: ChatFormat) -> str:
 def take_result(
     item: Fields, before: Sequence[ChatMessage], id_field: str, content_field: str, kinds: Sequence[str]
 ) -> ChatMessage:
-    """The turn of a result: of a call of an assistant turn in `before`."""
-    call_id = take_given(item, id_field)
+    """The tool message in `item`: the result of a call by an assistant message in `before`."""
+    call_id = item.need(id_field)
     called = {call.id: call.name for message in before for call in message.tool_calls}
     if call_id not in called:
         path = item.path(id_field)
@@ -67,7 +67,7 @@ def take_result(
 
 
 def take_content(item: Fields, field: str, kinds: Sequence[str], *, required: bool = True) -> str:
-    """The text in `field`: a string, or a list of parts, each of which is one of `kinds`."""
+    """The text in `field`: a string, or a list of text parts whose types are in `kinds`."""
     path = item.path(field)
     value: str | list[msgspec.Raw] | None = item.take(field, str | list[msgspec.Raw])
     if value is None:
@@ -88,29 +88,21 @@ def take_content(item: Fields, field: str, kinds: Sequence[str], *, required: bo
         if text is None:
             raise InvalidRequest(f"{part.path('text')} is missing.", field=part.path("text"))
         if kind == "output_text":
-            part.take("logprobs", list[Any])  # what the server wrote comes back as it was
+            part.take("logprobs", list[Any])  # a client may send back an item as it received it
         part.refuse_rest({"annotations": ""})
         texts.append(text)
     return "".join(texts)
 
 
-def take_given(item: Fields, field: str) -> str:
-    """The text in `field`, which must not be empty."""
-    value: str = item.take(field, str, "")
-    if not value:
-        raise InvalidRequest(f"{item.path(field)} is missing.", field=item.path(field))
-    return value
-
-
 def take_arguments(function: Fields) -> str:
-    """A call's arguments: JSON text of an object."""
+    """The arguments of a call: JSON text of an object."""
     arguments: str = function.take("arguments", str, "{}")
     decode(msgspec.Raw(arguments.encode()), dict[str, Any], function.path("arguments"))
     return arguments
 
 
-def _take_answer(item: Fields) -> ChatMessage:
-    """An assistant turn: content, calls, or both."""
+def _take_assistant(item: Fields) -> ChatMessage:
+    """An assistant message: content, calls, or both."""
     calls = tuple(map(_take_call, item.take_objects("tool_calls") or ()))
     reasoning: str = item.take("reasoning_content", str, "")
     content = take_content(item, "content", _TEXT_PARTS, required=not calls)
@@ -123,10 +115,10 @@ def _take_call(item: Fields) -> ToolCall:
         raise UnsupportedField(
             f"{item.path('type')} is {kind!r}; only functions are supported.", field=item.path("type")
         )
-    call_id = take_given(item, "id")
+    call_id = item.need("id")
     function = item.take_object("function") or Fields({}, item.path("function"))
-    call = ToolCall(id=call_id, name=take_given(function, "name"), arguments=take_arguments(function))
+    call = ToolCall(id=call_id, name=function.need("name"), arguments=take_arguments(function))
     function.refuse_rest()
-    item.take("index", int)  # what a client puts together from a stream has it
+    item.take("index", int)  # clients that assemble a call from a stream send it
     item.refuse_rest()
     return call

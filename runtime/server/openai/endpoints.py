@@ -1,9 +1,9 @@
-"""The OpenAI surface: /v1/models, /v1/chat/completions and /v1/completions.
+"""OpenAI's API: /v1/models, /v1/chat/completions and /v1/completions.
 
-Beyond OpenAI's own fields these are taken, spelled as other engines spell them: top_k, min_p,
-repetition_penalty, min_tokens, ignore_eos, stop_token_ids, skip_special_tokens; token_healing; constraints as
-`output_format` lists them; reasoning as `reasoning` does; and what `job` lists. With n > 1, choice i is drawn
-with seed + i. A field that is not honoured is refused by name.
+Fields beyond OpenAI's own have the names that other engines give them: top_k, min_p, repetition_penalty,
+min_tokens, ignore_eos, stop_token_ids, skip_special_tokens. `output_format` lists constraints, `reasoning`
+the options of reasoning, `request` the rest. token_healing is Ramify's own. With n > 1, choice i has seed +
+i. An unsupported field is refused by name.
 """
 
 from __future__ import annotations
@@ -12,36 +12,35 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import Generate, TextChunk, Usage
-from ramify.runtime.server.fanout import collect, merged
 from ramify.runtime.server.fields import json_response, read_fields
 from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_chat
-from ramify.runtime.server.openai.job import (
+from ramify.runtime.server.openai.formatters import ChatFormatter, CompletionFormatter, ResponseFormatter
+from ramify.runtime.server.openai.output_format import take_output_format
+from ramify.runtime.server.openai.protocol import ModelCard, ModelList, usage_reply
+from ramify.runtime.server.openai.request import (
     SPELLING,
     UNSUPPORTED,
-    Job,
+    ParsedRequest,
     check_model,
+    parse_request,
     refuse_abort,
-    take_head,
-    take_job,
+    take_header,
     with_top_logprobs,
 )
-from ramify.runtime.server.openai.output_format import take_output_format
-from ramify.runtime.server.openai.replies import ModelCard, ModelList, usage_reply
-from ramify.runtime.server.openai.shapes import ChatShape, CompletionShape, Shape
 from ramify.runtime.server.params import explain_by_field, take_prompts, take_sampling
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import DONE, EventStream, event, while_connected
+from ramify.runtime.server.streams import collect, merge
 
 router = APIRouter()
 
 COMPLETION_MAX_TOKENS = 16
-"""What /v1/completions generates when max_tokens is not given (API reference)."""
+"""The default of /v1/completions for max_tokens (API reference)."""
 
 _COMPLETION_SPELLING = SPELLING | {"n": "n", "max_tokens": "max_tokens"}
 _CHAT_SPELLING = _COMPLETION_SPELLING | {"max_completion_tokens": "max_tokens"}
@@ -83,7 +82,7 @@ async def get_model(request: Request, model: str) -> Response:
 async def chat_completions(request: Request) -> Response:
     service = Service.of(request)
     fields = await read_fields(request)
-    head = take_head(service, fields, "chatcmpl-")
+    header = take_header(service, fields, "chatcmpl-")
     chat = take_chat(fields, service.frontend.info.chat_format, CHAT_COMPLETIONS)
     want_logprobs: bool = fields.take("logprobs", bool, False)
     top_logprobs: int | None = fields.take("top_logprobs", int)
@@ -93,16 +92,16 @@ async def chat_completions(request: Request) -> Response:
     if want_logprobs:
         sampling = with_top_logprobs(sampling, top_logprobs)
     service.check_count(sampling.n)
-    job = take_job(fields, [chat.asked(head["id"])], sampling, UNSUPPORTED_CHAT, chat.explain)
-    shape = ChatShape(head, want_logprobs, chat.form)
-    return await _respond(request, service, job, shape, "/v1/chat/completions")
+    parsed = parse_request(fields, [chat.generation(header["id"])], sampling, UNSUPPORTED_CHAT, chat.explain)
+    formatter = ChatFormatter(header, want_logprobs, chat.turn_format)
+    return await _respond(request, service, parsed, formatter, "/v1/chat/completions")
 
 
 @router.post("/v1/completions")
 async def completions(request: Request) -> Response:
     service = Service.of(request)
     fields = await read_fields(request)
-    head = take_head(service, fields, "cmpl-")
+    header = take_header(service, fields, "cmpl-")
     given = take_prompts(fields, "prompt", service.frontend.info.vocab_size)
     if given is None:
         raise InvalidRequest("prompt is missing.", field="prompt")
@@ -123,42 +122,47 @@ async def completions(request: Request) -> Response:
     sampling = take_sampling(fields, _COMPLETION_SPELLING, **options)
     service.check_count(len(prompts) * sampling.n)
     found = take_output_format(fields)
-    asked = [
-        Generate(rid=head["id"], prompt=(prompt,), constraint=None if found is None else found[1])
+    generations = [
+        Generate(rid=header["id"], prompt=(prompt,), constraint=None if found is None else found[1])
         for prompt in prompts
     ]
-    job = take_job(fields, asked, sampling, UNSUPPORTED_COMPLETION, explain_by_field(found and found[0]))
-    texts = [prompt if echo and isinstance(prompt, str) else "" for prompt in prompts for _ in range(job.n)]
-    shape = CompletionShape(head, texts, logprobs is not None)
-    return await _respond(request, service, job, shape, "/v1/completions")
+    parsed = parse_request(
+        fields, generations, sampling, UNSUPPORTED_COMPLETION, explain_by_field(found and found[0])
+    )
+    texts = [
+        prompt if echo and isinstance(prompt, str) else "" for prompt in prompts for _ in range(parsed.n)
+    ]
+    formatter = CompletionFormatter(header, texts, logprobs is not None)
+    return await _respond(request, service, parsed, formatter, "/v1/completions")
 
 
-async def _respond(request: Request, service: Service, job: Job, shape: Shape, endpoint: str) -> Response:
-    streams = job.start(service, endpoint)
-    if job.stream:
-        return EventStream(_events(streams, job, shape))
+async def _respond(
+    request: Request, service: Service, parsed: ParsedRequest, formatter: ResponseFormatter, endpoint: str
+) -> Response:
+    streams = parsed.start(service, endpoint)
+    if parsed.stream:
+        return EventStream(_events(streams, parsed, formatter))
     results = await while_connected(request.receive, collect(streams))
     for result in results:
         refuse_abort(result.finish)
-    return json_response(shape.answer(results, job.n))
+    return json_response(formatter.body(results, parsed.n))
 
 
 async def _events(
-    streams: Sequence[AsyncGenerator[TextChunk, None]], job: Job, shape: Shape
+    streams: Sequence[AsyncGenerator[TextChunk, None]], parsed: ParsedRequest, formatter: ResponseFormatter
 ) -> AsyncGenerator[bytes, None]:
-    encode = msgspec.json.Encoder().encode
     usages = [Usage() for _ in streams]
-    # Without include_usage the key is left out; with it, it is null but for the last event.
-    usage = {"usage": None} if job.include_usage else {}
-    async with aclosing(merged(streams)) as chunks:
+    # With include_usage every event has the key: null in all but the last. Without it none has.
+    usage = {"usage": None} if parsed.include_usage else {}
+    async with aclosing(merge(streams)) as chunks:
         async for index, chunk in chunks:
             if chunk.usage is not None:
                 usages[index] = chunk.usage
             refuse_abort(chunk.finish)
-            for choice in shape.parts(index, chunk):
-                yield event(encode(shape.chunk([choice], **usage)))
-    if job.include_usage:
-        yield event(encode(shape.chunk([], usage=usage_reply(usages, job.n))))
+            for choice in formatter.stream_choices(index, chunk):
+                yield event(formatter.stream_body([choice], **usage))
+    if parsed.include_usage:
+        yield event(formatter.stream_body([], usage=usage_reply(usages, parsed.n)))
     yield DONE
 
 

@@ -1,10 +1,10 @@
-"""What a chat request says of reasoning: whether, for how long, and how it is answered.
+"""Parses the reasoning options of a chat request: on or off, the token budget, and how reasoning is returned.
 
-``reasoning`` {enabled, effort, max_tokens, exclude} is spelled as OpenRouter has it, effort as OpenAI's
-Responses API has it as well; `start` and `end` are ours.
-Also taken: ``chat_template_kwargs`` and `include_reasoning` (vLLM, SGLang), `separate_reasoning` (SGLang),
-`thinking_token_budget` (vLLM), `enable_thinking` and `thinking_budget` (Qwen), `reasoning_effort` (OpenAI)
-where the chat template reads it.
+- ``reasoning`` {enabled, effort, max_tokens, exclude} is OpenRouter's; OpenAI's Responses API has the effort.
+  Its `start` and `end`, the texts around the reasoning, are Ramify's own.
+- ``chat_template_kwargs`` and `include_reasoning` are vLLM's and SGLang's, `separate_reasoning` SGLang's,
+  `thinking_token_budget` vLLM's, `enable_thinking` and `thinking_budget` Qwen's.
+- `reasoning_effort` is OpenAI's. It is taken where the chat template reads it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ramify.messages import ChatFormat, Preamble
 from ramify.runtime.server.fields import Fields
 
 START, END = "<think>", "</think>"
-"""As DeepSeek R1, Qwen 3 and most models since write it."""
+"""The marks of DeepSeek R1, Qwen 3 and most later models."""
 
 _NO_SUMMARY = "Leave it out: the reasoning itself is answered."
 _UNSUPPORTED = {"summary": _NO_SUMMARY, "generate_summary": _NO_SUMMARY, "context": "", "mode": ""}
@@ -27,23 +27,26 @@ _UNSUPPORTED = {"summary": _NO_SUMMARY, "generate_summary": _NO_SUMMARY, "contex
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningUse:
-    """`preamble` is None where the turn is not made to reason; `apart` and `shown` say how the reasoning is
-    answered; `template_kwargs` is JSON text."""
+    """How a request reasons."""
 
     preamble: Preamble | None
+    """None: the prompt does not ask for reasoning."""
     apart: bool
+    """Reasoning is returned in a field of its own, not in the content."""
     shown: bool
+    """Reasoning is returned at all."""
     template_kwargs: str
+    """JSON text of the variables for the chat template, or ""."""
 
 
-class _Wish:
-    """Whether to reason, as said by several fields, which must not contradict each other."""
+class _ReasoningSwitch:
+    """Whether to reason. Several fields may say so; they must agree."""
 
     def __init__(self) -> None:
         self.wanted: bool | None = None
         self._field = ""
 
-    def say(self, field: str, wanted: bool) -> None:
+    def set(self, field: str, wanted: bool) -> None:
         if self.wanted is not None and self.wanted != wanted:
             raise InvalidRequest(
                 f"{self._field} and {field} contradict each other: one asks for reasoning, one for none.",
@@ -53,16 +56,16 @@ class _Wish:
 
 
 def take_reasoning(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
-    """What the request says of reasoning, and all that it gives to the chat template."""
-    wish = _Wish()
-    variables = _take_variables(fields, chat_format, wish)
+    """The reasoning options, and all variables for the chat template."""
+    switch = _ReasoningSwitch()
+    variables = _take_variables(fields, chat_format, switch)
     start, end, limit = START, END, None
     shown = True
     own = fields.take_object("reasoning")
     if own is not None:
         effort: str | None = own.take("effort", str)
-        wish.say("reasoning", own.take("enabled", bool, effort != "none"))
-        _say_effort(own.path("effort"), effort, chat_format, wish, variables)
+        switch.set("reasoning", own.take("enabled", bool, effort != "none"))
+        _apply_effort(own.path("effort"), effort, chat_format, switch, variables)
         start, end = own.take("start", str, START), own.take("end", str, END)
         if not end:
             raise InvalidRequest("reasoning.end is empty.", field="reasoning.end")
@@ -75,30 +78,30 @@ def take_reasoning(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
             if limit is not None:
                 raise InvalidRequest(f"{field} and another budget are both given; give one.", field=field)
             limit = budget
-            wish.say(field, True)
+            switch.set(field, True)
     apart: bool | None = fields.take("separate_reasoning", bool)
     if apart:
-        wish.say("separate_reasoning", True)
+        switch.set("separate_reasoning", True)
     shown = fields.take("include_reasoning", bool, True) and shown
     if not fields.take("stream_reasoning", bool, True):
         raise UnsupportedField("stream_reasoning: false is not supported.", field="stream_reasoning")
-    if "enable_thinking" in chat_format.variables and wish.wanted is not None:
-        variables["enable_thinking"] = wish.wanted
+    if "enable_thinking" in chat_format.variables and switch.wanted is not None:
+        variables["enable_thinking"] = switch.wanted
     return ReasoningUse(
-        preamble=Preamble(start=start, end=end, max_tokens=limit) if wish.wanted else None,
+        preamble=Preamble(start=start, end=end, max_tokens=limit) if switch.wanted else None,
         apart=apart is not False,
         shown=shown,
         template_kwargs=msgspec.json.encode(variables).decode() if variables else "",
     )
 
 
-def _take_variables(fields: Fields, chat_format: ChatFormat, wish: _Wish) -> dict[str, Any]:
-    """What goes to the template, but for enable_thinking."""
+def _take_variables(fields: Fields, chat_format: ChatFormat, switch: _ReasoningSwitch) -> dict[str, Any]:
+    """The variables for the template, without enable_thinking."""
     variables: dict[str, Any] = fields.take("chat_template_kwargs", dict[str, Any], {})
     for field, value in variables.items():
         path = f"chat_template_kwargs.{field}"
         if field == "enable_thinking" and isinstance(value, bool):
-            wish.say(path, value)
+            switch.set(path, value)
         elif field not in chat_format.variables:
             known = ", ".join(chat_format.variables)
             raise UnsupportedField(
@@ -109,17 +112,21 @@ def _take_variables(fields: Fields, chat_format: ChatFormat, wish: _Wish) -> dic
     variables.pop("enable_thinking", None)
     thinking: bool | None = fields.take("enable_thinking", bool)
     if thinking is not None:
-        wish.say("enable_thinking", thinking)
-    _say_effort("reasoning_effort", fields.take("reasoning_effort", str), chat_format, wish, variables)
+        switch.set("enable_thinking", thinking)
+    _apply_effort("reasoning_effort", fields.take("reasoning_effort", str), chat_format, switch, variables)
     return variables
 
 
-def _say_effort(
-    field: str, effort: str | None, chat_format: ChatFormat, wish: _Wish, variables: dict[str, Any]
+def _apply_effort(
+    field: str,
+    effort: str | None,
+    chat_format: ChatFormat,
+    switch: _ReasoningSwitch,
+    variables: dict[str, Any],
 ) -> None:
-    """Let the template know of the `effort` in `field`."""
+    """Pass the `effort` in `field` to the template; "none" switches reasoning off."""
     if effort == "none":
-        wish.say(field, False)
+        switch.set(field, False)
     elif effort is not None:
         if "reasoning_effort" not in chat_format.variables:
             raise UnsupportedField(

@@ -1,4 +1,4 @@
-"""What a chat request says of tools: which there are, which must or may be called, and how."""
+"""Parses the tool options of a chat request: the tools, and which of them may or must be called."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField
 from ramify.messages import Preamble
 from ramify.runtime.server.fields import Fields, decode
+from ramify.runtime.server.params import FieldConstraint
 from ramify.tool_calls.formats import ToolFormat
 from ramify.tool_calls.grammar import (
     Tool,
@@ -40,29 +41,30 @@ Mode = Literal["none", "auto", "required"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """The tools of a request. `callable` are those that this turn may call, by their index in `tools`."""
+    """The tools of a request. `callable` holds the indices in `tools` of those that this turn may call."""
 
-    form: ToolFormat
+    tool_format: ToolFormat
     tools: tuple[Tool, ...]
     callable: tuple[int, ...]
     mode: Mode
     parallel: bool
     nested: bool
-    """What is said of a function lies in an object of its own, ``function``, as chat completions have it."""
+    """The fields of a function lie in an inner object ``function``, as in chat completions."""
 
     @property
     def shown(self) -> tuple[Tool, ...]:
-        """What the model is told of: nothing where it must not call."""
+        """The tools that the prompt describes: none where the model must not call any."""
         return () if self.mode == "none" else self.tools
 
-    def constrained(self, found: tuple[str, Constraint] | None) -> tuple[tuple[Preamble, ...], Constraint]:
-        """The preamble and the constraint of a turn that may call; `found` is the constraint on content."""
+    def constrained(self, found: FieldConstraint | None) -> tuple[tuple[Preamble, ...], Constraint]:
+        """The preambles and the constraint of a turn that may call. `found` is the constraint on its
+        content."""
         tools = [self.tools[i] for i in self.callable]
         if self.mode == "required" or found is None:
-            preamble = preamble_of(self.form, required=self.mode == "required")
-            return (preamble,), calls_after_trigger(self.form, tools, parallel=self.parallel)
+            preamble = preamble_of(self.tool_format, required=self.mode == "required")
+            return (preamble,), calls_after_trigger(self.tool_format, tools, parallel=self.parallel)
         path, wanted = found
-        if self.form.control:
+        if self.tool_format.control:
             raise UnsupportedField(
                 f"This model marks calls by a control token, so {path} and tools with tool_choice auto"
                 " cannot be combined.",
@@ -70,10 +72,10 @@ class ToolUse:
                 remedy='Use tool_choice "required" or "none".',
             )
         content = _tag_format(path, wanted)
-        return (), calls_or_content(self.form, tools, parallel=self.parallel, content=content)
+        return (), calls_or_content(self.tool_format, tools, parallel=self.parallel, content=content)
 
     def explain(self, error: InvalidConstraint) -> None:
-        """Let an error in a tool's schema name the tool's field."""
+        """Set the field of an error in a tool's schema to that tool's field."""
         blamed = blamed_tool(error, [self.tools[i] for i in self.callable])
         if blamed is not None:
             index, error.pointer = blamed
@@ -84,20 +86,20 @@ class ToolUse:
 class _Choice(NamedTuple):
     mode: Mode
     names: tuple[str, ...] | None = None
-    """What may be called; None: all."""
+    """Tools that may be called; None: all."""
     once: bool = False
-    """One call is all that may come."""
+    """At most one call."""
 
 
-def take_tools(fields: Fields, form: ToolFormat, *, nested: bool) -> ToolUse | None:
-    """What the request says of tools; None where it has none. `nested`: see `ToolUse`."""
+def take_tools(fields: Fields, tool_format: ToolFormat, *, nested: bool) -> ToolUse | None:
+    """The tools of the request, or None. `nested`: see `ToolUse`."""
     items = fields.take_objects("tools")
     parallel: bool | None = fields.take("parallel_tool_calls", bool)
     choice: Any = fields.take("tool_choice", str | dict[str, msgspec.Raw])
     if not items:
         if isinstance(choice, dict) or choice not in (None, "none", "auto"):
             raise InvalidRequest("tool_choice needs tools.", field="tool_choice")
-        if parallel is not None and nested:  # the Responses API takes it all the same
+        if parallel is not None and nested:  # the Responses API accepts it without tools
             raise InvalidRequest("parallel_tool_calls needs tools.", field="parallel_tool_calls")
         return None
     if len(items) > MAX_TOOLS:
@@ -108,7 +110,7 @@ def take_tools(fields: Fields, form: ToolFormat, *, nested: bool) -> ToolUse | N
     names = [tool.name for tool in tools]
     chosen = _take_choice(choice, names, nested)
     return ToolUse(
-        form=form,
+        tool_format=tool_format,
         tools=tuple(tools),
         callable=tuple(i for i, name in enumerate(names) if chosen.names is None or name in chosen.names),
         mode=chosen.mode,
@@ -118,7 +120,7 @@ def take_tools(fields: Fields, form: ToolFormat, *, nested: bool) -> ToolUse | N
 
 
 def _take_tool(item: Fields, nested: bool, taken: Sequence[str]) -> Tool:
-    """One tool; the names in `taken` are those of others."""
+    """One tool. `taken` holds the names of the tools before it."""
     kind: str | None = item.take("type", str)
     if kind != "function":
         raise UnsupportedField(
@@ -150,7 +152,7 @@ def _take_tool(item: Fields, nested: bool, taken: Sequence[str]) -> Tool:
 
 
 def _object_schema(parameters: str, function: Fields) -> str:
-    """`parameters`, which says or is made to say that arguments are an object."""
+    """`parameters` with ``"type": "object"``, added where there is no type. Raises for another type."""
     path = function.path("parameters")
     members: dict[str, msgspec.Raw] = decode(msgspec.Raw(parameters.encode()), dict[str, msgspec.Raw], path)
     if "type" not in members:
@@ -181,10 +183,10 @@ def _take_choice(choice: Any, names: Sequence[str], nested: bool) -> _Choice:
     if kind not in ("function", "allowed_tools"):
         path = one.path("type")
         raise UnsupportedField(f"{path} is {kind!r}; it must be function or allowed_tools.", field=path)
-    inside = _inside(one, kind, nested)
+    inner = _inner(one, kind, nested)
     if kind == "function":
-        return _Choice("required", (_known_name(inside, names),), once=True)
-    return _take_allowed(inside, names, nested)
+        return _Choice("required", (_known_name(inner, names),), once=True)
+    return _take_allowed(inner, names, nested)
 
 
 def _take_allowed(allowed: Fields, names: Sequence[str], nested: bool) -> _Choice:
@@ -196,18 +198,18 @@ def _take_allowed(allowed: Fields, names: Sequence[str], nested: bool) -> _Choic
     chosen = []
     for entry in entries:
         entry.take("type", Literal["function"])
-        chosen.append(_known_name(_inside(entry, "function", nested), names))
+        chosen.append(_known_name(_inner(entry, "function", nested), names))
     allowed.refuse_rest()
     return _Choice(mode, tuple(chosen))
 
 
-def _inside(fields: Fields, field: str, nested: bool) -> Fields:
-    """Where that which is said of `field` lies: with `nested` in an object of this name, else beside."""
+def _inner(fields: Fields, field: str, nested: bool) -> Fields:
+    """The fields of a function: with `nested` those of the inner object `field`, else `fields` itself."""
     if not nested:
         return fields
-    inside = fields.take_object(field) or Fields({}, fields.path(field))
+    inner = fields.take_object(field) or Fields({}, fields.path(field))
     fields.refuse_rest()
-    return inside
+    return inner
 
 
 def _known_name(function: Fields, names: Sequence[str]) -> str:
@@ -220,7 +222,7 @@ def _known_name(function: Fields, names: Sequence[str]) -> str:
 
 
 def _tag_format(path: str, wanted: Constraint) -> dict[str, Any]:
-    """A constraint on content as a structural tag format."""
+    """A constraint on content as the format of a structural tag."""
     if wanted != Constraint(kind=wanted.kind, source=wanted.source):
         raise UnsupportedField(
             f"The options beside {path} cannot be combined with tools.",

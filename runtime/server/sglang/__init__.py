@@ -1,1 +1,1 @@
-"""SGLang's native API."""
+"""SGLang's native API: `endpoints` parses requests, `bodies` writes responses."""

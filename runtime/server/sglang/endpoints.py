@@ -1,28 +1,28 @@
-"""SGLang's native surface, so that its own clients work unchanged.
+"""SGLang's native API, so that its own clients work unchanged.
 
-Field names, defaults and the shape of answers are SGLang's (its HTTP server, 0.5). Where ours differ:
+Field names, defaults and bodies are SGLang's (its HTTP server, 0.5). Differences:
 
-- A field that is not honoured is refused by name.
-- ``logprob_start_len`` p answers the prompt's tokens from position p on, each with its log-probability;
-  only position 0 has none (null). With ``max_new_tokens: 0`` it is 0 when not given, as such a
-  request can ask for nothing else.
-- Of our own: ``prompt_segments`` (text and token ids mixed), ``constraint`` {kind, source,
+- An unsupported field is refused by name.
+- ``logprob_start_len`` p returns the prompt's tokens from position p on, each with its log-probability.
+  Position 0 has none (null). With ``max_new_tokens: 0`` the default is 0, since such a request can ask for
+  nothing else.
+- Ramify's own fields: ``prompt_segments`` (text and token ids mixed), ``constraint`` {kind, source,
   whitespace, any_order, strict}, ``preambles`` [{end, start, max_tokens, optional}], ``program``
   {program, name, lease_s, path, next_use, branch, forks, ended, calls_left}, ``cache_scope``; in
   sampling_params token_healing; in ``meta_info`` kept_ids, tail, forced_tokens, forced_places,
   distinct_tokens, evicted_tokens, evicted_by, violations and times; the routes /end_program, /await_tools
   and, under the key ``ramify`` of /model_info, the `ModelInfo`.
-- ``choices`` {texts, unconditional}, of our own as well, scores these texts behind the prompt instead of
-  generating, as a `select` needs it, in one request: with ``max_new_tokens`` 0, which is the default then.
-  ``meta_info.choices`` has for each text its ``token_logprobs``, triples as SGLang's are; ``behind``, which
-  is false where the first of these tokens begins with the end of the prompt; and, with
-  ``unconditional: true``, ``unconditional_token_logprobs``, of the same tokens without the prompt.
+- ``choices`` {texts, unconditional}, Ramify's own too, scores these texts behind the prompt in one request,
+  as a `select` does. Nothing is generated: ``max_new_tokens`` is 0, which is the default then.
+  ``meta_info.choices`` has for each text ``token_logprobs`` (SGLang's triples) and ``behind``, which is false
+  where the first token contains the end of the prompt. With ``unconditional: true`` it also has
+  ``unconditional_token_logprobs``: of the same tokens without the prompt.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -31,34 +31,37 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ramify import constraint
-from ramify.constraint import Constraint, Kind, Strict, Whitespace
+from ramify.constraint import Constraint
 from ramify.errors import InvalidRequest
-from ramify.messages import Choices, Generate, NextUse, Preamble, ProgramHint, Segment, TextChunk
+from ramify.messages import Choices, Generate, Preamble, ProgramHint, Segment, TextChunk
 from ramify.runtime.processes.choice_tokens import check_choices
 from ramify.runtime.server.admin.info import model_info, server_info
-from ramify.runtime.server.fanout import Collected, collect, merged
 from ramify.runtime.server.fields import Fields, json_response, read_fields
 from ramify.runtime.server.params import (
+    FieldConstraint,
+    Makers,
     check_hint,
     check_sampling,
     check_segments,
     explain_by_field,
     explained,
-    fan_out,
     make_constraint,
-    take_constraint,
+    only_constraint,
+    split_choices,
+    take_constraints,
     take_prompts,
     take_sampling,
 )
 from ramify.runtime.server.service import Service
-from ramify.runtime.server.sglang.answer import native_answer
+from ramify.runtime.server.sglang.bodies import generation_body
 from ramify.runtime.server.sse import DONE, EventStream, event, while_connected
+from ramify.runtime.server.streams import GenerationResult, collect, merge
 from ramify.sampling_params import SamplingParams
 
 router = APIRouter()
 
 MAX_NEW_TOKENS = 128
-"""SGLang's default; an explicit null takes as many as the context holds."""
+"""SGLang's default. An explicit null allows as many as fit into the context."""
 
 _SPELLING = {
     "max_new_tokens": "max_tokens",
@@ -84,8 +87,8 @@ _SCORING_SPELLING = {
     "logprobs": "return_logprob",
     "prompt_logprobs_start": "return_logprob",
 }
-"""For what choices exclude."""
-_CONSTRAINTS: dict[str, tuple[Any, Callable[[Any], Constraint]]] = {
+"""Names of the options that choices exclude, for messages."""
+_CONSTRAINTS: Makers = {
     "json_schema": (str, constraint.json_schema),
     "regex": (str, constraint.regex),
     "ebnf": (str, constraint.ebnf),
@@ -121,14 +124,14 @@ UNSUPPORTED_SAMPLING = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
-    """A request to /generate that has been understood."""
+class ParsedRequest:
+    """A request to /generate, checked."""
 
     requests: list[Generate]
     constraint_paths: list[str | None]
     """The field that each request's constraint was in."""
     batch: bool
-    """The answer is a list, and stream events carry an index."""
+    """The response is a list, and stream events have an index."""
     stream: bool
     texts: bool
     """Log-probabilities come with the text of their tokens."""
@@ -137,18 +140,17 @@ class Job:
 @router.api_route("/generate", methods=["POST", "PUT"])
 async def generate(request: Request) -> Response:
     service = Service.of(request)
-    job = _take_job(await read_fields(request), service)
+    parsed = _parse_request(await read_fields(request), service)
     streams = [
         explained(service.generate(one, "/generate"), explain_by_field(path))
-        for one, path in zip(job.requests, job.constraint_paths, strict=True)
+        for one, path in zip(parsed.requests, parsed.constraint_paths, strict=True)
     ]
-    if job.stream:
-        return EventStream(_events(streams, job))
+    if parsed.stream:
+        return EventStream(_events(streams, parsed))
     results = await while_connected(request.receive, collect(streams))
-    answers = [
-        native_answer(one, result, job.texts) for one, result in zip(job.requests, results, strict=True)
-    ]
-    return json_response(answers if job.batch else answers[0])
+    pairs = zip(parsed.requests, results, strict=True)
+    bodies = [generation_body(one, result, parsed.texts) for one, result in pairs]
+    return json_response(bodies if parsed.batch else bodies[0])
 
 
 @router.get("/get_model_info")
@@ -185,13 +187,10 @@ async def abort_request(request: Request) -> Response:
 @router.post("/await_tools")
 async def await_tools(request: Request) -> Response:
     fields = await read_fields(request)
-    program: str = fields.take("program", str, "")
+    program: str = fields.need("program")
     branch: str = fields.take("branch", str, "")
-    tools: tuple[str, ...] = fields.take("tools", tuple[str, ...], ())
+    tools: tuple[str, ...] = fields.need("tools", tuple[str, ...])
     fields.refuse_rest()
-    for field, value in (("program", program), ("tools", tools)):
-        if not value:
-            raise InvalidRequest(f"{field} is missing.", field=field)
     await Service.of(request).frontend.await_tools(program, branch, tools)
     return json_response({"awaited": list(tools)})
 
@@ -199,15 +198,13 @@ async def await_tools(request: Request) -> Response:
 @router.post("/end_program")
 async def end_program(request: Request) -> Response:
     fields = await read_fields(request)
-    program: str = fields.take("program", str, "")
+    program: str = fields.need("program")
     fields.refuse_rest()
-    if not program:
-        raise InvalidRequest("program is missing.", field="program")
     await Service.of(request).end_program(program)
     return json_response({"ended": program})
 
 
-def _take_job(fields: Fields, service: Service) -> Job:
+def _parse_request(fields: Fields, service: Service) -> ParsedRequest:
     prompts, batch = _take_prompts(fields, service.frontend.info.vocab_size)
     count = len(prompts)
     stream: bool = fields.take("stream", bool, False)
@@ -217,9 +214,13 @@ def _take_job(fields: Fields, service: Service) -> Job:
     tops = _each(fields, "top_logprobs_num", int, 0, count)
     choices: Choices | None = fields.take("choices", Choices)
     options = _take_options(fields, count, MAX_NEW_TOKENS if choices is None else 0)
-    own = _take_own_constraint(fields)
+    own = fields.take_struct("constraint", Constraint)
+    if own is not None:
+        make_constraint("constraint.source", Constraint.check, own)
     preambles: tuple[Preamble, ...] = fields.take("preambles", tuple[Preamble, ...], ())
-    hint = _take_hint(fields)
+    hint = fields.take_struct("program", ProgramHint)
+    if hint is not None:
+        check_hint(hint, "program")
     scope: str = fields.take("cache_scope", str, "")
     rids = _take_rids(fields, count, service)
     fields.refuse_rest(UNSUPPORTED)
@@ -233,7 +234,7 @@ def _take_job(fields: Fields, service: Service) -> Job:
         sampling = _with_logprobs(sampling, wanted[index], starts[index], tops[index])
         if own is not None and found is not None:
             raise InvalidRequest(f"constraint and {found[0]} are both given; give one.", field="constraint")
-        for i, one in enumerate(fan_out(sampling)):
+        for i, one in enumerate(split_choices(sampling)):
             paths.append("constraint.source" if found is None else found[0])
             request = Generate(
                 rid=rids[index] if sampling.n == 1 else f"{rids[index]}-{i}",
@@ -247,7 +248,7 @@ def _take_job(fields: Fields, service: Service) -> Job:
             )
             check_choices(request, _SCORING_SPELLING)
             requests.append(request)
-    return Job(
+    return ParsedRequest(
         requests=requests,
         constraint_paths=paths,
         batch=batch or len(requests) > 1,
@@ -278,11 +279,11 @@ def _take_prompts(fields: Fields, vocab_size: int) -> tuple[list[tuple[Segment, 
 
 
 def _take_options(
-    fields: Fields, count: int, most: int
-) -> list[tuple[SamplingParams, tuple[str, Constraint] | None]]:
-    """Sampling options and constraint of each prompt, from one object for all or one for each.
+    fields: Fields, count: int, max_tokens: int
+) -> list[tuple[SamplingParams, FieldConstraint | None]]:
+    """Sampling options and constraint of each prompt, from one object for all or a list of objects.
 
-    `most` tokens are generated where the client does not say.
+    `max_tokens` is the default for ``max_new_tokens``.
     """
     field = "sampling_params"
     raw: Any = fields.take(field, dict[str, msgspec.Raw] | list[msgspec.Raw])
@@ -296,10 +297,10 @@ def _take_options(
             raise _length_differs(field, len(every), count)
     options = []
     for one in every:
-        defaults = {} if one.given("max_new_tokens") else {"max_tokens": most}
+        defaults = {} if one.given("max_new_tokens") else {"max_tokens": max_tokens}
         sampling = take_sampling(one, _SPELLING, **defaults)
-        found = take_constraint(one, _CONSTRAINTS)
-        # Fast tokenizers, which are all that we load, put no spaces there: true and false are one.
+        found = only_constraint(take_constraints(one, _CONSTRAINTS))
+        # Has no effect: fast tokenizers, the only ones that are loaded, put no spaces there.
         one.take("spaces_between_special_tokens", bool)
         one.refuse_rest(UNSUPPORTED_SAMPLING)
         options.append((sampling, found))
@@ -323,51 +324,6 @@ def _with_logprobs(sampling: SamplingParams, wanted: bool, start: int | None, to
     )
 
 
-def _take_own_constraint(fields: Fields) -> Constraint | None:
-    own: Fields | None = fields.take_object("constraint")
-    if own is None:
-        return None
-    kind: Kind | None = own.take("kind", Kind)
-    source: str = own.take("source", str, "")
-    whitespace: Whitespace = own.take("whitespace", Whitespace, "natural")
-    any_order: bool = own.take("any_order", bool, False)
-    strict: Strict = own.take("strict", Strict, True)
-    own.refuse_rest()
-    if kind is None:
-        raise InvalidRequest("constraint.kind is missing.", field="constraint.kind")
-    wanted = Constraint(kind=kind, source=source, whitespace=whitespace, any_order=any_order, strict=strict)
-    return make_constraint("constraint.source", Constraint.check, wanted)
-
-
-def _take_hint(fields: Fields) -> ProgramHint | None:
-    own = fields.take_object("program")
-    if own is None:
-        return None
-    program: str = own.take("program", str, "")
-    name: str = own.take("name", str, "")
-    lease_s: float = own.take("lease_s", float, 0.0)
-    path: tuple[str, ...] = own.take("path", tuple[str, ...], ())
-    next_use: NextUse = own.take("next_use", NextUse, "unknown")
-    branch: str = own.take("branch", str, "")
-    forks: tuple[str, ...] = own.take("forks", tuple[str, ...], ())
-    ended: tuple[str, ...] = own.take("ended", tuple[str, ...], ())
-    calls_left: int | None = own.take("calls_left", int | None)
-    own.refuse_rest()
-    hint = ProgramHint(
-        program=program,
-        name=name,
-        lease_s=lease_s,
-        path=path,
-        next_use=next_use,
-        branch=branch,
-        forks=forks,
-        ended=ended,
-        calls_left=calls_left,
-    )
-    check_hint(hint, "program")
-    return hint
-
-
 def _take_rids(fields: Fields, count: int, service: Service) -> list[str]:
     given: str | list[str] | None = fields.take("rid", str | list[str])
     if given is None:
@@ -384,7 +340,7 @@ def _take_rids(fields: Fields, count: int, service: Service) -> list[str]:
 
 
 def _each(fields: Fields, field: str, kind: Any, default: Any, count: int) -> list[Any]:
-    """One value for each of `count` prompts, from one for all or a list."""
+    """A value for each of `count` prompts, from one value for all or a list."""
     value = fields.take(field, kind | list[kind | None])
     if not isinstance(value, list):
         return [default if value is None else value] * count
@@ -398,17 +354,16 @@ def _length_differs(field: str, length: int, count: int) -> InvalidRequest:
 
 
 async def _events(
-    streams: Sequence[AsyncGenerator[TextChunk, None]], job: Job
+    streams: Sequence[AsyncGenerator[TextChunk, None]], parsed: ParsedRequest
 ) -> AsyncGenerator[bytes, None]:
-    """Events with the cumulative output, as SGLang streams it."""
-    encode = msgspec.json.Encoder().encode
-    results = [Collected() for _ in streams]
-    async with aclosing(merged(streams)) as chunks:
+    """Events, each with the whole output so far, as SGLang streams."""
+    results = [GenerationResult() for _ in streams]
+    async with aclosing(merge(streams)) as chunks:
         async for index, chunk in chunks:
             result = results[index]
             result.add(chunk)
-            answer = native_answer(job.requests[index], result, job.texts)
-            if job.batch:
-                answer["index"] = index
-            yield event(encode(answer))
+            body = generation_body(parsed.requests[index], result, parsed.texts)
+            if parsed.batch:
+                body["index"] = index
+            yield event(body)
     yield DONE

@@ -1,9 +1,9 @@
 """OpenAI's Responses API: ``POST /v1/responses``, without state.
 
-Nothing is stored: a client sends the whole conversation as ``input``, with the items of earlier answers, and
-the prefix that was computed before is found in the cache. What chat completions take beyond OpenAI's API is
-taken here under the same names: sampling options, constraints (``text.format`` takes the types that
-``response_format`` does), reasoning. A field that is not honoured is refused by name.
+Nothing is stored. A client sends the whole conversation as ``input``, with the items of earlier responses;
+the prefix that was computed before is found in the cache. Sampling options, constraints and reasoning options
+beyond OpenAI's API have the same names as in chat completions; ``text.format`` takes the types of
+``response_format``. An unsupported field is refused by name.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import TextChunk
 from ramify.runtime.server.fields import Fields, json_response, read_fields
 from ramify.runtime.server.openai.chat import Dialect, take_chat
-from ramify.runtime.server.openai.job import (
+from ramify.runtime.server.openai.output_format import take_text_format
+from ramify.runtime.server.openai.request import (
     SPELLING,
     UNSUPPORTED,
+    parse_request,
     refuse_abort,
-    take_head,
-    take_job,
+    take_header,
     with_top_logprobs,
 )
-from ramify.runtime.server.openai.output_format import take_text_format
 from ramify.runtime.server.openai.responses.input import take_input
-from ramify.runtime.server.openai.responses.replies import ResponseReply
+from ramify.runtime.server.openai.responses.protocol import ResponseReply
 from ramify.runtime.server.openai.responses.writer import ResponseWriter
 from ramify.runtime.server.params import take_sampling
 from ramify.runtime.server.service import Service
@@ -42,13 +42,13 @@ router = APIRouter()
 PATH = "/v1/responses"
 
 LOGPROBS = "message.output_text.logprobs"
-"""What ``include`` may ask for."""
+"""The only value that ``include`` may have."""
 _INCLUDE_REMEDIES = {
     "reasoning.encrypted_content": "Items of reasoning come with their text: send them back as they are."
 }
 
 MAX_METADATA = 16
-"""Pairs, as OpenAI's API has it, and characters of a key and of a value."""
+"""Pairs; and below, characters of a key and of a value. All three are OpenAI's limits."""
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
 
@@ -79,16 +79,18 @@ UNSUPPORTED_RESPONSE = UNSUPPORTED | {
 async def responses(request: Request) -> Response:
     service = Service.of(request)
     fields = await read_fields(request)
-    head = take_head(service, fields, "resp_")
+    header = take_header(service, fields, "resp_")
     _take_storage(fields)
     chat = take_chat(fields, service.frontend.info.chat_format, _RESPONSES)
     sampling = _take_logprobs(fields, take_sampling(fields, _SPELLING))
     metadata = _take_metadata(fields)
-    job = take_job(fields, [chat.asked(head["id"])], sampling, UNSUPPORTED_RESPONSE, chat.explain)
-    writer = ResponseWriter(_begun(head, fields, sampling, metadata), chat.form)
-    (stream,) = job.start(service, PATH)
+    parsed = parse_request(
+        fields, [chat.generation(header["id"])], sampling, UNSUPPORTED_RESPONSE, chat.explain
+    )
+    writer = ResponseWriter(_initial_response(header, fields, sampling, metadata), chat.turn_format)
+    (stream,) = parsed.start(service, PATH)
     events = _events(stream, writer)
-    if job.stream:
+    if parsed.stream:
         return EventStream(events, writer.failed)
     await while_connected(request.receive, _run(events))
     return json_response(writer.response)
@@ -105,14 +107,14 @@ async def _events(
 
 
 async def _run(events: AsyncGenerator[bytes, None]) -> None:
-    """For an answer in one piece: the writer holds it in the end."""
+    """Read all events: the writer has the whole response then."""
     async with aclosing(events):
         async for _ in events:
             pass
 
 
 def _take_storage(fields: Fields) -> None:
-    """Refuse what needs a response that has been stored, or an input that is cut."""
+    """Refuse options that need a stored response, or that truncate the input."""
     if fields.take("store", bool, False):
         raise UnsupportedField(
             "store: true is not supported: nothing is stored here.",
@@ -146,7 +148,7 @@ def _take_logprobs(fields: Fields, sampling: SamplingParams) -> SamplingParams:
 
 
 def _take_metadata(fields: Fields) -> dict[str, str]:
-    """Pairs that come back in the response."""
+    """Pairs that the response repeats."""
     pairs: dict[str, str] = fields.take("metadata", dict[str, str], {})
     if len(pairs) > MAX_METADATA:
         raise InvalidRequest(
@@ -159,30 +161,30 @@ def _take_metadata(fields: Fields) -> dict[str, str]:
     return pairs
 
 
-def _begun(
-    head: dict[str, Any], fields: Fields, sampling: SamplingParams, metadata: dict[str, str]
+def _initial_response(
+    header: dict[str, Any], fields: Fields, sampling: SamplingParams, metadata: dict[str, str]
 ) -> ResponseReply:
-    """The response before anything of it is generated; it repeats what was asked for."""
+    """The response before its first token. It repeats the options of the request."""
 
-    def said(field: str, default: str) -> msgspec.Raw:
-        # As the client wrote it, on one line: events have no more.
+    def echoed(field: str, default: str) -> msgspec.Raw:
+        # As the client wrote it, on one line: the data of an event has no line breaks.
         return msgspec.Raw(msgspec.json.format((fields.take_text(field) or default).encode(), indent=-1))
 
     return ResponseReply(
-        id=head["id"],
-        created_at=head["created"],
-        model=head["model"],
+        id=header["id"],
+        created_at=header["created"],
+        model=header["model"],
         instructions=fields.take("instructions", str),
         max_output_tokens=sampling.max_tokens,
         metadata=metadata,
         parallel_tool_calls=fields.take("parallel_tool_calls", bool, True),
         prompt_cache_key=fields.take("prompt_cache_key", str),
-        reasoning=said("reasoning", "null"),
+        reasoning=echoed("reasoning", "null"),
         safety_identifier=fields.take("safety_identifier", str),
         temperature=sampling.temperature,
-        text=said("text", '{"format":{"type":"text"}}'),
-        tool_choice=said("tool_choice", '"auto"'),
-        tools=said("tools", "[]"),
+        text=echoed("text", '{"format":{"type":"text"}}'),
+        tool_choice=echoed("tool_choice", '"auto"'),
+        tools=echoed("tools", "[]"),
         top_logprobs=sampling.logprobs or 0,
         top_p=sampling.top_p,
         user=fields.take("user", str),

@@ -1,6 +1,7 @@
-"""The turns of a conversation as the Responses API writes them: instructions, and items of input.
+"""Parses the instructions and input items of the Responses API.
 
-The reasoning, the message and the calls of one answer are items of their own there; here they are one turn.
+The reasoning, the message and the calls of one assistant turn are separate items there. Here they become one
+message.
 """
 
 from __future__ import annotations
@@ -16,15 +17,14 @@ from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.openai.chat_turns import (
     take_arguments,
     take_content,
-    take_given,
     take_result,
     take_role,
 )
 
 _TEXT_PARTS = ("input_text", "output_text")
 
-_NEITHER = {"phase": "", "namespace": "", "caller": "", "async": ""}
-"""Fields of items that OpenAI's own models write and read."""
+_UNSUPPORTED_ITEM = {"phase": "", "namespace": "", "caller": "", "async": ""}
+"""Unsupported fields of items, which OpenAI's own models use."""
 _REMEDIES = {
     "item_reference": "Send the item itself: nothing is stored here.",
     "custom_tool_call": "Offer functions, whose calls are of type function_call.",
@@ -33,65 +33,65 @@ _REMEDIES = {
 
 
 def take_input(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage, ...]:
-    """The turns in ``instructions`` and ``input``."""
-    turns = _Turns()
+    """The messages in ``instructions`` and ``input``."""
+    turns = _TurnBuilder()
     instructions: str = fields.take("instructions", str, "")
     if instructions:
-        turns.add(ChatMessage(role="system", content=instructions))
+        turns.add_turn(ChatMessage(role="system", content=instructions))
     text_or_items = fields.take("input", str | list[msgspec.Raw])
     if not text_or_items:
         raise InvalidRequest("input is missing or empty.", field="input")
     if isinstance(text_or_items, str):
-        turns.add(ChatMessage(role="user", content=text_or_items))
+        turns.add_turn(ChatMessage(role="user", content=text_or_items))
     else:
         for item in fields.take_objects("input") or ():
             _take_item(item, turns, chat_format)
             item.take("id", str)
             item.take("status", Literal["in_progress", "completed", "incomplete"])
-            item.refuse_rest(_NEITHER)
-    return turns.close()
+            item.refuse_rest(_UNSUPPORTED_ITEM)
+    return turns.finish()
 
 
-class _Turns:
-    """Takes what items say, and makes turns of it."""
+class _TurnBuilder:
+    """Assembles messages from items."""
 
     def __init__(self) -> None:
         self._turns: list[ChatMessage] = []
-        self._answer: ChatMessage | None = None
-        """The assistant turn that more items may belong to."""
+        self._open: ChatMessage | None = None
+        """The assistant message that the next item may belong to."""
 
     @property
-    def answer(self) -> ChatMessage:
-        """What the next part of an answer belongs to."""
-        return self._answer or ChatMessage(role="assistant", content="")
+    def assistant(self) -> ChatMessage:
+        """The assistant message to add to; empty if none is open."""
+        return self._open or ChatMessage(role="assistant", content="")
 
-    def think(self, reasoning: str) -> None:
-        if self._answer is not None:
-            self.close()
-        self._answer = ChatMessage(role="assistant", content="", reasoning=reasoning)
+    def add_reasoning(self, reasoning: str) -> None:
+        if self._open is not None:
+            self.finish()
+        self._open = ChatMessage(role="assistant", content="", reasoning=reasoning)
 
-    def say(self, content: str) -> None:
-        if self.answer.content or self.answer.tool_calls:
-            self.close()
-        self._answer = msgspec.structs.replace(self.answer, content=content)
+    def add_content(self, content: str) -> None:
+        if self.assistant.content or self.assistant.tool_calls:
+            self.finish()
+        self._open = msgspec.structs.replace(self.assistant, content=content)
 
-    def call(self, call: ToolCall) -> None:
-        self._answer = msgspec.structs.replace(self.answer, tool_calls=(*self.answer.tool_calls, call))
+    def add_call(self, call: ToolCall) -> None:
+        self._open = msgspec.structs.replace(self.assistant, tool_calls=(*self.assistant.tool_calls, call))
 
-    def add(self, turn: ChatMessage) -> None:
-        """A turn of somebody else."""
-        self.close()
+    def add_turn(self, turn: ChatMessage) -> None:
+        """Add the message of another role."""
+        self.finish()
         self._turns.append(turn)
 
-    def close(self) -> tuple[ChatMessage, ...]:
-        """All turns so far; nothing more belongs to the last one."""
-        if self._answer is not None:
-            self._turns.append(self._answer)
-            self._answer = None
+    def finish(self) -> tuple[ChatMessage, ...]:
+        """All messages so far. Later items begin a new one."""
+        if self._open is not None:
+            self._turns.append(self._open)
+            self._open = None
         return tuple(self._turns)
 
 
-def _take_item(item: Fields, turns: _Turns, chat_format: ChatFormat) -> None:
+def _take_item(item: Fields, turns: _TurnBuilder, chat_format: ChatFormat) -> None:
     kind: str = item.take("type", str, "message")
     match kind:
         case "message":
@@ -103,16 +103,16 @@ def _take_item(item: Fields, turns: _Turns, chat_format: ChatFormat) -> None:
                 )
             content = take_content(item, "content", _TEXT_PARTS)
             if role == "assistant":
-                turns.say(content)
+                turns.add_content(content)
             else:
-                turns.add(ChatMessage(role=role, content=content))
+                turns.add_turn(ChatMessage(role=role, content=content))
         case "reasoning":
-            turns.think(_take_reasoning(item))
+            turns.add_reasoning(_take_reasoning(item))
         case "function_call":
-            call_id, name = take_given(item, "call_id"), take_given(item, "name")
-            turns.call(ToolCall(id=call_id, name=name, arguments=take_arguments(item)))
+            call_id, name = item.need("call_id"), item.need("name")
+            turns.add_call(ToolCall(id=call_id, name=name, arguments=take_arguments(item)))
         case "function_call_output":
-            turns.add(take_result(item, turns.close(), "call_id", "output", _TEXT_PARTS))
+            turns.add_turn(take_result(item, turns.finish(), "call_id", "output", _TEXT_PARTS))
         case _:
             path = item.path("type")
             known = "message, reasoning, function_call and function_call_output"
@@ -122,7 +122,7 @@ def _take_item(item: Fields, turns: _Turns, chat_format: ChatFormat) -> None:
 
 
 def _take_reasoning(item: Fields) -> str:
-    """What an earlier turn thought: its text, as this server answers it."""
+    """The text of a reasoning item, in the form in which this server returns it."""
     summary: Sequence[Any] = item.take("summary", list[Any], ())
     encrypted: str = item.take("encrypted_content", str, "")
     for field, value in (("summary", summary), ("encrypted_content", encrypted)):

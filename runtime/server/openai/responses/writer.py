@@ -1,4 +1,4 @@
-"""Writes a response of the Responses API while it is generated: its items, and the events that say so."""
+"""Writes a response of the Responses API while it is generated: its items, and their events."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import msgspec
 
 from ramify.errors import RamifyError
 from ramify.messages import Finish, TextChunk, Unenforced
-from ramify.runtime.server.openai.replies import TokenLogprob, choice_extras
-from ramify.runtime.server.openai.responses.replies import (
+from ramify.runtime.server.openai.protocol import TokenLogprob, choice_extras
+from ramify.runtime.server.openai.responses.protocol import (
     CallItem,
     IncompleteDetails,
     Item,
@@ -27,56 +27,55 @@ from ramify.runtime.server.openai.responses.replies import (
     response_problem,
     response_usage,
 )
-from ramify.runtime.server.openai.turn import Reasoning, TurnForm, TurnPart, TurnReader
+from ramify.runtime.server.openai.turn_parser import Reasoning, TurnEvent, TurnFormat, TurnParser
 from ramify.runtime.server.sse import event
-from ramify.tool_calls.reader import Arguments, CallBegins, Content
+from ramify.tool_calls.parser import Arguments, CallBegins, Content
 
 
 class ResponseWriter:
-    """Takes the chunks of the generation that answers a request.
+    """Makes items and events of the chunks of a generation.
 
-    The item that is written stays open until something else comes. Items and events are numbered from 0.
+    An item stays open until the next one begins. Items and events are numbered from 0.
     """
 
-    def __init__(self, response: ResponseReply, form: TurnForm) -> None:
+    def __init__(self, response: ResponseReply, turn_format: TurnFormat) -> None:
         self.response = response
-        self._form = form
-        self._reader = TurnReader(form)
+        self._format = turn_format
+        self._parser = TurnParser(turn_format)
         self._open: Item | None = None
         self._logprobs: collections.deque[tuple[list[TokenLogprob], int]] = collections.deque()
-        """Of tokens whose text has not been told yet, and how many characters they are."""
+        """(entries, characters) of pieces whose text is in no event yet."""
         self._reasoning_tokens = 0
         self._unenforced: tuple[Unenforced, ...] = ()
-        self._told = 0
+        self._event_count = 0
         self._events: list[bytes] = []
-        self._encode = msgspec.json.Encoder().encode
 
     def push(self, chunk: TextChunk) -> bytes:
-        """The events that tell what `chunk` adds."""
-        if not self._told:
-            self._tell("response.created", response=self.response)
-            self._tell("response.in_progress", response=self.response)
+        """The events for `chunk`."""
+        if not self._event_count:
+            self._emit("response.created", response=self.response)
+            self._emit("response.in_progress", response=self.response)
         for part in self._read(chunk):
             self._add(part)
-        if isinstance(self._open, CallItem) and self._reader.called:
+        if isinstance(self._open, CallItem) and self._parser.called:
             self._close("completed")
         if chunk.finish is not None:
             self._end(chunk, chunk.finish)
         return self._take_events()
 
     def failed(self, error: RamifyError) -> bytes:
-        """The event that ends the response with `error`."""
+        """The last event of a response that fails with `error`."""
         if self._open is not None:
             self._open.status = "incomplete"
         self.response.status, self.response.error = "failed", response_problem(error)
-        self._tell("response.failed", response=self.response)
+        self._emit("response.failed", response=self.response)
         return self._take_events()
 
-    # --- what a chunk says ------------------------------------------------------------------------
+    # --- chunks -----------------------------------------------------------------------------------
 
-    def _read(self, chunk: TextChunk) -> list[TurnPart]:
-        thinking = self._reader.reasoning
-        parts = self._reader.push(chunk.text)
+    def _read(self, chunk: TextChunk) -> list[TurnEvent]:
+        thinking = self._parser.reasoning
+        parts = self._parser.push(chunk.text)
         if chunk.logprobs is not None:
             entries = iter(response_logprobs([chunk.logprobs]))
             self._logprobs += [
@@ -85,23 +84,23 @@ class ResponseWriter:
         if thinking:
             self._count_reasoning(chunk)
         if chunk.finish is not None:
-            parts += self._reader.close()
+            parts += self._parser.close()
         if parts and not any(isinstance(part, Content) for part in parts):
             self._logprobs.clear()
         self._unenforced += chunk.unenforced
         return parts
 
     def _count_reasoning(self, chunk: TextChunk) -> None:
-        """`chunk` has tokens of the reasoning, and none of an earlier message."""
-        if self._reader.reasoning:
+        """Count the tokens of `chunk` that belong to the reasoning, which was open before it."""
+        if self._parser.reasoning:
             self._reasoning_tokens += len(chunk.ids)
             self._logprobs.clear()
             return
-        thought = len(chunk.text) - self._reader.answered
+        thought = len(chunk.text) - self._parser.answered
         self._reasoning_tokens += _ids_in(chunk, thought)
         self._take_logprobs(thought)
 
-    def _add(self, part: TurnPart) -> None:
+    def _add(self, part: TurnEvent) -> None:
         match part:
             case Reasoning(text):
                 if not isinstance(self._open, ReasoningItem):
@@ -112,13 +111,13 @@ class ResponseWriter:
                     self._begin(MessageItem(id=self._new_id("msg"), content=[OutputText()]))
                 self._write(text)
             case CallBegins(_, name):
-                assert self._form.tools is not None
-                call_id = self._form.tools.new_id()
+                assert self._format.tools is not None
+                call_id = self._format.tools.new_id()
                 self._begin(CallItem(id=self._new_id("fc"), call_id=call_id, name=name))
             case Arguments(_, text):
                 assert isinstance(self._open, CallItem)
                 self._open.arguments += text
-                self._tell("response.function_call_arguments.delta", **self._place(self._open), delta=text)
+                self._emit("response.function_call_arguments.delta", **self._place(self._open), delta=text)
 
     # --- items ------------------------------------------------------------------------------------
 
@@ -127,10 +126,10 @@ class ResponseWriter:
         self._open = item
         self.response.output.append(item)
         if isinstance(item, CallItem):
-            self._tell_item("added", item)
+            self._emit_item("added", item)
         else:
-            self._tell_item("added", msgspec.structs.replace(item, content=[]))
-            self._tell("response.content_part.added", **self._place(item), part=item.content[0])
+            self._emit_item("added", msgspec.structs.replace(item, content=[]))
+            self._emit("response.content_part.added", **self._place(item), part=item.content[0])
 
     def _write(self, text: str) -> None:
         item = self._open
@@ -141,16 +140,16 @@ class ResponseWriter:
         if isinstance(part, OutputText):
             more = {"logprobs": self._take_logprobs(len(text))}
             part.logprobs += more["logprobs"]
-        self._tell(f"response.{part.type}.delta", **self._place(item), delta=text, **more)
+        self._emit(f"response.{part.type}.delta", **self._place(item), delta=text, **more)
 
     def _close(self, status: ItemStatus) -> None:
-        """Nothing more comes of the open item."""
+        """End the open item, if there is one."""
         item, self._open = self._open, None
         if item is None:
             return
         item.status = status
         if isinstance(item, CallItem):
-            self._tell(
+            self._emit(
                 "response.function_call_arguments.done",
                 **self._place(item),
                 name=item.name,
@@ -159,9 +158,9 @@ class ResponseWriter:
         else:
             part = item.content[0]
             more = {"logprobs": part.logprobs} if isinstance(part, OutputText) else {}
-            self._tell(f"response.{part.type}.done", **self._place(item), text=part.text, **more)
-            self._tell("response.content_part.done", **self._place(item), part=part)
-        self._tell_item("done", item)
+            self._emit(f"response.{part.type}.done", **self._place(item), text=part.text, **more)
+            self._emit("response.content_part.done", **self._place(item), part=part)
+        self._emit_item("done", item)
 
     def _end(self, chunk: TextChunk, finish: Finish) -> None:
         response = self.response
@@ -178,10 +177,11 @@ class ResponseWriter:
             response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
         else:
             response.status, response.completed_at = "completed", int(time.time())
-        self._tell(f"response.{response.status}", response=response)
+        self._emit(f"response.{response.status}", response=response)
 
     def _take_logprobs(self, characters: int) -> list[TokenLogprob]:
-        """Those of the tokens that the next `characters` consist of; a token is taken with its first one."""
+        """The entries of the tokens in the next `characters` characters. A token belongs to its first
+        character."""
         taken: list[TokenLogprob] = []
         while characters and self._logprobs:
             entries, length = self._logprobs.popleft()
@@ -198,18 +198,18 @@ class ResponseWriter:
         return f"{prefix}_{rid}_{len(self.response.output)}"
 
     def _place(self, item: Item) -> dict[str, Any]:
-        """Where in the response `item` is, which is its last one."""
+        """The fields that name the place of `item`, the last one of the response."""
         place: dict[str, Any] = {"item_id": item.id, "output_index": len(self.response.output) - 1}
         return place if isinstance(item, CallItem) else place | {"content_index": 0}
 
-    def _tell_item(self, what: str, item: Item) -> None:
-        self._tell(f"response.output_item.{what}", output_index=len(self.response.output) - 1, item=item)
+    def _emit_item(self, what: str, item: Item) -> None:
+        self._emit(f"response.output_item.{what}", output_index=len(self.response.output) - 1, item=item)
 
-    def _tell(self, kind: str, **fields: Any) -> None:
-        # Encoded at once: items and the response go on changing.
-        body = {"type": kind, "sequence_number": self._told, **fields}
-        self._events.append(event(self._encode(body), kind))
-        self._told += 1
+    def _emit(self, kind: str, **fields: Any) -> None:
+        # Encoded now: items and the response are changed later.
+        body = {"type": kind, "sequence_number": self._event_count, **fields}
+        self._events.append(event(body, kind))
+        self._event_count += 1
 
     def _take_events(self) -> bytes:
         events, self._events = b"".join(self._events), []
@@ -221,11 +221,11 @@ def _pieces(chunk: TextChunk) -> Sequence[tuple[int, int]]:
 
 
 def _ids_in(chunk: TextChunk, characters: int) -> int:
-    """How many of its ids the first `characters` of the text of `chunk` consist of."""
+    """The number of ids of `chunk` that the first `characters` characters of its text have."""
     count = 0
     for ids, length in _pieces(chunk):
         if length > characters:
-            # Within a piece nobody knows where one token ends and the next one begins.
+            # The borders of tokens within a piece are unknown.
             return count + round(ids * characters / length)
         count += ids
         characters -= length

@@ -1,4 +1,4 @@
-"""Several generations as one: their streams interleaved, and what each has produced so far."""
+"""Several generations in one response: their streams merged, and the result of each."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ramify.messages import ChoiceScore, Finish, TextChunk, TokenLogprobs, Unenf
 T = TypeVar("T")
 
 
-class Collected:
-    """What one generation has produced so far."""
+class GenerationResult:
+    """The output of one generation so far, put together from its chunks."""
 
     def __init__(self) -> None:
         self.text = ""
         self.ids: list[int] = []
         self.forced: list[int] = []
-        """Places in `ids` of forced tokens."""
+        """Indices in `ids` of forced tokens."""
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.choices: tuple[ChoiceScore, ...] = ()
@@ -32,7 +32,7 @@ class Collected:
 
     def add(self, chunk: TextChunk) -> None:
         self.text += chunk.text
-        self.forced.extend(len(self.ids) + place for place in chunk.forced)
+        self.forced.extend(len(self.ids) + index for index in chunk.forced)
         self.ids.extend(chunk.ids)
         if chunk.logprobs is not None:
             self.logprobs.append(chunk.logprobs)
@@ -46,8 +46,8 @@ class Collected:
             self.violations, self.choices = chunk.violations, chunk.choices
 
 
-async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """(index of the stream, item) as they come. The first error closes all streams and is raised."""
+async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """(index of the stream, item) in order of arrival. The first error closes all streams and is raised."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as stream:
             async for item in stream:
@@ -83,10 +83,10 @@ async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[t
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def collect(streams: Sequence[AsyncGenerator[TextChunk, None]]) -> list[Collected]:
-    """Each stream run to its end."""
-    results = [Collected() for _ in streams]
-    async with aclosing(merged(streams)) as chunks:
+async def collect(streams: Sequence[AsyncGenerator[TextChunk, None]]) -> list[GenerationResult]:
+    """The result of each stream, read to its end."""
+    results = [GenerationResult() for _ in streams]
+    async with aclosing(merge(streams)) as chunks:
         async for index, chunk in chunks:
             results[index].add(chunk)
     return results

@@ -1,6 +1,6 @@
-"""The bodies of OpenAI's Responses API (API reference, responses), as msgspec structs.
+"""Response bodies of OpenAI's Responses API (API reference, responses), as msgspec structs.
 
-What goes beyond that API lies under a key ``ramify``.
+Fields beyond that API lie in objects named ``ramify``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 from ramify.errors import RamifyError
 from ramify.messages import TokenLogprobs, Usage
 from ramify.runtime.server.errors import type_of
-from ramify.runtime.server.openai.replies import (
+from ramify.runtime.server.openai.protocol import (
     ChoiceExtras,
     Reply,
     TokenLogprob,
@@ -69,7 +69,7 @@ Item = MessageItem | ReasoningItem | CallItem
 class InputTokensDetails(Reply):
     cached_tokens: int
     cache_write_tokens: int
-    """Prompt tokens that were computed: others find them."""
+    """Prompt tokens that were computed, and that later requests find in the cache."""
 
 
 class OutputTokensDetails(Reply):
@@ -97,7 +97,7 @@ class IncompleteDetails(Reply):
 
 
 class ResponseReply(Reply):
-    """A response, whole or as far as it has come; `msgspec.Raw` is as the client wrote it."""
+    """A response, whole or in progress. Fields of type `msgspec.Raw` repeat the request's JSON text."""
 
     id: str
     created_at: int
@@ -131,23 +131,23 @@ class ResponseReply(Reply):
 
 
 def response_usage(usage: Usage, reasoning_tokens: int) -> ResponseUsage:
-    """What a response cost."""
-    known = usage_reply([usage], 1)
+    """The usage of a response."""
+    chat_usage = usage_reply([usage], 1)
     return ResponseUsage(
-        input_tokens=known.prompt_tokens,
+        input_tokens=chat_usage.prompt_tokens,
         input_tokens_details=InputTokensDetails(
-            cached_tokens=known.prompt_tokens_details.cached_tokens,
-            cache_write_tokens=known.ramify.computed_tokens,
+            cached_tokens=chat_usage.prompt_tokens_details.cached_tokens,
+            cache_write_tokens=chat_usage.ramify.computed_tokens,
         ),
-        output_tokens=known.completion_tokens,
+        output_tokens=chat_usage.completion_tokens,
         output_tokens_details=OutputTokensDetails(reasoning_tokens=reasoning_tokens),
-        total_tokens=known.total_tokens,
-        ramify=known.ramify,
+        total_tokens=chat_usage.total_tokens,
+        ramify=chat_usage.ramify,
     )
 
 
 def response_problem(error: RamifyError) -> ResponseProblem:
-    """`error` in a response that had begun; OpenAI has few codes for these."""
+    """`error` for a response that has begun. OpenAI defines few codes for these."""
     kind = type_of(error.status)
     code = {"rate_limit_error": "rate_limit_exceeded", "invalid_request_error": "invalid_prompt"}
     return ResponseProblem(
@@ -156,8 +156,8 @@ def response_problem(error: RamifyError) -> ResponseProblem:
 
 
 def response_logprobs(runs: list[TokenLogprobs]) -> list[TokenLogprob]:
-    """The tokens of `runs`. A token that is only a part of a character has no bytes, where chat completions
-    say null."""
+    """`runs` as the Responses API writes log-probabilities. The bytes of a token that is a part of a
+    character are empty; in chat completions they are null."""
     entries = chat_logprobs(runs).content
     for entry in entries:
         for one in (entry, *entry.top_logprobs):

@@ -1,6 +1,6 @@
-"""How the chat and the completions API write choices, whole and in a stream.
+"""Response bodies of chat completions and completions, whole and streamed.
 
-`head` is what every body starts with: id, created, model.
+`header` holds the fields that every body starts with: id, created, model.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import Any, Protocol
 from msgspec import UNSET
 
 from ramify.messages import Finish, TextChunk
-from ramify.runtime.server.fanout import Collected
-from ramify.runtime.server.openai.replies import (
+from ramify.runtime.server.openai.protocol import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -30,50 +29,51 @@ from ramify.runtime.server.openai.replies import (
     completion_logprobs,
     usage_reply,
 )
-from ramify.runtime.server.openai.turn import (
+from ramify.runtime.server.openai.turn_parser import (
     Reasoning,
     Turn,
-    TurnForm,
-    TurnPart,
-    TurnReader,
-    read_turn,
+    TurnEvent,
+    TurnFormat,
+    TurnParser,
+    parse_turn,
 )
-from ramify.tool_calls.reader import Arguments, CallBegins, Content
+from ramify.runtime.server.streams import GenerationResult
+from ramify.tool_calls.parser import Arguments, CallBegins, Content
 
 
-class Shape(Protocol):
-    """How one of the two APIs writes choices."""
+class ResponseFormatter(Protocol):
+    """Makes the bodies of one of the two APIs."""
 
-    def parts(self, index: int, chunk: TextChunk) -> list[Any]:
-        """What `chunk` adds to choice `index`, as choices of a stream, each for an event of its own."""
+    def stream_choices(self, index: int, chunk: TextChunk) -> list[Any]:
+        """Stream choices for the text of `chunk` in choice `index`; each goes into its own event."""
 
-    def chunk(self, choices: list[Any], **usage: Any) -> Reply:
-        """One event of a stream."""
+    def stream_body(self, choices: list[Any], **usage: Any) -> Reply:
+        """The body of one stream event."""
 
-    def answer(self, results: Sequence[Collected], n: int) -> Reply:
-        """The answer in one piece."""
+    def body(self, results: Sequence[GenerationResult], n: int) -> Reply:
+        """The body of a response without a stream; each prompt has `n` successive results."""
 
 
-class ChatShape:
-    """/v1/chat/completions; a choice's first chunk carries the role."""
+class ChatFormatter:
+    """/v1/chat/completions. In a stream, the first event of a choice has the role."""
 
-    def __init__(self, head: dict[str, Any], want_logprobs: bool, form: TurnForm) -> None:
-        self._head = head
+    def __init__(self, header: dict[str, Any], want_logprobs: bool, turn_format: TurnFormat) -> None:
+        self._header = header
         self._want_logprobs = want_logprobs
-        self._form = form
-        self._readers: dict[int, TurnReader] = {}
+        self._format = turn_format
+        self._parsers: dict[int, TurnParser] = {}
 
-    def parts(self, index: int, chunk: TextChunk) -> list[ChatChunkChoice]:
-        first = index not in self._readers
+    def stream_choices(self, index: int, chunk: TextChunk) -> list[ChatChunkChoice]:
+        first = index not in self._parsers
         if first:
             if not (chunk.text or chunk.finish or chunk.logprobs):
                 return []
-            self._readers[index] = TurnReader(self._form)
-        reader = self._readers[index]
-        found = reader.push(chunk.text)
+            self._parsers[index] = TurnParser(self._format)
+        parser = self._parsers[index]
+        events = parser.push(chunk.text)
         if chunk.finish is not None:
-            found += reader.close()
-        deltas = [self._delta(part) for part in found]
+            events += parser.close()
+        deltas = [self._delta(turn_event) for turn_event in events]
         if not deltas and (first or chunk.finish or (chunk.logprobs and self._want_logprobs)):
             deltas = [Delta()]
         if first:
@@ -84,22 +84,22 @@ class ChatShape:
         if chunk.logprobs is not None and self._want_logprobs:
             choices[0].logprobs = chat_logprobs([chunk.logprobs])
         if chunk.finish is not None:
-            choices[-1].finish_reason = _chat_finish(chunk.finish, reader.called)
+            choices[-1].finish_reason = _chat_finish(chunk.finish, parser.called)
             choices[-1].matched_stop = chunk.finish.matched
             choices[-1].ramify = choice_extras(chunk)
         return choices
 
-    def _delta(self, part: TurnPart) -> Delta:
-        match part:
+    def _delta(self, turn_event: TurnEvent) -> Delta:
+        match turn_event:
             case Content(text):
                 return Delta(content=text)
             case Reasoning(text):
                 return Delta(reasoning_content=text)
             case CallBegins(index, name):
-                assert self._form.tools is not None
+                assert self._format.tools is not None
                 call = ToolCallDelta(
                     index=index,
-                    id=self._form.tools.new_id(),
+                    id=self._format.tools.new_id(),
                     type="function",
                     function=FunctionReply(name=name, arguments=""),
                 )
@@ -107,14 +107,14 @@ class ChatShape:
                 call = ToolCallDelta(index=index, function=FunctionReply(arguments=text))
         return Delta(tool_calls=[call])
 
-    def chunk(self, choices: list[ChatChunkChoice], **usage: Any) -> ChatChunk:
-        return ChatChunk(choices=choices, **self._head, **usage)
+    def stream_body(self, choices: list[ChatChunkChoice], **usage: Any) -> ChatChunk:
+        return ChatChunk(choices=choices, **self._header, **usage)
 
-    def answer(self, results: Sequence[Collected], n: int) -> ChatReply:
+    def body(self, results: Sequence[GenerationResult], n: int) -> ChatReply:
         choices = []
         for index, result in enumerate(results):
             finish = _finish(result)
-            turn = read_turn(self._form, result.text)
+            turn = parse_turn(self._format, result.text)
             choices.append(
                 ChatChoice(
                     index=index,
@@ -126,12 +126,12 @@ class ChatShape:
                 )
             )
         return ChatReply(
-            choices=choices, usage=usage_reply([result.usage for result in results], n), **self._head
+            choices=choices, usage=usage_reply([result.usage for result in results], n), **self._header
         )
 
     def _message(self, turn: Turn) -> ChatMessageReply:
         message = ChatMessageReply(content=turn.content)
-        if self._form.reasoning_end is not None and self._form.show_reasoning:
+        if self._format.reasoning_end is not None and self._format.show_reasoning:
             message.reasoning_content = turn.reasoning
         if turn.calls:
             message.content = turn.content or None
@@ -143,21 +143,21 @@ class ChatShape:
 
 
 def _chat_finish(finish: Finish, called: bool) -> str:
-    """A turn that ended by itself after whole calls waits for their results."""
+    """OpenAI's finish reason. A turn that stopped after complete calls waits for their results."""
     return "tool_calls" if called and finish.reason == "stop" else finish.reason
 
 
-class CompletionShape:
-    """/v1/completions; `echoes` is the text that comes before each choice's own."""
+class CompletionFormatter:
+    """/v1/completions. `echoes` has for each choice the prompt that is echoed before its text, or ""."""
 
-    def __init__(self, head: dict[str, Any], echoes: list[str], want_logprobs: bool) -> None:
-        self._head = head
+    def __init__(self, header: dict[str, Any], echoes: list[str], want_logprobs: bool) -> None:
+        self._header = header
         self._echoes = echoes
         self._want_logprobs = want_logprobs
         self._unsent_echo = dict(enumerate(echoes))
         self._offsets = [0] * len(echoes)
 
-    def parts(self, index: int, chunk: TextChunk) -> list[CompletionChoice]:
+    def stream_choices(self, index: int, chunk: TextChunk) -> list[CompletionChoice]:
         text = self._unsent_echo.pop(index, "") + chunk.text
         runs = [run for run in (chunk.prompt_logprobs, chunk.logprobs) if run is not None]
         if not (text or chunk.finish or runs):
@@ -171,10 +171,10 @@ class CompletionShape:
             choice.ramify = choice_extras(chunk)
         return [choice]
 
-    def chunk(self, choices: list[CompletionChoice], **usage: Any) -> CompletionReply:
-        return CompletionReply(choices=choices, **self._head, **usage)
+    def stream_body(self, choices: list[CompletionChoice], **usage: Any) -> CompletionReply:
+        return CompletionReply(choices=choices, **self._header, **usage)
 
-    def answer(self, results: Sequence[Collected], n: int) -> CompletionReply:
+    def body(self, results: Sequence[GenerationResult], n: int) -> CompletionReply:
         choices = []
         for index, (result, echo) in enumerate(zip(results, self._echoes, strict=True)):
             finish = _finish(result)
@@ -189,9 +189,9 @@ class CompletionShape:
                     ramify=choice_extras(result),
                 )
             )
-        return self.chunk(choices, usage=usage_reply([result.usage for result in results], n))
+        return self.stream_body(choices, usage=usage_reply([result.usage for result in results], n))
 
 
-def _finish(result: Collected) -> Finish:
+def _finish(result: GenerationResult) -> Finish:
     assert result.finish is not None, "a generation ended without a final chunk"
     return result.finish

@@ -1,8 +1,16 @@
 """Incremental detokenisation: whole characters only, stop strings found across token borders.
 
-`TextStream` holds one request's output. Text is released as soon as it can no longer change: not
-while its last bytes are an unfinished UTF-8 character, and not while it may be the beginning of a
-stop string.
+`TextStream` holds one request's output. Text is released as soon as it can no longer change. It is held back
+while its last bytes are an unfinished UTF-8 character, and while its end may begin a stop string.
+
+Example, with the stop string "END" ("é" is the bytes C3 A9, one token each here):
+
+    ids pushed   text decoded   released   held back
+    "caf"        "caf"          "caf"
+    C3           "caf"          ""         C3, an unfinished character
+    A9           "café"         "é"
+    " E"         "café E"       " "        "E", which "END" begins with
+    "ND of"      "café END of"  ""         the text ends before "END"; `matched` is "END"
 """
 
 from __future__ import annotations
@@ -12,13 +20,14 @@ from typing import NamedTuple
 
 REPLACEMENT = "�"
 LONGEST_UNFINISHED = 16
-"""Ids that may wait for the rest of a character. A character has 4 bytes: more are not valid UTF-8."""
+"""Ids that may wait for the rest of a character. UTF-8 has at most 4 bytes a character, so 16 ids without a
+whole one are not valid UTF-8."""
 
 Decode = Callable[[Sequence[int]], str]
 
 
 class Released(NamedTuple):
-    """New text, and the stop string that ended it."""
+    """Text to be sent, and the stop string that ended the output, if one did."""
 
     text: str
     matched: str | None
@@ -27,9 +36,9 @@ class Released(NamedTuple):
 class TextStream:
     """The text of one output.
 
-    `decode` turns token ids into text; `context` is the end of the prompt, since some tokenizers
-    spell a token differently at the start of a text. `overlap`, which the output begins with, is the
-    prompt's already, and no part of the text.
+    `decode` turns token ids into text. `context` holds the last ids of the prompt: some tokenizers decode a
+    token differently at the start of a text. `overlap` is the end of the prompt where the first output token
+    spells it again (token healing): it is cut off the text.
     """
 
     def __init__(
@@ -41,13 +50,12 @@ class TextStream:
         self._stop = tuple(stop)
         self._longest_stop = max((len(stop) for stop in stop), default=0)
         self._ids = list(context)
-        self._window = 0  # decoding starts here: at the beginning of the last released piece
+        self._window = 0  # decoding starts at this id, one piece of text before the first unread id
         self._read = len(self._ids)  # ids before this one are in the text
         self._text = ""
         self._released = 0
-        self._text_end: list[
-            int
-        ] = []  # per output id, the length of the text after it; -1 inside a character
+        self._text_end: list[int] = []
+        """For each output id, the length of the text after it; -1 inside a character."""
 
     @property
     def text(self) -> str:
@@ -68,29 +76,30 @@ class TextStream:
 
     @property
     def may_stop(self) -> bool:
-        """It has stop strings."""
+        """Whether the output has stop strings."""
         return bool(self._stop)
 
     def pieces(self, pushed: int, ids: int, characters: int) -> tuple[tuple[int, int], ...]:
-        """Of the last `ids` ids and `characters` characters, how they go together, as `TextChunk` says.
+        """`TextChunk.pieces` for the last `ids` ids and the last `characters` characters.
 
-        All of the ids but for a stop token at the end were `pushed` last, without stop strings.
+        The last push had `pushed` ids: all of `ids`, or all but a stop token at the end. Only for outputs
+        without stop strings.
         """
         first = len(self._text_end) - pushed
         before = next((end for end in reversed(self._text_end[:first]) if end >= 0), 0)
         found: list[tuple[int, int]] = []
-        told = 0
+        counted = 0
         for count, end in enumerate(self._text_end[first:], 1):
             if end >= 0:
-                found.append((count - told, end - before))
-                told, before = count, end
+                found.append((count - counted, end - before))
+                counted, before = count, end
                 characters -= found[-1][1]
-        if ids > told or characters:
-            found.append((ids - told, characters))
+        if ids > counted or characters:
+            found.append((ids - counted, characters))
         return tuple(found)
 
     def flush(self) -> str:
-        """The rest: an unfinished character becomes the replacement character."""
+        """Release the rest. An unfinished character becomes the replacement character."""
         if self._read < len(self._ids):
             self._append(self._pending_text())
             self._read = len(self._ids)
@@ -106,7 +115,7 @@ class TextStream:
         return kept, self._text[start:end]
 
     def _decode_pending(self) -> bool:
-        """Add the text of the pending ids unless it ends inside a character; True when it was added."""
+        """Append the text of the pending ids, unless it ends inside a character. Returns whether it did."""
         text = self._pending_text()
         if text.endswith(REPLACEMENT) and len(self._ids) - self._read < LONGEST_UNFINISHED:
             return False
@@ -127,7 +136,7 @@ class TextStream:
         return min(found, key=lambda match: match[0]) if found else None
 
     def _held_back(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
+        """Length of the longest suffix of the text that is a prefix of a stop string."""
         for length in range(min(self._longest_stop - 1, len(self._text) - self._released), 0, -1):
             tail = self._text[-length:]
             if any(stop.startswith(tail) for stop in self._stop):

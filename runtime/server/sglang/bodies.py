@@ -1,15 +1,15 @@
-"""Answers of SGLang's native surface: the text, the ids, and all that ``meta_info`` says."""
+"""Bodies of SGLang's native API: the text, the ids and ``meta_info``."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ramify.messages import ChoiceScore, Finish, Generate, TokenLogprobs
-from ramify.runtime.server.fanout import Collected
+from ramify.runtime.server.streams import GenerationResult
 
 
-def native_answer(request: Generate, result: Collected, texts: bool) -> dict[str, Any]:
-    """One generation as SGLang answers it; `texts`: log-probabilities come with the text of their tokens."""
+def generation_body(request: Generate, result: GenerationResult, texts: bool) -> dict[str, Any]:
+    """The body of one generation. With `texts`, log-probabilities have the text of their tokens."""
     usage = result.usage
     meta: dict[str, Any] = {
         "id": request.rid,

@@ -1,6 +1,6 @@
-"""The bodies of OpenAI's API (API reference, chat completions and completions), as msgspec structs.
+"""Response bodies of OpenAI's API (API reference, chat completions and completions), as msgspec structs.
 
-What goes beyond that API lies under a key ``ramify``, but for `matched_stop`.
+Fields beyond that API lie in objects named ``ramify``; `matched_stop` is the exception.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ramify.messages import TextChunk, TokenLogprobs, Unenforced, Usage, Violation
-from ramify.runtime.server.fanout import Collected
+from ramify.runtime.server.streams import GenerationResult
 
 _REPLACEMENT = "\ufffd"
 
@@ -19,15 +19,23 @@ class Reply(msgspec.Struct, kw_only=True):
     """Base of all bodies."""
 
 
+class GenerationReply(Reply):
+    """Base of the bodies of generations, whole and streamed."""
+
+    id: str
+    created: int
+    model: str
+
+
 class PromptTokensDetails(Reply):
     cached_tokens: int
 
 
 class UsageExtras(Reply):
     computed_tokens: int
-    """Prompt tokens that were computed, not found in the tree."""
+    """Prompt tokens that were not cached."""
     forced_tokens: int
-    """Completion tokens that the grammar left no choice about."""
+    """Completion tokens that the grammar forced."""
     retractions: int
     queue_s: float
     first_token_s: float
@@ -46,7 +54,7 @@ class TopLogprob(Reply):
     token: str
     logprob: float | None
     bytes: list[int] | None
-    """UTF-8 of the token; null where the token is only a part of a character."""
+    """UTF-8 of the token; null for a token that is a part of a character."""
 
 
 class TokenLogprob(TopLogprob):
@@ -60,7 +68,7 @@ class ChatLogprobs(Reply):
 
 class FunctionReply(Reply):
     arguments: str
-    """JSON text; a piece of it in a stream."""
+    """JSON text, or in a stream the next piece of it."""
     name: str | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -79,7 +87,7 @@ class ToolCallDelta(Reply):
 
 class ChatMessageReply(Reply):
     content: str | None
-    """Null beside tool calls where there is no text."""
+    """Null for a turn of tool calls alone."""
     role: str = "assistant"
     refusal: None = None
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
@@ -88,9 +96,9 @@ class ChatMessageReply(Reply):
 
 class ChoiceExtras(Reply):
     unenforced: list[Unenforced] | msgspec.UnsetType = msgspec.UNSET
-    """What the schema says and the grammar leaves out, where that was asked for."""
+    """Schema keywords that the grammar leaves out (``strict: false``)."""
     violations: list[Violation] | msgspec.UnsetType = msgspec.UNSET
-    """Where the schema was to be validated afterwards: what the output does not satisfy."""
+    """Schema keywords that the output does not satisfy (``strict: "validate"``)."""
 
 
 class ChatChoice(Reply):
@@ -102,10 +110,7 @@ class ChatChoice(Reply):
     ramify: ChoiceExtras | msgspec.UnsetType = msgspec.UNSET
 
 
-class ChatReply(Reply):
-    id: str
-    created: int
-    model: str
+class ChatReply(GenerationReply):
     choices: list[ChatChoice]
     usage: UsageReply
     object: str = "chat.completion"
@@ -127,10 +132,7 @@ class ChatChunkChoice(Reply):
     ramify: ChoiceExtras | msgspec.UnsetType = msgspec.UNSET
 
 
-class ChatChunk(Reply):
-    id: str
-    created: int
-    model: str
+class ChatChunk(GenerationReply):
     choices: list[ChatChunkChoice]
     object: str = "chat.completion.chunk"
     usage: UsageReply | msgspec.UnsetType | None = msgspec.UNSET
@@ -153,12 +155,9 @@ class CompletionChoice(Reply):
     ramify: ChoiceExtras | msgspec.UnsetType = msgspec.UNSET
 
 
-class CompletionReply(Reply):
-    """Whole answer and stream chunk alike."""
+class CompletionReply(GenerationReply):
+    """A whole response, or one event of a stream."""
 
-    id: str
-    created: int
-    model: str
     choices: list[CompletionChoice]
     object: str = "text_completion"
     usage: UsageReply | msgspec.UnsetType | None = msgspec.UNSET
@@ -178,8 +177,8 @@ class ModelList(Reply):
     object: str = "list"
 
 
-def choice_extras(outcome: TextChunk | Collected) -> ChoiceExtras | msgspec.UnsetType:
-    """What a choice says beyond OpenAI's API."""
+def choice_extras(outcome: TextChunk | GenerationResult) -> ChoiceExtras | msgspec.UnsetType:
+    """The fields of a choice beyond OpenAI's API; unset where there are none."""
     left_out, found = outcome.unenforced, outcome.violations
     if not left_out and found is None:
         return msgspec.UNSET
@@ -190,10 +189,10 @@ def choice_extras(outcome: TextChunk | Collected) -> ChoiceExtras | msgspec.Unse
 
 
 def usage_reply(usages: Sequence[Usage], n: int) -> UsageReply:
-    """The usage of all choices; `n` successive ones share a prompt, which counts once.
+    """The usage of all choices. A prompt has `n` successive choices, and its tokens count once.
 
-    Of n choices the first to run computes the prompt and the others find it cached; what the request
-    found cached is therefore the least that any of them found.
+    The first of n choices computes the prompt and the others find it cached. So the request's cached tokens
+    are the fewest that any of its choices found.
     """
     groups = [usages[i : i + n] for i in range(0, len(usages), n)]
     prompt = sum(max(usage.prompt_tokens for usage in group) for group in groups)
@@ -216,7 +215,7 @@ def usage_reply(usages: Sequence[Usage], n: int) -> UsageReply:
 
 
 def chat_logprobs(runs: Sequence[TokenLogprobs]) -> ChatLogprobs:
-    """The tokens of `runs` in the chat API's form."""
+    """`runs` as chat completions write log-probabilities."""
     content = []
     for run in runs:
         for i, (text, logprob) in enumerate(zip(run.texts, run.logprobs, strict=True)):
@@ -231,7 +230,7 @@ def chat_logprobs(runs: Sequence[TokenLogprobs]) -> ChatLogprobs:
 
 
 def completion_logprobs(runs: Sequence[TokenLogprobs], offset: int) -> CompletionLogprobs:
-    """The tokens of `runs` in the completions API's form; the first starts at character `offset`."""
+    """`runs` as completions write log-probabilities. The first token starts at character `offset`."""
     tokens: list[str] = []
     logprobs: list[float | None] = []
     top: list[dict[str, float] | None] = []

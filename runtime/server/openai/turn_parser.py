@@ -1,4 +1,4 @@
-"""A model's turn as it is answered: reasoning, content and tool calls, told apart while it is generated."""
+"""Splits a model's turn into reasoning, content and tool calls while it is generated."""
 
 from __future__ import annotations
 
@@ -7,51 +7,52 @@ from dataclasses import dataclass
 
 from ramify.messages import ToolCall
 from ramify.tool_calls.formats import ToolFormat
-from ramify.tool_calls.reader import Arguments, CallBegins, CallReader, Content, overlap
+from ramify.tool_calls.parser import Arguments, CallBegins, CallParser, Content, overlap
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text before the end of the reasoning."""
+    """A piece of the reasoning."""
 
     text: str
 
 
-TurnPart = Reasoning | Content | CallBegins | Arguments
+TurnEvent = Reasoning | Content | CallBegins | Arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnForm:
-    """What to look for in a turn. `reasoning_end` is None where there is no reasoning to be told apart."""
+class TurnFormat:
+    """How reasoning and calls are marked. `reasoning_end` is None where reasoning stays in the content, or
+    where the turn has none."""
 
     reasoning_end: str | None = None
     show_reasoning: bool = True
     tools: ToolFormat | None = None
 
 
-class TurnReader:
-    """Takes a turn's text piece by piece and says what it is."""
+class TurnParser:
+    """Takes a turn's text piece by piece and returns events."""
 
-    def __init__(self, form: TurnForm) -> None:
-        self._form = form
-        self._end = form.reasoning_end
+    def __init__(self, turn_format: TurnFormat) -> None:
+        self._format = turn_format
+        self._end = turn_format.reasoning_end
         self._held = ""
-        self._calls = None if form.tools is None else CallReader(form.tools)
+        self._calls = None if turn_format.tools is None else CallParser(turn_format.tools)
         self.answered = 0
-        """Characters after the end of the reasoning, in the push that it ended in."""
+        """In the push in which the reasoning ended: characters after its end."""
 
     @property
     def reasoning(self) -> bool:
-        """The end of the reasoning has not come."""
+        """The turn is still in its reasoning."""
         return self._end is not None
 
     @property
     def called(self) -> bool:
-        """There are calls, and the last one is finished."""
+        """There are calls, and the last one is complete."""
         return self._calls is not None and self._calls.calls > 0 and not self._calls.inside
 
-    def push(self, text: str) -> list[TurnPart]:
-        """What `text` adds."""
+    def push(self, text: str) -> list[TurnEvent]:
+        """The events for `text`."""
         if self._end is None:
             return self._answer(text)
         self._held += text
@@ -63,16 +64,16 @@ class TurnReader:
         thought, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
         return self._thought(thought)
 
-    def close(self) -> list[TurnPart]:
-        """The output has ended: what was held back."""
+    def close(self) -> list[TurnEvent]:
+        """The events for the text that was held back; the output has ended."""
         if self._end is not None:
             return self._thought(self._held)
         return [] if self._calls is None else list(self._calls.close())
 
-    def _thought(self, text: str) -> list[TurnPart]:
-        return [Reasoning(text)] if text and self._form.show_reasoning else []
+    def _thought(self, text: str) -> list[TurnEvent]:
+        return [Reasoning(text)] if text and self._format.show_reasoning else []
 
-    def _answer(self, text: str) -> list[TurnPart]:
+    def _answer(self, text: str) -> list[TurnEvent]:
         if self._calls is not None:
             return list(self._calls.push(text))
         return [Content(text)] if text else []
@@ -86,20 +87,20 @@ class Turn:
     reasoning: str
     calls: tuple[ToolCall, ...]
     called: bool
-    """There are calls, and all of them are finished."""
+    """There are calls, and all of them are complete."""
 
 
-def read_turn(form: TurnForm, text: str) -> Turn:
-    """`text`, the whole output, taken apart."""
-    reader = TurnReader(form)
-    return _put_together(form, [*reader.push(text), *reader.close()], reader.called)
+def parse_turn(turn_format: TurnFormat, text: str) -> Turn:
+    """The turn in `text`, a whole output."""
+    parser = TurnParser(turn_format)
+    return _assemble(turn_format, [*parser.push(text), *parser.close()], parser.called)
 
 
-def _put_together(form: TurnForm, parts: Sequence[TurnPart], called: bool) -> Turn:
+def _assemble(turn_format: TurnFormat, events: Sequence[TurnEvent], called: bool) -> Turn:
     content, reasoning = "", ""
     calls: list[tuple[str, list[str]]] = []
-    for part in parts:
-        match part:
+    for event in events:
+        match event:
             case Content(text):
                 content += text
             case Reasoning(text):
@@ -108,7 +109,7 @@ def _put_together(form: TurnForm, parts: Sequence[TurnPart], called: bool) -> Tu
                 calls.append((name, []))
             case Arguments(index, text):
                 calls[index][1].append(text)
-    new_id = form.tools.new_id if form.tools is not None else str
+    new_id = turn_format.tools.new_id if turn_format.tools is not None else str
     return Turn(
         content=content,
         reasoning=reasoning,

@@ -1,7 +1,7 @@
-"""What the endpoints of the OpenAI surface read alike, and the generations that come of it.
+"""The fields that all endpoints of OpenAI's API share, and the generations of a parsed request.
 
-- `cache_salt` (as vLLM has it) is the cache scope. `prompt_cache_key` asks that requests with equal keys and
-  equal prefixes meet in one cache: as there is one cache here, they always do.
+- `cache_salt` (vLLM's) is the cache scope.
+- `prompt_cache_key` has no effect: it chooses a cache, and there is only one here.
 - `user`, or `safety_identifier`, is written to the log.
 """
 
@@ -17,7 +17,7 @@ import msgspec
 from ramify.errors import Cancelled, InvalidRequest, NotFound
 from ramify.messages import HELD_S, Finish, Generate, TextChunk
 from ramify.runtime.server.fields import Fields
-from ramify.runtime.server.params import Explain, check_sampling, explained, fan_out
+from ramify.runtime.server.params import Explain, check_sampling, explained, split_choices
 from ramify.runtime.server.service import Service
 from ramify.sampling_params import SamplingParams
 
@@ -41,7 +41,7 @@ SPELLING = {
         "token_healing",
     )
 }
-"""Sampling options that all of them take under our names."""
+"""Sampling options that all endpoints take under our names."""
 
 UNSUPPORTED = {
     "service_tier": "",
@@ -52,15 +52,15 @@ UNSUPPORTED = {
     "guided_whitespace_pattern": "Use a json_schema format and its whitespace.",
     "lora_path": "",
 }
-"""Fields that none of them honours, and what can be done instead."""
+"""Fields that no endpoint supports, with a remedy or ""."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
-    """A request that has been understood."""
+class ParsedRequest:
+    """A request, checked."""
 
     requests: list[Generate]
-    """One per choice, by index; n successive ones share a prompt."""
+    """One per choice, by index. Each prompt has n successive ones."""
     explain: Explain
     n: int
     stream: bool
@@ -68,15 +68,15 @@ class Job:
     user: str | None
 
     def start(self, service: Service, endpoint: str) -> list[AsyncGenerator[TextChunk, None]]:
-        """The generations, which begin when they are read."""
+        """The chunks of each generation. A generation begins when its iterator is first read."""
         return [
             explained(service.generate(request, endpoint, self.user), self.explain)
             for request in self.requests
         ]
 
 
-def take_head(service: Service, fields: Fields, prefix: str) -> dict[str, Any]:
-    """What every body of an answer starts with; refuses a model that is not served."""
+def take_header(service: Service, fields: Fields, prefix: str) -> dict[str, Any]:
+    """The fields that every response body starts with. Raises `NotFound` for a model that is not served."""
     model: str | None = fields.take("model", str)
     if model is None:
         raise InvalidRequest("model is missing.", field="model", remedy=f"This is {service.model_name!r}.")
@@ -92,15 +92,17 @@ def check_model(service: Service, model: str) -> None:
         )
 
 
-def take_job(
+def parse_request(
     fields: Fields,
-    asked: Sequence[Generate],
+    prompts: Sequence[Generate],
     sampling: SamplingParams,
     unsupported: Mapping[str, str],
     explain: Explain,
-) -> Job:
-    """What is left in `fields`, put together with `asked`, one for each prompt; refuses what it does not
-    know."""
+) -> ParsedRequest:
+    """The parsed request. `prompts` has one generation for each prompt, without sampling options.
+
+    Takes the rest of `fields`, and refuses those that are left then.
+    """
     scope: str = fields.take("cache_salt", str, "")
     fields.take("prompt_cache_key", str)
     stream: bool = fields.take("stream", bool, False)
@@ -113,17 +115,17 @@ def take_job(
         stream_options.refuse_rest({"include_obfuscation": "", "continuous_usage_stats": ""})
     user = _take_user(fields)
     fields.refuse_rest(unsupported)
-    choices = [(one, options) for one in asked for options in fan_out(sampling)]
-    return Job(
+    choices = [(prompt, options) for prompt in prompts for options in split_choices(sampling)]
+    return ParsedRequest(
         requests=[
             msgspec.structs.replace(
-                one,
-                rid=f"{one.rid}-{index}" if len(choices) > 1 else one.rid,
+                prompt,
+                rid=f"{prompt.rid}-{index}" if len(choices) > 1 else prompt.rid,
                 sampling=options,
                 scope=scope,
                 every_s=0.0 if stream else HELD_S,
             )
-            for index, (one, options) in enumerate(choices)
+            for index, (prompt, options) in enumerate(choices)
         ],
         explain=explain,
         n=sampling.n,
@@ -134,12 +136,12 @@ def take_job(
 
 
 def with_top_logprobs(sampling: SamplingParams, top: int | None) -> SamplingParams:
-    """`sampling` with log-probabilities of the chosen tokens, and of the `top` likeliest."""
+    """`sampling` with log-probabilities: of the sampled token, and of the `top` likeliest ones."""
     return check_sampling(msgspec.structs.replace(sampling, logprobs=top or 0), {"logprobs": "top_logprobs"})
 
 
 def refuse_abort(finish: Finish | None) -> None:
-    # OpenAI's API has no finish reason for a request that somebody else aborted.
+    # OpenAI's API has no finish reason for a request that was aborted by another one.
     if finish is not None and finish.reason == "abort":
         raise Cancelled("The request was aborted.")
 

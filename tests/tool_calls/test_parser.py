@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.tool_calls.formats import FORMATS, GENERIC, HERMES, ToolFormat, format_in
-from ramify.tool_calls.reader import Arguments, CallBegins, CallReader, Content
+from ramify.tool_calls.parser import Arguments, CallBegins, CallParser, Content
 
 each_format = pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 Calls = list[tuple[str, str]]
@@ -34,8 +34,8 @@ def written(form: ToolFormat, content: str, calls: Calls) -> str:
     return content + (form.begin + (form.separator or "").join(texts) + form.end if calls else "")
 
 
-def read(form: ToolFormat, pieces: list[str]) -> tuple[str, Calls, CallReader]:
-    reader = CallReader(form)
+def read(form: ToolFormat, pieces: list[str]) -> tuple[str, Calls, CallParser]:
+    reader = CallParser(form)
     parts = [part for piece in pieces for part in reader.push(piece)] + reader.close()
     content, calls = "", []
     for part in parts:
@@ -97,7 +97,7 @@ def test_an_output_cut_off_says_what_there_was(form: ToolFormat) -> None:
 
 
 def test_the_beginning_of_a_trigger_waits_and_is_said_when_it_is_none() -> None:
-    reader = CallReader(HERMES)
+    reader = CallParser(HERMES)
     assert reader.push("a <tool") == [Content("a ")]
     assert reader.push("_call") == []
     assert reader.push("s> b <") == [Content("<tool_calls> b ")]

@@ -1,0 +1,184 @@
+"""Parses tool calls in a model's output while it is generated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ramify.tool_calls.formats import ToolFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text outside calls."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegins:
+    """Call number `index` of this turn has begun: of the tool `name`."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The next piece of the JSON text of the arguments of call `index`."""
+
+    index: int
+    text: str
+
+
+Event = Content | CallBegins | Arguments
+
+
+class CallParser:
+    """Takes the output piece by piece and returns events, each as soon as it is certain.
+
+    Text that may be the beginning of a trigger is held back. Where the output ends inside a call, the call's
+    arguments end where the output does.
+
+    Example, in the Hermes format:
+
+        push('Well. <tool')                     Content('Well. ')
+        push('_call>\\n{"name": "f", "argu')      -
+        push('ments": {"x": 1')                 CallBegins(0, 'f'), Arguments(0, '{"x": 1')
+        push('}}\\n</tool_call>')                Arguments(0, '}')
+    """
+
+    def __init__(self, tool_format: ToolFormat) -> None:
+        self._format = tool_format
+        self._text = ""  # in no event yet
+        self._state: Callable[[], Iterator[Event]] | None = self._content
+        """Consumes text; None after the end of the calls."""
+        self._literal = ""
+        self._after_literal: Callable[[], Iterator[Event]] = self._content
+        self._json = _JsonEnd()
+        self.calls = 0
+        """Calls begun."""
+        self.inside = False
+        """The last call is not complete."""
+
+    def push(self, text: str) -> list[Event]:
+        """The events for `text`."""
+        self._text += text
+        events: list[Event] = []
+        while True:
+            state, length = self._state, len(self._text)
+            events += self._run()
+            if self._state == state and len(self._text) == length:
+                return events
+
+    def close(self) -> list[Event]:
+        """The event for the text that was held back; the output has ended.
+
+        After a call that text is the beginning of another call, which is dropped.
+        """
+        rest, self._text = self._text, ""
+        return [Content(rest)] if rest and self._state == self._content else []
+
+    def _run(self) -> Iterator[Event]:
+        if self._state is not None:
+            yield from self._state()
+        elif self._text:
+            yield Content(self._text)
+            self._text = ""
+
+    def _content(self) -> Iterator[Event]:
+        before, found, _ = self._text.partition(self._format.trigger)
+        if found:
+            self._text = self._text[len(before) :]
+            self.inside = True
+            self._expect(self._format.opening, self._name)
+        else:
+            before = self._text[: len(self._text) - overlap(self._text, self._format.trigger)]
+            self._text = self._text[len(before) :]
+        if before:
+            yield Content(before)
+
+    def _expect(self, literal: str, then: Callable[[], Iterator[Event]]) -> None:
+        """Skip `literal`, which comes next."""
+        self._literal, self._after_literal, self._state = literal, then, self._skip
+
+    def _skip(self) -> Iterator[Event]:
+        if len(self._text) >= len(self._literal):
+            self._text = self._text[len(self._literal) :]
+            self._state = self._after_literal
+        yield from ()
+
+    def _name(self) -> Iterator[Event]:
+        name, found, rest = self._text.partition(self._format.call[1])
+        if found:
+            self._text = rest
+            self._json = _JsonEnd()
+            self._state = self._arguments
+            self.calls += 1
+            yield CallBegins(self.calls - 1, name)
+
+    def _arguments(self) -> Iterator[Event]:
+        length = self._json.push(self._text)
+        text, self._text = self._text[:length], self._text[length:]
+        if self._json.ended:
+            self._expect(self._format.call[2], self._end_call)
+        if text:
+            yield Arguments(self.calls - 1, text)
+
+    def _end_call(self) -> Iterator[Event]:
+        self.inside = False
+        self._state = self._after_call
+        yield from ()
+
+    def _after_call(self) -> Iterator[Event]:
+        tool_format = self._format
+        again = "" if tool_format.separator is None else tool_format.separator + tool_format.call[0]
+        if again and self._text.startswith(again):
+            self._text = self._text[len(again) :]
+            self.inside = True
+            self._state = self._name
+        elif tool_format.end and self._text.startswith(tool_format.end):
+            self._text = self._text[len(tool_format.end) :]
+            self._state = None
+        elif self._text and not again.startswith(self._text) and not tool_format.end.startswith(self._text):
+            self._state = None
+        yield from ()
+
+
+def overlap(text: str, pattern: str) -> int:
+    """Length of the longest suffix of `text` that is a prefix of `pattern`, and not all of it."""
+    for length in range(min(len(text), len(pattern) - 1), 0, -1):
+        if pattern.startswith(text[-length:]):
+            return length
+    return 0
+
+
+class _JsonEnd:
+    """Finds where a JSON object or array ends, by its brackets and strings."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+        self.ended = False
+
+    def push(self, text: str) -> int:
+        """The number of characters of `text` that belong to the value."""
+        for i, char in enumerate(text):
+            if self._in_string:
+                if self._escaped:
+                    self._escaped = False
+                elif char == "\\":
+                    self._escaped = True
+                elif char == '"':
+                    self._in_string = False
+            elif char == '"':
+                self._in_string = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    self.ended = True
+                    return i + 1
+        return len(text)

@@ -1,0 +1,173 @@
+"""Keeps one ring of workers running: start, heartbeat, and a new ring when a worker dies."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from ramify.errors import EngineError, RamifyError, WorkerDied
+from ramify.messages import GetStats, ModelInfo, ToFrontend, ToTokenizer
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.processes.launch import Ring
+from ramify.runtime.processes.prestart import PrestartedWorkers
+from ramify.runtime.processes.worker_process import log
+
+HEARTBEAT_S = 2.0
+"""How often the scheduler is asked for its counters, so that a message comes back even from an idle ring."""
+
+RESTART_LIMIT = 3
+"""After more restarts than this within RESTART_WINDOW_S the supervisor gives up."""
+RESTART_WINDOW_S = 60.0
+
+
+class RingSupervisor:
+    """Owns the ring. All callbacks run on the event loop that `start` ran on.
+
+    Parameters
+    ----------
+    workers
+        Processes for the first ring, if they were started early.
+    receive
+        Called with every message from the ring.
+    died
+        Called with the error for requests that cannot be run again, when a worker has died.
+    restarted
+        Called when a new ring is ready.
+    gave_up
+        Called with the reason when there is no new ring.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        workers: PrestartedWorkers | None,
+        *,
+        receive: Callable[[ToFrontend], None],
+        died: Callable[[WorkerDied], None],
+        restarted: Callable[[], None],
+        gave_up: Callable[[EngineError], None],
+    ) -> None:
+        self._config = config
+        self._workers = workers
+        self._receive = receive
+        self._died = died
+        self._restarted = restarted
+        self._gave_up = gave_up
+        self._ring: Ring | None = None
+        self._last_message = 0.0
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._restart: asyncio.Task[None] | None = None
+        self._restart_times: collections.deque[float] = collections.deque()
+        self._running = False
+        """A ring was started, and neither `close_now` was called nor a restart has failed."""
+        self.info: ModelInfo | None = None
+        self.max_prompt_tokens = 0
+        self.load_s = 0.0
+        """How long the scheduler took to load the model, in seconds."""
+
+    async def start(self) -> None:
+        """Find the model's files and start the ring. Raises when either fails."""
+        self._files = await asyncio.to_thread(
+            resolve, self._config.model, weights=self._config.load_format != "dummy"
+        )
+        await self._start_ring()
+        self._heartbeat = asyncio.create_task(self._beat())
+
+    async def aclose(self) -> None:
+        self.close_now()
+        for task in (self._heartbeat, self._restart):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        self._heartbeat = self._restart = None
+
+    def close_now(self) -> None:
+        """The part of `aclose` that needs no running event loop."""
+        self._running = False
+        # Unset first: at the interpreter's exit the heartbeat may run at the same time, in the loop's thread.
+        ring, self._ring = self._ring, None
+        if ring is not None:
+            ring.stop()
+
+    def send(self, message: ToTokenizer) -> None:
+        """Send a message to the ring; dropped while there is none."""
+        if self._ring is not None:
+            self._ring.send(message)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by role."""
+        return {} if self._ring is None else self._ring.pids
+
+    @property
+    def restarting(self) -> bool:
+        return self._restart is not None
+
+    @property
+    def heartbeat_age_s(self) -> float:
+        """Seconds since the last message from the ring."""
+        return time.monotonic() - self._last_message
+
+    def _handle(self, message: ToFrontend) -> None:
+        self._last_message = time.monotonic()
+        self._receive(message)
+
+    async def _start_ring(self) -> None:
+        workers, self._workers = self._workers or PrestartedWorkers(self._config), None
+        ring = Ring(self._config, self._files, workers, receive=self._handle, died=self._worker_died)
+        ready = await ring.start()
+        info = ready["scheduler"].model_info
+        assert info is not None
+        self.info = msgspec.structs.replace(info, chat_format=ready["tokenizer"].chat_format)
+        self.max_prompt_tokens = ready["scheduler"].max_prompt_tokens
+        self.load_s = ready["scheduler"].load_s
+        self._ring = ring
+        self._running = True
+        self._last_message = time.monotonic()
+
+    def _worker_died(self, role: str) -> None:
+        """Replace the whole ring: without one worker the state of the others is worthless."""
+        if not self._running or self._restart is not None:
+            return
+        log.error("the %s process died; restarting the ring", role)
+        self._restart = asyncio.create_task(self._replace_ring(role))
+
+    async def _replace_ring(self, role: str) -> None:
+        ring, self._ring = self._ring, None
+        if ring is not None:
+            # A late chunk of a request that is about to be sent again would repeat its text.
+            ring.disconnect()
+        self._died(
+            WorkerDied(f"The {role} process died while this request was running.", remedy="Send it again.")
+        )
+        if ring is not None:
+            await asyncio.to_thread(ring.stop)
+        now = time.monotonic()
+        self._restart_times.append(now)
+        while self._restart_times and now - self._restart_times[0] > RESTART_WINDOW_S:
+            self._restart_times.popleft()
+        count = len(self._restart_times)
+        try:
+            if count > RESTART_LIMIT:
+                raise WorkerDied(f"Workers died {count} times within {RESTART_WINDOW_S:g} s.")
+            await self._start_ring()
+        except RamifyError as failure:
+            log.error("the ring could not be restarted: %s", failure)
+            self._running = False
+            self._gave_up(failure if isinstance(failure, EngineError) else EngineError(str(failure)))
+        else:
+            self._restarted()
+        finally:
+            self._restart = None
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            with contextlib.suppress(EngineError):  # the ring was stopped at this moment
+                self.send(GetStats(rid="heartbeat"))

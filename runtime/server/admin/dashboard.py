@@ -1,0 +1,103 @@
+"""The dashboard: / shows what the server does now, and fetches /live once a second."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from importlib.metadata import version
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import HTMLResponse, Response
+
+from ramify.errors import RamifyError
+from ramify.html.template import fill
+from ramify.messages import SchedulerStats, Snapshot
+from ramify.runtime.server.fields import json_response
+from ramify.runtime.server.service import FrontendProtocol, Service
+
+router = APIRouter()
+
+NODES = 240
+"""Shown nodes of the radix tree."""
+QUEUED = 40
+"""Shown programs of the queue."""
+MAX_AGE_S = 0.5
+"""A snapshot younger than this is shown again, however many dashboards are open."""
+WAIT_S = 1.5
+"""How long a response waits for the scheduler, which replies between two steps."""
+
+
+class CachedSnapshot(NamedTuple):
+    """A snapshot, and the time of its arrival by the monotonic clock."""
+
+    at: float
+    stats: SchedulerStats
+    snapshot: Snapshot
+
+
+class SnapshotCache:
+    """One snapshot for all dashboards, fetched only when one of them asks."""
+
+    def __init__(self, frontend: FrontendProtocol) -> None:
+        self._frontend = frontend
+        self._request: asyncio.Task[None] | None = None
+        self._cached: CachedSnapshot | None = None
+
+    async def latest(self) -> CachedSnapshot | None:
+        """A snapshot of at most `MAX_AGE_S`; an older one, or None, if the scheduler does not reply in
+        `WAIT_S`."""
+        if self._request is None and (
+            self._cached is None or time.monotonic() - self._cached.at >= MAX_AGE_S
+        ):
+            self._request = asyncio.create_task(self._fetch())
+        if self._request is not None:
+            await asyncio.wait({self._request}, timeout=WAIT_S)
+        return self._cached
+
+    async def _fetch(self) -> None:
+        try:
+            stats, snapshot = await self._frontend.snapshot(NODES, QUEUED)
+            self._cached = CachedSnapshot(time.monotonic(), stats, snapshot)
+        except RamifyError:
+            pass  # The ring restarts or is closed. The dashboard shows the age of its figures.
+        finally:
+            self._request = None
+
+
+@router.get("/")
+async def page(request: Request) -> Response:
+    """The dashboard's HTML, without figures."""
+    name = Service.of(request).model_name
+    template = files(__package__).joinpath("dashboard.html").read_text(encoding="utf-8")
+    return HTMLResponse(fill(template, name), headers={"cache-control": "no-store"})
+
+
+@router.get("/live")
+async def live(request: Request) -> Response:
+    """Everything that the dashboard shows. The query's ``program`` chooses the program whose requests are
+    listed."""
+    service = Service.of(request)
+    snapshots = request.app.state.snapshots
+    assert isinstance(snapshots, SnapshotCache)
+    latest = await snapshots.latest()
+    recent = service.recent
+    now = recent.now()
+    chosen = recent.get(request.query_params.get("program", ""))
+    body: dict[str, Any] = {
+        "model": service.model_name,
+        "version": version("ramify"),
+        "up_s": time.time() - service.started_at,
+        "healthy": service.frontend.healthy and not service.draining,
+        "in_flight": service.frontend.in_flight,
+        "age_s": None if latest is None else time.monotonic() - latest.at,
+        "stats": None if latest is None else msgspec.to_builtins(latest.stats),
+        "tree": [] if latest is None else latest.snapshot.nodes,
+        "queue": [] if latest is None else latest.snapshot.queue,
+        "queue_hidden": 0 if latest is None else latest.snapshot.queue_hidden,
+        "programs": [program.summary(now) for program in recent],
+        "chosen": None if chosen is None else chosen.details(now),
+    }
+    return json_response(body)
