@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.program_traces import KINDS, Call, Trace, generate, recorded
-from ramify.messages import Submit
 from ramify.radix.cache import PrefixCache
+from ramify.ring_messages import Submit
 from ramify.runtime.scheduler.pages import RequestPages
 from ramify.runtime.scheduler.programs.programs import Programs
 from ramify.runtime.scheduler.request import Request

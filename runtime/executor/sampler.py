@@ -1,7 +1,7 @@
-"""Logits to tokens: bias and penalties, grammar mask, temperature, top-k, top-p, min-p, one draw.
+"""Sampling: bias and penalties, grammar mask, temperature, top-k, top-p, min-p, and one draw per row.
 
 Every random number comes from the caller, one per row, so that a request's tokens depend on its own
-seed and not on the batch it is in.
+seed and not on the batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ramify.sampling_params import SamplingParams
 
 @dataclasses.dataclass(slots=True)
 class SamplingRow:
-    """What choosing one row's token depends on besides its logits."""
+    """Everything but the logits that the token of one row depends on."""
 
     params: SamplingParams
     uniform: float
@@ -32,11 +32,11 @@ class SamplingRow:
     mask: np.ndarray | None = None
     """(ceil(vocab / 32),) int32 bitmask of the tokens that the grammar allows; None allows all."""
     banned: Sequence[int] = ()
-    """Tokens that must not come yet (stop tokens before `min_tokens`)."""
+    """Tokens that are not allowed yet: stop tokens before `min_tokens`."""
 
     @property
     def edits_logits(self) -> bool:
-        """Biases, penalties or banned tokens change single logits before the draw."""
+        """Biases, penalties or banned tokens change some logits before the draw."""
         return bool(self.params.penalises or self.params.logit_bias or self.banned)
 
 
@@ -45,7 +45,7 @@ RowLogprobs = tuple[float, tuple[tuple[int, float], ...]]
 
 
 class Drawing(Protocol):
-    """Tokens that are being chosen."""
+    """Tokens that may still be being computed."""
 
     @property
     def tokens(self) -> torch.Tensor:
@@ -53,29 +53,30 @@ class Drawing(Protocol):
         ...
 
     def result(self) -> tuple[list[int], list[RowLogprobs]]:
-        """Wait for the tokens, and for the log-probabilities of the rows that were asked for."""
+        """Wait for the tokens, and for the log-probabilities that were asked for."""
         ...
 
 
 class Sampler(Protocol):
-    """Chooses tokens where the logits are."""
+    """Chooses tokens on the device that holds the logits."""
 
     def begin(
         self, logits: torch.Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int
     ) -> Drawing:
         """Choose a token for each row of `logits`, (R, vocab), which may be changed.
 
-        asked : rows whose log-probabilities are wanted, and of their `top` most likely tokens
+        asked : rows whose log-probabilities are wanted: of the chosen token and of the `top` most likely ones
         """
         ...
 
     def log_probabilities(self, logits: torch.Tensor, tokens: np.ndarray, top: int) -> list[RowLogprobs]:
-        """Of one known token a row, (R,) int, and of the `top` most likely ones."""
+        """Log-probabilities, for each row, of its token in `tokens`, (R,) int, and of the `top` most likely
+        ones."""
         ...
 
 
 class HostSampler:
-    """On the host, at once. `sample_tokens` draws from float32 logits."""
+    """Samples on the host, before it returns. `sample_tokens` draws from float32 logits."""
 
     def __init__(self, sample_tokens: SampleTokens = sample_tokens) -> None:
         self._sample_tokens = sample_tokens
@@ -111,7 +112,7 @@ def sample(
     logits : (R, vocab) float32, changed in place by biases and penalties
     """
     for row, spec in enumerate(rows):
-        if spec.edits_logits:  # few do; reaching for a row of the logits costs more than asking
+        if spec.edits_logits:  # rarely; indexing a row of the logits costs more than this check
             _adjust(logits[row], spec)
     masks = [spec.mask for spec in rows]
     masked = () if all(mask is None for mask in masks) else stacked(masks)
@@ -119,7 +120,7 @@ def sample(
 
 
 def options_of(rows: Sequence[SamplingRow], device: torch.device | str = "cpu") -> SamplingOptions:
-    """How the tokens of `rows` are drawn, on `device`."""
+    """The sampling parameters of `rows` as tensors on `device`."""
     params = [row.params for row in rows]
     return SamplingOptions.of(
         [each.temperature for each in params],
@@ -172,7 +173,8 @@ def _adjust(logits: torch.Tensor, spec: SamplingRow) -> None:
 
 
 def stacked(masks: Sequence[np.ndarray | None]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(M, words) int32 of those that are there, and for each its row in it or -1, (len(masks),) int32."""
+    """The masks that are not None as (M, words) int32, and for each mask its row there or -1,
+    (len(masks),)."""
     held = np.array([mask is not None for mask in masks])
     rows = np.where(held, np.cumsum(held) - 1, -1).astype(np.int32)
     return torch.from_numpy(np.stack([mask for mask in masks if mask is not None])), torch.from_numpy(rows)

@@ -15,9 +15,10 @@ import torch
 from ramify.grammar.retokenize import Retokenizer, encode
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.kernels.registry import Ops
-from ramify.messages import CompilerDied, ModelInfo, Ready, ToScheduler
+from ramify.messages import ModelInfo
 from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
+from ramify.ring_messages import CompilerDied, Ready, ToScheduler
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.build import build_runner
 from ramify.runtime.executor.device import resolve_device

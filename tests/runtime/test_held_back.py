@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.messages import Finish, StepOutput, Submit, TextChunk
+from ramify.messages import Finish, TextChunk
+from ramify.ring_messages import StepOutput, Submit
 from ramify.runtime.frontend.chunks import joined
 from ramify.runtime.processes.detokenizer import Detokenizer
 from ramify.runtime.scheduler.output import StepOutputs

@@ -64,7 +64,7 @@ async def metrics(request: Request) -> Response:
         async with asyncio.timeout(STATS_LIMIT_S):
             stats = await service.frontend.stats()
     except (TimeoutError, RamifyError):
-        pass  # The page says so: ramify_scheduler_up is 0.
+        pass  # ramify_scheduler_up is 0 then
     return Response(service.metrics.render(stats), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 

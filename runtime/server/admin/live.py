@@ -13,8 +13,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, Response
 
 from ramify.errors import RamifyError
-from ramify.messages import SchedulerStats, Snapshot
+from ramify.messages import SchedulerStats
 from ramify.pages.page import fill
+from ramify.ring_messages import Snapshot
 from ramify.runtime.server.fields import json_response
 from ramify.runtime.server.service import FrontendProtocol, Service
 
