@@ -1,9 +1,9 @@
-"""Guesses on and off: output tokens a second of several kinds of work, two engines in turns.
+"""Speculation on and off: output tokens a second of several kinds of work, two engines in turns.
 
     python -m benchmarks.speculation [--at-once 1] [--temperature 0] [--rounds 4] [--only extract]
 
 Every round has prompts of its own, the same for both engines, so no answer is repeated from an earlier round.
-What guesses give depends on how much of an output stands in its prompt or in other outputs: `rewrite` repeats
+The gain depends on how much of an output stands in its prompt or in other outputs: `rewrite` repeats
 a text, `extract` takes the fields of a JSON object from one, `invent` fills a JSON object freely, and `story`
 has nothing to go by but a small model's own repetitions.
 """
@@ -127,7 +127,7 @@ def main() -> None:
             off, on = statistics.median(rates[without]), statistics.median(rates[with_])
             ratios = [b / a for a, b in zip(rates[without], rates[with_], strict=True)]
             print(
-                f"{name:8} {options.at_once:3} at once: {off:5.0f} tokens/s without guesses, {on:5.0f} with: "
+                f"{name:8} {options.at_once:3} at once: {off:5.0f} tokens/s without drafts, {on:5.0f} with: "
                 f"{on / off:.2f}x (rounds {min(ratios):.2f} to {max(ratios):.2f})"
             )
 

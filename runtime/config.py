@@ -35,10 +35,11 @@ class EngineConfig:
     cuda_graphs: bool | None = None
     """Replay decoding steps as CUDA graphs; None does so on a CUDA device."""
     overlap: bool | None = None
-    """Compute the next tokens while the host still works on the last ones; None does so on a CUDA device."""
+    """Overlap scheduling: the next pass is launched while the host works on the last tokens. None: on a CUDA
+    device."""
     speculation: bool | None = None
-    """Guess tokens that are likely to come, as equal prompts, the request itself or recent outputs went on,
-    and verify them beside the known ones, where that pays. None does so on the CPU."""
+    """Speculative decoding: draft tokens are looked up in equal prompts, the request itself and recent
+    outputs, and verified in the next step, where that pays. None: on the CPU."""
     deterministic: bool = False
     """The bits of an output do not depend on what runs beside it, on chunks, or on what was cached."""
     cache: Literal["radix", "naive"] = "radix"

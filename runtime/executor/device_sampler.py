@@ -12,29 +12,31 @@ from torch import Tensor
 from ramify.kernels.registry import SamplingOps
 from ramify.kernels.sampling_inputs import LogitEdits, LogProbabilities, RowEdits
 from ramify.runtime.executor.attention import to_device
-from ramify.runtime.executor.sampler import Drawing, RowLogprobs, SamplingRow, options_of, stacked
+from ramify.runtime.executor.sampler import RowLogprobs, SamplingRow, options_of, stacked
 from ramify.sampling_params import SamplingParams
 
 
 class DeviceSampler:
-    """Launches kernels without waiting for them; `Drawing.result` waits."""
+    """As `HostSampler`, but only launches kernels; the result of a drawing waits for them."""
 
     def __init__(self, ops: SamplingOps, device: torch.device) -> None:
         self._ops = ops
         self._device = device
 
     @torch.inference_mode()
-    def begin(self, logits: Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int) -> Drawing:
+    def begin(
+        self, logits: Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int
+    ) -> DeviceDrawing:
         edits = self._edits(rows)
         before = None if edits is None else self._ops.edit_logits(logits, edits)
         tokens = self._ops.sample_tokens(logits, options_of(rows, self._device), *self._masks(rows))
         if edits is not None and before is not None:
             self._ops.restore_logits(logits, edits, before)
         if not asked:
-            return _InFlight(tokens, None)
+            return DeviceDrawing(tokens, None)
         index = to_device(torch.tensor(asked, dtype=torch.int64), self._device)
         found = self._ops.log_probabilities(logits[index], tokens[index], top)
-        return _InFlight(tokens, found)
+        return DeviceDrawing(tokens, found)
 
     @torch.inference_mode()
     def log_probabilities(self, logits: Tensor, tokens: np.ndarray, top: int) -> list[RowLogprobs]:
@@ -79,7 +81,7 @@ class DeviceSampler:
         return to_device(words, self._device), to_device(places, self._device)
 
 
-class _InFlight:
+class DeviceDrawing:
     """Tokens that are copied to the host; `result` does not wait for kernels that are launched after them."""
 
     def __init__(self, tokens: Tensor, found: LogProbabilities | None) -> None:

@@ -22,7 +22,7 @@ from ramify.runtime.executor.batch import Extension, ForwardBatch, pack
 from ramify.runtime.executor.decode_graphs import DecodeGraphs
 from ramify.runtime.executor.device_sampler import DeviceSampler
 from ramify.runtime.executor.kv_pool import KvPool
-from ramify.runtime.executor.sampler import HostSampler, Sampler, stacked
+from ramify.runtime.executor.sampler import HostSampler, stacked
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import HeadNorms
 
@@ -72,7 +72,7 @@ class Runner:
             model.use_activation("gelu", ops.gelu_mul)
         if ops.matmul is not None:
             model.use_matmul(ops.matmul)
-        self.sampler: Sampler = (
+        self.sampler: HostSampler | DeviceSampler = (
             HostSampler(ops.sample_tokens or sample_tokens)
             if ops.sampling is None
             else DeviceSampler(ops.sampling, self.device)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -44,35 +43,15 @@ RowLogprobs = tuple[float, tuple[tuple[int, float], ...]]
 """The log-probability of the token, and the most likely (id, log-probability) pairs."""
 
 
-class Drawing(Protocol):
-    """Tokens that may still be being computed."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class HostDrawing:
+    """Tokens, (R,) int64, and the log-probabilities that were asked for."""
 
-    @property
-    def tokens(self) -> torch.Tensor:
-        """(R,) int64 on the model's device."""
-        ...
+    tokens: torch.Tensor
+    logprobs: list[RowLogprobs]
 
     def result(self) -> tuple[list[int], list[RowLogprobs]]:
-        """Wait for the tokens, and for the log-probabilities that were asked for."""
-        ...
-
-
-class Sampler(Protocol):
-    """Chooses tokens on the device that holds the logits."""
-
-    def begin(
-        self, logits: torch.Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int
-    ) -> Drawing:
-        """Choose a token for each row of `logits`, (R, vocab), which may be changed.
-
-        asked : rows whose log-probabilities are wanted: of the chosen token and of the `top` most likely ones
-        """
-        ...
-
-    def log_probabilities(self, logits: torch.Tensor, tokens: np.ndarray, top: int) -> list[RowLogprobs]:
-        """Log-probabilities, for each row, of its token in `tokens`, (R,) int, and of the `top` most likely
-        ones."""
-        ...
+        return self.tokens.tolist(), self.logprobs
 
 
 class HostSampler:
@@ -83,24 +62,21 @@ class HostSampler:
 
     def begin(
         self, logits: torch.Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int
-    ) -> Drawing:
+    ) -> HostDrawing:
+        """Choose a token for each row of `logits`, (R, vocab), which may be changed.
+
+        asked : rows whose log-probabilities are wanted: of the chosen token and of the `top` most likely ones
+        """
         logits = logits.float()
         original = logits[list(asked)].clone() if asked else None
         tokens = sample(logits, rows, self._sample_tokens)
         found = [] if original is None else log_probabilities(original, tokens[list(asked)], top)
-        return _Drawn(tokens, found)
+        return HostDrawing(tokens, found)
 
     def log_probabilities(self, logits: torch.Tensor, tokens: np.ndarray, top: int) -> list[RowLogprobs]:
+        """For each row the log-probabilities of its token in `tokens`, (R,) int, and of the `top`
+        likeliest."""
         return log_probabilities(logits.float(), torch.from_numpy(tokens.astype(np.int64)), top)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Drawn:
-    tokens: torch.Tensor
-    logprobs: list[RowLogprobs]
-
-    def result(self) -> tuple[list[int], list[RowLogprobs]]:
-        return self.tokens.tolist(), self.logprobs
 
 
 @torch.inference_mode()

@@ -113,7 +113,7 @@ class OverlapScheduling:
         self._tokens = list(tokens)
 
     def take(self, plan: Sequence[ScheduledRequest]) -> Ahead:
-        """What of `plan` was computed ahead. The other rows are void from now on."""
+        """The states that `plan` finds computed. Launched rows that it does not want are void."""
         launched = {entry.request.rid: entry for entry in self._launched}
         hidden, self._launched, self._hidden = self._hidden, [], None
         found = [(scheduled, launched.get(scheduled.request.rid)) for scheduled in plan]

@@ -36,7 +36,7 @@ def arrive(programs: Programs, program: str = "", tokens: int = 10, now: float =
 
 
 def served(programs: Programs, program: str, tokens: float, **hint: Any) -> None:
-    """The program has had a request that took so many tokens."""
+    """The program has had a request that took `tokens` tokens of service."""
     request = arrive(programs, program, **hint)
     request.program.served += tokens
     programs.leave(request)
