@@ -50,8 +50,8 @@ class Steps:
     def step(self, tokens: Sequence[int], seconds: float, finish: Finish | None = None) -> None:
         """A step that takes so long and gives these tokens, the last of which are forced."""
         self.now += seconds
-        if self.request.first_token is None:
-            self.request.first_token = self.now
+        if self.request.stats.first_token is None:
+            self.request.stats.first_token = self.now
         for place, token in enumerate(tokens):
             self.request.append(token)
             self.outputs.token(self.request, token, forced=place > 0)

@@ -129,8 +129,8 @@ class Prolongs(RequestSampler):
         assert held is not None
         assert held.mask is not None
         mask = held.mask
-        if request.healing is not None and request.next_draft is not None:
-            mask = request.healing.mask(request.next_draft, mask)
+        if request.healing is not None and request.next_ahead is not None:
+            mask = request.healing.mask(request.next_ahead, mask)
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
         allowed = [token for token in np.flatnonzero(bits).tolist() if token != STOP] or [STOP]
 
