@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from ramify.kernels.registry import Ops
-from ramify.messages import Failed, FlushCache, Reply, Submit
 from ramify.radix.cache import PrefixCache
+from ramify.ring_messages import Failed, FlushCache, Reply, Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.build import build_runner
@@ -136,8 +136,8 @@ class LocalEngine:
     def _device_time(self) -> float:
         """Seconds of one pass over the running requests' next tokens, with logits and greedy choice."""
         extensions = [
-            Extension(request.ids, request.length - 1, request.length, request.pages)
-            for request in self._scheduler._running
+            Extension(request.ids, request.length - 1, request.length, request.pages.ids)
+            for request in self._scheduler._requests.running
         ]
         batch = pack(extensions, self._page_size)
 

@@ -21,8 +21,8 @@ from ramify import constraint
 from ramify.grammar.compile.job import answer
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.kernels.registry import ops
-from ramify.messages import Failed, Reply, Submit
 from ramify.radix.cache import PrefixCache
+from ramify.ring_messages import Failed, Reply, Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.sampler import HostSampler
 from ramify.runtime.scheduler.constraints.grammars import GrammarStore

@@ -1,11 +1,11 @@
-"""Speculative decoding on and off: output tokens/s of several kinds of work, two engines in turns.
+"""Speculation on and off: output tokens a second of several kinds of work, two engines in turns.
 
     python -m benchmarks.speculation [--at-once 1] [--temperature 0] [--rounds 4] [--only extract]
 
-Every round has prompts of its own, the same for both engines, so no answer is repeated from an earlier
-round. The gain depends on the share of an output that stands in its prompt or in other outputs: `rewrite`
-repeats a text, `extract` takes the fields of a JSON object from one, `invent` fills a JSON object freely,
-and `story` has nothing to go by but a small model's own repetitions.
+Every round has prompts of its own, the same for both engines, so no answer is repeated from an earlier round.
+The gain depends on how much of an output stands in its prompt or in other outputs: `rewrite` repeats
+a text, `extract` takes the fields of a JSON object from one, `invent` fills a JSON object freely, and `story`
+has nothing to go by but a small model's own repetitions.
 """
 
 from __future__ import annotations

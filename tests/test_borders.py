@@ -17,7 +17,7 @@ FOLDERS = {"ramify": "ramify", "lang": "ramify.lang", "runtime": "ramify.runtime
     "kernels": "ramify.kernels",
 }
 LEAVES = {"ramify.errors", "ramify.messages", "ramify.sampling_params", "ramify.constraint", "ramify.loop"}
-LEAVES |= {"ramify.cache"}
+LEAVES |= {"ramify.cache", "ramify.ring_messages"}
 LEAVES |= {"ramify.graph", "ramify.html.template"}
 LEAVES |= {f"ramify.tool_calls.{name}" for name in ("formats", "grammar", "prompt", "parser")}
 SHARED = LEAVES

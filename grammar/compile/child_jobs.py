@@ -25,7 +25,7 @@ from collections.abc import Callable
 import msgspec
 
 from ramify.errors import InvalidConstraint, Overloaded, RamifyError
-from ramify.messages import CompileGrammar, GrammarFailed, GrammarReady
+from ramify.ring_messages import CompileGrammar, GrammarFailed, GrammarReady
 
 Answer = GrammarReady | GrammarFailed
 

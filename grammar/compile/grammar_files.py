@@ -14,7 +14,7 @@ import msgspec
 import ramify.cache as cache
 import ramify.grammar as grammar
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.messages import CompileGrammar, GrammarReady
+from ramify.ring_messages import CompileGrammar, GrammarReady
 
 log = logging.getLogger("ramify")
 

@@ -8,7 +8,7 @@ import resource
 from ramify.errors import InvalidConstraint, RamifyError
 from ramify.grammar.compile.policy import compile_constraint
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.messages import CompileGrammar, GrammarFailed, GrammarReady
+from ramify.ring_messages import CompileGrammar, GrammarFailed, GrammarReady
 
 log = logging.getLogger("ramify")
 

@@ -1,0 +1,1 @@
+"""The model executor: batches, KV pool, attention, sampling, CUDA graphs."""

@@ -1,4 +1,4 @@
-"""The attention of one step: from a batch to what each layer calls."""
+"""The attention of one step: from a batch to the function that each layer calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StepAttention(Protocol):
 
 
 class CalledAttention:
-    """One call a layer, which shares out its work itself."""
+    """One kernel call a layer, which divides its work over the threads itself."""
 
     def __init__(self, ops: Ops, scale: float, soft_cap: float, *, cascade: bool) -> None:
         self.scale, self.soft_cap = scale, soft_cap
@@ -45,22 +45,22 @@ class CalledAttention:
 
 
 class PlannedAttention:
-    """A plan a step for all layers of one window, made on the host; a layer is launches alone."""
+    """Plans on the host: one per step and window size, for all layers. A layer only launches kernels."""
 
     def __init__(self, planners: Mapping[int, Planner], scale: float, soft_cap: float) -> None:
         self.planners = planners
         self.scale, self.soft_cap = scale, soft_cap
 
     def step(self, batch: ForwardBatch, device: torch.device) -> StepAttention:
-        return self.planned(self.plans(batch, None), moved(batch.page_table, device))
+        return self.planned(self.plans(batch, None), to_device(batch.page_table, device))
 
     def warm_up(self, k_pages: Tensor, v_pages: Tensor) -> None:
-        """Compile every form that a plan can launch; the pages of a layer are neither read nor written."""
+        """Compile every kernel that a plan can launch; pages are neither read nor written."""
         for planner in self.planners.values():
             planner.warm_up(k_pages, v_pages, soft_cap=self.soft_cap)
 
     def plans(self, batch: ForwardBatch, device: torch.device | None) -> dict[int, Plan]:
-        """By window; their tensors on `device`, or where None on that of the pages."""
+        """The plans by window size, with their tensors on `device`; None: on that of the pages."""
         table, starts, lens = (
             np.asarray(each) for each in (batch.page_table, batch.query_starts, batch.kv_lens)
         )
@@ -71,7 +71,8 @@ class PlannedAttention:
     def planned(
         self, plans: Mapping[int, Plan], page_table: Tensor, out: Tensor | None = None
     ) -> StepAttention:
-        """`out`, (T, heads, head_dim), is where every layer writes; without it each has memory of its own."""
+        """out : (T, heads, head_dim), written by every layer in turn; without it each layer allocates its
+        own"""
 
         def attend(q: Tensor, k_pages: Tensor, v_pages: Tensor, window: int) -> Tensor:
             to = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
@@ -88,7 +89,7 @@ def has_cascade(ops: Ops) -> bool:
 def attention_of(
     ops: Ops, model: ModelConfig, pool: KvPool, *, cascade: bool
 ) -> CalledAttention | PlannedAttention:
-    """The attention of a model on its pages; `cascade` counts where the kernels have one."""
+    """The attention of a model on its pages. `cascade` has no effect where the kernels have none."""
     scale, soft_cap = model.score_scale, model.attention_soft_cap
     if ops.planner is None:
         return CalledAttention(ops, scale, soft_cap, cascade=cascade)
@@ -111,13 +112,13 @@ def attention_of(
     return PlannedAttention(planners, scale, soft_cap)
 
 
-def picked(tensor: Tensor, rows: Sequence[int]) -> Tensor:
-    """``tensor[rows]``, without waiting for the device."""
-    return tensor[moved(torch.tensor(rows, dtype=torch.int64), tensor.device)]
+def index_select(tensor: Tensor, rows: Sequence[int]) -> Tensor:
+    """``tensor[rows]``, without synchronising with the device."""
+    return tensor[to_device(torch.tensor(rows, dtype=torch.int64), tensor.device)]
 
 
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """On `device`, without waiting for it."""
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """``tensor.to(device)``, without synchronising with the device."""
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""What one forward pass computes: a packed, ragged batch of new tokens without padding."""
+"""The input of one forward pass: a packed, ragged batch of new tokens without padding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Extension:
     """The new tokens of one request in one step: positions ``[start, stop)`` of its `ids`.
 
     `pages[i]` holds positions ``[i * page_size, (i + 1) * page_size)`` and reaches to `stop`.
-    Without `ids` there is one token, which the batch's `next_ids` hold.
+    Where `ids` is None there is one token, which is in the batch's `next_ids`.
     """
 
     ids: np.ndarray | None
@@ -30,16 +30,16 @@ class ForwardBatch:
     Attributes
     ----------
     tokens : (3, T) int64
-        Token ids, their positions, and where their KV goes (page * page_size + offset).
+        Token ids, their positions, and the slots that their KV is written to (page * page_size + offset).
     page_table : (B, max_pages) int32
-        Rows are padded with page 0, which is never read there: `kv_lens` says where a row ends.
+        Rows are padded with page 0, which is not read: `kv_lens` says where a row ends.
     query_starts : (B + 1,) int32
     kv_lens : (B,) int32
         Tokens in pages after the step, new ones included.
     copies : list of (source, destination)
-        Pages to copy first (copy-on-write).
+        Pages to be copied first (copy-on-write).
     next_ids : (T,) int64, optional
-        Token ids on the model's device, instead of those in `tokens`: nobody on the host knows them yet.
+        Token ids on the model's device, instead of those in `tokens`: the host does not have them yet.
     """
 
     tokens: torch.Tensor
@@ -83,7 +83,7 @@ def pack(
         np.concatenate(known, out=ids)
     else:
         ids[:] = 0
-    # For all of them at once: the same for each request alone takes 10 us each.
+    # Vectorised over all requests: the same per request takes 10 us each.
     row_of = np.repeat(np.arange(count), np.diff(query_starts))
     first = np.array([extension.start for extension in extensions], dtype=np.int64) - query_starts[:-1]
     np.add(np.arange(total), first[row_of], out=positions)

@@ -1,4 +1,4 @@
-"""From a configuration to a runner: device, kernels, model, pages, captured steps."""
+"""Builds the runner that a configuration describes: device, kernels, model, pages, CUDA graphs."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ def _wants_cascade(config: EngineConfig, backend: Backend, ops: Ops) -> bool:
 def _measured(
     config: EngineConfig, model: Model, ops: Ops, dtype: torch.dtype, device: torch.device
 ) -> DeviceMemory:
-    """The device's memory with the weights on it, and what a step takes: measured on a few pages.
+    """Measures the device's memory with the weights on it, and the workspace of a step, on a few pages.
 
-    Measured are the largest prefill chunk and the largest decode, each with its logits. The captured steps
-    share one piece of memory, the largest decode's, beside that of the steps that are not captured.
+    The workspace is that of the largest prefill chunk plus that of the largest decode, each with its logits.
+    All CUDA graphs share the memory of the largest decode; steps that are not captured have their own.
     """
     chunk, batch = min(config.chunk_tokens, model.config.context_length), config.max_running
     pages = -(-chunk // config.page_size)

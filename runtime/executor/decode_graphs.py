@@ -1,4 +1,4 @@
-"""Decoding steps at a ladder of batch sizes, each captured as a CUDA graph, and the padding in between."""
+"""Decoding steps as CUDA graphs, captured at a ladder of batch sizes; batches in between are padded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ramify.runtime.executor.attention import PlannedAttention, StepAttention, moved
+from ramify.runtime.executor.attention import PlannedAttention, StepAttention, to_device
 from ramify.runtime.executor.batch import ForwardBatch
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.model.config import ModelConfig
@@ -22,7 +22,8 @@ Compute = Callable[[Tensor, Tensor, Tensor, StepAttention], Tensor]
 
 
 def ladder(largest: int) -> list[int]:
-    """Batch sizes up to `largest`: powers of two and what lies half-way, so at most a third is padding."""
+    """Batch sizes up to `largest`: powers of two and the means of neighbours, so at most a third is
+    padding."""
     sizes = {1, largest}
     power = 2
     while power < largest:
@@ -34,8 +35,8 @@ def ladder(largest: int) -> list[int]:
 class DecodeGraphs:
     """Decodes of up to ``max(sizes)`` requests. On a device without CUDA graphs the same steps run eagerly.
 
-    A step of B requests takes the smallest size that holds them. The rows that are left compute token 0 at
-    position 0, write its keys and values into the pool's spare page, and attend to nothing.
+    A step of B requests takes the smallest size of at least B. The padding rows compute token 0 at position
+    0, write its keys and values into the pool's spare page, and attend to nothing.
 
     Parameters
     ----------
@@ -59,7 +60,7 @@ class DecodeGraphs:
         self._compute = compute
         self._tokens = [torch.zeros(3, size, dtype=torch.int64, device=device) for size in self.sizes]
         self._table = torch.zeros(self.sizes[-1], max_pages, dtype=torch.int32, device=device)
-        # Rows that attend to nothing are not written: they keep numbers that were there before, or zeros.
+        # Rows that attend to nothing are not written: zeros, so that they hold numbers and no NaN.
         heads, head_dim = model.num_heads, model.head_dim
         self._attended = torch.zeros(self.sizes[-1], heads, head_dim, dtype=pool.k.dtype, device=device)
         pool_tokens = pool.num_pages * pool.page_size
@@ -72,13 +73,13 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Capture every size, the largest first, so that the others find its memory."""
+        """Capture every size, the largest first: the others reuse its memory."""
         if self._pool.k.device.type != "cuda":
             return
         memory = torch.cuda.graph_pool_handle()
         for index in reversed(range(len(self.sizes))):
             self._tokens[index][2].fill_(self._pool.spare_page * self._pool.page_size)
-            self._step(index)  # compiles what is not compiled yet, which a capture must not do
+            self._step(index)  # compiles kernels, which must not happen during a capture
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=memory):
@@ -86,7 +87,7 @@ class DecodeGraphs:
             self._graphs[index] = graph
 
     def run(self, batch: ForwardBatch) -> Tensor | None:
-        """The hidden states of a batch of decodes; None where it has no place here."""
+        """The hidden states of a batch of decodes; None where the batch or its plan is too large."""
         count, width = batch.page_table.shape
         index = bisect.bisect_left(self.sizes, count)
         if index == len(self.sizes):
@@ -95,10 +96,10 @@ class DecodeGraphs:
         if not all(room.load(plans[window]) for window, room in self._rooms[index].items()):
             return None
         tokens, device = self._tokens[index], self._table.device
-        tokens.copy_(moved(self._padded(batch.tokens, self.sizes[index]), device))
+        tokens.copy_(to_device(self._padded(batch.tokens, self.sizes[index]), device))
         if batch.next_ids is not None:
             tokens[0, :count].copy_(batch.next_ids)
-        self._table[:count, :width].copy_(moved(batch.page_table, device))
+        self._table[:count, :width].copy_(to_device(batch.page_table, device))
         graph = self._graphs[index]
         if graph is None:
             return self._step(index)[:count]

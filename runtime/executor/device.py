@@ -1,4 +1,4 @@
-"""Which device, kernels and number format a configuration means on this machine, and what cannot be."""
+"""Resolves device, kernels and dtype from a configuration, and refuses what this machine cannot do."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Backend = Literal["cpu", "torch", "triton"]
 
 def resolve_device(config: EngineConfig) -> torch.device:
     """Raises `UnsupportedField` where cuda is asked for and torch finds no CUDA device."""
-    there = torch.cuda.is_available()
-    if config.device == "cuda" and not there:
+    available = torch.cuda.is_available()
+    if config.device == "cuda" and not available:
         raise UnsupportedField(
             "device is 'cuda', but torch finds no CUDA device here: torch.cuda.is_available() is False.",
             field="device",
             remedy="Choose cpu, or look at the driver and at whether this torch was built with CUDA.",
         )
-    if config.device == "cpu" or not there:
+    if config.device == "cpu" or not available:
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
 
@@ -44,10 +44,10 @@ def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
 
 
 def resolve_ops(config: EngineConfig, device: torch.device) -> tuple[Backend, Ops]:
-    """The kernels for `device`, and their name.
+    """The backend for `device`, and its kernels.
 
-    Where "auto" finds that the compiled CPU kernels cannot run, their torch twins.
-    Raises `UnsupportedField` naming the backend that cannot run on the device.
+    "auto" falls back to the torch kernels where the compiled CPU kernels cannot run. Raises
+    `UnsupportedField` where the backend that was asked for cannot run on the device.
     """
     backend = config.attention_backend
     if backend == "auto":
@@ -66,7 +66,7 @@ def resolve_ops(config: EngineConfig, device: torch.device) -> tuple[Backend, Op
             field="attention_backend",
             remedy="Choose triton or torch, or device cpu.",
         )
-    # The variable is read, and not Triton, which takes half a second to import.
+    # Asking the environment instead of Triton saves importing it, which takes half a second.
     if backend == "triton" and device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise UnsupportedField(
             "attention_backend is 'triton', which needs a CUDA device; the device is the CPU.",

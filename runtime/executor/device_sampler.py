@@ -1,4 +1,4 @@
-"""Choosing tokens on the device that holds the logits: options go there, tokens come back."""
+"""Sampling on the device that holds the logits: options are copied to it, and tokens back."""
 
 from __future__ import annotations
 
@@ -11,38 +11,40 @@ from torch import Tensor
 
 from ramify.kernels.registry import SamplingOps
 from ramify.kernels.sampling_inputs import LogitEdits, LogProbabilities, RowEdits
-from ramify.runtime.executor.attention import moved
-from ramify.runtime.executor.sampler import Drawing, RowLogprobs, SamplingRow, options_of, stacked
+from ramify.runtime.executor.attention import to_device
+from ramify.runtime.executor.sampler import RowLogprobs, SamplingRow, options_of, stacked
 from ramify.sampling_params import SamplingParams
 
 
 class DeviceSampler:
-    """Launches kernels; waits only for what is asked of its drawings."""
+    """As `HostSampler`, but only launches kernels; the result of a drawing waits for them."""
 
     def __init__(self, ops: SamplingOps, device: torch.device) -> None:
         self._ops = ops
         self._device = device
 
     @torch.inference_mode()
-    def begin(self, logits: Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int) -> Drawing:
+    def begin(
+        self, logits: Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int
+    ) -> DeviceDrawing:
         edits = self._edits(rows)
         before = None if edits is None else self._ops.edit_logits(logits, edits)
         tokens = self._ops.sample_tokens(logits, options_of(rows, self._device), *self._masks(rows))
         if edits is not None and before is not None:
             self._ops.restore_logits(logits, edits, before)
         if not asked:
-            return _OnItsWay(tokens, None)
-        index = moved(torch.tensor(asked, dtype=torch.int64), self._device)
+            return DeviceDrawing(tokens, None)
+        index = to_device(torch.tensor(asked, dtype=torch.int64), self._device)
         found = self._ops.log_probabilities(logits[index], tokens[index], top)
-        return _OnItsWay(tokens, found)
+        return DeviceDrawing(tokens, found)
 
     @torch.inference_mode()
     def log_probabilities(self, logits: Tensor, tokens: np.ndarray, top: int) -> list[RowLogprobs]:
-        known = moved(torch.from_numpy(tokens.astype(np.int64)), self._device)
+        known = to_device(torch.from_numpy(tokens.astype(np.int64)), self._device)
         return _as_rows(*self._ops.log_probabilities(logits, known, top))
 
     def warm_up(self, logits: Tensor) -> None:
-        """Compile every form that drawing from rows like these, (1, vocab), can launch; changes them."""
+        """Compile every kernel that sampling from `logits`, (1, vocab), can launch. Changes `logits`."""
         words = np.zeros(-(-logits.shape[1] // 32), np.int32)
         for params, mask in itertools.product(
             (SamplingParams(temperature=0.0, logit_bias={0: 1.0}), SamplingParams(temperature=1.0, top_k=1)),
@@ -76,22 +78,22 @@ class DeviceSampler:
         if all(mask is None for mask in masks):
             return None, None
         words, places = stacked(masks)
-        return moved(words, self._device), moved(places, self._device)
+        return to_device(words, self._device), to_device(places, self._device)
 
 
-class _OnItsWay:
-    """Copied to the host behind what was launched so far: what is launched later is not waited for."""
+class DeviceDrawing:
+    """Tokens that are copied to the host; `result` does not wait for kernels that are launched after them."""
 
     def __init__(self, tokens: Tensor, found: LogProbabilities | None) -> None:
         self.tokens = tokens
         self._found = [_to_host(tokens), *(() if found is None else map(_to_host, found))]
-        self._done = torch.cuda.Event() if tokens.is_cuda else None
-        if self._done is not None:
-            self._done.record()
+        self._event = torch.cuda.Event() if tokens.is_cuda else None
+        if self._event is not None:
+            self._event.record()
 
     def result(self) -> tuple[list[int], list[RowLogprobs]]:
-        if self._done is not None:
-            self._done.synchronize()
+        if self._event is not None:
+            self._event.synchronize()
         tokens, *found = self._found
         return tokens.tolist(), _as_rows(*found) if found else []
 

@@ -10,8 +10,8 @@ from ramify.runtime.model.config import ModelConfig
 class KvPool:
     """`k` and `v`: (layers, num_pages + 1, kv_heads, page_size, head_dim).
 
-    A page of one head is contiguous, so that attention streams it without striding over other heads.
-    The page behind the last belongs to nobody: steps that are padded write their padding there.
+    A page of one head is contiguous, so that attention reads it without strides over other heads. No request
+    is given the last page (`spare_page`): padded steps write the KV of their padding there.
     """
 
     def __init__(
@@ -24,7 +24,8 @@ class KvPool:
         device: torch.device | str = "cpu",
     ) -> None:
         shape = (model.num_layers, num_pages + 1, model.num_kv_heads, page_size, model.head_dim)
-        # Not zeroed: pages that no request has used cost no memory, and no row is read before it is written.
+        # Not zeroed: pages that no request has used take no physical memory, and no row is read before it is
+        # written.
         self.k = torch.empty(shape, dtype=dtype, device=device)
         self.v = torch.empty(shape, dtype=dtype, device=device)
         self.num_pages = num_pages

@@ -1,4 +1,4 @@
-"""How many KV pages the memory holds: a size that was asked for, or what a device has left."""
+"""The number of KV pages: from the size that was asked for, or from the memory that a device has left."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.model.config import ModelConfig
 
 SPARE_PAGES = 2
-"""Pages that a lone request may need beside its own tokens': the two ends of a copy-on-write."""
+"""Pages that a lone request may need beyond those of its tokens: source and destination of a
+copy-on-write."""
 LEAST_PAGES = SPARE_PAGES + 1
 FRACTION = 0.9
-"""Of a CUDA device's memory, where nothing else is asked for: the rest is for its driver's own, and for
-fragments."""
+"""Share of a CUDA device's memory that is used by default; the driver and fragmentation need the rest."""
 CPU_BYTES = 1 << 30
-"""For KV pages on the CPU, where nothing else is asked for, if tokens take so much."""
+"""The most memory for KV pages on the CPU, by default."""
 CPU_CONTEXTS = 2
 CPU_TOKENS = 20_480
-"""What KV pages on the CPU are for: so many tokens, and so many of the model's longest contexts. Any load
-touches all pages in the end, as each is kept for whoever comes back, and what is touched stays resident."""
+"""KV pages on the CPU hold this number of the model's longest contexts, or of tokens if that is more. Pages
+are kept after their request has ended, so any load touches all of them in the end, and touched pages stay
+resident."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeviceMemory:
     """Bytes of a device.
 
-    total : all there are
-    used : taken before there are pages: the weights, the driver's own, and other processes'
-    workspace : what the largest step takes beside them
+    total : its memory
+    used : taken before there are pages, by weights, the driver and other processes
+    workspace : taken by the largest step beside these
     """
 
     total: int
@@ -42,7 +43,7 @@ class DeviceMemory:
 
 
 def check_memory(config: EngineConfig, device: torch.device) -> None:
-    """Raises `UnsupportedField` for an option that means nothing on `device`."""
+    """Raises `UnsupportedField` for an option that has no meaning on `device`."""
     if config.memory_fraction is not None and device.type != "cuda":
         raise UnsupportedField(
             f"memory_fraction is {config.memory_fraction}, which counts on a CUDA device; this is the CPU.",
@@ -54,7 +55,7 @@ def check_memory(config: EngineConfig, device: torch.device) -> None:
 def pages_in(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> int | None:
-    """The pages that the configuration names, if any; on the CPU always some."""
+    """The number of pages by the configuration; None where the memory left on the device decides."""
     if config.num_pages is not None:
         return enough(config.num_pages)
     size = page_bytes(model, config.page_size, dtype)
@@ -67,7 +68,7 @@ def pages_in(
 
 
 def enough(num_pages: int) -> int:
-    """`num_pages`, or `EngineError` where no request could run on them."""
+    """`num_pages`. Raises `EngineError` where no request could run on that few."""
     if num_pages < LEAST_PAGES:
         raise EngineError(
             f"The KV memory holds {num_pages} pages; at least {LEAST_PAGES} are needed.",
@@ -78,7 +79,7 @@ def enough(num_pages: int) -> int:
 
 @contextlib.contextmanager
 def fitting(what: str, device: torch.device) -> Iterator[None]:
-    """Where `device` has no memory for `what`, which is being made, `EngineError` tells the figures."""
+    """Turns an out-of-memory error while `what` is allocated on `device` into `EngineError` with figures."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -91,10 +92,10 @@ def fitting(what: str, device: torch.device) -> Iterator[None]:
 
 
 def pages_left(memory: DeviceMemory, fraction: float, page: int) -> int:
-    """Pages of `page` bytes in what `fraction` of the memory leaves.
+    """The number of pages of `page` bytes that fit into `fraction` of the memory beside what is used.
 
-    One page more is taken for the padding of decoding steps. Raises `EngineError` with the figures where too
-    little is left.
+    One more page is allocated for the padding of decoding steps. Raises `EngineError` with the figures where
+    fewer than `LEAST_PAGES` fit.
     """
     room = int(memory.total * fraction) - memory.used - memory.workspace
     pages = room // page - 1

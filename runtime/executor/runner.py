@@ -16,24 +16,24 @@ from ramify.runtime.executor.attention import (
     StepAttention,
     attention_of,
     has_cascade,
-    moved,
+    to_device,
 )
 from ramify.runtime.executor.batch import Extension, ForwardBatch, pack
 from ramify.runtime.executor.decode_graphs import DecodeGraphs
 from ramify.runtime.executor.device_sampler import DeviceSampler
 from ramify.runtime.executor.kv_pool import KvPool
-from ramify.runtime.executor.sampler import HostSampler, Sampler, stacked
+from ramify.runtime.executor.sampler import HostSampler, stacked
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import HeadNorms
 
 MANY_ROWS = 65
-"""Products of more than 64 rows are another kernel in deterministic mode."""
+"""Matrix products of more than 64 rows have a kernel of their own in deterministic mode."""
 
 
 class Runner:
     """Owns the model and its KV pages.
 
-    cascade : read shared prefixes once, where the kernels can and where it pays
+    cascade : read shared prefixes once, where the kernels can do so and it pays
     """
 
     def __init__(self, model: Model, pool: KvPool, ops: Ops, *, cascade: bool = True) -> None:
@@ -57,9 +57,9 @@ class Runner:
         self.stacked = self._stack is not None
         """All layers are computed in one call."""
         self.cascades = cascade and has_cascade(ops)
-        """Shared prefixes are read once, where that pays."""
+        """Attention reads shared prefixes once, where it pays."""
         self._graphs: DecodeGraphs | None = None
-        # Views of the pool, made once: indexing it costs 2 us, twice a layer in every step.
+        # Views of the pool are made once: indexing it costs 2 us, twice per layer and step.
         self._k_layers, self._v_layers = list(pool.k), list(pool.v)
         model.use_norm(ops.rms_norm, ops.add_rms_norm)
         if ops.linear is not None:
@@ -72,14 +72,14 @@ class Runner:
             model.use_activation("gelu", ops.gelu_mul)
         if ops.matmul is not None:
             model.use_matmul(ops.matmul)
-        self.sampler: Sampler = (
+        self.sampler: HostSampler | DeviceSampler = (
             HostSampler(ops.sample_tokens or sample_tokens)
             if ops.sampling is None
             else DeviceSampler(ops.sampling, self.device)
         )
 
     def warm_up(self) -> None:
-        """Compile every kernel that a step can launch. Writes to pages, which nobody must use yet."""
+        """Compile every kernel that a step can launch. Writes to pages, so no request may run yet."""
         if isinstance(self._attention, PlannedAttention):
             self._attention.warm_up(self._k_layers[0], self._v_layers[0])
         size = self.pool.page_size
@@ -102,7 +102,8 @@ class Runner:
         self._graphs.capture()
 
     def check_device(self) -> None:
-        """Raise what a CUDA device has run into: after an error of a kernel it computes nothing any more."""
+        """Raise the error of a CUDA device, if any: after an error in a kernel it computes nothing any
+        more."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -110,7 +111,7 @@ class Runner:
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Copy pages, store the new tokens' KV, and return the hidden states: (T, hidden).
 
-        They hold until the next call. On a CUDA device this returns before they are computed.
+        The next call may overwrite them. On a CUDA device this returns before they are computed.
         """
         pool = self.pool
         if batch.copies:
@@ -120,7 +121,7 @@ class Runner:
             hidden = self._graphs.run(batch)
             if hidden is not None:
                 return hidden
-        tokens = moved(batch.tokens, self.device)
+        tokens = to_device(batch.tokens, self.device)
         ids = tokens[0] if batch.next_ids is None else batch.next_ids
         if self._stack is not None:
             return self._compute_stack(self._stack, ids, tokens[1], tokens[2], batch)
@@ -164,8 +165,8 @@ class Runner:
     def logits(self, hidden: Tensor, masks: Sequence[np.ndarray | None] = ()) -> Tensor:
         """(R, hidden) → (R, vocab), float32 or, where the device samples, in the model's dtype.
 
-        masks : for each row, where one is given for any, the (ceil(vocab / 32),) int32 bitmask of the tokens
-            whose logits are of use; the others may be minus infinity. None for all.
+        masks : one per row, or none at all: the (ceil(vocab / 32),) int32 bitmask of the tokens whose logits
+            are needed, None for all; other logits may be minus infinity
         """
         if self._ops.masked_linear is None or all(mask is None for mask in masks):
             return self.model.logits(hidden)

@@ -1,14 +1,13 @@
-"""Logits to tokens: bias and penalties, grammar mask, temperature, top-k, top-p, min-p, one draw.
+"""Sampling: bias and penalties, grammar mask, temperature, top-k, top-p, min-p, and one draw per row.
 
 Every random number comes from the caller, one per row, so that a request's tokens depend on its own
-seed and not on the batch it is in.
+seed and not on the batch.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from ramify.sampling_params import SamplingParams
 
 @dataclasses.dataclass(slots=True)
 class SamplingRow:
-    """What choosing one row's token depends on besides its logits."""
+    """Everything but the logits that the token of one row depends on."""
 
     params: SamplingParams
     uniform: float
@@ -32,11 +31,11 @@ class SamplingRow:
     mask: np.ndarray | None = None
     """(ceil(vocab / 32),) int32 bitmask of the tokens that the grammar allows; None allows all."""
     banned: Sequence[int] = ()
-    """Tokens that must not come yet (stop tokens before `min_tokens`)."""
+    """Tokens that are not allowed yet: stop tokens before `min_tokens`."""
 
     @property
     def edits_logits(self) -> bool:
-        """Biases, penalties or banned tokens change single logits before the draw."""
+        """Biases, penalties or banned tokens change some logits before the draw."""
         return bool(self.params.penalises or self.params.logit_bias or self.banned)
 
 
@@ -44,62 +43,40 @@ RowLogprobs = tuple[float, tuple[tuple[int, float], ...]]
 """The log-probability of the token, and the most likely (id, log-probability) pairs."""
 
 
-class Drawing(Protocol):
-    """Tokens that are being chosen."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class HostDrawing:
+    """Tokens, (R,) int64, and the log-probabilities that were asked for."""
 
-    @property
-    def tokens(self) -> torch.Tensor:
-        """(R,) int64 on the model's device."""
-        ...
+    tokens: torch.Tensor
+    logprobs: list[RowLogprobs]
 
     def result(self) -> tuple[list[int], list[RowLogprobs]]:
-        """Wait for the tokens, and for the log-probabilities of the rows that were asked for."""
-        ...
-
-
-class Sampler(Protocol):
-    """Chooses tokens where the logits are."""
-
-    def begin(
-        self, logits: torch.Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int
-    ) -> Drawing:
-        """Choose a token for each row of `logits`, (R, vocab), which may be changed.
-
-        asked : rows whose log-probabilities are wanted, and of their `top` most likely tokens
-        """
-        ...
-
-    def log_probabilities(self, logits: torch.Tensor, tokens: np.ndarray, top: int) -> list[RowLogprobs]:
-        """Of one known token a row, (R,) int, and of the `top` most likely ones."""
-        ...
+        return self.tokens.tolist(), self.logprobs
 
 
 class HostSampler:
-    """On the host, at once. `sample_tokens` draws from float32 logits."""
+    """Samples on the host, before it returns. `sample_tokens` draws from float32 logits."""
 
     def __init__(self, sample_tokens: SampleTokens = sample_tokens) -> None:
         self._sample_tokens = sample_tokens
 
     def begin(
         self, logits: torch.Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int
-    ) -> Drawing:
+    ) -> HostDrawing:
+        """Choose a token for each row of `logits`, (R, vocab), which may be changed.
+
+        asked : rows whose log-probabilities are wanted: of the chosen token and of the `top` most likely ones
+        """
         logits = logits.float()
         original = logits[list(asked)].clone() if asked else None
         tokens = sample(logits, rows, self._sample_tokens)
         found = [] if original is None else log_probabilities(original, tokens[list(asked)], top)
-        return _Drawn(tokens, found)
+        return HostDrawing(tokens, found)
 
     def log_probabilities(self, logits: torch.Tensor, tokens: np.ndarray, top: int) -> list[RowLogprobs]:
+        """For each row the log-probabilities of its token in `tokens`, (R,) int, and of the `top`
+        likeliest."""
         return log_probabilities(logits.float(), torch.from_numpy(tokens.astype(np.int64)), top)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Drawn:
-    tokens: torch.Tensor
-    logprobs: list[RowLogprobs]
-
-    def result(self) -> tuple[list[int], list[RowLogprobs]]:
-        return self.tokens.tolist(), self.logprobs
 
 
 @torch.inference_mode()
@@ -111,7 +88,7 @@ def sample(
     logits : (R, vocab) float32, changed in place by biases and penalties
     """
     for row, spec in enumerate(rows):
-        if spec.edits_logits:  # few do; reaching for a row of the logits costs more than asking
+        if spec.edits_logits:  # rarely; indexing a row of the logits costs more than this check
             _adjust(logits[row], spec)
     masks = [spec.mask for spec in rows]
     masked = () if all(mask is None for mask in masks) else stacked(masks)
@@ -119,7 +96,7 @@ def sample(
 
 
 def options_of(rows: Sequence[SamplingRow], device: torch.device | str = "cpu") -> SamplingOptions:
-    """How the tokens of `rows` are drawn, on `device`."""
+    """The sampling parameters of `rows` as tensors on `device`."""
     params = [row.params for row in rows]
     return SamplingOptions.of(
         [each.temperature for each in params],
@@ -172,7 +149,8 @@ def _adjust(logits: torch.Tensor, spec: SamplingRow) -> None:
 
 
 def stacked(masks: Sequence[np.ndarray | None]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(M, words) int32 of those that are there, and for each its row in it or -1, (len(masks),) int32."""
+    """The masks that are not None as (M, words) int32, and for each mask its row there or -1,
+    (len(masks),)."""
     held = np.array([mask is not None for mask in masks])
     rows = np.where(held, np.cumsum(held) - 1, -1).astype(np.int32)
     return torch.from_numpy(np.stack([mask for mask in masks if mask is not None])), torch.from_numpy(rows)

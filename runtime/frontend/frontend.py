@@ -19,21 +19,18 @@ from ramify.errors import (
     WorkerDied,
     from_info,
 )
-from ramify.messages import (
+from ramify.messages import Generate, ModelInfo, SchedulerStats, TextChunk
+from ramify.ring_messages import (
     Abort,
     AwaitTools,
     EndProgram,
     Failed,
     FlushCache,
-    Generate,
     GetSnapshot,
     GetStats,
-    ModelInfo,
     Reply,
-    SchedulerStats,
     Snapshot,
     StepText,
-    TextChunk,
     ToFrontend,
 )
 from ramify.runtime.config import EngineConfig

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import msgspec
 
 from ramify.errors import EngineError, RamifyError, WorkerDied
-from ramify.messages import GetStats, ModelInfo, ToFrontend, ToTokenizer
+from ramify.messages import ModelInfo
+from ramify.ring_messages import GetStats, ToFrontend, ToTokenizer
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.hub.resolve import resolve
 from ramify.runtime.processes.launch import Ring

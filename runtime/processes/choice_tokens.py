@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.messages import Choices, ChoiceTokens, Generate, Segment
+from ramify.messages import Choices, Generate, Segment
+from ramify.ring_messages import ChoiceTokens
 
 MAX_CHOICES = 1024
 TAIL = 128

@@ -10,20 +10,8 @@ from pathlib import Path
 import msgspec
 from tokenizers import Tokenizer
 
-from ramify.messages import (
-    Abort,
-    ChoiceScore,
-    Failed,
-    Finish,
-    Ready,
-    StepOutput,
-    StepText,
-    TextChunk,
-    ToDetokenizer,
-    TokenChunk,
-    TokenLogprobs,
-    Usage,
-)
+from ramify.messages import ChoiceScore, Finish, TextChunk, TokenLogprobs, Usage
+from ramify.ring_messages import Abort, Failed, Ready, StepOutput, StepText, ToDetokenizer, TokenChunk
 from ramify.runtime.frontend.chunks import joined
 from ramify.runtime.model.tokenizer.tokenizer import load_backend
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets

@@ -15,7 +15,7 @@ from ramify.grammar.compile.grammar_files import GrammarFiles
 from ramify.grammar.compile.job import answer, limit_memory
 from ramify.grammar.engine.load import prepare
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.messages import CompileGrammar, GrammarReady
+from ramify.ring_messages import CompileGrammar, GrammarReady
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.processes.worker_process import Orders, take_orders

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ramify.errors import EngineError, from_info
-from ramify.messages import Ready, ToFrontend, ToTokenizer
+from ramify.ring_messages import Ready, ToFrontend, ToTokenizer
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets, socket_folder

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from ramify.errors import InvalidRequest, RamifyError
-from ramify.messages import ChatMessage, Failed, Generate, Preamble, Ready, Segment, Submit, ToTokenizer
+from ramify.messages import ChatMessage, Generate, Preamble, Segment
+from ramify.ring_messages import Failed, Ready, Submit, ToTokenizer
 from ramify.runtime.model.tokenizer.chat_format import chat_format
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.choice_tokens import ChoiceTokenizer, check_choices

@@ -23,7 +23,7 @@ from types import TracebackType
 import msgspec
 
 from ramify.errors import EngineError, RamifyError
-from ramify.messages import Ready
+from ramify.ring_messages import Ready
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.processes.ipc import Outbox
 from ramify.runtime.processes.prestart import start

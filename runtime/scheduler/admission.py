@@ -1,8 +1,17 @@
-"""Which waiting requests join the batch: by policy, while tokens and pages last.
+"""Which waiting requests join the batch: in the order of the policy, while tokens and pages last.
 
-A request that shares more with one that is being prefilled than with the tree waits for it, so that
-nothing is computed twice. It waits no longer than the other takes to get there: every chunk of a prefill
-is shared as soon as it is computed.
+Example, under the policy `prefix` and with a budget of 100 tokens:
+
+    a       prompt of 80 tokens, 10 of them in the tree
+    b       prompt of 90 tokens, 60 of them in the tree
+    c       prompt of 90 tokens, 60 of them in the tree, equal to b's up to 80
+
+    order   b, c, a: most tokens in the tree first, of equals the older
+    b       joins, and computes 30 tokens
+    c       waits: b computes 20 more of its tokens, which are in the tree after this step
+    a       joins, and computes 70 tokens
+
+So nothing is computed twice. Every chunk of a prefill can be shared as soon as it is computed.
 """
 
 from __future__ import annotations
@@ -22,11 +31,9 @@ RESERVED_PAGES = 1
 """Pages left free for every running request, so that decoding does not retract at once what was admitted."""
 
 OVERTAKING = 8
-"""A request goes before others once so many times as many have been admitted as were before it when it
-came, ..."""
-
 OVERTAKING_BATCHES = 4
-"""... and so many times as many as run at a time."""
+"""A request at position p of the queue goes first after ``OVERTAKING * p + OVERTAKING_BATCHES * max_running``
+more admissions."""
 
 
 class Candidate(NamedTuple):
@@ -35,10 +42,11 @@ class Candidate(NamedTuple):
 
 
 class Admission:
-    """Picks from the waiting requests. `waiting` is kept in the order of arrival.
+    """Picks from the waiting requests, which are in the order of arrival.
 
-    The policy says who overtakes whom, and this, counted in admissions, for how long: nobody starves, at any
-    load and on any engine. Whose turn has come goes first, but for branches that go along with another.
+    The policy says who overtakes whom. A request that has been overtaken for long enough goes first
+    (`OVERTAKING`): counted in admissions, so that nobody starves, at any load and on any engine. Only
+    branches of the same fork as the first request may still go before it.
     """
 
     def __init__(self, pages: RequestPages, policy: Policy, max_running: int) -> None:
@@ -52,8 +60,7 @@ class Admission:
     ) -> list[Request]:
         """The requests that join now, pages taken; at most as many as prefill within `budget` tokens.
 
-        The first that does not fit into the pages ends the round: nobody overtakes it, so it does not
-        starve behind smaller ones.
+        The first request that does not fit into the pages ends the round: no smaller one overtakes it.
         """
         admitted: list[Request] = []
         chunk = budget
@@ -101,9 +108,9 @@ class Admission:
         return True, self._policy.key(request, found.match.length, now), request.arrival
 
     def _being_computed(self, request: Request, matched: int, prefilling: Sequence[Request]) -> int | None:
-        """How many tokens that `request` shares with one that prefills are still to be computed there.
+        """The number of tokens that `request` shares with one that prefills and that are not computed there.
 
-        None where it shares no more than is in the tree.
+        None where it shares no more than it finds in the tree (`matched`).
         """
         limit = request.match_limit
         if matched >= limit:
@@ -117,7 +124,8 @@ class Admission:
 
 
 def together(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The branches of a fork behind the first of them, so that one batch reads what they share."""
+    """Moves the branches of a fork right behind the first of them, so that one batch reads what they
+    share."""
     groups: dict[object, list[Candidate]] = {}
     for found in candidates:
         hint = found.request.hint

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Callable, Iterator
 
 
-@dataclasses.dataclass(slots=True)
-class Ledger:
-    """Tokens are counted when they are computed, found or chosen; seconds by the monotonic clock."""
+@dataclasses.dataclass
+class Counters:
+    """Fields are those of `SchedulerStats`, which says what they count. `clock` is in seconds."""
 
+    clock: dataclasses.InitVar[Callable[[], float]]
     steps: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     computed_tokens: int = 0
-    """Tokens whose KV was computed: prompts, outputs, and what retraction made compute again."""
     output_tokens: int = 0
     forced_tokens: int = 0
-    guessed_tokens: int = 0
-    """Tokens computed on the chance that they come next."""
+    draft_tokens: int = 0
     accepted_tokens: int = 0
-    """Of these, the ones that did."""
     retractions: int = 0
     step_s: float = 0.0
     model_s: float = 0.0
+
+    def __post_init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+
+    @contextlib.contextmanager
+    def model_time(self) -> Iterator[None]:
+        """Count the time of this block as the model's."""
+        began = self._clock()
+        yield
+        self.model_s += self._clock() - began

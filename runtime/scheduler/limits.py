@@ -1,16 +1,16 @@
-"""What the model and the pages allow, and the requests that ask for more."""
+"""Limits on requests: the context length, the vocabulary, and the tokens that the KV pages hold."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from ramify.errors import InvalidRequest, PromptTooLong, UnsupportedField
-from ramify.messages import Submit
+from ramify.ring_messages import Submit
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one engine. `kv_tokens` is what all pages hold together."""
+    """Limits of one engine; `kv_tokens` is the number of tokens that all pages hold together."""
 
     context_length: int
     vocab_size: int
@@ -18,7 +18,7 @@ class Limits:
     kv_tokens: int
 
     def max_tokens(self, message: Submit) -> int:
-        """How many tokens the request may generate.
+        """The number of tokens that the request may generate.
 
         Raises `PromptTooLong` where prompt and `max_tokens` do not fit, `InvalidRequest` for token ids
         outside of the vocabulary, `UnsupportedField` for options that exclude each other.
@@ -59,9 +59,10 @@ class Limits:
         return room if sampling.max_tokens is None else sampling.max_tokens
 
     def check_choices(self, longest: int, together: int) -> None:
-        """`longest` is the prompt with its longest choice, `together` all that is computed, in tokens.
+        """Raises `PromptTooLong` where choices do not fit.
 
-        Raises `PromptTooLong` where they do not fit.
+        longest : tokens of the prompt with its longest choice
+        together : tokens that are computed for the prompt and all choices
         """
         most = min(self.context_length, self.kv_tokens)
         if longest > most:

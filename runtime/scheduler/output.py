@@ -1,14 +1,15 @@
-"""What a step tells the detokenizer: one message for all requests that have something new to be told."""
+"""What a step tells the detokenizer: one message about all requests that have new tokens or have ended."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from ramify.messages import ChoiceScore, Finish, StepOutput, TokenChunk, TokenLogprobs
-from ramify.runtime.scheduler.request import CONTEXT_IDS, Request
+from ramify.messages import ChoiceScore, Finish, TokenLogprobs
+from ramify.ring_messages import StepOutput, TokenChunk
+from ramify.runtime.scheduler.request import Logprob, Request
 
-Logprob = tuple[int, float | None, tuple[tuple[int, float], ...]]
-"""Token id, its log-probability, and the most likely (id, log-probability) pairs."""
+CONTEXT_IDS = 6
+"""Prompt ids that the detokenizer is given as context: no tokenizer's spelling depends on more."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -19,11 +20,11 @@ class _Pending:
     forced: list[int]
     finish: Finish | None = None
     since: float | None = None
-    """When the first step ended that it is about."""
+    """When the first step ended whose tokens it holds."""
 
 
 class StepOutputs:
-    """Collects tokens and ends, a step's or, where a request wants few chunks, those of several steps."""
+    """Collects tokens and ends: of one step, or of several where a request wants fewer chunks (`every_s`)."""
 
     def __init__(self) -> None:
         self._pending: dict[str, _Pending] = {}
@@ -42,11 +43,11 @@ class StepOutputs:
         self._of(request).finish = finish
 
     def drop(self, request: Request) -> None:
-        """The request has failed: what it had in this step is void."""
+        """The request has failed: its tokens that were not sent are void."""
         self._pending.pop(request.rid, None)
 
     def take(self, now: float) -> StepOutput | None:
-        """The message; None when there is nothing to say."""
+        """The message about all requests that are due; None where none is."""
         due = [pending for pending in self._pending.values() if _is_due(pending, now)]
         if not due:
             return None
@@ -64,19 +65,19 @@ class StepOutputs:
         return pending
 
     def _chunk(self, pending: _Pending, now: float) -> TokenChunk:
-        request = pending.request
-        first = not request.announced
-        request.announced = True
+        request, report = pending.request, pending.request.report
+        first = not report.announced
+        report.announced = True
         prompt_logprobs = None
         context: tuple[int, ...] = ()
         if first:
             context = tuple(request.ids[: request.prompt_len][-CONTEXT_IDS:].tolist())
             if request.sampling.prompt_logprobs_start is not None:
-                prompt_logprobs = pack_logprobs(request.prompt_logprobs)
-                request.prompt_logprobs = []
+                prompt_logprobs = pack_logprobs(report.prompt_logprobs)
+                report.prompt_logprobs = []
         choices: tuple[ChoiceScore, ...] = ()
         if request.scoring is not None and pending.finish is not None and pending.finish.reason == "length":
-            choices = request.scoring.scores()
+            choices = request.scoring.choices.scores()
         return TokenChunk(
             rid=request.rid,
             ids=tuple(pending.ids),
@@ -87,8 +88,8 @@ class StepOutputs:
             first=first,
             sampling=request.sampling if first else None,
             context=context,
-            overlap=request.overlap.decode() if first else "",
-            unenforced=request.unenforced if first else (),
+            overlap=report.overlap.decode() if first else "",
+            unenforced=report.unenforced if first else (),
             usage=request.usage(now) if first or pending.finish is not None else None,
             every_s=request.every_s if first else 0.0,
             finish=pending.finish,
@@ -96,7 +97,7 @@ class StepOutputs:
 
 
 def _is_due(pending: _Pending, now: float) -> bool:
-    """A stop string is found where the tokens become text: such a request's are told at once."""
+    """The tokens of a request with stop strings are sent at once: the detokenizer finds where it ends."""
     request = pending.request
     if pending.finish is not None or request.every_s <= 0 or request.sampling.stop:
         return True

@@ -1,9 +1,8 @@
-"""Which pages a request holds: taken at admission, grown by decoding, handed to the tree, given back.
+"""The pages of requests: taken at admission, grown by decoding, handed to the prefix tree, given back.
 
-A request's page table is split at `private_from`: pages of slots ``[0, private_from)`` belong to the
-tree, where the request's hold keeps them; those of ``[private_from, …)`` are its own. Its new tokens
-are always written to rows that nobody else reads: a page of its own, or the rows of a tree page after
-what it has committed itself.
+A request's page table is split at `private_from`. The tree owns the pages before, which the request's lock
+keeps; the request owns the others. New tokens are always written to rows that nobody else reads: into a page
+of the request, or into the rows of a tree page behind those that the request itself has committed.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from ramify.radix.cache import PrefixCache
 from ramify.radix.lock import Match
 from ramify.runtime.scheduler.programs.leases import ProgramLeases
-from ramify.runtime.scheduler.request import Request
+from ramify.runtime.scheduler.request import PageTable, Request
 
 
 class RequestPages:
@@ -26,74 +25,70 @@ class RequestPages:
         return self.cache.match(request.ids, request.scope, limit=request.match_limit)
 
     def try_admit(self, request: Request, match: Match, reserve: int) -> bool:
-        """Take what `match` found and fresh pages for the rest of the known tokens.
+        """Take the pages of `match`, and new pages for the request's other tokens.
 
         False, and nothing is changed, when fewer than `reserve` pages would be left.
         """
         lock = self.cache.acquire(match)
         full = lock.length // self.page_size
-        fresh_count = self._slots(request.target_len) - full
-        fresh = None
-        if self.cache.available() >= fresh_count + reserve:
-            fresh = self.cache.allocate(fresh_count, request.taker)
-        if fresh is None:
+        count = self._slots(request.target_len) - full
+        new = None
+        if self.cache.available() >= count + reserve:
+            new = self.cache.allocate(count, request.taker)
+        if new is None:
             self.cache.release(lock)
             return False
-        if request.cached_len is None:
+        if request.stats.cached_tokens is None:
             prompt = request.ids[: min(request.prompt_len, request.match_limit)]
-            request.lost = self.cache.lost(prompt, request.scope, lock.length)
+            request.stats.lost = self.cache.lost(prompt, request.scope, lock.length)
         self.leases.admitted(request)
-        if lock.length % self.page_size:
-            request.copy = (lock.pages[full], fresh[0])
-        request.lock = lock
-        request.pages = lock.pages[:full] + fresh
-        request.private_from = full
-        request.computed_len = request.committed_len = lock.length
+        copy = (lock.pages[full], new[0]) if lock.length % self.page_size else None
+        request.pages = PageTable(lock.pages[:full] + new, full, lock, lock.length, copy)
+        request.computed_len = lock.length
         return True
 
     def admit_alone(self, request: Request) -> bool:
-        """Admit the only request there is, at the price of everything that is cached.
+        """Admit the only request there is, after dropping everything that is cached.
 
-        What it shares can lock a page more than it has slots at every fork in the middle of a page;
-        without sharing, a request that is allowed at all fits.
+        A shared prefix can lock one page more than it fills at every fork in the middle of a page. Without
+        sharing, any request within `Limits` fits.
         """
         self.cache.flush()
         return self.try_admit(request, self.match(request), reserve=0)
 
     def grow(self, request: Request, ahead: int = 0) -> bool:
-        """Make sure that every known token, the draft and `ahead` more have a place; False when no page can
-        be had."""
-        missing = self._slots(request.target_len + ahead) - len(request.pages)
+        """Make sure that all tokens of the request, and `ahead` more, have a place; False when no page is
+        left."""
+        missing = self._slots(request.target_len + ahead) - len(request.pages.ids)
         if missing <= 0:
             return True
-        fresh = self.cache.allocate(missing, request.taker)
-        if fresh is None:
+        new = self.cache.allocate(missing, request.taker)
+        if new is None:
             return False
-        request.pages += fresh
+        request.pages.ids += new
         return True
 
     def commit(self, request: Request) -> None:
-        """Hand the tree what has been computed, so that others can share it."""
-        if request.computed_len == request.committed_len:
+        """Hand the tree what has been computed, so that other requests can share it."""
+        pages = request.pages
+        if request.computed_len == pages.committed_len:
             return
-        assert request.lock is not None
+        assert pages.lock is not None
         slots = self._slots(request.computed_len)
-        committed = self.cache.commit(
-            request.lock, request.ids[: request.computed_len], request.pages[:slots]
-        )
-        request.pages[:slots] = committed.pages
-        request.private_from = committed.private_from
-        request.committed_len = request.computed_len
+        committed = self.cache.commit(pages.lock, request.ids[: request.computed_len], pages.ids[:slots])
+        pages.ids[:slots] = committed.pages
+        pages.private_from = committed.private_from
+        pages.committed_len = request.computed_len
 
     def retract(self, request: Request) -> None:
-        """Give everything back until there is room again."""
+        """Give everything back; what was computed is leased until the request is admitted again."""
         self.commit(request)
         self.leases.retracted(request)
         self._let_go(request)
 
     def rest(self, request: Request, now: float, *, awaited: bool) -> None:
-        """Give everything back before the request has ended; `awaited`: others need at once what it has
-        computed."""
+        """Give everything back before the request has ended; where `awaited`, what it has computed is leased,
+        as other requests need it at once."""
         self.commit(request)
         self.leases.ended(request, now)
         if awaited:
@@ -101,20 +96,17 @@ class RequestPages:
         self._let_go(request)
 
     def release(self, request: Request, now: float) -> None:
-        """Give everything back; what was computed stays in the tree until it is evicted."""
-        self.commit(request)
-        self.leases.ended(request, now)
-        self._let_go(request)
+        """Give everything back at the request's end; what was computed stays in the tree until evicted."""
+        self.rest(request, now, awaited=False)
 
     def _let_go(self, request: Request) -> None:
-        if request.lock is None:
+        pages = request.pages
+        if pages.lock is None:
             return
-        self.cache.free(request.pages[request.private_from :])
-        self.cache.release(request.lock)
-        request.lock = None
-        request.pages = []
-        request.private_from = request.computed_len = request.committed_len = 0
-        request.copy = None
+        self.cache.free(pages.ids[pages.private_from :])
+        self.cache.release(pages.lock)
+        request.pages = PageTable()
+        request.computed_len = 0
 
     def _slots(self, tokens: int) -> int:
         return -(-tokens // self.page_size)

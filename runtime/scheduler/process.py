@@ -1,4 +1,4 @@
-"""The scheduler process: the only one that touches the device."""
+"""The scheduler process, which runs the model: no other process uses the device."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import torch
 from ramify.grammar.retokenize import Retokenizer, encode
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.kernels.registry import Ops
-from ramify.messages import CompilerDied, ModelInfo, Ready, ToScheduler
+from ramify.messages import ModelInfo
 from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
+from ramify.ring_messages import CompilerDied, Ready, ToScheduler
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.build import build_runner
 from ramify.runtime.executor.memory import SPARE_PAGES
@@ -38,8 +39,8 @@ from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
 
 IDLE_S = 0.3
-"""After a start the processor first belongs to the requests that waited for it, and to the first of a client
-that asks again and again. What only constraints need comes after them, or when one asks for it."""
+"""What only constraints need is loaded when there has been nothing to do for this long, or with the first
+constraint: after a start, requests that have waited for it go first."""
 
 
 def main() -> None:
@@ -88,7 +89,7 @@ def main() -> None:
     finish_startup()
 
     def prepare() -> None:
-        if not compiler.generation:  # no constraint was sooner
+        if not compiler.generation:  # else a constraint has started it
             compiler.start()
         threading.Thread(
             target=_prepare_engines, args=(vocabulary, lambda: tokenizer(folder)), daemon=True
@@ -98,7 +99,7 @@ def main() -> None:
 
 
 def _prepare_engines(vocabulary: Vocabulary, load_tokenizer: Callable[[], object]) -> None:
-    """What the first constraint would otherwise wait for, and the first text that a grammar forces."""
+    """Load what the first constraint, and the first text that a grammar forces, would wait for."""
     from ramify.grammar.engine.load import prepare, prepare_lark
 
     prepare(vocabulary)
@@ -114,9 +115,9 @@ def serve(
     compiler: CompilerHost,
     prepare: Callable[[], None],
 ) -> None:
-    """The loop: receive, step, send. Sleeps only while there is nothing to do.
+    """The loop: receive, step, send. Blocks only while there is nothing to do.
 
-    `prepare` is called the first time that there is nothing to do for `IDLE_S`.
+    `prepare` is called once, when there has been nothing to do for `IDLE_S`.
     """
     prepared = False
     while True:
@@ -142,7 +143,7 @@ def serve(
 def _load(
     config: EngineConfig, orders: Orders, longest: int
 ) -> tuple[Runner, PrefixCache | NaiveCache, Limits]:
-    """The model on its pages. `longest` is the model's own context length."""
+    """Load the model and make its pages. `longest` is the model's own context length."""
     context_length = min(config.context_length or longest, longest)
 
     def load(dtype: torch.dtype, device: torch.device, kernels: Ops) -> Model:
@@ -192,5 +193,5 @@ def _model_info(orders: Orders, runner: Runner, limits: Limits) -> ModelInfo:
         bos_token_id=runner.model.config.bos_token_id,
         dtype=str(runner.pool.k.dtype).removeprefix("torch."),
         device=runner.device.type,
-        chat_format=None,  # the tokenizer process knows it
+        chat_format=None,  # filled in by the tokenizer process
     )

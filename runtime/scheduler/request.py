@@ -1,54 +1,101 @@
-"""A request inside the scheduler. Lengths are named by tense and derived where they can be."""
+"""A request inside the scheduler, from its arrival to its last token.
+
+    tokens   | prompt               | output      | known | draft |
+             0             prompt_len        length        target_len
+    KV       | in the tree     | private   |
+             0     committed_len  computed_len
+
+Here the prompt and some of the output are computed. `extend_len`, from `computed_len` to `length`, is what
+the next steps compute before the next token can be sampled. It is 1 while the request decodes, and larger in
+a prefill and after a retraction.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ramify.constraint import Constraint
-from ramify.messages import ProgramHint, Submit, Unenforced, Usage
+from ramify.messages import ProgramHint, Unenforced, Usage
 from ramify.radix.evicted import Lost
+from ramify.ring_messages import Submit
 from ramify.runtime.scheduler.programs.programs import Program
-from ramify.runtime.scheduler.speculation.acceptance import Track
+from ramify.runtime.scheduler.speculation.acceptance import SpeculationState
 from ramify.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from ramify.radix.lock import PrefixLock
     from ramify.runtime.scheduler.constraints.constrained import ConstrainedOutput
     from ramify.runtime.scheduler.constraints.healing import Healing
-    from ramify.runtime.scheduler.scoring import Scoring, Stretch
-    from ramify.runtime.scheduler.speculation.drafter import Guess
+    from ramify.runtime.scheduler.scoring import ScoringState
 
-CONTEXT_IDS = 6
-"""Prompt ids that the detokenizer is given as context: more than any tokenizer's spelling depends on."""
+FORCED_RUN = 16
+"""A request whose prompt is computed counts as decoding while at most this number of tokens is to be
+computed: tokens that a grammar forces do not wait for the budget of prefills."""
+
+Logprob = tuple[int, float | None, tuple[tuple[int, float], ...]]
+"""Token id, its log-probability, and the most likely (id, log-probability) pairs."""
 
 
-class Speculation:
-    """What the drafter knows of a request."""
+@dataclasses.dataclass(slots=True)
+class PageTable:
+    """The KV pages of one request: `ids[i]` holds tokens ``[i * page_size, (i + 1) * page_size)``.
 
-    __slots__ = ("guess", "next_pause", "pause", "track")
+    Pages ``ids[:private_from]`` belong to the prefix tree, where `lock` keeps them. The others are this
+    request's own.
+    """
 
-    def __init__(self) -> None:
-        self.guess: Guess | None = None
-        """The last one, until it has been seen how it came out."""
-        self.track = Track()
-        self.pause = 0
-        """Steps until the next look, after looks that found nothing worth its row."""
-        self.next_pause = 1
+    ids: list[int] = dataclasses.field(default_factory=list)
+    private_from: int = 0
+    lock: PrefixLock | None = None
+    """None while the request has no pages: before its admission, after a retraction, and at its end."""
+    committed_len: int = 0
+    """Tokens whose KV the tree has been handed."""
+    copy: tuple[int, int] | None = None
+    """(source, destination): a page to be copied before the next forward pass (copy-on-write)."""
+
+
+@dataclasses.dataclass(slots=True)
+class Report:
+    """What the detokenizer has been told of one request, and is to be told with its first chunk."""
+
+    announced: bool = False
+    """The first chunk has been sent."""
+    prompt_logprobs: list[Logprob] = dataclasses.field(default_factory=list)
+    unenforced: tuple[Unenforced, ...] = ()
+    overlap: bytes = b""
+    """The end of the prompt that the first output token replaces and begins with (token healing)."""
+    forced: set[int] = dataclasses.field(default_factory=set)
+    """Positions of the tokens that the grammar forced."""
+
+
+@dataclasses.dataclass(slots=True)
+class RequestStats:
+    """What one request has cost; moments are those of the scheduler's clock, in seconds."""
+
+    distinct_tokens: int = 0
+    """Prompt tokens that no earlier request of the program held."""
+    cached_tokens: int | None = None
+    """Prompt tokens found in the tree at the first admission; None before it."""
+    lost: Lost = dataclasses.field(default_factory=lambda: Lost(0, ""))
+    """Prompt tokens that would have been found in the tree had they not been evicted."""
+    forced_tokens: int = 0
+    retractions: int = 0
+    first_pass: float | None = None
+    first_token: float | None = None
 
 
 class Request:
-    """One generation from its arrival to its last token.
+    """One generation, or one span of choices to be scored.
 
-    Tokens ``[0, length)`` are known: first the prompt, then the output. Of these the KV of
-    ``[0, computed_len)`` is in pages; ``[computed_len, length)`` is to be computed, and a token is
-    sampled when a step reaches `length`. Decoding is the case where one token is to be computed,
-    prefill (and resumption after a retraction) where there are more.
-
-    Pages: `pages[i]` holds tokens ``[i * page_size, (i + 1) * page_size)``. Pages of
-    ``[0, hold.length)`` belong to the tree; those from `private_from` on are this request's own.
+    Tokens ``[0, length)`` are the sequence: the prompt, then the output. Behind them may stand `known_len`
+    known tokens and `draft_len` draft tokens. They are computed together with the sequence, and each joins
+    it if it is the token that is chosen there. Known tokens come from the grammar's text or are the end of
+    the prompt (token healing); only a longer token that begins with the same text can replace one. Draft
+    tokens are speculative.
     """
 
     def __init__(self, submit: Submit, *, arrival: float, max_tokens: int, default_seed: int) -> None:
@@ -61,79 +108,65 @@ class Request:
         self.every_s = submit.every_s
         self.arrival = arrival
         self.max_tokens = max_tokens
+        self.seed = self.sampling.seed if self.sampling.seed is not None else default_seed
 
         self.prompt_len = len(submit.ids)
         self.length = self.prompt_len
+        self.computed_len = 0
+        """Tokens whose KV is in pages."""
+        self.reported_len = self.prompt_len
+        """Tokens that the detokenizer has been told, the prompt included. A forced token whose
+        log-probability is asked for is told when the token before it has been computed."""
+        self.known_len = 0
+        self.draft_len = 0
         self._ids = np.empty(self.prompt_len + min(max_tokens, 256) + 1, dtype=np.int32)
         self._ids[: self.prompt_len] = submit.ids
 
-        self.computed_len = 0
-        self.committed_len = 0
-        self.pages: list[int] = []
-        self.private_from = 0
-        self.lock: PrefixLock | None = None
-        self.copy: tuple[int, int] | None = None
-        """(source, destination) of a partial page to be copied before the next forward pass."""
-
+        self.pages = PageTable()
+        self.report = Report()
+        self.stats = RequestStats()
+        self.speculation = SpeculationState()
+        self.scoring: ScoringState | None = None
+        """Set where choices are scored."""
         self.constrained: ConstrainedOutput | None = None
-        self.unenforced: tuple[Unenforced, ...] = ()
-        self.seed = self.sampling.seed if self.sampling.seed is not None else default_seed
-        self.draft_len = 0
-        """Tokens after the known ones that are likely to come: computed with them, and kept one by one as
-        they are chosen."""
-        self.guessed_len = 0
-        """How many of these, at the end, were looked up; those before are the grammar's or the prompt's."""
-        self.speculation = Speculation()
         self.healing: Healing | None = None
-        """While the draft is the end of the prompt."""
-        self.overlap = b""
-        """The end of the prompt that the first output token begins with."""
-        self.scoring: Scoring | None = None
-        """Its choices, where it has some."""
-        self.stretch: Stretch | None = None
-        """What of its tokens, or of those of its head, scores choices."""
-        self.head = self
-        """The request whose choices it scores."""
-        self.reported_len = self.prompt_len
-        """Tokens that the detokenizer has heard of, the prompt's included. Forced tokens whose
-        log-probabilities are asked for are reported when they have been computed."""
-
+        """Set while the known tokens are the end of the prompt."""
         self.program = Program(arrival)
-        """Its own, unless the scheduler finds the one that it belongs to."""
+        """A program of its own, until `Programs.join` finds the one that the request belongs to."""
         self.served_before = 0.0
-        """Service that the engine had given when this request arrived."""
+        """`Programs.served` at the arrival."""
         self.due: int | None = None
-        """How many requests may have been admitted, ever, before this one goes before others."""
-        self.distinct_len = 0
-        """Prompt tokens that no earlier request of the program held."""
-        self.cached_len: int | None = None
-        """Prompt tokens found in the tree at the first admission."""
-        self.lost = Lost(0, "")
-        """Prompt tokens that would have been found had they not been evicted."""
-        self.forced_tokens = 0
-        self.forced_places: set[int] = set()
-        """Which tokens these are."""
-        self.retractions = 0
-        self.first_pass: float | None = None
-        self.first_token: float | None = None
-        self.announced = False
-        """Its first chunk went out."""
-        self.prompt_logprobs: list[tuple[int, float | None, tuple[tuple[int, float], ...]]] = []
+        """Once this number of requests has been admitted since the start, no other goes first."""
+
+    @property
+    def head(self) -> Request:
+        """The request that was submitted: this one, unless it scores a span of another's choices."""
+        return self if self.scoring is None else self.scoring.head
 
     @property
     def owner(self) -> str:
-        """Who has its leases."""
+        """The owner of its leases: a program's id, or its own."""
         return self.rid if self.hint is None else self.hint.program
 
     @property
     def taker(self) -> str:
-        """Who takes the pages that it needs, for people to read."""
+        """In words for people: who takes the pages that it needs."""
         return self.rid if self.hint is None else f"{self.hint.name} {self.hint.program}".strip()
 
     @property
     def ids(self) -> np.ndarray:
         """(length,) int32: prompt and output."""
         return self._ids[: self.length]
+
+    @property
+    def target_ids(self) -> np.ndarray:
+        """(target_len,) int32: prompt, output, known tokens and draft tokens."""
+        return self._ids[: self.target_len]
+
+    @property
+    def output(self) -> np.ndarray:
+        """(output_len,) int32."""
+        return self._ids[self.prompt_len : self.length]
 
     @property
     def output_len(self) -> int:
@@ -145,14 +178,19 @@ class Request:
         return self.length - self.computed_len
 
     @property
-    def prompt_tokens(self) -> int:
-        """Those of the prompt, and of choices that are computed."""
-        return self.prompt_len if self.scoring is None else self.scoring.tokens
+    def ahead_len(self) -> int:
+        """Known and draft tokens."""
+        return self.known_len + self.draft_len
 
     @property
     def target_len(self) -> int:
-        """Tokens with a place in the pages: the known ones and the draft."""
-        return self.length + self.draft_len
+        """Tokens that need a place in the pages."""
+        return self.length + self.ahead_len
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, and of its choices as far as they are computed."""
+        return self.prompt_len if self.scoring is None else self.scoring.choices.tokens
 
     @property
     def budget_left(self) -> int:
@@ -163,21 +201,25 @@ class Request:
         return self.computed_len < self.prompt_len
 
     @property
+    def decoding(self) -> bool:
+        return not self.prefilling and self.extend_len <= FORCED_RUN
+
+    @property
     def match_limit(self) -> int:
-        """Most tokens that may come from the tree: at least one must be computed to get logits."""
-        if self.stretch is not None:
-            return self.stretch.first_state
+        """The most tokens that may come from the tree: states that predict tokens must be computed."""
+        if self.scoring is not None:
+            return self.scoring.span.first_state
         if self.wants_prompt_logprobs:
             assert self.sampling.prompt_logprobs_start is not None
             return min(self.length - 1, max(self.sampling.prompt_logprobs_start - 1, 0))
         if self.max_tokens == 0:
             return self.length
-        # What predicts a token that has not been reported must be computed as well.
+        # The state before a token that has not been reported gives its log-probability.
         return self.reported_len - 1
 
     @property
     def in_free_text(self) -> bool:
-        """A structural tag's text may stand anywhere between its tags: the matcher does not say where."""
+        """The constraint is a structural tag with free text, and the matcher cannot tell text from tags."""
         wanted = self.constraint
         if wanted is None or wanted.kind != "structural_tag":
             return False
@@ -185,131 +227,139 @@ class Request:
 
     @property
     def wants_logprobs(self) -> bool:
-        """Of known tokens, the prompt's or forced ones."""
+        """Log-probabilities of tokens that are not sampled are asked for: of the prompt's, or forced ones."""
         return self.sampling.logprobs is not None or self.wants_prompt_logprobs
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Until the first chunk has carried them away."""
-        return self.sampling.prompt_logprobs_start is not None and not self.announced
+        """Log-probabilities of the prompt are asked for and have not been sent."""
+        return self.sampling.prompt_logprobs_start is not None and not self.report.announced
 
     @property
-    def known_and_draft(self) -> np.ndarray:
-        """(target_len,) int32."""
-        return self._ids[: self.target_len]
+    def may_speculate(self) -> bool:
+        """Draft tokens may be added.
+
+        With log-probabilities under a grammar they may not: those of forced tokens are read off the step that
+        computes them.
+        """
+        forced_logprobs = self.sampling.logprobs is not None and self.constrained is not None
+        return (
+            self.budget_left > 1
+            and self.scoring is None
+            and self.healing is None
+            and not (self.draft_len or forced_logprobs or self.wants_prompt_logprobs)
+        )
 
     @property
-    def output(self) -> np.ndarray:
-        """(output_len,) int32."""
-        return self._ids[self.prompt_len : self.length]
+    def next_ahead(self) -> int | None:
+        """The known or draft token right behind the sequence."""
+        return int(self._ids[self.length]) if self.ahead_len else None
+
+    @property
+    def next_is_draft(self) -> bool:
+        return self.draft_len > 0 and self.known_len == 0
 
     def append(self, token: int) -> None:
+        """Add `token` to the sequence; known and draft tokens are void."""
         if self.healing is not None:
-            # A longer token comes instead of what is left of the prompt.
+            # A longer token replaces the end of the prompt.
             self.prompt_len = self.length
-            self.overlap = self.healing.rest
+            self.report.overlap = self.healing.rest
             self.healing = None
         self._place(self.length, token)
         self.length += 1
-        self.draft_len = self.guessed_len = 0
+        self.known_len = self.draft_len = 0
 
     def heal(self, healing: Healing, tokens: int) -> None:
-        """Take the last `tokens` of the prompt for a draft."""
+        """Turn the last `tokens` tokens of the prompt into known tokens."""
         self.healing = healing
         self.length = self.reported_len = self.prompt_len - tokens
-        self.draft_len = tokens
+        self.known_len = tokens
 
-    def propose(self, token: int) -> None:
-        """Make `token` the draft."""
+    def add_known(self, token: int) -> None:
+        """Make `token` the only known token."""
         self._place(self.length, token)
-        self.draft_len = 1
+        self.known_len = 1
 
-    @property
-    def may_guess(self) -> bool:
-        """Log-probabilities of forced tokens are read off the step that computes them: no guesses there."""
-        told = self.sampling.logprobs is not None and self.constrained is not None
-        return (
-            self.budget_left > 1
-            and self.stretch is None
-            and self.healing is None
-            and not (self.guessed_len or told or self.wants_prompt_logprobs)
-        )
-
-    def guess(self, tokens: Sequence[int]) -> None:
-        """Add `tokens` to the draft."""
+    def add_draft(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             self._place(self.target_len, token)
             self.draft_len += 1
-        self.guessed_len += len(tokens)
 
-    def drop_guesses(self) -> int:
-        """Take them back, and say how many there were."""
-        dropped, self.guessed_len = self.guessed_len, 0
-        self.draft_len -= dropped
+    def drop_draft(self) -> int:
+        """Drop the draft tokens, and return their number."""
+        dropped, self.draft_len = self.draft_len, 0
         return dropped
 
-    @property
-    def next_draft(self) -> int | None:
-        """The token that is likely to come next."""
-        return int(self._ids[self.length]) if self.draft_len else None
+    def keep_known(self) -> None:
+        """The first known token was chosen, and joins the sequence. It has been computed."""
+        self.length += 1
+        self.computed_len = self.length
+        self.known_len -= 1
+        if self.healing is not None:
+            self.reported_len = self.length
+            self.healing = self.healing.after(int(self._ids[self.length - 1])) if self.known_len else None
 
-    @property
-    def next_is_guess(self) -> bool:
-        return 0 < self.draft_len == self.guessed_len
+    def verify_draft(self, start: int, draft: np.ndarray) -> int:
+        """Tokens from position `start` on have been appended, where `draft`, (n,) int32, was computed.
 
-    def follow(self, start: int, guesses: np.ndarray) -> int:
-        """Tokens from `start` on have become known, and `guesses` (n,) were computed in their place.
+        Example: the draft 5 6 7 was computed, and 5 6 were appended (6 was forced). Both are computed then, 7
+        is the draft again, and the result is 2. Had 5 9 been appended, 9 would still have to be computed: the
+        result is 0.
 
-        Returns how many of them were guessed, where all of them were: the guesses behind them are the draft
-        again. 0 where some are still to be computed.
+        Returns the number of tokens appended, if all of them were in the draft, else 0.
         """
         added = self.length - start
-        right = common_prefix(self.ids[start:], guesses)
+        right = common_prefix(self.ids[start:], draft)
         self.computed_len = start + right
         if right < added:
             return 0
-        forced, rest = self.next_draft, guesses[added:].tolist()
-        self.draft_len = 0
-        if rest and rest[0] == forced:
-            self.propose(rest.pop(0))
-        self.guess(rest)
+        known, rest = self.next_ahead, draft[added:].tolist()
+        self.known_len = 0
+        if rest and rest[0] == known:
+            self.add_known(rest.pop(0))
+        self.add_draft(rest)
         return added
 
-    def keep_draft(self) -> None:
-        """The next draft token was chosen: it is known now, and computed."""
-        self.length += 1
-        self.computed_len = self.length
-        self.draft_len -= 1
-        if self.healing is not None:
-            self.reported_len = self.length
-            self.healing = self.healing.after(int(self._ids[self.length - 1])) if self.draft_len else None
+    def usage(self, now: float) -> Usage:
+        def since_arrival(moment: float | None) -> float:
+            return 0.0 if moment is None else moment - self.arrival
+
+        stats = self.stats
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=stats.cached_tokens or 0,
+            distinct_tokens=stats.distinct_tokens,
+            evicted_tokens=stats.lost.tokens,
+            evicted_by=stats.lost.taker,
+            completion_tokens=self.output_len,
+            forced_tokens=stats.forced_tokens,
+            retractions=stats.retractions,
+            queue_s=since_arrival(stats.first_pass),
+            first_token_s=since_arrival(stats.first_token),
+            total_s=now - self.arrival,
+        )
 
     def _place(self, position: int, token: int) -> None:
         if position == len(self._ids):
             self._ids = np.concatenate([self._ids, np.empty(len(self._ids), dtype=np.int32)])
         self._ids[position] = token
 
-    def usage(self, now: float) -> Usage:
-        def since_arrival(moment: float | None) -> float:
-            return 0.0 if moment is None else moment - self.arrival
 
-        return Usage(
-            prompt_tokens=self.prompt_tokens,
-            cached_tokens=self.cached_len or 0,
-            distinct_tokens=self.distinct_len,
-            evicted_tokens=self.lost.tokens,
-            evicted_by=self.lost.taker,
-            completion_tokens=self.output_len,
-            forced_tokens=self.forced_tokens,
-            retractions=self.retractions,
-            queue_s=since_arrival(self.first_pass),
-            first_token_s=since_arrival(self.first_token),
-            total_s=now - self.arrival,
-        )
+class ScheduledRequest(NamedTuple):
+    """One request's share of a step: positions ``[computed_len, stop)``."""
+
+    request: Request
+    stop: int
+
+    @property
+    def samples(self) -> bool:
+        """The step computes all tokens of the request, so that it can sample the next one."""
+        return self.stop == self.request.target_len and self.request.budget_left > 0
 
 
 def common_prefix(left: np.ndarray, right: np.ndarray) -> int:
-    """Tokens that two sequences share from the start."""
+    """The number of tokens that two sequences share from the start."""
     length = min(len(left), len(right))
     differs = left[:length] != right[:length]
     first = int(differs.argmax()) if length else 0

@@ -1,132 +1,156 @@
-"""Choices that are scored behind a prompt: what is computed for them, and what its states predict.
+"""Scores choices behind a prompt: how likely is each choice there, token by token.
 
-The tokens of all choices are a tree. Its leaves are scored only; all above them is computed, each token
-once, in stretches from one fork to the next. The first stretch, which begins with the prompt, is the request
-itself: its last state scores the first token of every choice. A stretch behind a fork is a request of its own
-inside the scheduler. It finds in the prefix cache what comes before it; all behind one fork are admitted
-together. Choices without the prompt are a tree of their own.
+The tokens of all choices are a tree, of which each token is computed once:
+
+    prompt P, choices "red", "redwine" and "really", one letter a token
+
+        P ─ r ─ e ─┬─ d ─ w ─ i ─ n ─ e      span 1: P r e      scores r, e, then d and a
+                   └─ a ─ l ─ l ─ y          span 2: d w i n    scores w i n e
+                                             span 3: a l l      scores l l y
+
+A span goes from one fork of the tree to the next. The state of a token scores all tokens that may follow it,
+so leaves are scored and never computed. The first span, which begins with the prompt, is the submitted
+request itself (the head). Each other span is a request inside the scheduler: it finds what comes before it in
+the prefix cache, and the spans behind one fork are admitted together. Choices that are also scored without
+the prompt are a second tree.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from ramify.messages import ChoiceScore, Finish, ProgramHint, Submit, TokenLogprobs
+from ramify.errors import EngineError
+from ramify.messages import ChoiceScore, Finish, ProgramHint, TokenLogprobs
 from ramify.radix.token_tree import TokenTree
-from ramify.runtime.executor.attention import picked
+from ramify.ring_messages import Submit
+from ramify.runtime.executor.attention import index_select
 from ramify.runtime.executor.runner import Runner
+from ramify.runtime.processes.worker_process import log
+from ramify.runtime.scheduler.lifecycle import Lifecycle
 from ramify.runtime.scheduler.next_tokens import LOGPROB_ROWS
 from ramify.runtime.scheduler.pages import RequestPages
 from ramify.runtime.scheduler.request import Request
 from ramify.sampling_params import SamplingParams
 
 
-class Entry(NamedTuple):
-    """A choice behind the first tokens of the prompt, or behind nothing."""
+class Choice(NamedTuple):
+    """The tokens of one choice: behind the tokens that all choices share with the prompt, or behind
+    nothing."""
 
     ids: tuple[int, ...]
     first: int
-    """The first of `ids` that is scored."""
+    """The first of `ids` that is scored; the tokens before it are the prompt's."""
     values: list[float | None]
-    """Log-probabilities of those from there on, as they are found. Nothing predicts a first token of all."""
+    """Log-probabilities of ``ids[first:]``, filled in as they are found. The first token of a sequence has
+    none."""
 
     def logprobs(self) -> TokenLogprobs:
         return TokenLogprobs(ids=self.ids[self.first :], logprobs=tuple(self.values))
 
 
-class Stretch:
-    """The tokens of `entries` from place `start` to the next fork, or to where nothing but leaves follows.
+class ScoredSpan:
+    """The tokens of `choices` from place `start` to the next fork, or to where only leaves follow.
 
     base : tokens before place 0
-    shared : up to there the entries have the same tokens
+    shared : all `choices` have the same tokens up to this place
     """
 
-    def __init__(self, entries: Sequence[Entry], base: int, start: int, shared: int) -> None:
-        going = [entry for entry in entries if shared < len(entry.ids) - 1]
+    def __init__(self, choices: Sequence[Choice], base: int, start: int, shared: int) -> None:
+        longer = [choice for choice in choices if shared < len(choice.ids) - 1]
         end = shared
-        while len({entry.ids[end] for entry in going}) == 1:
+        while len({choice.ids[end] for choice in longer}) == 1:
             end += 1
-            going = [entry for entry in going if end < len(entry.ids) - 1]
-        self._going, self._base, self._end = going, base, end
-        self.tokens = max(entries, key=lambda entry: len(entry.ids)).ids[start:end]
-        self.wanted: dict[int, list[tuple[int, Entry]]] = {}
-        """By the position of a state: the tokens that it scores, and whose they are."""
-        for entry in entries:
-            for place in range(max(shared, entry.first), min(end + 1, len(entry.ids))):
+            longer = [choice for choice in longer if end < len(choice.ids) - 1]
+        self._longer, self._base, self._end = longer, base, end
+        self.tokens = max(choices, key=lambda choice: len(choice.ids)).ids[start:end]
+        self.wanted: dict[int, list[tuple[int, Choice]]] = {}
+        """By position of a state: the tokens that it scores, each with its choice."""
+        for choice in choices:
+            for place in range(max(shared, choice.first), min(end + 1, len(choice.ids))):
                 if base + place > 0:
-                    self.wanted.setdefault(base + place - 1, []).append((entry.ids[place], entry))
+                    self.wanted.setdefault(base + place - 1, []).append((choice.ids[place], choice))
         self.first_state = min(self.wanted, default=base + end)
 
     def note(self, position: int, values: Sequence[float]) -> None:
-        """The log-probabilities of what the state at `position` scores."""
-        for (_, entry), value in zip(self.wanted[position], values, strict=True):
-            entry.values[position + 1 - self._base - entry.first] = value
+        """Record the log-probabilities of the tokens that the state at `position` scores."""
+        for (_, choice), value in zip(self.wanted[position], values, strict=True):
+            choice.values[position + 1 - self._base - choice.first] = value
 
-    def following(self) -> list[Stretch]:
-        """Those behind the fork that it ends in."""
-        branches: dict[int, list[Entry]] = {}
-        for entry in self._going:
-            branches.setdefault(entry.ids[self._end], []).append(entry)
-        return [Stretch(branch, self._base, self._end, self._end + 1) for branch in branches.values()]
+    def following(self) -> list[ScoredSpan]:
+        """The spans behind the fork at the end of this one."""
+        branches: dict[int, list[Choice]] = {}
+        for choice in self._longer:
+            branches.setdefault(choice.ids[self._end], []).append(choice)
+        return [ScoredSpan(branch, self._base, self._end, self._end + 1) for branch in branches.values()]
 
 
-class Scoring:
-    """The choices of one request."""
+class ChoiceTree:
+    """All choices of one request, and the requests that compute their spans."""
 
     def __init__(self, submit: Submit) -> None:
         base = min(choice.shared for choice in submit.choices)
         self._exact = [choice.shared == len(submit.ids) for choice in submit.choices]
         self._prompt = submit.ids[:base]
         self._behind = [
-            _entry(submit.ids[base : choice.shared] + choice.ids, choice.shared - base + choice.dropped)
+            _choice(submit.ids[base : choice.shared] + choice.ids, choice.shared - base + choice.dropped)
             for choice in submit.choices
         ]
-        self._alone: list[Entry] = []
+        self._alone: list[Choice] = []
         self._trees = [self._behind]
         if submit.unconditional and submit.ids:
-            self._alone = [_entry(entry.ids[entry.first :], 0) for entry in self._behind]
+            self._alone = [_choice(choice.ids[choice.first :], 0) for choice in self._behind]
             self._trees.append(self._alone)
         elif submit.unconditional:
-            self._alone = self._behind  # there is nothing before them
-        self.first = Stretch(self._behind, base, 0, 0)
+            self._alone = self._behind  # without a prompt both are the same
+        self.first = ScoredSpan(self._behind, base, 0, 0)
         self.ids = self._prompt + self.first.tokens
-        """Tokens of the first stretch, with those of the prompt."""
+        """The prompt and the first span."""
         self.tokens = base + sum(map(_computed, self._trees))
-        """All that is computed, the prompt's included."""
-        self.longest = base + max(len(entry.ids) for entry in self._behind)
-        """Tokens of the longest choice with the prompt."""
+        """Tokens that are computed in all, the prompt's included."""
+        self.longest = base + max(len(choice.ids) for choice in self._behind)
+        """Tokens of the prompt with its longest choice."""
         self.open: set[Request] = set()
-        """Whose stretches are not done."""
+        """Requests whose spans are not computed yet."""
         self.resting: list[Request] = []
-        """Whose stretches are done, while those behind them are not."""
+        """Requests whose spans are computed, and have spans behind them."""
         self.numbers = itertools.count(1)
 
-    def alone(self) -> list[Stretch]:
-        """The first stretches of the choices without the prompt."""
-        return [stretch for tree in self._trees[1:] for stretch in _begun(Stretch(tree, 0, 0, 0))]
+    def alone(self) -> list[ScoredSpan]:
+        """The first spans of the choices without the prompt."""
+        return [span for tree in self._trees[1:] for span in _roots(ScoredSpan(tree, 0, 0, 0))]
 
     def paths(self) -> Iterator[np.ndarray]:
-        """All that is computed, as sequences (n,) int32."""
+        """The sequences that are computed, each (n,) int32."""
         yield np.array(self.ids, dtype=np.int32)
-        for before, entries in zip((self._prompt, ()), self._trees, strict=False):
-            for ids in {entry.ids[:-1] for entry in entries}:
+        for before, choices in zip((self._prompt, ()), self._trees, strict=False):
+            for ids in {choice.ids[:-1] for choice in choices}:
                 yield np.array(before + ids, dtype=np.int32)
 
     def scores(self) -> tuple[ChoiceScore, ...]:
-        alone: list[TokenLogprobs | None] = [entry.logprobs() for entry in self._alone]
+        alone: list[TokenLogprobs | None] = [choice.logprobs() for choice in self._alone]
         alone = alone or [None] * len(self._behind)
         return tuple(
-            ChoiceScore(tokens=entry.logprobs(), behind=exact, unconditional=bare)
-            for entry, exact, bare in zip(self._behind, self._exact, alone, strict=True)
+            ChoiceScore(tokens=choice.logprobs(), behind=exact, unconditional=unconditional)
+            for choice, exact, unconditional in zip(self._behind, self._exact, alone, strict=True)
         )
 
 
-class Computed(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScoringState:
+    """What one request computes for the choices of `head`, which may be itself."""
+
+    choices: ChoiceTree
+    span: ScoredSpan
+    head: Request
+
+
+class ComputedSpan(NamedTuple):
     """Positions ``[start, stop)`` of a request, whose states begin in row `row` of a step's."""
 
     request: Request
@@ -135,103 +159,90 @@ class Computed(NamedTuple):
     row: int
 
 
+@dataclasses.dataclass(eq=False)
 class Scorer:
-    """Reads scores off a step's states and goes from stretch to stretch.
+    """Reads scores off the states of a step and enqueues the spans behind each fork."""
 
-    `enqueue` lets a request wait for admission, `remove` takes one from the running ones, and `finish` ends
-    a request whose choices are scored.
-    """
+    runner: Runner
+    pages: RequestPages
+    requests: Lifecycle
 
-    def __init__(
-        self,
-        runner: Runner,
-        pages: RequestPages,
-        enqueue: Callable[[Request], None],
-        remove: Callable[[Request], None],
-        finish: Callable[[Request, Finish], None],
-    ) -> None:
-        self._runner = runner
-        self._pages = pages
-        self._enqueue = enqueue
-        self._remove = remove
-        self._finish = finish
-
-    def begin(self, head: Request, now: float) -> None:
-        """`head` has arrived with choices."""
-        scoring = head.scoring
-        assert scoring is not None
-        scoring.open.add(head)
-        for stretch in scoring.alone():
-            self._branch(head, (), stretch)
+    def begin(self, head: Request, choices: ChoiceTree) -> None:
+        """`head` has arrived with `choices`."""
+        choices.open.add(head)
+        for span in choices.alone():
+            self._branch(head, (), span)
         if head.length:
-            self._enqueue(head)
+            self.requests.enqueue(head)
         else:
-            self.go_on(head, now)
+            self.advance(head, head.arrival)
 
-    def read(self, computed: Sequence[Computed], hidden: torch.Tensor) -> None:
-        """Note what the states of a step score. `hidden` (tokens, hidden size)."""
+    def read(self, computed: Sequence[ComputedSpan], hidden: torch.Tensor, now: float) -> None:
+        """Record what the states of a step, (tokens, hidden size), score, and go on behind full spans."""
+        try:
+            self._read(computed, hidden)
+        except Exception as error:
+            log.exception("scoring failed")
+            for part in computed:
+                self.requests.fail(part.request, EngineError(f"Scoring failed: {error}"))
+            return
+        for request, *_ in computed:
+            if request.pages.lock is not None and request.extend_len == 0:
+                with self.requests.failing_alone(request):
+                    self.advance(request, now)
+
+    def _read(self, computed: Sequence[ComputedSpan], hidden: torch.Tensor) -> None:
         rows: list[int] = []
-        places: list[tuple[Stretch, int]] = []
+        places: list[tuple[ScoredSpan, int]] = []
         for request, start, stop, row in computed:
-            stretch = request.stretch
-            assert stretch is not None
-            wanted = [position for position in range(start, stop) if position in stretch.wanted]
+            assert request.scoring is not None
+            span = request.scoring.span
+            wanted = [position for position in range(start, stop) if position in span.wanted]
             rows += [row + position - start for position in wanted]
-            places += [(stretch, position) for position in wanted]
+            places += [(span, position) for position in wanted]
         for first in range(0, len(rows), LOGPROB_ROWS):
-            logits = self._runner.logits(picked(hidden, rows[first : first + LOGPROB_ROWS]))
+            logits = self.runner.logits(index_select(hidden, rows[first : first + LOGPROB_ROWS]))
             some = places[first : first + LOGPROB_ROWS]
-            tokens = [[token for token, _ in stretch.wanted[position]] for stretch, position in some]
-            for (stretch, position), values in zip(some, log_probabilities(logits, tokens), strict=True):
-                stretch.note(position, values)
+            tokens = [[token for token, _ in span.wanted[position]] for span, position in some]
+            for (span, position), values in zip(some, log_probabilities(logits, tokens), strict=True):
+                span.note(position, values)
 
-    def go_on(self, request: Request, now: float) -> None:
-        """The stretch of `request` is computed and read: what follows it comes next."""
-        head, stretch = request.head, request.stretch
-        scoring = head.scoring
-        assert scoring is not None
-        assert stretch is not None
-        following = stretch.following()
-        for branch in following:
-            self._branch(head, tuple(request.ids.tolist()), branch)
-        scoring.open.remove(request)
-        if request is head and not scoring.open:
-            self._finish(head, Finish(reason="length"))
+    def advance(self, request: Request, now: float) -> None:
+        """The span of `request` is computed and read: the spans behind it come next."""
+        assert request.scoring is not None
+        head, choices = request.head, request.scoring.choices
+        following = request.scoring.span.following()
+        for span in following:
+            self._branch(head, tuple(request.ids.tolist()), span)
+        choices.open.remove(request)
+        if request is head and not choices.open:
+            self.requests.finish(head, Finish(reason="length"))
             return
         if following:
-            scoring.resting.append(request)
-        self._pages.rest(request, now, awaited=bool(following))
-        self._remove(request)
-        if not scoring.open:
-            self._finish(head, Finish(reason="length"))
+            choices.resting.append(request)
+        self.pages.rest(request, now, awaited=bool(following))
+        self.requests.stop(request)
+        if not choices.open:
+            self.requests.finish(head, Finish(reason="length"))
 
-    def end(self, head: Request) -> list[Request]:
-        """`head` ends, done or not. Returns the requests whose stretches it leaves."""
-        scoring = head.scoring
-        if scoring is None:
-            return []
-        for request in scoring.resting:
-            self._pages.leases.rested(request)
-        return [request for request in scoring.open if request is not head]
-
-    def _branch(self, head: Request, before: tuple[int, ...], stretch: Stretch) -> None:
-        """Let `stretch` be computed behind the tokens `before`."""
-        scoring, hint = head.scoring, head.hint
-        assert scoring is not None
+    def _branch(self, head: Request, before: tuple[int, ...], span: ScoredSpan) -> None:
+        """Enqueue `span`, to be computed behind the tokens `before`."""
+        assert head.scoring is not None
+        choices, hint = head.scoring.choices, head.hint
         submit = Submit(
-            rid=f"{head.rid}/{next(scoring.numbers)}",
-            ids=before + stretch.tokens,
+            rid=f"{head.rid}/{next(choices.numbers)}",
+            ids=before + span.tokens,
             sampling=SamplingParams(max_tokens=0),
             hint=None if hint is None else ProgramHint(program=hint.program, name=hint.name),
             scope=head.scope,
         )
         request = Request(submit, arrival=head.arrival, max_tokens=0, default_seed=0)
-        request.head, request.stretch, request.program = head, stretch, head.program
+        request.scoring, request.program = ScoringState(choices, span, head), head.program
         request.served_before = head.served_before
-        # All this is told of the head.
-        request.first_pass, request.cached_len = head.arrival, 0
-        scoring.open.add(request)
-        self._enqueue(request)
+        # The statistics are kept by the head.
+        request.stats.first_pass, request.stats.cached_tokens = head.arrival, 0
+        choices.open.add(request)
+        self.requests.enqueue(request)
 
 
 @torch.inference_mode()
@@ -245,18 +256,18 @@ def log_probabilities(logits: torch.Tensor, tokens: Sequence[Sequence[int]]) -> 
     return [list(itertools.islice(values, count)) for count in counts]
 
 
-def _entry(ids: tuple[int, ...], first: int) -> Entry:
-    return Entry(ids, first, [None] * (len(ids) - first))
+def _choice(ids: tuple[int, ...], first: int) -> Choice:
+    return Choice(ids, first, [None] * (len(ids) - first))
 
 
-def _begun(root: Stretch) -> list[Stretch]:
-    """A tree's first stretch, or those behind it where it forks at once."""
+def _roots(root: ScoredSpan) -> list[ScoredSpan]:
+    """`root`, the first span of a tree, or the spans behind it where the tree forks at once."""
     return [root] if root.tokens else root.following()
 
 
-def _computed(entries: Sequence[Entry]) -> int:
-    """How many distinct tokens of a tree are computed."""
+def _computed(choices: Sequence[Choice]) -> int:
+    """The number of distinct tokens of a tree that are computed."""
     tree = TokenTree()
-    for entry in entries:
-        tree.insert(entry.ids[:-1])
+    for choice in choices:
+        tree.insert(choice.ids[:-1])
     return tree.tokens

@@ -11,7 +11,8 @@ from typing import Protocol, cast
 from starlette.requests import Request
 
 from ramify.errors import EngineClosed, InvalidRequest
-from ramify.messages import Generate, ModelInfo, SchedulerStats, Snapshot, TextChunk, Usage
+from ramify.messages import Generate, ModelInfo, SchedulerStats, TextChunk, Usage
+from ramify.ring_messages import Snapshot
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.server.admin.metrics import Metrics
 from ramify.runtime.server.admin.recent import Recent

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from ramify.errors import EngineError
-from ramify.messages import Submit
 from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
+from ramify.ring_messages import Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.build import build_runner
 from ramify.runtime.executor.memory import SPARE_PAGES

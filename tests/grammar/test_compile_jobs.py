@@ -20,7 +20,7 @@ from ramify.grammar.compile.grammar_files import GrammarFiles
 from ramify.grammar.compile.job import answer, limit_memory
 from ramify.grammar.engine.load import load_grammar
 from ramify.loop import wait
-from ramify.messages import CompileGrammar, GrammarFailed, GrammarReady
+from ramify.ring_messages import CompileGrammar, GrammarFailed, GrammarReady
 from tests.grammar.vocabularies import accepts, tiny
 
 EXPONENTIAL = constraint.regex("(a|b)*a(a|b){26}")

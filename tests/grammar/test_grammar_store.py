@@ -8,7 +8,7 @@ from ramify import constraint
 from ramify.constraint import Constraint
 from ramify.errors import EngineError, InvalidConstraint, Overloaded, RamifyError
 from ramify.grammar.compile.job import answer
-from ramify.messages import CompileGrammar, GrammarFailed, GrammarReady
+from ramify.ring_messages import CompileGrammar, GrammarFailed, GrammarReady
 from ramify.runtime.scheduler.constraints.grammars import FAILURE_KEPT_S, GrammarStore
 from tests.grammar.vocabularies import tiny
 

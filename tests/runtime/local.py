@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from ramify.errors import RamifyError, from_info
-from ramify.messages import ChoiceScore, ChoiceTokens, Failed, Finish, Reply, Submit, Usage
+from ramify.messages import ChoiceScore, Finish, Usage
 from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
+from ramify.ring_messages import ChoiceTokens, Failed, Reply, Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.device import resolve_ops
 from ramify.runtime.executor.kv_pool import KvPool
@@ -21,7 +22,7 @@ from ramify.runtime.executor.runner import Runner
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import load_model
 from ramify.runtime.scheduler.limits import Limits
-from ramify.runtime.scheduler.output import Logprob
+from ramify.runtime.scheduler.request import Logprob
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.sampling_params import SamplingParams
 
@@ -87,7 +88,7 @@ class LocalScheduler:
             kv_tokens=(config.num_pages - 2) * config.page_size,
         )
         _, kernels = resolve_ops(config, torch.device("cpu"))
-        runner = Runner(model, pool, kernels)
+        self.runner = runner = Runner(model, pool, kernels)
         if graphs:
             runner.capture_decodes(graphs, -(-limits.context_length // config.page_size))
         ticks = itertools.count()

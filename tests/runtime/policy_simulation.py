@@ -12,8 +12,8 @@ import heapq
 import itertools
 from collections import defaultdict
 
-from ramify.messages import Submit
 from ramify.radix.cache import PrefixCache
+from ramify.ring_messages import Submit
 from ramify.runtime.scheduler.admission import Admission
 from ramify.runtime.scheduler.pages import RequestPages
 from ramify.runtime.scheduler.policy import POLICIES
@@ -116,7 +116,7 @@ class Simulation:
         """As `Scheduler.schedule`: decoding goes on, prefills share a budget, the oldest first."""
         budget, decoding, stops = CHUNK_TOKENS, 0, list[tuple[Request, int]]()
         for request in list(self._running):
-            if request.lock is None:
+            if request.pages.lock is None:
                 continue
             if not self._room(request):
                 continue
@@ -130,8 +130,8 @@ class Simulation:
         for request in self._admission.next(self._waiting, self._running, budget, self.now):
             self._waiting.remove(request)
             bisect.insort(self._running, request, key=lambda other: other.arrival)
-            if request.first_pass is None:
-                request.first_pass, request.cached_len = self.now, request.computed_len
+            if request.stats.first_pass is None:
+                request.stats.first_pass, request.stats.cached_tokens = self.now, request.computed_len
                 self._programs.started(request)
                 self.longest_wait = max(self.longest_wait, self.now - request.arrival)
             if budget > 0:
@@ -140,14 +140,14 @@ class Simulation:
                 stops.append((request, stop))
         self.now += STEP_S + PREFILL_TOKEN_S * (CHUNK_TOKENS - budget) + DECODE_S * decoding
         for request, stop in stops:
-            if request.lock is not None:
+            if request.pages.lock is not None:
                 self._computed(request, stop)
 
     def _room(self, request: Request) -> bool:
         while not self._pages.grow(request):
             newest = self._running.pop()
             self._pages.retract(newest)
-            newest.retractions += 1
+            newest.stats.retractions += 1
             bisect.insort(self._waiting, newest, key=lambda other: other.arrival)
             if newest is request:
                 return False

@@ -84,7 +84,7 @@ def test_scheduled(
     for want, result in zip(expected, local.complete(prompts, max_tokens=TOKENS), strict=True):
         assert_same(want, result.ids)
     if options.get("num_pages") == FEW_PAGES:
-        assert local.scheduler.ledger.retractions > 0
+        assert local.scheduler.counters.retractions > 0
         assert local.cache.counts().evicted > 0
 
 

@@ -61,7 +61,7 @@ def test_nothing_changes_a_bit(tiny_folder: Path, dtype: str, quantization: Quan
     assert complete(few, PROMPTS * 2) == alone * 2, "three at a time, with evictions"
     short_of_pages = local(model, dtype, num_pages=42)
     results = short_of_pages.complete(PROMPTS, max_tokens=TOKENS, ignore_eos=True, logprobs=2)
-    assert short_of_pages.scheduler.ledger.retractions > 0
+    assert short_of_pages.scheduler.counters.retractions > 0
     assert bits(results) == alone, "retracted and resumed"
 
 

@@ -89,7 +89,7 @@ def test_retracted_and_resumed(expected: list[Greedy], tiny_model: Any) -> None:
     """Pages for far fewer tokens than all requests need together."""
     local = LocalScheduler(tiny_model, page_size=4, num_pages=64, cache="radix")
     check(expected, local)
-    assert local.scheduler.ledger.retractions > 0
+    assert local.scheduler.counters.retractions > 0
 
 
 def test_after_eviction(expected: list[Greedy], tiny_model: Any) -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.messages import Finish, StepOutput, Submit, TextChunk
+from ramify.messages import Finish, TextChunk
+from ramify.ring_messages import StepOutput, Submit
 from ramify.runtime.frontend.chunks import joined
 from ramify.runtime.processes.detokenizer import Detokenizer
 from ramify.runtime.scheduler.output import StepOutputs
@@ -49,8 +50,8 @@ class Steps:
     def step(self, tokens: Sequence[int], seconds: float, finish: Finish | None = None) -> None:
         """A step that takes so long and gives these tokens, the last of which are forced."""
         self.now += seconds
-        if self.request.first_token is None:
-            self.request.first_token = self.now
+        if self.request.stats.first_token is None:
+            self.request.stats.first_token = self.now
         for place, token in enumerate(tokens):
             self.request.append(token)
             self.outputs.token(self.request, token, forced=place > 0)

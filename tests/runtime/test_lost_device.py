@@ -39,7 +39,7 @@ def test_a_lost_device_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None
         raise lost
 
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    monkeypatch.setattr(local.scheduler._runner, "device", torch.device("cuda"))
+    monkeypatch.setattr(local.runner, "device", torch.device("cuda"))
     with pytest.raises(RuntimeError) as raised:
         local.complete([[1, 2, 3]])
     assert raised.value is lost

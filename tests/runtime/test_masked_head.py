@@ -85,7 +85,7 @@ def outputs(model: Model, count: Callable[[int], None] | None) -> list[Result]:
         retokenizer=Retokenizer(lambda text: encode(tiny_tokenizer(), text), vocabulary),
         healer=Healer(vocabulary),
     )
-    runner: Runner = local.scheduler._runner
+    runner: Runner = local.runner
     whole = ops("cpu").masked_linear
 
     def counting(*args: Any, **options: Any) -> torch.Tensor:

@@ -12,9 +12,10 @@ from ramify import constraint
 from ramify.grammar.compile.job import answer
 from ramify.grammar.retokenize import Retokenizer
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.messages import Abort
+from ramify.ring_messages import Abort
 from ramify.runtime.scheduler.constraints.grammars import GrammarStore
 from ramify.runtime.scheduler.constraints.healing import Healer
+from ramify.runtime.scheduler.overlap import OverlapScheduling
 from tests.runtime.local import LocalScheduler, Result
 from tests.runtime.tiny import END_ID, VOCAB
 
@@ -122,7 +123,7 @@ def test_the_same_tokens(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, opt
     expected = without.run()
     with_ = Load(tiny_folder, overlap=True, seed=1, **options)
     taken: list[bool] = []
-    take = type(with_.local.scheduler._lookahead).take
+    take = OverlapScheduling.take
 
     def counted(self: Any, plan: Any) -> Any:
         launched = bool(self._launched)
@@ -131,11 +132,11 @@ def test_the_same_tokens(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, opt
             taken.extend(row is not None for row in ahead.rows)
         return ahead
 
-    monkeypatch.setattr(type(with_.local.scheduler._lookahead), "take", counted)
+    monkeypatch.setattr(OverlapScheduling, "take", counted)
     found = with_.run()
     assert [told(result) for result in found] == [told(result) for result in expected]
     assert taken.count(True) > 20, "most decodes are computed ahead"
     if "num_pages" in options:
-        assert with_.local.scheduler.ledger.retractions > 0
+        assert with_.local.scheduler.counters.retractions > 0
     counts = with_.local.cache.counts()
     assert counts.in_use == 0

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ramify.messages import EndProgram, ProgramHint, Submit
+from ramify.messages import ProgramHint
+from ramify.ring_messages import EndProgram, Submit
 from ramify.runtime.scheduler.admission import OVERTAKING, OVERTAKING_BATCHES, Candidate, together
 from ramify.runtime.scheduler.policy import LeastLeftFirst
-from ramify.runtime.scheduler.programs.programs import FIRST_GUESS, LEAST_LEFT, Programs
+from ramify.runtime.scheduler.programs.programs import LEAST_LEFT, PRIOR_SERVICE, Programs
 from ramify.runtime.scheduler.request import Request
 from ramify.sampling_params import SamplingParams
 from tests.runtime.local import LocalScheduler
@@ -35,7 +36,7 @@ def arrive(programs: Programs, program: str = "", tokens: int = 10, now: float =
 
 
 def served(programs: Programs, program: str, tokens: float, **hint: Any) -> None:
-    """The program has had a request that took so many tokens."""
+    """The program has had a request that took `tokens` tokens of service."""
     request = arrive(programs, program, **hint)
     request.program.served += tokens
     programs.leave(request)
@@ -64,7 +65,7 @@ def test_a_program_of_which_little_is_usually_left_goes_first() -> None:
 
 def test_of_unknown_programs_what_is_usual_for_all_is_left() -> None:
     programs = Programs()
-    assert arrive(programs, "first").program.left(None) == FIRST_GUESS
+    assert arrive(programs, "first").program.left(None) == PRIOR_SERVICE
     for number in range(200):
         served(programs, f"p{number}", 1000, name="known")
         programs.end(f"p{number}")
@@ -174,7 +175,7 @@ def test_siblings_run_in_one_batch(tiny_model: Any) -> None:
     together_seen = False
     for _ in range(100):
         local.step()
-        running = {request.rid for request in local.scheduler._running}
+        running = {request.rid for request in local.scheduler._requests.running}
         together_seen |= running == set(branches)
         if not local.scheduler.busy:
             break

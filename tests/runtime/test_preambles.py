@@ -10,7 +10,8 @@ import pytest
 from ramify.constraint import Constraint, regex
 from ramify.errors import InvalidRequest
 from ramify.grammar.compile.job import answer
-from ramify.messages import CompileGrammar, Preamble, Submit
+from ramify.messages import Preamble
+from ramify.ring_messages import CompileGrammar, Submit
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
 from ramify.runtime.scheduler.constraints.grammars import GrammarStore
 from ramify.sampling_params import SamplingParams

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ramify.messages import AwaitTools, EndProgram, FlushCache, ProgramHint, Usage
+from ramify.messages import ProgramHint, Usage
+from ramify.ring_messages import AwaitTools, EndProgram, FlushCache
 from tests.runtime.local import LocalScheduler
 from tests.runtime.test_scheduler import prompt_of
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ramify.errors import InvalidRequest, PromptTooLong
-from ramify.messages import Abort, EndProgram, FlushCache, GetStats, ProgramHint
+from ramify.messages import ProgramHint
+from ramify.ring_messages import Abort, EndProgram, FlushCache, GetStats
 from tests.runtime.local import LocalScheduler
 from tests.runtime.oracle import greedy
 
@@ -28,16 +29,16 @@ def test_shared_prefix_is_computed_once(tiny_model: Any) -> None:
     cached = sorted(result.usage.cached_tokens for result in results if result.usage)
     assert cached == [0] + [200] * 7
     # 200 once, 5 for each branch, and 3 decoded tokens a branch (the 4th is sampled, not computed).
-    assert local.scheduler.ledger.computed_tokens == 200 + 8 * 5 + 8 * 3
+    assert local.scheduler.counters.computed_tokens == 200 + 8 * 5 + 8 * 3
 
 
 def test_a_repeated_prompt_computes_one_token(tiny_model: Any) -> None:
     local = LocalScheduler(tiny_model, page_size=16)
     prompt = prompt_of(100)
     local.complete([prompt], max_tokens=1)
-    before = local.scheduler.ledger.computed_tokens
+    before = local.scheduler.counters.computed_tokens
     local.complete([prompt], max_tokens=1)
-    assert local.scheduler.ledger.computed_tokens - before == 1
+    assert local.scheduler.counters.computed_tokens - before == 1
 
 
 def test_max_tokens_0_caches_the_prompt(tiny_model: Any) -> None:
@@ -48,7 +49,7 @@ def test_max_tokens_0_caches_the_prompt(tiny_model: Any) -> None:
         assert result.ids == []
         assert result.finish is not None
         assert result.finish.reason == "length"
-    assert local.scheduler.ledger.computed_tokens == 50
+    assert local.scheduler.counters.computed_tokens == 50
     assert local.complete([[*prompt, 1]], max_tokens=1)[0].usage.cached_tokens == 50  # type: ignore[union-attr]
 
 
@@ -156,7 +157,7 @@ def test_a_failing_forward_pass_ends_its_requests_alone(
     local = LocalScheduler(tiny_model)
     rid = local.submit(prompt_of(10), max_tokens=3)
     with monkeypatch.context() as patch:
-        patch.setattr(local.scheduler._runner, "forward", lambda batch: 1 / 0)
+        patch.setattr(local.runner, "forward", lambda batch: 1 / 0)
         local.step()
     assert "forward pass failed" in str(local.results[rid].error)
     assert local.complete([prompt_of(10)], max_tokens=3)[0].finish is not None

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ramify.errors import EngineError, PromptTooLong
-from ramify.messages import Abort, ChoiceTokens, ProgramHint
+from ramify.messages import ProgramHint
+from ramify.ring_messages import Abort, ChoiceTokens
 from tests.runtime.local import LocalScheduler, Result
 from tests.runtime.test_program_pages import Told
 from tests.runtime.test_scheduler import prompt_of
@@ -161,7 +162,7 @@ def test_a_program_computes_nothing_twice(tiny_model: Any) -> None:
         chosen = [*prompt, *choices[turn].ids]
         (held,) = told.call([*chosen, *prompt_of(3, turn + 9)], branch="0")
         assert told.usages[-1].cached_tokens == len(chosen) - 1
-    assert told.computed == local.scheduler.ledger.computed_tokens - 4 * 3  # decoded
+    assert told.computed == local.scheduler.counters.computed_tokens - 4 * 3  # decoded
     assert told.computed == told.distinct
     assert told.lost == 0
     repeated = told.call(prompt, max_tokens=0, choices=choices, branch="0")
@@ -223,7 +224,7 @@ def test_a_failing_pass_fails_the_request_once(
     for _ in range(passes):
         local.step()
     with monkeypatch.context() as patch:
-        patch.setattr(local.scheduler._runner, "forward", lambda batch: 1 / 0)
+        patch.setattr(local.runner, "forward", lambda batch: 1 / 0)
         local.step()
     assert isinstance(local.results[rid].error, EngineError)
     assert idle(local)
@@ -235,7 +236,7 @@ def test_a_failing_head_fails_all_that_are_scored(tiny_model: Any, monkeypatch: 
     local = LocalScheduler(tiny_model)
     prompt = prompt_of(10)
     rids = [local.submit(prompt_of(10, n), choices=behind(prompt, [1], [2]), max_tokens=0) for n in range(2)]
-    monkeypatch.setattr(local.scheduler._runner, "logits", lambda hidden: 1 / 0)
+    monkeypatch.setattr(local.runner, "logits", lambda hidden: 1 / 0)
     local.run()
     for rid in rids:
         assert isinstance(local.results[rid].error, EngineError)

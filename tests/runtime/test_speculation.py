@@ -1,4 +1,4 @@
-"""Guessed tokens: outputs are the same with and without them, and right guesses save steps."""
+"""Speculation: outputs are the same with and without it, and accepted draft tokens save steps."""
 
 from __future__ import annotations
 
@@ -53,21 +53,21 @@ def test_the_same_tokens(
     found = load.run()
     assert [told(result) for result in found] == [told(result) for result in expected]
     assert [result.forced for result in found] == [result.forced for result in expected]
-    ledger = load.local.scheduler.ledger
-    assert ledger.accepted_tokens > 20
+    counters = load.local.scheduler.counters
+    assert counters.accepted_tokens > 20
     if gain == 0.0:
-        assert ledger.accepted_tokens < ledger.guessed_tokens
+        assert counters.accepted_tokens < counters.draft_tokens
     if "num_pages" in options:
-        assert ledger.retractions > 0
+        assert counters.retractions > 0
     counts = load.local.cache.counts()
     assert counts.in_use == 0
     assert counts.free + counts.evictable + counts.leased == counts.total
 
 
 def steps(local: LocalScheduler, prompt: list[int], **sampling: Any) -> tuple[list[int], int]:
-    before = local.scheduler.ledger.steps
+    before = local.scheduler.counters.steps
     (result,) = local.complete([prompt], max_tokens=32, ignore_eos=True, **sampling)
-    return result.ids, local.scheduler.ledger.steps - before
+    return result.ids, local.scheduler.counters.steps - before
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}], ids=["greedy", "drawn"])
@@ -87,7 +87,7 @@ def test_scopes_do_not_learn_from_each_other(tiny_folder: Path) -> None:
     assert other >= alone
 
 
-def test_a_guess_that_fails_ends_guessing_and_nothing_else(
+def test_an_error_in_a_lookup_ends_speculation_and_nothing_else(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local = LocalScheduler(tiny_folder, deterministic=True, speculation=True)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ramify.errors import InvalidRequest
-from ramify.messages import ChatMessage, Choices, ChoiceTokens, Generate, Preamble, ToolCall
+from ramify.messages import ChatMessage, Choices, Generate, Preamble, ToolCall
+from ramify.ring_messages import ChoiceTokens
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.tokenizer import PromptTokenizer
 from ramify.sampling_params import SamplingParams

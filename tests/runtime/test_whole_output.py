@@ -20,8 +20,9 @@ from ramify.grammar.retokenize import Retokenizer, encode
 from ramify.grammar.rules.gbnf import grammar_rules
 from ramify.grammar.rules.left_recursion import without_left_recursion
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.messages import Failed, Finish, Submit
+from ramify.messages import Finish
 from ramify.radix.cache import PrefixCache
+from ramify.ring_messages import Failed, Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.scheduler.constraints.grammars import GrammarStore
 from ramify.runtime.scheduler.constraints.healing import Healer
@@ -128,8 +129,8 @@ class Prolongs(RequestSampler):
         assert held is not None
         assert held.mask is not None
         mask = held.mask
-        if request.healing is not None and request.next_draft is not None:
-            mask = request.healing.mask(request.next_draft, mask)
+        if request.healing is not None and request.next_ahead is not None:
+            mask = request.healing.mask(request.next_ahead, mask)
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
         allowed = [token for token in np.flatnonzero(bits).tolist() if token != STOP] or [STOP]
 
@@ -170,7 +171,7 @@ class Hostile:
             retokenizer=Retokenizer(lambda text: encode(tiny_tokenizer(), text), tiny()),
             healer=Healer(tiny()),
         )
-        self.scheduler._sampler = Prolongs(limits, seed)
+        self.scheduler._verifier.sampler = Prolongs(limits, seed)
 
     def run(self, held: Constraint, max_tokens: int, **options: Any) -> tuple[bytes, Finish, list[int]]:
         vocabulary: Vocabulary = tiny()

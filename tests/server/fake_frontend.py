@@ -21,14 +21,12 @@ from ramify.messages import (
     Finish,
     Generate,
     ModelInfo,
-    QueueShare,
     SchedulerStats,
-    Snapshot,
     TextChunk,
     TokenLogprobs,
-    TreeNode,
     Usage,
 )
+from ramify.ring_messages import QueueShare, Snapshot, TreeNode
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.frontend.validation import to_be_validated, validated
 from ramify.runtime.server.serve import bind, loop_factory, run_server

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from ramify.errors import EngineError, WorkerDied
-from ramify.messages import TreeNode
+from ramify.ring_messages import TreeNode
 from tests.browser import needs_browser, rendered, words
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 

@@ -74,14 +74,15 @@ def test_metrics() -> None:
         assert (
             'ramify_generations_total{endpoint="/v1/completions",finish="length",status="200"} 1.0' in lines
         )
-        assert 'ramify_first_token_seconds_count{endpoint="/v1/completions"} 1.0' in lines
-        assert 'ramify_inter_token_seconds_count{endpoint="/v1/completions"} 2.0' in lines
-        assert 'ramify_generation_seconds_count{endpoint="/v1/completions"} 1.0' in lines
-        assert 'ramify_pages{state="free"} 64.0' in lines
-        assert 'ramify_requests{state="waiting"} 0.0' in lines
-        assert 'ramify_tokens_total{kind="cached"} 0.0' in lines
-        assert "ramify_retractions_total 0.0" in lines
-        assert "ramify_evicted_pages_total 0.0" in lines
+        assert 'ramify_time_to_first_token_seconds_count{endpoint="/v1/completions"} 1.0' in lines
+        assert 'ramify_inter_token_latency_seconds_count{endpoint="/v1/completions"} 2.0' in lines
+        assert 'ramify_e2e_request_latency_seconds_count{endpoint="/v1/completions"} 1.0' in lines
+        assert 'ramify_kv_pages{state="free"} 64.0' in lines
+        assert "ramify_num_requests_waiting 0.0" in lines
+        assert "ramify_cached_tokens_total 0.0" in lines
+        assert "ramify_spec_decode_num_draft_tokens_total 0.0" in lines
+        assert "ramify_retracted_requests_total 0.0" in lines
+        assert "ramify_evicted_kv_pages_total 0.0" in lines
         assert "ramify_scheduler_up 1.0" in lines
 
 
@@ -90,7 +91,7 @@ def test_metrics_when_the_scheduler_is_silent(http: httpx.Client, frontend: Fake
     response = http.get("/metrics")
     assert response.status_code == 200
     assert "ramify_scheduler_up 0.0" in response.text
-    assert "ramify_pages" not in response.text
+    assert "ramify_kv_pages" not in response.text
 
 
 def test_every_generation_is_one_log_line(

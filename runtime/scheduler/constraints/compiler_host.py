@@ -7,7 +7,7 @@ import subprocess
 import threading
 
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.messages import CompileGrammar, CompilerDied
+from ramify.ring_messages import CompileGrammar, CompilerDied
 from ramify.runtime.processes.ipc import Outbox, Sockets
 from ramify.runtime.processes.worker_process import Orders, spawn
 

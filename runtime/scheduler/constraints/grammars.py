@@ -16,7 +16,8 @@ from ramify.constraint import Constraint
 from ramify.errors import EngineError, InvalidConstraint, RamifyError, from_info
 from ramify.grammar.matcher import Grammar, Matcher
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.messages import CompileGrammar, GrammarFailed, GrammarReady, Preamble
+from ramify.messages import Preamble
+from ramify.ring_messages import CompileGrammar, GrammarFailed, GrammarReady
 
 log = logging.getLogger("ramify")
 

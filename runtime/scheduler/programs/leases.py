@@ -1,41 +1,40 @@
-"""What the hints of programs become: leases on pages, ordered by when they are needed again."""
+"""Leases on the pages of programs, taken as the hints of their requests say and ordered by expected reuse."""
 
 from __future__ import annotations
 
 from ramify.radix.cache import PrefixCache
 from ramify.runtime.scheduler.programs.programs import Program
-from ramify.runtime.scheduler.programs.reuse_intervals import Waits
+from ramify.runtime.scheduler.programs.reuse_intervals import ReuseIntervals
 from ramify.runtime.scheduler.request import Request, common_prefix
 
 RETRACTED_S = 600.0
-"""A retracted request's pages are leased until it runs again or ends; this is the most."""
+"""A retracted request's pages are leased until it runs again or ends, but no longer than this."""
 
 
 class ProgramLeases:
-    """Keeps, for every branch of a live program, a lease on what the branch holds.
+    """Keeps a lease for every branch and every fork of a live program. They end with the program.
 
-    A branch has one lease, at the end of its last request. A fork has one as well, on what the prompts of
-    all requests inside it have in common: from there its parent goes on after the join. All of a
-    program's leases end with it.
+    The lease of a branch is at the end of its last request. The lease of a fork is on what the prompts of all
+    requests inside it have in common: from there its parent goes on after the join.
     """
 
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
-        self._waits = Waits()
+        self._intervals = ReuseIntervals()
 
     def arrived(self, request: Request) -> None:
-        """A request of a program is here: its branch's pages are needed now, those of ended ones are not."""
+        """The pages of the request's branch are needed now; leases of ended branches end."""
         hint = request.hint
         if hint is None:
             return
         forks = request.program.forks
         for part in hint.ended:
-            if part in forks:  # joined: this may be the request that goes on from there
+            if part in forks:  # joined: this request may be the one that goes on from the fork
                 self._cache.expect(hint.program, part, 0.0)
             else:
                 self._cache.end_leases(hint.program, part)
         if hint.branch:
-            self._waits.end(request.program.waits, hint.branch, request.arrival)
+            self._intervals.end(request.program.intervals, hint.branch, request.arrival)
             self._cache.expect(hint.program, hint.branch, 0.0)
         prompt = request.ids
         for fork in hint.forks:
@@ -43,51 +42,56 @@ class ProgramLeases:
             forks[fork] = prompt if known is None else known[: common_prefix(known, prompt)]
 
     def await_tools(self, program: Program, name: str, branch: str, tools: tuple[str, ...]) -> None:
-        """The branch stays away until these tools have returned, which its request could not know."""
-        expected = [self._waits.say(program.waits, branch, f"tool {tool}") for tool in tools]
+        """The branch comes back when all `tools` have returned. Its last request could not name them."""
+        expected = [self._intervals.set_kind(program.intervals, branch, f"tool {tool}") for tool in tools]
         known = [seconds for seconds in expected if seconds is not None]
         if known:
             self._cache.expect(name, branch, max(known))
 
     def admitted(self, request: Request) -> None:
-        """Its pages are locked: what kept them for it until now is not needed any more."""
-        if request.retractions:
+        """The request has locked its pages: leases that kept them for it end."""
+        if request.stats.retractions:
             self._cache.end_leases(request.owner, request.rid)
         for part in () if request.hint is None else request.hint.ended:
             if request.program.forks.pop(part, None) is not None:
                 self._cache.end_leases(request.owner, part)
 
     def retracted(self, request: Request) -> None:
-        """It comes back as soon as there is room. Called before its hold is released."""
-        if request.lock is not None:
-            self._cache.lease(request.lock, request.owner, RETRACTED_S, 0.0, request.rid)
+        """Lease all pages: the request comes back as soon as there is room. Called before its lock is
+        released."""
+        lock = request.pages.lock
+        if lock is not None:
+            self._cache.lease(lock, request.owner, RETRACTED_S, 0.0, request.rid)
 
     def rested(self, request: Request) -> None:
-        """Nobody needs any more what it had computed for others."""
+        """No other span needs what this request has computed."""
         self._cache.end_leases(request.owner, request.rid)
 
     def ended(self, request: Request, now: float) -> None:
-        """Lease what a request leaves behind, as its hint says. Called before its hold is released."""
-        if request.retractions:
+        """Lease what a request leaves behind, as its hint says. Called before its lock is released."""
+        if request.stats.retractions:
             self._cache.end_leases(request.owner, request.rid)
-        hint = request.hint
-        if hint is None or request.lock is None or hint.lease_s <= 0:
+        hint, lock, program = request.hint, request.pages.lock, request.program
+        if hint is None or lock is None or hint.lease_s <= 0:
             return
         for fork in hint.forks:
-            common = request.program.forks.get(fork)
+            common = program.forks.get(fork)
             if common is not None:
-                seconds = self._waits.expected(request.program.waits, "join")
-                self._take(request, seconds, fork, min(len(common), request.lock.length))
+                seconds = self._intervals.expected(program.intervals, "join")
+                self._take(request, seconds, fork, min(len(common), lock.length))
         if hint.next_use != "never":
-            seconds = self._waits.begin(request.program.waits, hint.branch, hint.next_use, now)
-            self._take(request, seconds, hint.branch, request.lock.length)
+            seconds = self._intervals.begin(program.intervals, hint.branch, hint.next_use, now)
+            self._take(request, seconds, hint.branch, lock.length)
 
     def end_program(self, program: str) -> None:
         self._cache.end_leases(program)
 
     def _take(self, request: Request, needed_in: float, part: str, length: int) -> None:
-        """The lease of a part moves here. Requests that name no branch have a lease each."""
-        lock, hint = request.lock, request.hint
+        """Move the lease of `part`, a branch or a fork, to the first `length` tokens of `request`.
+
+        Each request that names no branch has a lease of its own.
+        """
+        lock, hint = request.pages.lock, request.hint
         assert lock is not None
         assert hint is not None
         if part:

@@ -1,4 +1,4 @@
-"""What the scheduler remembers of programs that are running."""
+"""The programs that are running: the service that they have had and will need, and the tokens they hold."""
 
 from __future__ import annotations
 
@@ -8,41 +8,40 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ramify.radix.token_tree import TokenTree
-from ramify.runtime.scheduler.programs.reuse_intervals import OwnWaits
+from ramify.runtime.scheduler.programs.reuse_intervals import ProgramIntervals
 
 if TYPE_CHECKING:
     from ramify.runtime.scheduler.request import Request
 
 FORGET_S = 600.0
-"""A program that has had no request for so long, and has none, is forgotten: its client may have gone
-without a word."""
-
+"""A program without requests is forgotten when its last one arrived this many seconds ago: its client may
+have gone without ending it."""
 
 STEP_TOKENS = 16.0
-"""A request's place in a step counts as so many tokens of prefill: decoding is cheap by the token only."""
+"""Each step of a request counts as this many tokens of service, beside the tokens that it computes."""
 
 LEAST_LEFT = 0.2
-"""A program that has had more than is usual is thought to need this share of what it has had still."""
+"""A program is expected to need at least this share of the larger of its usual and its attained service."""
 
-FIRST_GUESS = 16_384.0
-"""Service of a program before any has ended; weighs as much as one that has."""
+PRIOR_SERVICE = 16_384.0
+"""Expected service of a program before any has ended; it weighs as much as one program that has."""
 
-FIRST_GUESS_SINGLE = 2048.0
+PRIOR_SINGLE = 2048.0
 """The same for a request without a program."""
 
 MAX_NAMES = 4096
-"""Names of programs whose usual service is remembered."""
+"""Names of programs that are remembered with their usual service."""
 
 NAME_MEMORY = 50
-"""So many of the last programs of a name count for what is usual."""
+"""The usual service of a name is that of about this number of its last programs."""
 
 
 @dataclasses.dataclass(slots=True)
 class Usual:
-    """The service that programs of one kind have had in all when they ended."""
+    """The mean service of the programs of one kind, over their whole run."""
 
     prior: float | Usual
-    """What is expected of the first, or whose mean is."""
+    """Expected before any has ended: a number, or the mean of a wider kind."""
     count: int = 0
     mean: float = 0.0
 
@@ -62,28 +61,28 @@ class Program:
 
     last_arrival: float = 0.0
     name: str = ""
-    """What people call it."""
+    """For people."""
     open_requests: int = 0
-    """Waiting or running."""
+    """Requests that have not ended."""
     ended_requests: int = 0
     waited: float = 0.0
-    """Service that the engine gave while requests of this program waited for their first admission; those
-    that waited together count once."""
-    usual: Usual = dataclasses.field(default_factory=lambda: Usual(FIRST_GUESS_SINGLE))
-    """Of programs of its name."""
+    """Service that the engine gave while requests of this program waited for their first admission. Requests
+    that waited at the same time count once."""
+    usual: Usual = dataclasses.field(default_factory=lambda: Usual(PRIOR_SINGLE))
+    """The service of programs of its name."""
     served: float = 0.0
-    """Its attained service: tokens computed for it, and `STEP_TOKENS` for each step of each request."""
+    """Attained service: tokens computed for the program, and `STEP_TOKENS` for each step of each request."""
     calls: TokenTree = dataclasses.field(default_factory=TokenTree)
-    """All that its requests hold: prompts from their arrival, outputs from their end on."""
+    """The tokens of its requests: prompts from their arrival on, outputs from their end on."""
     forks: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    """By fork: the tokens with which the prompts of all requests inside it begin."""
-    waits: OwnWaits = dataclasses.field(default_factory=OwnWaits)
+    """By fork: the tokens that the prompts of all requests inside it begin with."""
+    intervals: ProgramIntervals = dataclasses.field(default_factory=ProgramIntervals)
 
     def left(self, calls_left: int | None) -> float:
-        """Service that it is expected to need still.
+        """The service that the program is expected to need still.
 
-        Where its end is known (`calls_left`), by what its calls have needed so far; else by what is usual
-        under its name, or for any program where none of that name has ended.
+        Where the number of calls to come is known, it is estimated from the calls so far; else from the usual
+        service of programs of its name, or of all programs where none of that name has ended.
         """
         if calls_left is not None and self.ended_requests:
             return self.served / self.ended_requests * (calls_left + 1)
@@ -98,10 +97,10 @@ class Programs:
         self._programs: dict[str, Program] = {}
         """In the order of their last arrival."""
         self.served = 0.0
-        """Service that all programs have had: the clock by which waiting is measured."""
-        self.usual = Usual(FIRST_GUESS)
-        """Of all programs, requests without one left out."""
-        self._singles = Usual(FIRST_GUESS_SINGLE)
+        """Service that the engine has given: the clock that measures waiting."""
+        self.usual = Usual(PRIOR_SERVICE)
+        """The service of all programs; requests without one are left out."""
+        self._singles = Usual(PRIOR_SINGLE)
         self._names: dict[str, Usual] = {}
 
     def __len__(self) -> int:
@@ -112,19 +111,19 @@ class Programs:
         return self._programs.get(name)
 
     def join(self, request: Request) -> None:
-        """`request` has arrived: find its program, and how much of its prompt is new to that."""
+        """`request` has arrived: find its program, and count the tokens of its prompt that are new to it."""
         hint, program = request.hint, request.program
         if hint is None:
             program.usual = self._singles
-            request.distinct_len = request.prompt_tokens
+            request.stats.distinct_tokens = request.prompt_tokens
         else:
             self._forget(request.arrival)
             program = request.program = self._programs.pop(hint.program, program)
             self._programs[hint.program] = program
             program.name, program.usual = hint.name, self._usual_of(hint.name)
-            # The end of a prompt that is healed may yet be replaced.
-            paths = (request.ids,) if request.scoring is None else request.scoring.paths()
-            request.distinct_len = sum(len(path) - program.calls.insert(path) for path in paths)
+            # Without known tokens: the end of a prompt that is healed may yet be replaced.
+            paths = (request.ids,) if request.scoring is None else request.scoring.choices.paths()
+            request.stats.distinct_tokens = sum(len(path) - program.calls.insert(path) for path in paths)
         program.last_arrival = request.arrival
         program.open_requests += 1
         request.served_before = self.served
@@ -139,22 +138,22 @@ class Programs:
         program.waited += (self.served - request.served_before) / max(1, program.open_requests)
 
     def serve(self, request: Request, tokens: int) -> None:
-        """A step has computed so many tokens of `request`."""
+        """A step has computed `tokens` tokens of `request`."""
         request.program.served += STEP_TOKENS + tokens
         self.served += STEP_TOKENS + tokens
 
     def leave(self, request: Request) -> None:
-        """`request` ends: what it has computed is known to its program."""
+        """`request` ends: its program holds what it has computed."""
         program = request.program
         program.open_requests -= 1
         program.ended_requests += 1
         if request.hint is None:
-            request.distinct_len = request.prompt_tokens
+            request.stats.distinct_tokens = request.prompt_tokens
             self._singles.learn(program.served)
             return
         computed = request.ids[: request.computed_len]
         known = program.calls.insert(computed)
-        request.distinct_len += max(0, min(request.prompt_len, len(computed)) - known)
+        request.stats.distinct_tokens += max(0, min(request.prompt_len, len(computed)) - known)
 
     def end(self, program: str) -> None:
         """The program with this id is over."""
@@ -174,4 +173,4 @@ class Programs:
                 return
             if not program.open_requests:
                 del self._programs[name]
-                return  # one for each that comes is enough
+                return  # one program is forgotten for each request that arrives

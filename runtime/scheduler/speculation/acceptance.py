@@ -1,71 +1,93 @@
-"""Whether a guessed token is worth its row: how often such guesses were right, and what a row costs."""
+"""How likely draft tokens are to be accepted, and what verifying one costs."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from ramify.runtime.scheduler.speculation.prompt_lookup import LONGEST
+from ramify.runtime.scheduler.speculation.prompt_lookup import LONGEST_MATCH
 
-RATE = 1 / 32
-"""How much one guess moves the odds of its kind."""
+if TYPE_CHECKING:
+    from ramify.runtime.scheduler.speculation.drafter import Draft
+
+LEARNING_RATE = 1 / 32
+"""The weight of one verified draft token in the acceptance rate of its kind."""
 MOST_ROWS = 256
 """Steps of more rows are prefills: their time says nothing about one row more."""
 
 
-class Odds:
-    """The probability that a guess is right if those before it were, by source and length of the match."""
+class AcceptanceRates:
+    """The probability that a draft token is accepted if those before it were, by source and match length.
+
+    Rates of all requests together; the rate of a source rises with the number of tokens that matched.
+    """
 
     def __init__(self, first: Mapping[str, tuple[float, float]]) -> None:
-        """first : for each source the odds before any guess, at a match of one token and of the longest."""
+        """first : for each source the rates before any draft, at matches of one token and of the longest."""
         self._table = {
-            source: [low + (high - low) * i / (LONGEST - 1) for i in range(LONGEST)]
+            source: [low + (high - low) * i / (LONGEST_MATCH - 1) for i in range(LONGEST_MATCH)]
             for source, (low, high) in first.items()
         }
 
     def of(self, source: str, length: int) -> float:
-        return self._table[source][min(length, LONGEST) - 1]
+        return self._table[source][min(length, LONGEST_MATCH) - 1]
 
-    def learn(self, source: str, length: int, *, kept: bool) -> None:
-        row, place = self._table[source], min(length, LONGEST) - 1
-        row[place] += RATE * (kept - row[place])
+    def learn(self, source: str, length: int, *, accepted: bool) -> None:
+        row, place = self._table[source], min(length, LONGEST_MATCH) - 1
+        row[place] += LEARNING_RATE * (accepted - row[place])
 
     @property
     def best(self) -> float:
         return max(max(row) for row in self._table.values())
 
 
-class Track:
-    """How the guesses of one request went, the latest about ten."""
+class RequestAcceptance:
+    """Acceptance of one request's draft tokens, by fading counts of about the last ten."""
 
-    __slots__ = ("_kept", "_tried")
+    __slots__ = ("_accepted", "_verified")
     FADE = 0.9
-    WEIGHT = 4.0
-    """What all requests say of a kind of guess counts as so many guesses of this one."""
+    PRIOR_WEIGHT = 4.0
+    """The rate of all requests weighs as much as this number of the request's own draft tokens."""
 
     def __init__(self) -> None:
-        self._kept = self._tried = 0.0
+        self._accepted = self._verified = 0.0
 
-    def learn(self, *, kept: bool) -> None:
-        self._kept = self._kept * self.FADE + kept
-        self._tried = self._tried * self.FADE + 1.0
+    def learn(self, *, accepted: bool) -> None:
+        self._accepted = self._accepted * self.FADE + accepted
+        self._verified = self._verified * self.FADE + 1.0
 
-    def odds(self, general: float) -> float:
-        return (general * self.WEIGHT + self._kept) / (self.WEIGHT + self._tried)
+    def rate(self, general: float) -> float:
+        """The probability of acceptance for this request, where it is `general` for all."""
+        return (general * self.PRIOR_WEIGHT + self._accepted) / (self.PRIOR_WEIGHT + self._verified)
+
+
+@dataclasses.dataclass(slots=True)
+class SpeculationState:
+    """What the drafter keeps of one request."""
+
+    draft: Draft | None = None
+    """The last draft, until its outcome has been learned from."""
+    acceptance: RequestAcceptance = dataclasses.field(default_factory=RequestAcceptance)
+    pause: int = 0
+    """Steps to go until the next lookup."""
+    next_pause: int = 1
+    """Steps of the next pause: doubled after each lookup that found no draft worth its rows."""
 
 
 class StepCost:
-    """A step of R rows takes about a + b R seconds; both follow what recent steps took.
+    """The time of a step of R rows, modelled as a + b R seconds from recent steps.
 
-    Least squares with fading weights, drawn to the slope of a step in which reading the weights costs as much
-    as `BASE_ROWS` rows, and never below half of it: steps of about as many rows say little of a slope, and
-    one that is too low fills steps with guesses.
+    Least squares with fading weights. The slope is drawn to that of a step in which reading the weights takes
+    as long as `BASE_ROWS` rows, and is at least half of it. Recent steps with nearly equal numbers of rows
+    determine a slope badly, and one that is too low would fill steps with draft tokens.
     """
 
     FADE = 0.98
     BASE_ROWS = 12.0
-    """Of a model of 135 million int4 weights on two cores: 5.3 ms and 0.42 ms a row."""
+    """Measured with 135 million int4 weights on two cores: 5.3 ms a step and 0.42 ms a row."""
     STIFFNESS = 64.0
-    """Rows squared: the weight of that slope."""
+    """The weight of the slope that `BASE_ROWS` gives, in squared rows."""
 
     def __init__(self) -> None:
         self._weight = self._rows = self._seconds = self._rows_rows = self._rows_seconds = 0.0
@@ -81,7 +103,7 @@ class StepCost:
         self._rows_seconds = self._rows_seconds * fade + rows * seconds
 
     def of_a_row(self, rows: int) -> float:
-        """What one row more costs, as a share of a step of so many rows."""
+        """The time of one more row, as a share of the time of a step of `rows` rows."""
         if not self._weight:
             return 1.0 / (self.BASE_ROWS + rows)
         mean, seconds = self._rows / self._weight, self._seconds / self._weight

@@ -1,7 +1,11 @@
-"""Prompt lookup: what followed the last tokens of a sequence where they stood before.
+"""Prompt lookup: an n-gram proposer of draft tokens (Saxena, "Prompt Lookup Decoding", 2023).
 
-Saxena, "Prompt Lookup Decoding", 2023, for one's own tokens; here the outputs of earlier requests of the same
-cache scope are looked through as well.
+    tokens         the cat sat on the mat . the cat     length 9
+    find           n = 2: the last 2 tokens, "the cat", stood before place 2
+    copied, k = 3  sat on the
+
+The longest n-gram at the end that stood before is taken, up to n = 8, and of its occurrences the latest.
+Besides a request's own tokens, the outputs of earlier requests of the same cache scope are looked through.
 """
 
 from __future__ import annotations
@@ -11,33 +15,33 @@ from typing import NamedTuple
 
 import numpy as np
 
-LONGEST = 8
-"""Matching tokens beyond which a match counts as no better."""
-KEPT = 8192
+LONGEST_MATCH = 8
+"""Tokens of the longest n-gram that is looked for."""
+CAPACITY = 8192
 """Output tokens remembered of a scope: looking through them takes about 8 us."""
 SCOPES = 64
-CONTEXT = LONGEST
+CONTEXT = LONGEST_MATCH
 """Prompt tokens remembered in front of each output, so that its first tokens can be found."""
 _END = -1
 
 
 class Found(NamedTuple):
-    """The last `length` tokens of the sequence stood before `place`."""
+    """The last `length` tokens of the sequence also stand right before `place`."""
 
     place: int
     length: int
 
 
 def find(tokens: np.ndarray, end: np.ndarray) -> Found | None:
-    """The latest of the longest occurrences of the last tokens of `end`, (n,) int32, in `tokens`, (m,) int32.
+    """The latest of the longest matches of the last tokens of `end`, (n,) int32, in `tokens`, (m,) int32.
 
-    An occurrence at the very end of `tokens` does not count, as nothing follows it.
+    A match at the very end of `tokens` does not count, as nothing follows it.
     """
     places = np.flatnonzero(tokens[:-1] == end[-1]) + 1
     if not len(places):
         return None
     length = 1
-    for back in range(2, min(LONGEST, len(end)) + 1):
+    for back in range(2, min(LONGEST_MATCH, len(end)) + 1):
         reaching = places[places >= back]
         longer = reaching[tokens[reaching - back] == end[-back]]
         if not len(longer):
@@ -47,7 +51,8 @@ def find(tokens: np.ndarray, end: np.ndarray) -> Found | None:
 
 
 def copied(tokens: np.ndarray, place: int, count: int) -> list[int]:
-    """`count` tokens from `place` on; behind the end of `tokens` the copy goes on with itself."""
+    """`count` tokens from `place` on. Where `tokens` end, the copy repeats itself: from place 1 of "a b c",
+    5 tokens are "b c b c b"."""
     found = tokens[place : place + count].tolist()
     period = len(found)
     while len(found) < count:
@@ -82,15 +87,15 @@ class RecentOutputs:
 
 
 class _Ring:
-    """Outputs one after the other, each with an end mark; the oldest are written over."""
+    """Outputs one after the other, each with an end mark; new outputs overwrite the oldest."""
 
     def __init__(self) -> None:
-        self.tokens = np.full(KEPT, _END, dtype=np.int32)
+        self.tokens = np.full(CAPACITY, _END, dtype=np.int32)
         self._next = 0
 
     def add(self, tokens: np.ndarray) -> None:
-        tokens = tokens[-(KEPT // 4) :]
-        if self._next + len(tokens) + 1 > KEPT:
+        tokens = tokens[-(CAPACITY // 4) :]
+        if self._next + len(tokens) + 1 > CAPACITY:
             self.tokens[self._next :] = _END
             self._next = 0
         stop = self._next + len(tokens)

@@ -14,7 +14,8 @@ from starlette.responses import HTMLResponse, Response
 
 from ramify.errors import RamifyError
 from ramify.html.template import fill
-from ramify.messages import SchedulerStats, Snapshot
+from ramify.messages import SchedulerStats
+from ramify.ring_messages import Snapshot
 from ramify.runtime.server.fields import json_response
 from ramify.runtime.server.service import FrontendProtocol, Service
 

@@ -30,36 +30,25 @@ class Metrics:
             ["endpoint", "status", "finish"],
             registry=self.registry,
         )
-        self.first_token_s = Histogram(
-            "ramify_first_token_seconds",
-            "Arrival to first token.",
-            ["endpoint"],
-            buckets=_REQUEST_S,
-            registry=self.registry,
+        self.first_token_s = self._histogram(
+            "time_to_first_token_seconds", "From arrival to the first token.", _REQUEST_S
         )
-        self.inter_token_s = Histogram(
-            "ramify_inter_token_seconds",
-            "Between tokens of one generation.",
-            ["endpoint"],
-            buckets=_TOKEN_S,
-            registry=self.registry,
+        self.inter_token_s = self._histogram(
+            "inter_token_latency_seconds", "Between tokens of one generation.", _TOKEN_S
         )
-        self.total_s = Histogram(
-            "ramify_generation_seconds",
-            "Arrival to end.",
-            ["endpoint"],
-            buckets=_REQUEST_S,
-            registry=self.registry,
-        )
+        self.total_s = self._histogram("e2e_request_latency_seconds", "From arrival to the end.", _REQUEST_S)
+
+    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"ramify_{name}", help_text, ["endpoint"], buckets=buckets, registry=self.registry)
 
     def render(self, stats: SchedulerStats | None) -> bytes:
-        """All metrics as text; `stats` None says that the scheduler did not answer."""
+        """All metrics as text; `stats` is None where the scheduler did not answer."""
         self._scheduler.stats = stats
         return generate_latest(self.registry)
 
 
 class _SchedulerCollector:
-    """The scheduler's own counters, which start again from 0 when it is restarted."""
+    """The scheduler's own figures, from 0 again after its restart. Names follow vLLM and SGLang."""
 
     def __init__(self) -> None:
         self.stats: SchedulerStats | None = None
@@ -70,23 +59,28 @@ class _SchedulerCollector:
         yield GaugeMetricFamily("ramify_scheduler_up", "1 when the scheduler answers.", value=up)
         if stats is None:
             return
-        requests = GaugeMetricFamily("ramify_requests", "Requests in the scheduler.", labels=["state"])
-        for state in ("running", "waiting", "compiling"):
-            requests.add_metric([state], getattr(stats, state))
-        yield requests
-        pages = GaugeMetricFamily("ramify_pages", "KV pages by state.", labels=["state"])
+        for name, value, help_text in (
+            ("num_requests_running", stats.running, "Requests in the batch."),
+            ("num_requests_waiting", stats.waiting, "Requests that wait for admission."),
+            ("num_requests_compiling", stats.compiling, "Requests that wait for their grammar."),
+        ):
+            yield GaugeMetricFamily(f"ramify_{name}", help_text, value=value)
+        pages = GaugeMetricFamily("ramify_kv_pages", "KV pages by state.", labels=["state"])
         for state in ("free", "evictable", "leased", "in_use"):
             pages.add_metric([state], getattr(stats, f"pages_{state}"))
         yield pages
-        tokens = CounterMetricFamily("ramify_tokens", "Tokens by kind.", labels=["kind"])
-        for kind in ("prompt", "cached", "computed", "output", "forced", "guessed", "accepted"):
-            tokens.add_metric([kind], getattr(stats, f"{kind}_tokens"))
-        yield tokens
-        for name, value, help_text in (
-            ("ramify_retractions", stats.retractions, "Requests retracted for want of pages."),
-            ("ramify_evicted_pages", stats.evicted_pages, "Pages evicted from the tree."),
-            ("ramify_steps", stats.steps, "Scheduler steps."),
-            ("ramify_step_seconds", stats.step_s, "Time in steps."),
-            ("ramify_model_seconds", stats.model_s, "Time in forward passes."),
+        for name, total, help_text in (
+            ("prompt_tokens", stats.prompt_tokens, "Tokens of prompts."),
+            ("cached_tokens", stats.cached_tokens, "Tokens of prompts found in the prefix tree."),
+            ("computed_tokens", stats.computed_tokens, "Tokens computed."),
+            ("generation_tokens", stats.output_tokens, "Tokens of outputs."),
+            ("forced_tokens", stats.forced_tokens, "Tokens of outputs that a grammar forced."),
+            ("spec_decode_num_draft_tokens", stats.draft_tokens, "Draft tokens verified."),
+            ("spec_decode_num_accepted_tokens", stats.accepted_tokens, "Draft tokens accepted."),
+            ("retracted_requests", stats.retractions, "Requests retracted for want of KV pages."),
+            ("evicted_kv_pages", stats.evicted_pages, "KV pages evicted from the prefix tree."),
+            ("steps", stats.steps, "Scheduler steps."),
+            ("step_seconds", stats.step_s, "Time in steps."),
+            ("model_seconds", stats.model_s, "Time in forward passes, logits and scoring."),
         ):
-            yield CounterMetricFamily(name, help_text, value=value)
+            yield CounterMetricFamily(f"ramify_{name}", help_text, value=total)

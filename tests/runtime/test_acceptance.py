@@ -1,32 +1,37 @@
-"""When a guess is worth its row."""
+"""When a draft token is worth its row."""
 
 from __future__ import annotations
 
 import pytest
 
-from ramify.runtime.scheduler.speculation.acceptance import MOST_ROWS, Odds, StepCost, Track
+from ramify.runtime.scheduler.speculation.acceptance import (
+    MOST_ROWS,
+    AcceptanceRates,
+    RequestAcceptance,
+    StepCost,
+)
 
 
-def test_odds_follow_what_happens_to_guesses_of_a_kind() -> None:
-    odds = Odds({"own": (0.1, 0.8), "tree": (0.6, 0.9)})
-    assert odds.of("own", 1) == 0.1
-    assert odds.of("own", 8) == odds.of("own", 20) == pytest.approx(0.8)
+def test_acceptance_rates_follow_the_drafts_of_their_kind() -> None:
+    rates = AcceptanceRates({"own": (0.1, 0.8), "tree": (0.6, 0.9)})
+    assert rates.of("own", 1) == 0.1
+    assert rates.of("own", 8) == rates.of("own", 20) == pytest.approx(0.8)
     for i in range(400):
-        odds.learn("own", 2, kept=i % 4 == 0)
-    assert odds.of("own", 2) == pytest.approx(0.25, abs=0.05)
-    assert odds.of("own", 1) == 0.1
-    assert odds.best == pytest.approx(0.9)
+        rates.learn("own", 2, accepted=i % 4 == 0)
+    assert rates.of("own", 2) == pytest.approx(0.25, abs=0.05)
+    assert rates.of("own", 1) == 0.1
+    assert rates.best == pytest.approx(0.9)
 
 
-def test_a_request_that_guesses_badly_is_believed_soon() -> None:
-    track = Track()
-    assert track.odds(0.8) == pytest.approx(0.8)
+def test_the_rate_of_a_request_follows_its_own_drafts_soon() -> None:
+    acceptance = RequestAcceptance()
+    assert acceptance.rate(0.8) == pytest.approx(0.8)
     for _ in range(20):
-        track.learn(kept=False)
-    assert track.odds(0.8) < 0.3
+        acceptance.learn(accepted=False)
+    assert acceptance.rate(0.8) < 0.3
     for _ in range(20):
-        track.learn(kept=True)
-    assert track.odds(0.8) > 0.75
+        acceptance.learn(accepted=True)
+    assert acceptance.rate(0.8) > 0.75
 
 
 @pytest.mark.parametrize(("base", "row"), [(0.005, 0.0004), (0.001, 0.001), (0.02, 0.0008)])

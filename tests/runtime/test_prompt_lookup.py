@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ramify.runtime.scheduler.speculation.prompt_lookup import (
-    KEPT,
-    LONGEST,
+    CAPACITY,
+    LONGEST_MATCH,
     SCOPES,
     Found,
     RecentOutputs,
@@ -20,7 +20,7 @@ def naive(tokens: list[int], end: list[int]) -> Found | None:
     found = None
     for place in range(1, len(tokens)):
         length = 0
-        while length < min(LONGEST, len(end), place) and tokens[place - 1 - length] == end[-1 - length]:
+        while length < min(LONGEST_MATCH, len(end), place) and tokens[place - 1 - length] == end[-1 - length]:
             length += 1
         if length and (found is None or length >= found.length):
             found = Found(place, length)
@@ -60,12 +60,12 @@ def test_outputs_end_where_they_ended() -> None:
 
 def test_old_outputs_and_scopes_are_forgotten() -> None:
     outputs = RecentOutputs()
-    for token in range(KEPT):  # two slots each: the first half has been written over
+    for token in range(CAPACITY):  # two slots each: the first half has been written over
         outputs.add("a", np.array([token], np.int32))
     assert outputs.find("a", np.array([1], np.int32)) is None
-    assert outputs.find("a", np.array([KEPT - 1], np.int32)) is not None
+    assert outputs.find("a", np.array([CAPACITY - 1], np.int32)) is not None
     for scope in range(SCOPES):
         outputs.add(str(scope), np.array([1, 2], np.int32))
-    assert outputs.find("a", np.array([KEPT - 1], np.int32)) is None
-    outputs.add("long", np.arange(3 * KEPT, dtype=np.int32))
-    assert outputs.find("long", np.array([3 * KEPT - 2], np.int32)) is not None
+    assert outputs.find("a", np.array([CAPACITY - 1], np.int32)) is None
+    outputs.add("long", np.arange(3 * CAPACITY, dtype=np.int32))
+    assert outputs.find("long", np.array([3 * CAPACITY - 2], np.int32)) is not None

@@ -1,0 +1,278 @@
+"""Messages that only the ring's processes exchange, grouped by their receiver.
+
+    frontend ──▶ tokenizer ──▶ scheduler ──▶ detokenizer ──▶ frontend
+
+Data goes one way round; only `Abort` and `Failed` may be sent to any process directly. Every request ends in
+exactly one final message: a `TextChunk` whose `finish` is set, or a `Failed`. This module needs the standard
+library, msgspec and `ramify.messages` alone.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from ramify.constraint import Constraint
+from ramify.errors import ErrorInfo
+from ramify.messages import (
+    ChatFormat,
+    ChoiceScore,
+    Finish,
+    Generate,
+    Message,
+    ModelInfo,
+    Preamble,
+    ProgramHint,
+    SchedulerStats,
+    TextChunk,
+    TokenLogprobs,
+    Unenforced,
+    Usage,
+)
+from ramify.sampling_params import SamplingParams
+
+# --- to the scheduler -------------------------------------------------------------------------------
+
+
+class ChoiceTokens(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A choice behind a prompt: the first `shared` tokens of the prompt, then `ids`.
+
+    The first `dropped` of `ids` spell only the end of the prompt, and are not scored.
+    """
+
+    shared: int
+    ids: tuple[int, ...]
+    dropped: int = 0
+
+
+class Submit(Message, frozen=True, kw_only=True):
+    """A tokenised `Generate`."""
+
+    rid: str
+    ids: tuple[int, ...]
+    sampling: SamplingParams
+    constraint: Constraint | None = None
+    preambles: tuple[Preamble, ...] = ()
+    hint: ProgramHint | None = None
+    scope: str = ""
+    open_end: bool = False
+    """The prompt ends in plain text: the output may begin inside its last token (token healing)."""
+    choices: tuple[ChoiceTokens, ...] = ()
+    unconditional: bool = False
+    every_s: float = 0.0
+    """See `Generate`."""
+
+
+class Abort(Message, frozen=True, kw_only=True):
+    """Stop working on `rid`; unknown ids are ignored.
+
+    It is answered by a last chunk with finish reason "abort". With `silent` there is no answer: the
+    detokenizer has found a stop string and has ended the request itself.
+    """
+
+    rid: str
+    silent: bool = False
+
+
+class AwaitTools(Message, frozen=True, kw_only=True):
+    """A branch of a program goes on when all of these tools have returned; its leases are ordered by that."""
+
+    program: str
+    branch: str
+    tools: tuple[str, ...]
+
+
+class EndProgram(Message, frozen=True, kw_only=True):
+    """The program has ended: its leases are released."""
+
+    program: str
+
+
+class FlushCache(Message, frozen=True, kw_only=True):
+    """Drop every page that no running request uses; answered by `Reply`."""
+
+    rid: str
+
+
+class GetStats(Message, frozen=True, kw_only=True):
+    """Ask the scheduler for its counters; answered by `Reply` with a `SchedulerStats`."""
+
+    rid: str
+
+
+class GetSnapshot(Message, frozen=True, kw_only=True):
+    """Ask the scheduler for its queue and its tree; answered by `Reply` with `stats` and `snapshot`."""
+
+    rid: str
+    nodes: int
+    """The most nodes of the tree."""
+    programs: int
+    """The most programs of the queue."""
+
+
+class GrammarReady(Message, frozen=True, kw_only=True):
+    """From a grammar compiler: the serialised grammar of the constraint with this key."""
+
+    key: str
+    engine: str
+    payload: bytes
+
+
+class GrammarFailed(Message, frozen=True, kw_only=True):
+    """From a grammar compiler: the constraint with this key cannot be compiled."""
+
+    key: str
+    error: ErrorInfo
+
+
+class CompilerDied(Message, frozen=True, kw_only=True):
+    """The grammar compiler process that was started as number `generation` has ended."""
+
+    generation: int
+
+
+class CompileGrammar(Message, frozen=True, kw_only=True):
+    """To a grammar compiler."""
+
+    key: str
+    constraint: Constraint
+
+
+# --- to the detokenizer -----------------------------------------------------------------------------
+
+
+class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one step, or several steps together, produced for one request."""
+
+    rid: str
+    ids: tuple[int, ...] = ()
+    forced: tuple[int, ...] = ()
+    """Indices in `ids` of the tokens that the grammar forced."""
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None
+    choices: tuple[ChoiceScore, ...] = ()
+    """With `finish`, where choices are scored: one score for each, in their order."""
+    first: bool = False
+    """The request's first chunk: `sampling` and `context` are set."""
+    sampling: SamplingParams | None = None
+    """For its stop strings and the treatment of special tokens."""
+    context: tuple[int, ...] = ()
+    """The prompt's last ids: some tokenizers spell a token differently at the start of a text."""
+    overlap: str = ""
+    """On the first chunk: the end of the prompt that the output's first token begins with."""
+    unenforced: tuple[Unenforced, ...] = ()
+    """On the first chunk: keywords of the schema that the grammar does not enforce."""
+    usage: Usage | None = None
+    """Set on the first and the last chunk."""
+    every_s: float = 0.0
+    """On the first chunk: see `Generate`. With stop strings the detokenizer holds text back; else the
+    scheduler does."""
+    finish: Finish | None = None
+
+
+class StepOutput(Message, frozen=True, kw_only=True):
+    """Everything one scheduler step produced, in one message."""
+
+    chunks: tuple[TokenChunk, ...]
+
+
+# --- to the frontend --------------------------------------------------------------------------------
+
+
+class StepText(Message, frozen=True, kw_only=True):
+    """The text of one scheduler step."""
+
+    chunks: tuple[TextChunk, ...]
+
+
+class Failed(Message, frozen=True, kw_only=True):
+    """The request ended in an error."""
+
+    rid: str
+    error: ErrorInfo
+
+
+class TreeNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True):
+    """A node of the prefix tree: tokens ``[start, start + tokens)`` of a sequence."""
+
+    parent: int
+    """The parent's index in the list; -1 for the root of a cache scope."""
+    start: int
+    tokens: int
+    pages: int
+    """Pages that this node accounts for."""
+    state: Literal["in_use", "leased", "evictable"]
+    locks: int = 0
+    """The number of running requests that need the node."""
+    owners: tuple[str, ...] = ()
+    """At most four of the programs whose leases end here."""
+    hidden: int = 0
+    """The number of children that are not in the list."""
+
+
+class QueueShare(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests of one program in the scheduler, each counted once."""
+
+    program: str
+    """Empty for the requests of no program."""
+    running: int
+    waiting: int
+    retracted: int
+    """Waiting again after a retraction."""
+    compiling: int
+    """Waiting for their grammars."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The scheduler's queue and tree for people to look at, within the bounds of `GetSnapshot`."""
+
+    nodes: tuple[TreeNode, ...]
+    """Parents before their children; in use first, then the most recently used."""
+    queue: tuple[QueueShare, ...]
+    """The programs with most requests first."""
+    queue_hidden: int
+    """The number of programs that are not in `queue`."""
+
+
+class Reply(Message, frozen=True, kw_only=True):
+    """Answer to a control message."""
+
+    rid: str
+    stats: SchedulerStats | None = None
+    flushed: bool | None = None
+    snapshot: Snapshot | None = None
+
+
+class Ready(Message, frozen=True, kw_only=True):
+    """A process of the ring is up. The tokenizer and the scheduler each fill in what they know."""
+
+    role: str
+    pid: int
+    error: ErrorInfo | None = None
+    """Why the process could not start."""
+    chat_format: ChatFormat | None = None
+    model_info: ModelInfo | None = None
+    pages_total: int = 0
+    max_prompt_tokens: int = 0
+    load_s: float = 0.0
+
+
+# --- all, by their receiver -------------------------------------------------------------------------
+
+ToTokenizer = Generate | Abort | AwaitTools | EndProgram | FlushCache | GetStats | GetSnapshot
+"""All but `Generate` are passed on unchanged, so that they stay in order with the requests."""
+ToScheduler = (
+    Submit
+    | Abort
+    | AwaitTools
+    | EndProgram
+    | FlushCache
+    | GetStats
+    | GetSnapshot
+    | GrammarReady
+    | GrammarFailed
+    | CompilerDied
+)
+ToDetokenizer = StepOutput | Reply | Failed
+ToFrontend = StepText | Reply | Failed | Ready

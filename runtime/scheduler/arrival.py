@@ -1,0 +1,123 @@
+"""From a submitted message to a request that waits for admission: limits, token healing, grammars."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ramify.errors import InvalidRequest, RamifyError
+from ramify.ring_messages import GrammarFailed, GrammarReady, Submit
+from ramify.runtime.scheduler.appending import OutputAppender
+from ramify.runtime.scheduler.constraints.constrained import ConstrainedOutput
+from ramify.runtime.scheduler.constraints.healing import MAX_TOKENS, Healer, Healing
+from ramify.runtime.scheduler.lifecycle import Lifecycle
+from ramify.runtime.scheduler.limits import Limits
+from ramify.runtime.scheduler.request import Request
+from ramify.runtime.scheduler.scoring import ChoiceTree, Scorer, ScoringState
+
+if TYPE_CHECKING:
+    from ramify.grammar.matcher import Grammar
+    from ramify.grammar.retokenize import Retokenizer
+    from ramify.runtime.scheduler.constraints.grammars import GrammarStore
+
+
+@dataclasses.dataclass(eq=False)
+class Arrivals:
+    """Makes requests of messages. A request with a constraint is enqueued when its grammar is compiled.
+
+    retokenizer : spells forced text as the tokenizer does; without it only single tokens are forced
+    healer : without it prompts are taken as they are
+    seeds : of requests that name no seed
+    """
+
+    limits: Limits
+    grammars: GrammarStore
+    retokenizer: Retokenizer | None
+    healer: Healer | None
+    requests: Lifecycle
+    appender: OutputAppender
+    scorer: Scorer
+    clock: Callable[[], float]
+    seeds: random.Random
+
+    def submit(self, message: Submit) -> None:
+        choices = None
+        try:
+            max_tokens = self.limits.max_tokens(message)
+            if message.choices:
+                choices = ChoiceTree(message)
+                self.limits.check_choices(choices.longest, choices.tokens)
+                message = msgspec.structs.replace(message, ids=choices.ids)
+        except RamifyError as error:
+            self.requests.refuse(message.rid, error)
+            return
+        seed = self.seeds.getrandbits(63)
+        request = Request(message, arrival=self.clock(), max_tokens=max_tokens, default_seed=seed)
+        if message.open_end:
+            self._heal(request)
+        if choices is not None:
+            request.scoring = ScoringState(choices, choices.first, request)
+        self.requests.arrive(request)
+        if choices is not None:
+            with self.requests.failing_alone(request):
+                self.scorer.begin(request, choices)
+        elif request.constraint is not None:
+            found = self.grammars.request(request.rid, request.constraint)
+            if found is None:
+                self.requests.compiling[request.rid] = request
+            else:
+                self._constrain(request, found)
+        elif request.preambles:
+            self._constrain(request, None)
+        else:
+            self.requests.enqueue(request)
+
+    def grammar_answered(self, message: GrammarReady | GrammarFailed) -> None:
+        self._settle(self.grammars.deliver(message))
+
+    def compiler_died(self) -> None:
+        self._settle(self.grammars.compiler_died())
+
+    def _heal(self, request: Request) -> None:
+        sampling = request.sampling
+        if self.healer is None or not sampling.token_healing or sampling.prompt_logprobs_start is not None:
+            return
+        if request.max_tokens > 0 and (end := self.healer.open_end(request.ids[-MAX_TOKENS - 1 :].tolist())):
+            request.heal(Healing(self.healer, end.text), end.tokens)
+
+    def _settle(self, settled: Sequence[tuple[str, Grammar | RamifyError]]) -> None:
+        """Grammars that requests have waited for are compiled, or have failed."""
+        for rid, outcome in settled:
+            request = self.requests.compiling.pop(rid, None)
+            if request is not None:
+                self._constrain(request, outcome)
+
+    def _constrain(self, request: Request, grammar: Grammar | RamifyError | None) -> None:
+        """Enqueue `request` under its preambles and `grammar`, or fail it."""
+        with self.requests.failing_alone(request):
+            if isinstance(grammar, RamifyError):
+                raise grammar
+            request.report.unenforced = () if grammar is None else grammar.unenforced
+            prefix = b"" if request.healing is None else request.healing.rest
+            matcher = self.grammars.matcher(grammar, request.preambles, prefix)
+            request.constrained = constrained = ConstrainedOutput(
+                matcher, self.limits.vocab_size, self.limits.eos_token_ids, self.retokenizer
+            )
+            needed = constrained.needed - request.known_len
+            if 0 < request.max_tokens < needed:
+                raise InvalidRequest(
+                    f"The shortest text that satisfies the constraint has {needed} tokens; "
+                    f"max_tokens is {request.max_tokens}.",
+                    field="max_tokens",
+                    remedy=f"Allow at least {needed} tokens.",
+                )
+            if request.max_tokens > 0 and request.healing is None:
+                self.appender.jump(request, loose=0)
+                forced = request.output_len > 0 and not request.wants_prompt_logprobs
+                if forced and self.appender.end_if_done(request):
+                    return
+            self.requests.enqueue(request)

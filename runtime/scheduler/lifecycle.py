@@ -1,0 +1,139 @@
+"""Where every request is, from its arrival to its end, and how it gets from one place to the next.
+
+arrival ──▶ compiling ──▶ waiting ──▶ running ──▶ end
+                              ▲           │
+                              └─ retract ─┘
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from ramify.errors import EngineError, RamifyError
+from ramify.messages import Finish
+from ramify.ring_messages import Abort, Failed, Reply
+from ramify.runtime.processes.worker_process import log
+from ramify.runtime.scheduler.counters import Counters
+from ramify.runtime.scheduler.output import StepOutputs
+from ramify.runtime.scheduler.pages import RequestPages
+from ramify.runtime.scheduler.programs.programs import Programs
+from ramify.runtime.scheduler.request import Request
+from ramify.runtime.scheduler.speculation.drafter import Drafter
+
+if TYPE_CHECKING:
+    from ramify.runtime.scheduler.constraints.grammars import GrammarStore
+
+
+@dataclasses.dataclass(eq=False)
+class Lifecycle:
+    """The requests of one scheduler by their state. Spans of choices are in `waiting` and `running` only."""
+
+    pages: RequestPages
+    programs: Programs
+    outputs: StepOutputs
+    grammars: GrammarStore
+    drafter: Drafter
+    counters: Counters
+    reply: Callable[[Reply | Failed], None]
+    clock: Callable[[], float]
+    requests: dict[str, Request] = dataclasses.field(default_factory=dict)
+    """All that were submitted and have not ended, by id."""
+    compiling: dict[str, Request] = dataclasses.field(default_factory=dict)
+    waiting: list[Request] = dataclasses.field(default_factory=list)
+    """In the order of arrival, as `running`."""
+    running: list[Request] = dataclasses.field(default_factory=list)
+
+    def arrive(self, request: Request) -> None:
+        self.requests[request.rid] = request
+        self.counters.prompt_tokens += request.prompt_tokens
+        self.programs.join(request)
+        self.pages.leases.arrived(request)
+
+    def enqueue(self, request: Request) -> None:
+        bisect.insort(self.waiting, request, key=lambda other: other.arrival)
+
+    def start(self, request: Request, now: float) -> None:
+        """`request` has been admitted."""
+        self.waiting.remove(request)
+        bisect.insort(self.running, request, key=lambda other: other.arrival)
+        stats = request.stats
+        if stats.first_pass is None:
+            stats.first_pass = now
+            self.programs.started(request)
+            stats.cached_tokens = min(request.computed_len, request.prompt_len)
+            self.counters.cached_tokens += stats.cached_tokens
+
+    def stop(self, request: Request) -> None:
+        if request in self.running:
+            self.running.remove(request)
+
+    def retract(self, request: Request) -> None:
+        """Back to the waiting requests; its tokens, matcher and random numbers stay as they are."""
+        request.drop_draft()
+        self.pages.retract(request)
+        self.running.remove(request)
+        if not request.report.announced:
+            request.report.prompt_logprobs = []
+        request.stats.retractions += 1
+        self.counters.retractions += 1
+        self.enqueue(request)
+
+    def abort(self, message: Abort) -> None:
+        request = self.requests.get(message.rid)
+        if request is None:
+            return
+        if message.silent:
+            self._end(request)
+        else:
+            self.finish(request, Finish(reason="abort"))
+
+    def finish(self, request: Request, finish: Finish) -> None:
+        self.outputs.finish(request, finish)
+        self._end(request)
+
+    def fail(self, request: Request, error: RamifyError) -> None:
+        request = request.head
+        if request.rid not in self.requests:
+            return  # another span of its choices has failed before
+        self.outputs.drop(request)
+        self.refuse(request.rid, error)
+        self._end(request)
+
+    def refuse(self, rid: str, error: RamifyError) -> None:
+        """Answer with `error`; the request has not arrived, or ends."""
+        self.reply(Failed(rid=rid, error=error.to_info()))
+
+    @contextlib.contextmanager
+    def failing_alone(self, request: Request) -> Iterator[None]:
+        """An error in this block ends `request`, and no other."""
+        try:
+            yield
+        except RamifyError as error:
+            self.fail(request, error)
+        except Exception as error:
+            log.exception("request %s failed", request.rid)
+            self.fail(request, EngineError(f"The request failed: {error}"))
+
+    def _end(self, request: Request) -> None:
+        """Forget the request; the tree keeps its pages."""
+        del self.requests[request.rid]
+        self.drafter.ended(request)
+        self.programs.leave(request)
+        if self.compiling.pop(request.rid, None) is not None:
+            self.grammars.forget(request.rid)
+            return
+        spans: list[Request] = []
+        if request.scoring is not None:
+            choices = request.scoring.choices
+            for span in choices.resting:
+                self.pages.leases.rested(span)
+            spans = [span for span in choices.open if span is not request]
+        for part in (request, *spans):
+            self.pages.release(part, self.clock())
+            self.stop(part)
+            if part in self.waiting:
+                self.waiting.remove(part)
