@@ -18,12 +18,12 @@ FOLDERS = ("ramify", "lang", "grammar", "runtime", "radix", "kernels")
 
 
 def table() -> str:
-    """A list for each folder: the first line of the folder's docstring, then the first line of each file's."""
+    """A list for each folder: the first line of its docstring, then that of each of its files, with links."""
     parts = []
     for top in FOLDERS:
         for folder in sorted({path.parent for path in (ROOT / top).rglob("*.py")}):
             lines = [
-                f"- `{path.name}`: {first_line(path)}"
+                f"- [`{path.name}`](../{path.relative_to(ROOT)}): {first_line(path)}"
                 for path in sorted(folder.glob("*.py"))
                 if path.name != "__init__.py"
             ]
