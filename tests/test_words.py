@@ -41,7 +41,7 @@ WORDS = (
     Retired("lookahead", "overlap scheduling", RUNTIME),
     Retired("stretch stretches", "span", (*RUNTIME, *KERNELS, "lang/", "radix/", "docs/")),
     Retired("forking", "nondeterministic", GRAMMAR),
-    Retired("fresh holder holders", "unique items", GRAMMAR),
+    Retired("fresh holder holders", "unique items", ("grammar/",)),
 )
 """Found as whole words of text, and as parts of names: `may_guess`, `GuessSource`, `MAX_GUESSES`."""
 
