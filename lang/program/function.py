@@ -33,7 +33,7 @@ class Function(Program[P]):
     _graph_body = staticmethod(body_of)
 
     def compile(self, **given: Any) -> Compiled[...]:
-        """The program as a graph that runs with no Python between its calls (``docs/compiled-programs.md``).
+        """The program as a graph that runs with no Python between its calls; see ``docs/programs.md``.
 
         The body is called once, with results that are not there yet, and with the arguments in `given`;
         parameters with defaults have these. The others are texts that each run of the graph is given.
