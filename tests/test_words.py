@@ -36,7 +36,7 @@ WORDS = (
     Retired("guess guesses guessed guessing", "draft token, or speculative"),
     Retired("odds", "acceptance rate"),
     Retired("ledger", "counters"),
-    Retired("desk", "frontend"),
+    Retired("desk", "frontend", ("runtime/", "ramify/", "tests/runtime/", "tests/server/", "docs/")),
     Retired("growth", "output appending", RUNTIME),
     Retired("lookahead", "overlap scheduling", RUNTIME),
     Retired("stretch stretches", "span", (*RUNTIME, *KERNELS, "lang/", "radix/", "docs/")),
