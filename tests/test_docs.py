@@ -159,3 +159,16 @@ def test_paths_and_benchmarks_that_are_named_exist(path: Path) -> None:
         assert (ROOT / named).exists(), named
     for module in re.findall(r"python -m (benchmarks\.\w+)", text):
         assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
+
+
+# --- decisions ----------------------------------------------------------------------------------
+
+RECORDS = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=name)
+def test_a_decision_has_the_template_and_is_in_the_index(record: Path) -> None:
+    text = record.read_text()
+    assert text.startswith(f"# {record.name[:4]}: ")
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == ["Context", "Decision", "Rejected", "Consequences"]
+    assert f"({record.name})" in (record.parent / "README.md").read_text()
