@@ -1,6 +1,6 @@
 """Writes the table of keywords in docs/json-schema.md from a run of the tests' schemas.
 
-``python docs/json_schema_table.py``; with ``--check`` it only says whether the table is up to date.
+``python docs/json_schema_table.py``. With ``--check`` it only compares, and exits with 1 where the table is out of date.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ END = "<!-- /keywords -->"
 
 
 class Tried(NamedTuple):
-    """A schema that was compiled, and how many of its instances went through or did not, as they must."""
+    """A compiled schema: `right` of its instances were accepted or rejected as they must, `wrong` were not."""
 
     keywords: frozenset[str]
     right: int
@@ -80,7 +80,7 @@ _MAPS = {"properties", "patternProperties", "$defs", "definitions", "dependentSc
 
 
 def refusals() -> dict[str, list[str]]:
-    """What is refused by each keyword, as the schemas that the tests have for it say."""
+    """Keyword → the reasons for which schemas of the tests are refused at it."""
     found: dict[str, list[str]] = {}
     bad = [schema for schema, _, _ in BAD_SCHEMAS] + [case.schema for case in suite.cases()]
     for schema in bad:
