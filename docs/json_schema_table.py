@@ -1,6 +1,6 @@
 """Writes the table of keywords in docs/json-schema.md from a run of the tests' schemas.
 
-``python docs/json_schema_table.py``. With ``--check`` it only compares, and exits with 1 where the table is out of date.
+``python docs/json_schema_table.py``. With ``--check`` it only compares, and exits with 1 where they differ.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ END = "<!-- /keywords -->"
 
 
 class Tried(NamedTuple):
-    """A compiled schema: `right` of its instances were accepted or rejected as they must, `wrong` were not."""
+    """A compiled schema: `right` instances were accepted or rejected as they must be, `wrong` ones were not."""
 
     keywords: frozenset[str]
     right: int
