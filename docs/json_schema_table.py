@@ -39,7 +39,7 @@ END = "<!-- /keywords -->"
 
 
 class Tried(NamedTuple):
-    """A compiled schema: `right` instances were accepted or rejected as they must be, `wrong` ones were not."""
+    """A compiled schema: `right` instances were accepted or rejected as they must, `wrong` ones were not."""
 
     keywords: frozenset[str]
     right: int
