@@ -22,6 +22,8 @@ EXCLUDED = {"tests/test_words.py", "docs/glossary.md", "docs/files.md", "CHANGEL
 RUNTIME = ("runtime/", "tests/runtime/")
 GRAMMAR = ("grammar/", "tests/grammar/")
 KERNELS = ("kernels/", "tests/kernels/")
+CODE = ("ramify/", "lang/", "radix/", "benchmarks/", "examples/", *RUNTIME, *KERNELS, "grammar/")
+DOCS = ("docs/", "README.md")
 
 
 class Retired(NamedTuple):
@@ -33,13 +35,13 @@ class Retired(NamedTuple):
 
 
 WORDS = (
-    Retired("guess guesses guessed guessing", "draft token, or speculative"),
+    Retired("guess guesses guessed guessing", "draft token, or speculative", (*CODE, *DOCS)),
     Retired("odds", "acceptance rate"),
     Retired("ledger", "counters"),
-    Retired("desk", "frontend", ("runtime/", "ramify/", "tests/runtime/", "tests/server/", "docs/")),
+    Retired("desk", "frontend", (*RUNTIME, *DOCS, "ramify/", "tests/server/")),
     Retired("growth", "output appending", RUNTIME),
     Retired("lookahead", "overlap scheduling", RUNTIME),
-    Retired("stretch stretches", "span", (*RUNTIME, *KERNELS, "lang/", "radix/", "docs/")),
+    Retired("stretch stretches", "span", (*CODE, *DOCS)),
     Retired("forking", "nondeterministic", GRAMMAR),
     Retired("fresh holder holders", "unique items", ("grammar/",)),
 )
@@ -57,7 +59,7 @@ NAMES = (
     Retired("FrameMatcher", "PushdownMatcher"),
     Retired("Hold", "PrefixLock"),
     Retired("Listed Fact Seen", "enum/const, assertion, evaluated", GRAMMAR),
-    Retired("picked moved", "index_select, to_device", (*RUNTIME, *KERNELS)),
+    Retired("picked moved", "index_select, to_device", RUNTIME),
     Retired("_OnItsWay _Told hang_up", "in_flight, event, close"),
 )
 """Found as whole names in code, and between backticks in docs."""
