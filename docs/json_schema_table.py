@@ -39,7 +39,7 @@ END = "<!-- /keywords -->"
 
 
 class Tried(NamedTuple):
-    """A compiled schema: `right` instances were accepted or rejected as they must, `wrong` ones were not."""
+    """A compiled schema, and for how many of its instances the grammar was right and wrong."""
 
     keywords: frozenset[str]
     right: int
@@ -80,7 +80,7 @@ _MAPS = {"properties", "patternProperties", "$defs", "definitions", "dependentSc
 
 
 def refusals() -> dict[str, list[str]]:
-    """Keyword → the reasons for which schemas of the tests are refused at it."""
+    """The reasons for which each keyword is refused, over the schemas of the tests."""
     found: dict[str, list[str]] = {}
     bad = [schema for schema, _, _ in BAD_SCHEMAS] + [case.schema for case in suite.cases()]
     for schema in bad:

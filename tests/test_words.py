@@ -59,7 +59,7 @@ NAMES = (
     Retired("FrameMatcher", "PushdownMatcher"),
     Retired("Hold", "PrefixLock"),
     Retired("Listed Fact Seen", "enum/const, assertion, evaluated", GRAMMAR),
-    Retired("picked moved", "index_select, to_device", RUNTIME),
+    Retired("picked moved", "index_select, to_device", ("runtime/executor/", "runtime/scheduler/")),
     Retired("_OnItsWay _Told hang_up", "in_flight, event, close"),
 )
 """Found as whole names in code, and between backticks in docs."""
