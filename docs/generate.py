@@ -1,6 +1,6 @@
-"""Writes the parts of the documentation that are derived from the code: ``python docs/generate.py``.
+"""Writes docs/files.md from the docstrings of the code: ``python docs/generate.py``.
 
-With ``--check`` it only says whether they are up to date.
+With ``--check`` it only compares, and exits with 1 where the file is out of date.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from pathlib import Path
 import generated_part
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "files.md"
 BEGIN = "<!-- files: written by `make docs` from the first line of each file -->\n"
 END = "<!-- /files -->"
-FOLDERS = ("ramify", "lang", "radix", "kernels", "runtime")
+FOLDERS = ("ramify", "lang", "grammar", "runtime", "radix", "kernels")
 
 
 def table() -> str:
-    """One list a folder: the first line of its own docstring, then that of each of its files."""
+    """A list for each folder: the first line of its docstring, then that of each of its files, with links."""
     parts = []
     for top in FOLDERS:
         for folder in sorted({path.parent for path in (ROOT / top).rglob("*.py")}):
             lines = [
-                f"- `{path.name}`: {first_line(path)}"
+                f"- [`{path.name}`](../{path.relative_to(ROOT)}): {first_line(path)}"
                 for path in sorted(folder.glob("*.py"))
                 if path.name != "__init__.py"
             ]
@@ -37,7 +37,7 @@ def table() -> str:
 def first_line(path: Path) -> str:
     docstring = ast.get_docstring(ast.parse(path.read_text()))
     if not docstring:
-        raise SystemExit(f"{path.relative_to(ROOT)} does not say what it is for.")
+        raise SystemExit(f"{path.relative_to(ROOT)} has no docstring. Say in its first line what it is for.")
     return docstring.split("\n")[0]
 
 

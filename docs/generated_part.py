@@ -1,4 +1,4 @@
-"""The part of a page that is written by a script: rewritten, or with ``--check`` only compared."""
+"""Rewrites the generated part of a Markdown file, or compares it with ``--check``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import sys
 from pathlib import Path
 
 
-def main(page: Path, begin: str, end: str, part: str) -> int:
-    """Put `part` between the marks `begin` and `end` of `page`; 1 where ``--check`` finds another there."""
-    text = page.read_text()
+def main(path: Path, begin: str, end: str, part: str) -> int:
+    """Put `part` between the marks `begin` and `end` of the file `path`.
+
+    Returns the exit status: 1 where ``--check`` finds another part there.
+    """
+    text = path.read_text()
     before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)
     wanted = before + begin + part + end + after
     if "--check" in sys.argv[1:]:
         return int(text != wanted)
-    page.write_text(wanted)
+    path.write_text(wanted)
     return 0

@@ -1,6 +1,6 @@
 """Writes the table of keywords in docs/json-schema.md from a run of the tests' schemas.
 
-``python docs/json_schema_table.py``; with ``--check`` it only says whether the table is up to date.
+``python docs/json_schema_table.py``. With ``--check`` it only compares, and exits with 1 where they differ.
 """
 
 from __future__ import annotations

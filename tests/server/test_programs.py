@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -155,14 +154,13 @@ def test_constraints_scopes_samples_and_data(http: httpx.Client) -> None:
     assert row["nodes"][-1]["name"] is None
 
 
-DOCS = (Path(__file__).parents[2] / "docs" / "programs.md").read_text()
+DOCS = (Path(__file__).parents[2] / "docs" / "compiled-programs.md").read_text()
 
 
 def blocks(section: str) -> list[str]:
-    """The indented blocks of a section of the documentation."""
+    """The fenced blocks of a section of the documentation."""
     text = DOCS.partition(f"## {section}\n")[2].partition("\n## ")[0]
-    found = re.findall(r"(?:^    .*\n|^\n(?=    ))+", text, re.MULTILINE)
-    return [textwrap.dedent(block).strip() for block in found]
+    return re.findall(r"^```\w+\n(.*?)\n```$", text, re.DOTALL | re.MULTILINE)
 
 
 def test_the_request_in_the_documentation(http: httpx.Client) -> None:

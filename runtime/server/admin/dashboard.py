@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from importlib.metadata import version
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, Response
 
+from ramify import __version__
 from ramify.errors import RamifyError
 from ramify.html.template import fill
 from ramify.messages import SchedulerStats
@@ -89,7 +89,7 @@ async def live(request: Request) -> Response:
     chosen = recent.get(request.query_params.get("program", ""))
     body: dict[str, Any] = {
         "model": service.model_name,
-        "version": version("ramify"),
+        "version": __version__,
         "up_s": time.time() - service.started_at,
         "healthy": service.frontend.healthy and not service.draining,
         "in_flight": service.frontend.in_flight,

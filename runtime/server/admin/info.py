@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
 
+from ramify import __version__
 from ramify.runtime.server.service import Service
 
 
@@ -33,7 +33,7 @@ async def server_info(service: Service) -> dict[str, Any]:
     return {
         **config,
         "model_path": service.frontend.info.path,
-        "version": version("ramify"),
+        "version": __version__,
         "max_prompt_tokens": service.frontend.max_prompt_tokens,
         "in_flight": service.frontend.in_flight,
         "internal_states": [msgspec.to_builtins(await service.frontend.stats())],
