@@ -11,6 +11,8 @@ import gc
 import importlib
 import sys
 
+from ramify.runtime.processes.compile_ahead import compile_grammars
+
 COLLECTED = (20_000, 20, 20)
 """When garbage is collected (`gc.set_threshold`): little that a worker drops has cycles, and by Python's own
 thresholds collecting took 0.45 ms of each of the scheduler's steps with 32 requests."""
@@ -23,6 +25,8 @@ def main() -> None:
         from ramify.runtime.processes.torch_import import import_torch
 
         import_torch()
+    if role == "processes.grammar_compiler":
+        compile_grammars()  # before its imports compile them
     importlib.import_module(f"ramify.runtime.{role}").main()
 
 
