@@ -19,6 +19,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -72,14 +73,9 @@ def compile_grammars() -> None:
 
 
 def compile_grammars_in_background() -> None:
-    """Have them compiled by a process of its own; `compile_grammars` waits for it."""
+    """Have them compiled while this process goes on; `compile_grammars` waits for it."""
     if not _entry(GRAMMARS).is_dir():
-        subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        threading.Thread(target=compile_grammars, daemon=True).start()
 
 
 def _entry(modules: Modules) -> Path:
@@ -131,7 +127,3 @@ def _import(modules: tuple[str, ...]) -> None:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-if __name__ == "__main__":
-    compile_grammars()
