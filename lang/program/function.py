@@ -33,7 +33,7 @@ class Function(Program[P, ProgramState]):
     _graph_body = staticmethod(body_of)
 
     def compile(self, **given: Any) -> Compiled[...]:
-        """The program as a graph, which runs without Python between its calls; see ``docs/compiled-programs.md``.
+        """The program as a graph, run without Python between its calls; see ``docs/compiled-programs.md``.
 
         The body is called once, with placeholders for results. Its arguments are those in `given`, the
         defaults of its parameters, and placeholders for the rest, which each run of the graph is given as

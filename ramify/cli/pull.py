@@ -1,8 +1,9 @@
-"""`ramify pull`."""
+"""`ramify pull`: the files of a model, and the compiled kernels, so that the first run waits for neither."""
 
 from __future__ import annotations
 
 import argparse
+import threading
 
 from ramify.runtime.config import DEFAULT_MODEL
 
@@ -14,5 +15,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from ramify.runtime.model.hub.resolve import resolve
 
-    print(resolve(options.model).weights)
+    compiling = threading.Thread(target=_compile, daemon=True)
+    compiling.start()
+    weights = resolve(options.model).weights
+    compiling.join()
+    print(weights)
     return 0
+
+
+def _compile() -> None:
+    from ramify.runtime.config import EngineConfig
+    from ramify.runtime.executor.device import resolve_device
+    from ramify.runtime.processes.compile_ahead import compile_grammars, compile_kernels
+
+    if resolve_device(EngineConfig()).type == "cpu":
+        compile_kernels()
+    compile_grammars()

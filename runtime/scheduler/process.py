@@ -29,6 +29,7 @@ from ramify.runtime.model.load import dummy_model, load_model, read_config, shor
 from ramify.runtime.model.quantization import resolve_quantization
 from ramify.runtime.model.tokenizer.tokenizer import load_backend
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
+from ramify.runtime.processes.compile_ahead import compile_grammars
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.processes.worker_process import Orders, reporting_start_up, take_orders
 from ramify.runtime.processes.worker_start import finish_startup, trim_heap
@@ -100,6 +101,7 @@ def main() -> None:
 
 def _prepare_engines(vocabulary: Vocabulary, load_tokenizer: Callable[[], object]) -> None:
     """Load what the first constraint, and the first text that a grammar forces, would wait for."""
+    compile_grammars()
     from ramify.grammar.engine.load import prepare, prepare_lark
 
     prepare(vocabulary)

@@ -1,0 +1,129 @@
+"""Compiles numba's functions before they are needed, by as many processes as there are cores.
+
+numba compiles the functions of a module when it is first imported, on one core, and keeps the machine code on
+disk. Where nothing has been compiled yet that takes about 40 s. So an engine that starts there, and
+`ramify pull`, first import the modules in processes beside each other:
+
+    core 0   attention ──▶ sampling ──▶ logits    ┐
+    core 1   linear ──▶ linear_masked ──▶ rope    ┴──▶ layer_stack    (then the grammars', in the background)
+
+Threads would not help: numba holds one lock for a whole process.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import logging
+import os
+import platform
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import ramify.cache as cache
+
+log = logging.getLogger("ramify")
+
+
+class Modules(NamedTuple):
+    """Modules to import: each group in a process of its own, then `last`, whose functions call theirs."""
+
+    name: str
+    groups: tuple[tuple[str, ...], ...]
+    last: str
+
+
+_CPU, _AUTOMATON = "ramify.kernels.cpu", "ramify.grammar.automaton"
+
+KERNELS = Modules(
+    "kernels",
+    (
+        (f"{_CPU}.attention", f"{_CPU}.sampling", f"{_CPU}.logits"),
+        (f"{_CPU}.linear", f"{_CPU}.linear_masked", f"{_CPU}.rope"),
+    ),
+    f"{_CPU}.layer_stack",
+)
+"""The CPU kernels: 13 s and 11 s, then 1 s, on an AMD EPYC (Zen 5)."""
+
+GRAMMARS = Modules(
+    "grammars",
+    ((f"{_AUTOMATON}.nondeterministic_walk",), (f"{_AUTOMATON}.pruning", f"{_AUTOMATON}.runs")),
+    f"{_AUTOMATON}.token_trie",
+)
+"""What compiles grammars and fills masks: 9 s in all. The first constraint needs it."""
+
+
+def compile_kernels() -> None:
+    """Return when the CPU kernels are compiled. A kernel that cannot be fails when it is imported."""
+    if _entry(KERNELS).is_dir():
+        return
+    log.warning("Compiling the CPU kernels for this processor, once: about 15 s on two cores.")
+    _ensure(KERNELS)
+
+
+def compile_grammars() -> None:
+    """Return when the functions that constraints need are compiled."""
+    if not _entry(GRAMMARS).is_dir():
+        _ensure(GRAMMARS)
+
+
+def compile_grammars_in_background() -> None:
+    """Have them compiled while this process goes on; `compile_grammars` waits for it."""
+    if not _entry(GRAMMARS).is_dir():
+        threading.Thread(target=compile_grammars, daemon=True).start()
+
+
+def _entry(modules: Modules) -> Path:
+    """The folder of the cache that is there once these sources have been compiled for this processor."""
+    folders = {_file(module).parent for group in modules.groups for module in group}
+    sources = sorted(path for folder in folders for path in folder.rglob("*.py"))
+    settings = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("NUMBA_")]
+    versions = platform.python_version(), importlib.metadata.version("numba")
+    return cache.made_of(sources, "compiled", modules.name, *versions, _processor(), *settings)
+
+
+def _file(module: str) -> Path:
+    """The source of `module`, which is not imported."""
+    found = find_spec(module)
+    assert found is not None, module
+    assert found.origin is not None, module
+    return Path(found.origin)
+
+
+@functools.cache
+def _processor() -> str:
+    """The instruction sets, as Linux lists them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+
+
+def _ensure(modules: Modules) -> None:
+    def build(folder: Path) -> None:
+        with ThreadPoolExecutor(_cores()) as threads:
+            list(threads.map(_import, modules.groups))
+        _import((modules.last,))
+        (folder / "modules").write_text(f"{modules.groups} {modules.last}\n")
+
+    try:
+        cache.remove_older(cache.ensure(_entry(modules), build))
+    except (OSError, subprocess.CalledProcessError, cache.NotWritable) as error:
+        log.info("not compiled ahead: %s", error)
+
+
+def _import(modules: tuple[str, ...]) -> None:
+    """Raises `subprocess.CalledProcessError` where an import fails."""
+    code = f"import gc; gc.disable(); import {', '.join(modules)}"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
