@@ -84,7 +84,7 @@ def _entry(modules: Modules) -> Path:
     sources = sorted(path for folder in folders for path in folder.rglob("*.py"))
     settings = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("NUMBA_")]
     versions = platform.python_version(), importlib.metadata.version("numba")
-    return cache.made_of(sources, "compiled", modules.name, *versions, _processor(), *settings)
+    return cache.entry_of(sources, "compiled", modules.name, *versions, _processor(), *settings)
 
 
 def _file(module: str) -> Path:
@@ -113,7 +113,7 @@ def _ensure(modules: Modules) -> None:
         (folder / "modules").write_text(f"{modules.groups} {modules.last}\n")
 
     try:
-        cache.remove_older(cache.ensure(_entry(modules), build))
+        cache.remove_outdated(cache.ensure(_entry(modules), build))
     except (OSError, subprocess.CalledProcessError, cache.NotWritable) as error:
         log.info("not compiled ahead: %s", error)
 
