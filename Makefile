@@ -10,6 +10,7 @@ demo: $(VENV)/.runtime  ## install, get the default model, run examples/judge.py
 	@$(BIN)/python examples/judge.py
 
 serve: $(VENV)/.runtime  ## the local server, on http://127.0.0.1:30000
+	@$(BIN)/ramify pull
 	@$(BIN)/ramify serve
 
 test: $(VENV)/.dev check  ## everything that CI runs

@@ -88,7 +88,7 @@ def _lock(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            log.warning("Waiting for another process that holds %s", path)
+            log.warning("Waiting until another process has built %s", path.parent.relative_to(home()))
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -12,7 +12,7 @@ from ramify.errors import UnsupportedField
 from ramify.kernels.errors import KernelUnavailable
 from ramify.kernels.registry import Ops, ops
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.processes.compile_ahead import compile_grammars_in_background, compile_kernels
+from ramify.runtime.processes.compile_ahead import compile_kernels
 
 log = logging.getLogger("ramify")
 
@@ -85,7 +85,6 @@ def resolve_ops(config: EngineConfig, device: torch.device) -> tuple[Backend, Op
 def cpu_ops(config: EngineConfig) -> Ops:
     """The compiled CPU kernels as the configuration wants them."""
     compile_kernels()
-    compile_grammars_in_background()
     return ops("cpu", deterministic=config.deterministic, int8=not config.exact_activations)
 
 

@@ -4,8 +4,8 @@ numba compiles the functions of a module when it is first imported, on one core,
 disk. Where nothing has been compiled yet that takes about 40 s. So an engine that starts there, and
 `ramify pull`, first import the modules in processes beside each other:
 
-    core 0   attention ──▶ sampling ──▶ logits    ┐
-    core 1   linear ──▶ linear_masked ──▶ rope    ┴──▶ layer_stack    (then the grammars', in the background)
+    core 0   attention, sampling, logits   ──▶ layer_stack, in this process
+    core 1   linear, linear_masked, rope   ──▶ the grammars' modules
 
 Threads would not help: numba holds one lock for a whole process.
 """
@@ -13,6 +13,7 @@ Threads would not help: numba holds one lock for a whole process.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.metadata
 import logging
 import os
@@ -20,6 +21,7 @@ import platform
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,11 +33,15 @@ log = logging.getLogger("ramify")
 
 
 class Modules(NamedTuple):
-    """Modules to import: each group in a process of its own, then `last`, whose functions call theirs."""
+    """Modules to compile by importing them: each group in a process of its own, then `last` in this one."""
 
     name: str
     groups: tuple[tuple[str, ...], ...]
     last: str
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 _CPU, _AUTOMATON = "ramify.kernels.cpu", "ramify.grammar.automaton"
@@ -48,34 +54,34 @@ KERNELS = Modules(
     ),
     f"{_CPU}.layer_stack",
 )
-"""The CPU kernels: 13 s and 11 s, then 1 s, on an AMD EPYC (Zen 5)."""
+"""The CPU kernels: 15 s and 12 s, then 1 s, on an AMD EPYC (Zen 5)."""
 
 GRAMMARS = Modules(
     "grammars",
     ((f"{_AUTOMATON}.nondeterministic_walk",), (f"{_AUTOMATON}.pruning", f"{_AUTOMATON}.runs")),
     f"{_AUTOMATON}.token_trie",
 )
-"""What compiles grammars and fills masks: 9 s in all. The first constraint needs it."""
+"""The walk of all tokens and the grammar compiler: 8 s and 5 s. The first constraint needs them."""
+
+_free_cores = threading.Semaphore(_cores())
+"""Compiling processes wait for one, those of the kernels first."""
 
 
 def compile_kernels() -> None:
-    """Return when the CPU kernels are compiled. A kernel that cannot be fails when it is imported."""
+    """Return when the CPU kernels are compiled; the functions of the grammars follow in the background.
+
+    A kernel that cannot be compiled fails when it is imported.
+    """
     if _entry(KERNELS).is_dir():
         return
-    log.warning("Compiling the CPU kernels for this processor, once: about 15 s on two cores.")
-    _ensure(KERNELS)
+    log.warning("Compiling the CPU kernels for this processor, once: about 20 s on two cores.")
+    _ensure(KERNELS, meanwhile=threading.Thread(target=compile_grammars, daemon=True).start)
 
 
 def compile_grammars() -> None:
     """Return when the functions that constraints need are compiled."""
     if not _entry(GRAMMARS).is_dir():
         _ensure(GRAMMARS)
-
-
-def compile_grammars_in_background() -> None:
-    """Have them compiled while this process goes on; `compile_grammars` waits for it."""
-    if not _entry(GRAMMARS).is_dir():
-        threading.Thread(target=compile_grammars, daemon=True).start()
 
 
 def _entry(modules: Modules) -> Path:
@@ -105,16 +111,21 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
-def _ensure(modules: Modules) -> None:
+def _ensure(modules: Modules, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Compile `modules` unless that was done before; of several processes one does, and the others wait."""
+
     def build(folder: Path) -> None:
-        with ThreadPoolExecutor(_cores()) as threads:
-            list(threads.map(_import, modules.groups))
-        _import((modules.last,))
+        with ThreadPoolExecutor(len(modules.groups)) as threads:
+            compiling = [threads.submit(_import, group) for group in modules.groups]
+            meanwhile()
+            for group in compiling:
+                group.result()
+        importlib.import_module(modules.last)
         (folder / "modules").write_text(f"{modules.groups} {modules.last}\n")
 
     try:
         cache.remove_outdated(cache.ensure(_entry(modules), build))
-    except (OSError, subprocess.CalledProcessError, cache.NotWritable) as error:
+    except Exception as error:  # whoever needs these functions compiles them, or says what is wrong
         log.info("not compiled ahead: %s", error)
 
 
@@ -122,8 +133,5 @@ def _import(modules: tuple[str, ...]) -> None:
     """Raises `subprocess.CalledProcessError` where an import fails."""
     code = f"import gc; gc.disable(); import {', '.join(modules)}"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with _free_cores:
+        subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
