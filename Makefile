@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check serve docs wheelhouse gpu-check clean
+.PHONY: demo quick test check serve docs wheelhouse gpu-check clean
 
 demo: $(VENV)/.runtime  ## install, get the default model, run examples/judge.py
 	@$(BIN)/ramify pull
@@ -13,9 +13,16 @@ serve: $(VENV)/.runtime  ## the local server, on http://127.0.0.1:30000
 	@$(BIN)/ramify pull
 	@$(BIN)/ramify serve
 
+# As many test processes as there are cores; the tests of one file share one, and with it their servers and models.
+PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --dist loadfile
+
+quick: $(VENV)/.dev  ## the tests that are not slow: under 90 seconds on two cores
+	@$(BIN)/ramify pull
+	$(PYTEST) -m "not slow"
+
 test: $(VENV)/.dev check  ## everything that CI runs
 	@$(BIN)/ramify pull
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
+	$(PYTEST)
 
 check: $(VENV)/.dev  ## lint, formatting and types
 	$(BIN)/ruff check .

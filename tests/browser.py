@@ -31,5 +31,5 @@ def rendered(address: str, *, profile: Path) -> str:
 
 
 def words(document: str) -> str:
-    """What of a document is text."""
+    """The text of a document."""
     return html.unescape(re.sub(r"<[^>]+>", "", document))

@@ -69,6 +69,7 @@ def test_plain_blocks_run_as_one_script(guide: Path, tmp_path: Path) -> None:
     run("\n".join(block.code for block in blocks(guide) if not block.needs), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.weights
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("guide", guides_that_need("engine"), ids=name)
@@ -84,6 +85,7 @@ def server() -> Iterator[Served]:
         yield served
 
 
+@pytest.mark.slow
 @pytest.mark.weights
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("guide", guides_that_need("server"), ids=name)

@@ -30,7 +30,7 @@ def _longer(array: np.ndarray) -> np.ndarray:
 
 @numba.njit(
     (
-        TRIE, ARRAYS, INTS, numba.int64, numba.int64, numba.int64, numba.int64,
+        TRIE, numba.int64, ARRAYS, INTS, numba.int64, numba.int64, numba.int64, numba.int64,
         numba.uint32[::1], numba.uint32[::1],
     ),
     cache=True,
@@ -38,6 +38,7 @@ def _longer(array: np.ndarray) -> np.ndarray:
 )  # fmt: skip
 def walk_nondeterministic(
     trie: Trie,
+    root: int,
     automaton: Arrays,
     stack: np.ndarray,
     state: int,
@@ -70,7 +71,7 @@ def walk_nondeterministic(
     todo_state = np.empty(1024, np.int32)
     todo_top = np.empty(1024, np.int32)
     todo_crossed = np.zeros(1024, np.bool_)
-    todo_node[0], todo_state[0], todo_top[0] = -1, state, height - 1
+    todo_node[0], todo_state[0], todo_top[0] = root, state, height - 1
     count = 1
     # The configurations from which one byte is still to be read; `entered` where a rule was called for that
     # byte.

@@ -101,15 +101,17 @@ class TokenTrie:
         row: np.ndarray,
         limit: int = NO_LIMIT,
         doubtful: np.ndarray | None = None,
+        after: bytes = b"",
     ) -> Walk:
         """Write into `row`, (words,) int32, which tokens can be read from `state`; stop tokens cannot.
 
         `stack`: int32, the states to return to, the top first. `limit`: only tokens after which the cost of
         completion, less the cost of `stack`, is at most this. `doubtful`, (words,) int32, gets the allowed
-        tokens that begin or end a unique item, or come before one.
+        tokens that begin or end a unique item, or come before one. `after`: only tokens that begin with these
+        bytes and are longer, of which the rest can be read.
         """
         arrays = automaton.arrays
-        run = int(arrays.run[state]) if arrays.run_cost[state] <= limit else 0
+        run = int(arrays.run[state]) if arrays.run_cost[state] <= limit and not after else 0
         skipped = min(run, MAX_GROUP)
         trie, rise = self._all, 0
         if run:
@@ -121,15 +123,33 @@ class TokenTrie:
             row[:] = 0
         bits = row.view(np.uint32)
         doubted = (bits[:0] if doubtful is None else doubtful).view(np.uint32)
+        root = self._node(after)
+        if root is None:
+            return Walk(0, 0)
         if automaton.nondeterministic:
             examined, walked = walk_nondeterministic(
-                trie, arrays, stack, state, skipped, limit, MOST_STEPS, bits, doubted
+                trie, root, arrays, stack, state, skipped, limit, MOST_STEPS, bits, doubted
             )
         else:
+            levels, pushed = self._levels, automaton.most_pushed
             examined, walked = walk(
-                trie, arrays, self._levels, stack, state, skipped, limit, automaton.most_pushed, bits, doubted
+                trie, root, arrays, levels, stack, state, skipped, limit, pushed, bits, doubted
             )
         return Walk(examined, max(rise, walked))
+
+    def _node(self, text: bytes) -> int | None:
+        """The node that spells `text`, or None; -1 for no bytes."""
+        if not text:
+            return -1
+        node = int(self._first_node[text[0]])
+        for byte in text[1:]:
+            if node < 0:
+                return None
+            child, end = node + 1, int(self._all.end[node])
+            while child < end and self._all.byte[child] != byte:
+                child = int(self._all.end[child])
+            node = child if child < end else -1
+        return node if node >= 0 else None
 
     def completions(
         self, edges: Edges, length: np.ndarray, best: np.ndarray

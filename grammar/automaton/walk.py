@@ -80,7 +80,7 @@ def _edge(automaton: Arrays, state: int, byte: int) -> int:
 
 @numba.njit(
     (
-        TRIE, ARRAYS, numba.int64, INTS, numba.int64, numba.int64, numba.int64, numba.int64,
+        TRIE, numba.int64, ARRAYS, numba.int64, INTS, numba.int64, numba.int64, numba.int64, numba.int64,
         numba.uint32[::1], numba.uint32[::1],
     ),
     cache=True,
@@ -88,6 +88,7 @@ def _edge(automaton: Arrays, state: int, byte: int) -> int:
 )  # fmt: skip
 def walk(
     trie: Trie,
+    root: int,
     automaton: Arrays,
     levels: int,
     stack: np.ndarray,
@@ -100,6 +101,7 @@ def walk(
 ) -> tuple[int, int]:
     """Set the bits in `row` of the tokens that can be read from `state`, for `TokenTrie.allow`.
 
+    Only nodes below `root` are walked, and what they spell after it is read; -1 stands for the whole trie.
     `levels` is the depth of the trie plus two. Subtrees without a token of more than `skipped` characters are
     left out: their tokens are in `row` already. `doubtful` is empty where it is not asked for.
     Returns `examined` and `rise` of `token_trie.Walk`.
@@ -124,12 +126,14 @@ def walk(
     _write_out(automaton, state, edges_at[0])
     examined = 0
     rise = 0
-    node = 0
-    while node < trie.byte.size:
+    node = root + 1
+    stop = trie.byte.size if root < 0 else trie.end[root]
+    above = 0 if root < 0 else trie.depth[root] + 1
+    while node < stop:
         if trie.longest[node] <= skipped:
             node = trie.end[node]
             continue
-        depth = trie.depth[node]
+        depth = trie.depth[node] - above
         byte = trie.byte[node]
         here = state_at[depth]
         top = top_at[depth]

@@ -88,6 +88,17 @@ class ConfigurationMatcher(Generic[C]):
             row |= self._grammar.stop_bits
         return True
 
+    def allow_beyond(self, prefix: bytes, row: np.ndarray, budget: int | None) -> bool:
+        """Allow in `row` also the tokens that begin with `prefix` and go on with bytes that may come next.
+
+        False, and nothing is allowed, where this matcher has no faster way than to read each token.
+        """
+        own = np.empty_like(row)
+        for state, stack, *_ in self._step.configurations:
+            self._grammar.fill_beyond(prefix, state, stack, own, budget)
+            row |= own
+        return True
+
     def _fill(self, configuration: C, row: np.ndarray, budget: int | None) -> None:
         self._grammar.fill(configuration[0], configuration[1], row, budget)
 

@@ -8,7 +8,7 @@ it.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -59,6 +59,13 @@ def _beyond(data: bytes, vocabulary: Vocabulary) -> _Beyond:
     )
 
 
+@runtime_checkable
+class WalksBeyond(Protocol):
+    """A matcher that can walk the tokens which begin with a prefix."""
+
+    def allow_beyond(self, prefix: bytes, row: np.ndarray, budget: int | None) -> bool: ...
+
+
 class _Step(NamedTuple):
     """`rest` of the prefix is still to be spelled; the inner matcher has accepted `inner_steps` tokens."""
 
@@ -107,6 +114,8 @@ class PrefixMatcher:
         for end in range(1, len(rest) + 1):
             if budget is None or costs[end] < budget:
                 allow(row, ids.get(rest[:end], ()))
+        if isinstance(self._inner, WalksBeyond) and self._inner.allow_beyond(rest, row, budget):
+            return True
         inside = np.empty_like(row)
         if not self._inner.fill_mask(inside, budget):
             inside[:] = -1

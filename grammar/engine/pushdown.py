@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ramify.grammar.automaton.pushdown import PushdownAutomaton
-from ramify.grammar.automaton.token_trie import token_trie
+from ramify.grammar.automaton.token_trie import NO_LIMIT, token_trie
 from ramify.grammar.engine.configurations import ConfigurationMatcher
 from ramify.grammar.engine.prefix_matcher import with_prefix
 from ramify.grammar.engine.stack import AutomatonLists, Entry, SharedStacks, states_of
@@ -160,6 +160,13 @@ class PushdownGrammar:
         else:
             self._walk(state, stack, row, limit=budget - 1 - surcharge - below)
         return mask
+
+    def fill_beyond(
+        self, prefix: bytes, state: int, stack: Entry | None, row: np.ndarray, budget: int | None
+    ) -> None:
+        """As `fill`, for the tokens that begin with `prefix` and are longer."""
+        limit = NO_LIMIT if budget is None else budget - 1 - (stack.cost if stack else 0)
+        self._walk(state, stack, row, limit=limit, after=prefix)
 
     def mask(self, state: int, stack: Entry | None) -> Mask:
         """The tokens that may come next, without stop tokens."""

@@ -234,6 +234,9 @@ class UniqueItemsMatcher(ConfigurationMatcher[_Configuration]):
             else:
                 bits[word] &= ~bit
 
+    def allow_beyond(self, prefix: bytes, row: np.ndarray, budget: int | None) -> bool:
+        return False
+
     def _alike_tokens(self, item: _Item | None) -> list[int]:
         """The tokens with which used items continue from where `item` stands."""
         if item is None:

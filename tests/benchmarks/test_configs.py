@@ -11,6 +11,8 @@ import torch
 from ramify.runtime.model.config import config_from_hf
 from ramify.runtime.model.load import FAMILIES, dummy_model
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "configs"
 PARAMETERS = {
     "llama-3.1-8b": 8_030_261_248,

@@ -14,6 +14,8 @@ from ramify.kernels.registry import ops
 from ramify.runtime.model.config import config_from_hf
 from ramify.runtime.model.load import FAMILIES, dummy_model
 
+pytestmark = pytest.mark.slow
+
 CONFIGS = Path(__file__).parents[2] / "benchmarks" / "configs"
 TINY = {
     "model_type": "llama",

@@ -10,6 +10,8 @@ import torch
 from benchmarks import gpu_check
 from benchmarks.gpu_check import Part
 
+pytestmark = pytest.mark.slow
+
 
 def test_without_a_device_it_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

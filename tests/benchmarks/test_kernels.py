@@ -10,6 +10,8 @@ import torch
 
 from benchmarks.kernels import line
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device to measure")
 def test_the_benchmark_says_what_it_needs():

@@ -12,6 +12,8 @@ from benchmarks.client_programs import PROGRAMS
 from benchmarks.programs import Done, decides, totals
 from tests.lang.programs import CASES
 
+pytestmark = pytest.mark.slow
+
 
 def rendered(prompt) -> str:
     """A conversation as the scripted backend's template renders it."""

@@ -25,6 +25,8 @@ from ramify.errors import InvalidRequest, Overloaded
 from tests.server import fake_frontend
 from tests.server.fake_frontend import FakeFrontend, LiveServer
 
+pytestmark = pytest.mark.slow
+
 
 def instance(schema: Any) -> Any:
     """Of the schemas of the JSON workloads."""

@@ -114,7 +114,7 @@ def test_lines_that_cannot_be_read_are_errors_of_their_rows(folder: Path, server
         ("rows.csv", "count\n1\n", [], "needs 'name'"),
         ("rows.csv", "name\na\n", ["name=b"], "name is given on the command line and is a column"),
         ("rows.txt", "name\n", [], "none of .csv, .jsonl, .parquet"),
-        ("rows.csv", "name\na\n", ["--key", "id"], "no 'id', which is to be its key"),
+        ("rows.csv", "name\na\n", ["--key", "id"], "no 'id', the key column"),
         ("rows.csv", "name\na\n", ["--concurrency", "0"], "concurrency is 0"),
     ],
 )

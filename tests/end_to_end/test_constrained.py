@@ -24,7 +24,7 @@ from ramify.runtime.model.hub.resolve import resolve
 from ramify.runtime.model.tokenizer.tokenizer import load_backend
 from tests.runtime.test_ring import children
 
-pytestmark = [pytest.mark.weights, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.weights, pytest.mark.timeout(240)]
 
 SCHEMA = {
     "type": "object",

@@ -10,7 +10,7 @@ import pytest
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
-pytestmark = [pytest.mark.weights, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.weights, pytest.mark.timeout(240)]
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

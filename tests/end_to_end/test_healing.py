@@ -8,7 +8,7 @@ import pytest
 
 from ramify.runtime.engine import Engine
 
-pytestmark = [pytest.mark.weights, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.weights, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")

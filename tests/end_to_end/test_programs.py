@@ -13,7 +13,7 @@ from tests.end_to_end.served import serve
 from tests.lang.programs import CASES
 from tests.lang.test_programs import outcome
 
-pytestmark = [pytest.mark.weights, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.slow, pytest.mark.weights, pytest.mark.timeout(500)]
 
 
 NAMES = ("few-shot", "skeleton-of-thought", "map-reduce", "multi-turn-chat", "streaming")

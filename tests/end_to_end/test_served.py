@@ -18,7 +18,7 @@ import ramify as rm
 from tests.end_to_end.served import Served, serve
 from tests.runtime.test_ring import children, gone
 
-pytestmark = [pytest.mark.weights, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.weights, pytest.mark.timeout(300)]
 
 SCHEMA = {
     "type": "object",

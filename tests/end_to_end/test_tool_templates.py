@@ -15,7 +15,7 @@ from tests.end_to_end.served import serve
 from tests.model.tool_templates import LLAMA3, MISTRAL, QWEN
 from tests.runtime.tiny import write_model, write_tokenizer
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 TRIGGER_ID = 260
 """Of [TOOL_CALLS], the special token after those that every tiny model has."""

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from tests.end_to_end.served import serve
 from tests.server.responses_contract import check_events, check_response
 
-pytestmark = [pytest.mark.weights, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.weights, pytest.mark.timeout(240)]
 
 WEATHER: Any = {
     "type": "function",

@@ -21,6 +21,8 @@ from tests.grammar.collection.case import Case
 from tests.grammar.collection.everything import all_cases
 from tests.grammar.vocabularies import compiled, tiny, tokenise
 
+pytestmark = pytest.mark.slow
+
 
 def is_refused(case: Case) -> bool:
     try:

@@ -23,6 +23,8 @@ from ramify.loop import wait
 from ramify.ring_messages import CompileGrammar, GrammarFailed, GrammarReady
 from tests.grammar.vocabularies import accepts, tiny
 
+pytestmark = pytest.mark.slow
+
 EXPONENTIAL = constraint.regex("(a|b)*a(a|b){26}")
 """Its deterministic automaton has more than 100 million states."""
 

@@ -14,6 +14,8 @@ from ramify.grammar.schema.values.formats import FORMATS, StringFormat, meaning
 from ramify.grammar.schema.values.string_patterns import search_pattern
 from tests.grammar.vocabularies import accepts, compiled
 
+pytestmark = pytest.mark.slow
+
 OF_STRINGS = {name: texts for name in FORMATS if isinstance(texts := meaning(name, ""), StringFormat)}
 
 

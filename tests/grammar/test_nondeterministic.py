@@ -40,6 +40,8 @@ from tests.grammar.naive_grammar import NAMES, NaiveGrammar
 from tests.grammar.test_pushdown import MANY, built, built_or_given_up
 from tests.grammar.vocabularies import accepts, compiled, mask_of, tiny
 
+pytestmark = pytest.mark.slow
+
 OPEN_OR_TREE = {
     "type": "object",
     "anyOf": [

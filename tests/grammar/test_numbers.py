@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from functools import lru_cache
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,8 @@ from ramify.grammar.schema.values.decimal_language import (
 )
 from ramify.grammar.schema.values.json_text import Bound
 from tests.grammar.languages import Language, language_of
+
+pytestmark = pytest.mark.slow
 
 DECIMALS = st.decimals(-150, 150, places=3) | st.sampled_from(
     [Decimal(x) for x in ("0", "-0.5", "1", "10", "99.99")]

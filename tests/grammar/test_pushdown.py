@@ -22,6 +22,8 @@ from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.naive_grammar import NaiveGrammar, grammars, vocabularies
 from tests.grammar.vocabularies import accepts, mask_of, tiny, tokenise
 
+pytestmark = pytest.mark.slow
+
 MANY = settings(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
 )

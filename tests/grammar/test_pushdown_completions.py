@@ -14,6 +14,8 @@ from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.naive_grammar import NaiveGrammar, grammars, vocabularies
 from tests.grammar.test_pushdown import MANY, built, built_or_given_up, configurations
 
+pytestmark = pytest.mark.slow
+
 
 def budget_mask(matcher: Matcher, vocabulary: Vocabulary, budget: int) -> np.ndarray:
     row = np.zeros((vocabulary.size + 31) // 32, np.int32)

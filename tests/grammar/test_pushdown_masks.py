@@ -22,6 +22,8 @@ from tests.grammar.test_pushdown import MANY, built_or_given_up
 from tests.grammar.test_pushdown_completions import budget_mask
 from tests.grammar.vocabularies import compiled, mask_of, tokenise
 
+pytestmark = pytest.mark.slow
+
 LOWER = Chars(((0x61, 0x7A),))
 ALPHANUMERIC = Chars(((0x30, 0x39), (0x41, 0x5A), (0x61, 0x7A)))
 PLAIN = Chars(((0x20, 0x21), (0x23, 0x5B), (0x5D, 0xD7FF), (0xE000, 0x10FFFF)))

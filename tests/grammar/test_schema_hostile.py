@@ -20,6 +20,8 @@ from ramify.grammar.schema.compiler import MAX_RULES, Options, schema_rules
 from ramify.grammar.schema.values.json_text import parse_json
 from tests.grammar.vocabularies import accepts, compiled
 
+pytestmark = pytest.mark.slow
+
 MOST = 1_500_000
 """Characters of a grammar with its repetitions written out."""
 

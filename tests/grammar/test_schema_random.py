@@ -21,6 +21,8 @@ from ramify.grammar.schema.values.json_text import parse_json
 from tests.grammar.random_schemas import VALUES, Schemas
 from tests.grammar.recogniser import Recogniser
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("seed", range(8))
 def test_all_agree(seed: int) -> None:

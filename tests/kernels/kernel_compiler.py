@@ -125,8 +125,8 @@ class Usage:
     hot_spills : those of them in the innermost loops that multiply matrices
     shared : bytes of a program
     programs : that run on a multiprocessor at once
-    widths : numbers of instructions that move so many bytes a thread between registers or shared memory and
-        device memory
+    widths : by bytes a thread, the number of instructions that move them between registers or shared memory
+        and device memory
     """
 
     registers: int

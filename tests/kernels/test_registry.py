@@ -17,6 +17,8 @@ from ramify.kernels.cpu.codegen import compiler
 from ramify.kernels.cpu.codegen.dots import DOTS
 from ramify.kernels.registry import ops
 
+pytestmark = pytest.mark.slow
+
 CLOSURE = """
 from ramify.kernels.cpu.codegen.compiler import compiled
 from numba import int64
@@ -99,7 +101,7 @@ def test_products_by_dots_of_bfloat16():
     files = [str(here / f"test_{name}.py") for name in ("linear", "paged_attention", "cpu_cascade", "tiles")]
     code = f"""
 import pytest, sys
-from ramify.kernels.cpu import dots
+from ramify.kernels.cpu.codegen import dots
 assert dots.DOTS
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *{files!r}]))
 """

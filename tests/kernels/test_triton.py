@@ -15,6 +15,8 @@ from ramify.kernels.errors import KernelUnavailable
 
 from .attention_cases import make_batch
 
+pytestmark = pytest.mark.slow
+
 FILES = sorted((Path(__file__).parent / "interpreted").glob("test_*.py"))
 
 

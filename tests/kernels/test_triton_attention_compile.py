@@ -15,6 +15,8 @@ from ramify.kernels.triton.plan.attention_config import CHUNK, Tile, block_dim, 
 from ramify.kernels.triton.tiles import attention_tile, merge
 from tests.kernels.kernel_compiler import GENERATIONS, innermost_loops, usage
 
+pytestmark = pytest.mark.slow
+
 TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 H100 = GENERATIONS[90].device
 

@@ -17,6 +17,8 @@ from ramify.kernels.triton.cascade import plan_cascade
 from ramify.kernels.triton.plan.attention_config import CHUNK, H100, Device, Tile, tiles
 from ramify.kernels.triton.plan.attention_plan import Plan, Shape
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

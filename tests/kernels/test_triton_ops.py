@@ -12,6 +12,8 @@ from ramify.kernels.triton import activation, kv_store, logits, matmul, norm, ro
 from tests.kernels.kernel_compiler import Compiled, compiling
 from tests.kernels.kernel_forms import cases, line, measure, row_cases
 
+pytestmark = pytest.mark.slow
+
 HALF = torch.bfloat16
 
 

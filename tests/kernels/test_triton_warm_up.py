@@ -16,6 +16,8 @@ from ramify.runtime.model.load import dummy_model
 from ramify.sampling_params import SamplingParams
 from tests.kernels.kernel_compiler import Compiled, compiling
 
+pytestmark = pytest.mark.slow
+
 PAGE = 16
 BRANCHES = 70
 SHAPE = {

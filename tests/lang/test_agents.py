@@ -47,6 +47,7 @@ def shares(state: rm.ProgramState) -> tuple[int, int]:
     return known, found
 
 
+@pytest.mark.slow
 def test_twenty_turns_are_computed_once(
     engine: rm.Engine, endpoint: rm.RuntimeEndpoint, model_folder: Path
 ) -> None:

@@ -39,6 +39,7 @@ CALLS_ALONE = {"react", "speculative-select"}
 # --- the ten programs -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_the_ten_programs_compiled_are_the_programs(
     case: Case, engine: rm.Engine, endpoint: rm.RuntimeEndpoint, monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,8 @@ import pytest
 import ramify as rm
 from tests.lang.backends import Holding
 
+pytestmark = pytest.mark.slow
+
 
 def answer(request):
     """Depends on the whole prompt, so that any mix-up shows."""

@@ -11,6 +11,8 @@ import pytest
 
 import ramify as rm
 
+pytestmark = pytest.mark.slow
+
 Short = Annotated[str, pydantic.Field(max_length=2)]
 Key = Annotated[str, pydantic.Field(pattern="^[ab]$")]
 

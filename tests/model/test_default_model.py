@@ -16,7 +16,7 @@ from tests.default_model import load_reference
 from .checkpoints import expected
 from .dense import logits
 
-pytestmark = pytest.mark.weights
+pytestmark = [pytest.mark.slow, pytest.mark.weights]
 
 TEXTS = [
     "The capital of France is",

@@ -22,6 +22,8 @@ from ramify.runtime.model.load import Model, load_model
 from .checkpoints import CASES, GEMMA2, LONG_ROPE, Case, build, expected, prompt, save
 from .dense import logits
 
+pytestmark = pytest.mark.slow
+
 PAGE = 4
 STOPS = [0, 17, 22, *range(23, 41)]
 """A prefill, a chunk, and decodes."""

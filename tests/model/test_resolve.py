@@ -254,6 +254,7 @@ def test_a_gguf_file_is_converted_once_per_content(
     assert len(converted) == 2
 
 
+@pytest.mark.slow
 def test_a_gguf_file_without_a_tokenizer_is_refused(tmp_path: Path, home: Path) -> None:
     """The real conversion, in its own process."""
     path = tmp_path / "tiny.gguf"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -10,6 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
 from tests.radix.world import World
+
+pytestmark = pytest.mark.slow
 
 SCOPES = st.sampled_from(["", "b"])
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14)

@@ -19,6 +19,8 @@ from ramify.radix.node import Node
 from ramify.radix.tree import RadixTree
 from tests.radix.world import Request, World
 
+pytestmark = pytest.mark.slow
+
 ACTIONS = {
     "admit": 6,
     "fork": 8,

@@ -226,7 +226,7 @@ ONE_SHOT_PER_S = 2.0
 
 
 def generate(seed: int, seconds: float, rate: float = 1.0, kinds: Sequence[str] = (*KINDS, "plain")) -> Trace:
-    """Programs that begin within so many seconds, at `rate` times the rates above."""
+    """Programs that begin within `seconds`, at `rate` times the rates above."""
     dice = Dice(seed)
     trace = Trace([], [])
     for kind, (body, per_s) in KINDS.items():
@@ -259,10 +259,10 @@ def _arrivals(dice: Dice, per_s: float, seconds: float) -> Iterator[float]:
 def recorded(paths: Sequence[Path], copies: int, every: float, seed: int) -> Trace:
     """Runs that were recorded: JSON files with what ``state.trace.to_dict()`` returned, or lists of it.
 
-    A trace has counts of tokens and no tokens. Each request is given as many as it had, of which those that
-    it shared with earlier requests of its run (``prompt_tokens - distinct_tokens``) are those of the latest
-    request of its branch that has so many, else of the branches above it, else of any. Every run is
-    replayed `copies` times with tokens of its own, one begun every so many seconds.
+    A trace has counts of tokens and no tokens. Each request is given as many as it had, of which the tokens
+    shared with earlier requests of its run (``prompt_tokens - distinct_tokens``) are those of the latest
+    request of its branch that is as long, else of the branches above it, else of any. Every run is
+    replayed `copies` times with tokens of its own, one begun every `every` seconds.
     """
     dice = Dice(seed)
     trace = Trace([], [])

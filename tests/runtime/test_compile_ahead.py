@@ -64,6 +64,7 @@ def test_what_cannot_be_compiled_is_tried_again(monkeypatch: pytest.MonkeyPatch,
     assert compile_ahead._entry(LIGHT).is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("modules", "folder"), [(KERNELS, "kernels/cpu"), (GRAMMARS, "grammar/automaton")])
 def test_no_module_that_numba_compiles_is_forgotten(modules: Modules, folder: str) -> None:
     names = ", ".join([*(name for group in modules.groups for name in group), modules.last])

@@ -14,7 +14,7 @@ from tests.default_model import load_reference
 from tests.runtime.local import LocalScheduler
 from tests.runtime.oracle import Greedy, assert_same, greedy
 
-pytestmark = [pytest.mark.weights, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.weights, pytest.mark.timeout(400)]
 
 TOKENS = 32
 FEW_PAGES = 30

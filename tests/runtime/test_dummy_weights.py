@@ -11,6 +11,8 @@ from ramify.errors import NotFound
 from ramify.runtime.engine import Engine
 from ramify.runtime.model.hub.resolve import resolve
 
+pytestmark = pytest.mark.slow
+
 
 def test_an_engine_without_weights(tiny_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "shape"

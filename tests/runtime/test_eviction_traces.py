@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.runtime.eviction_replay import UNBOUNDED, Optimum, Replay, compare
 from tests.runtime.program_traces import KINDS, generate, recorded
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_trace_is_the_same_every_time_and_has_all_kinds() -> None:

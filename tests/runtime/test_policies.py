@@ -20,6 +20,8 @@ from tests.runtime.policy_simulation import Simulation
 from tests.runtime.program_traces import Call, Trace, generate
 from tests.runtime.test_scheduler import prompt_of
 
+pytestmark = pytest.mark.slow
+
 NUMBERS = itertools.count()
 
 

@@ -34,6 +34,8 @@ from ramify.runtime.frontend.chunks import joined
 from ramify.runtime.processes.prestart import ROLES
 from ramify.sampling_params import SamplingParams
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def engine(tiny_folder: Path) -> Iterator[Engine]:

@@ -34,6 +34,8 @@ from ramify.sampling_params import SamplingParams
 from tests.grammar.naive_grammar import NaiveGrammar
 from tests.grammar.vocabularies import STOP, tiny, tiny_tokenizer
 
+pytestmark = pytest.mark.slow
+
 CLOSED = {"additionalProperties": False}
 SCHEMAS: dict[str, Any] = {
     "string": {"type": "string"},

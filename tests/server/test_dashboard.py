@@ -1,4 +1,4 @@
-"""The live page and the data behind it."""
+"""The dashboard and the data behind it."""
 
 from __future__ import annotations
 
