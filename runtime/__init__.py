@@ -1,0 +1,10 @@
+"""The runtime: requests in, tokens out.
+
+engine       the engine in a user's script; config: the options of engine and server
+server       HTTP, one folder a dialect
+frontend     request ids, answers, cancellation, back-pressure
+processes    the tokenizer, the detokenizer and the grammar compiler; how processes start, talk and end
+scheduler    which tokens the next step computes
+executor     runs the model on them
+model        the model: files, families, tokenizers
+"""

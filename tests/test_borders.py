@@ -1,4 +1,8 @@
-"""The rules of the layout, checked: who imports whom, what is packaged, what an import costs."""
+"""The rules of the layout, checked: who imports whom, what is packaged, what an import costs.
+
+``python -m tests.test_borders`` prints the import picture: from each room to the rooms that it imports, with the number
+of importing modules.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import ast
 import subprocess
 import sys
 import tomllib
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -66,6 +71,18 @@ def test_every_package_is_listed_in_pyproject() -> None:
 def test_every_folder_with_modules_is_a_package() -> None:
     for name, path in MODULES.items():
         assert (path.parent / "__init__.py").exists(), f"{name} lies in a folder without __init__.py"
+
+
+def test_every_room_says_what_it_is_for() -> None:
+    """In the first line of its `__init__`; one of more than 16 modules names them all."""
+    for name, path in MODULES.items():
+        if path.name != "__init__.py":
+            continue
+        text = ast.get_docstring(ast.parse(path.read_text()))
+        assert text, f"{name} does not say what it is for"
+        files = {file.stem for file in path.parent.glob("*.py")} - {"__init__"}
+        missing = {file for file in files if file not in text}
+        assert len(files) <= 16 or not missing, f"the map in {name} lacks {missing}"
 
 
 @pytest.mark.parametrize("package", ["ramify.radix", "ramify.kernels"])
@@ -137,3 +154,39 @@ def test_files_stay_readable() -> None:
         if (lines := len(path.read_text().splitlines())) > 600
     }
     assert not long
+
+
+def room_of(module: str) -> str:
+    """``lang``, ``grammar``, ``runtime.scheduler``, …; what is shared lies in ``ramify``."""
+    _, *parts = module.split(".")
+    if not parts or parts[0] not in FOLDERS:
+        return "ramify"
+    return (
+        ".".join(parts[:2])
+        if parts[0] == "runtime" and MODULES[module].parent.name != "runtime"
+        else parts[0]
+    )
+
+
+def picture() -> dict[str, Counter[str]]:
+    """From each room to the rooms that its modules import, with the number of those modules."""
+    arrows: dict[str, Counter[str]] = defaultdict(Counter)
+    for name, path in MODULES.items():
+        rooms = {room_of(used) for used in ours(imports(path))} - {room_of(name)}
+        arrows[room_of(name)].update(rooms)
+    return arrows
+
+
+def test_the_picture_has_no_arrow_into_a_front_room() -> None:
+    arrows = picture()
+    assert not {"grammar", "radix", "kernels"} & {room for room in arrows if arrows[room].keys() - {"ramify"}}
+    assert "runtime.server" not in {
+        used for room, rooms in arrows.items() for used in rooms if room != "ramify"
+    }
+
+
+if __name__ == "__main__":
+    for room, rooms in sorted(picture().items()):
+        print(
+            f"{room:20} → {', '.join(f'{used} ({count})' for used, count in rooms.most_common()) or 'nothing'}"
+        )

@@ -14,7 +14,7 @@ In the order in which a grammar is compiled:
 
 Mask filling: `token_trie` walks the `trie` of all tokens against an automaton, with `walk` where it is
 deterministic and `nondeterministic_walk` where not. `numba_types` are the types of the arrays in compiled
-code.
+code; `char_sets` cuts character sets into disjoint ones.
 
 An example: ``root ::= "a" root "b" | "c"`` becomes
 

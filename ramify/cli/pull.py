@@ -24,9 +24,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _compile() -> None:
+    from ramify.runtime.compile_ahead import compile_grammars, compile_kernels
     from ramify.runtime.config import EngineConfig
     from ramify.runtime.executor.device import resolve_device
-    from ramify.runtime.processes.compile_ahead import compile_grammars, compile_kernels
 
     if resolve_device(EngineConfig()).type == "cpu":
         compile_kernels()

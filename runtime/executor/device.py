@@ -11,8 +11,8 @@ import torch
 from ramify.errors import UnsupportedField
 from ramify.kernels.errors import KernelUnavailable
 from ramify.kernels.registry import Ops, ops
+from ramify.runtime.compile_ahead import compile_kernels
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.processes.compile_ahead import compile_kernels
 
 log = logging.getLogger("ramify")
 

@@ -11,7 +11,7 @@ import gc
 import importlib
 import sys
 
-from ramify.runtime.processes.compile_ahead import compile_grammars
+from ramify.runtime.compile_ahead import compile_grammars
 
 GC_THRESHOLDS = (20_000, 20, 20)
 """For `gc.set_threshold`. A worker drops few reference cycles. With Python's own thresholds, collecting took

@@ -19,6 +19,7 @@ from ramify.messages import ModelInfo
 from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
 from ramify.ring_messages import CompilerDied, Ready, ToScheduler
+from ramify.runtime.compile_ahead import compile_grammars
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.build import build_runner
 from ramify.runtime.executor.memory import SPARE_PAGES
@@ -29,7 +30,6 @@ from ramify.runtime.model.load import dummy_model, load_model, read_config, shor
 from ramify.runtime.model.quantization import resolve_quantization
 from ramify.runtime.model.tokenizer.tokenizer import load_backend
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
-from ramify.runtime.processes.compile_ahead import compile_grammars
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.processes.worker_process import Orders, reporting_start_up, take_orders
 from ramify.runtime.processes.worker_start import finish_startup, trim_heap

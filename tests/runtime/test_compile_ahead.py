@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ramify.runtime.processes import compile_ahead
-from ramify.runtime.processes.compile_ahead import GRAMMARS, KERNELS, Modules
+from ramify.runtime import compile_ahead
+from ramify.runtime.compile_ahead import GRAMMARS, KERNELS, Modules
 
 ROOT = Path(__file__).parents[2]
 
