@@ -1,6 +1,7 @@
 """The runtime: requests in, tokens out.
 
-engine       the engine in a user's script; config: the options of engine and server
+engine       the engine in a user's script; config: the options of engine and server;
+                 compile_ahead: the kernels, before the first run needs them
 server       HTTP, one folder a dialect
 frontend     request ids, answers, cancellation, back-pressure
 processes    the tokenizer, the detokenizer and the grammar compiler; how processes start, talk and end

@@ -1,1 +1,1 @@
-"""What a program runs on: an engine is one by itself, the others are here, with the HTTP that the remote ones share."""
+"""Servers, scripts and recordings that programs run on; an `Engine` is a backend by itself."""
