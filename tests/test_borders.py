@@ -1,7 +1,7 @@
 """The rules of the layout, checked: who imports whom, what is packaged, what an import costs.
 
-``python -m tests.test_borders`` prints the import picture: from each room to the rooms that it imports, with the
-number of importing modules.
+``python -m tests.test_borders`` prints the import picture: from each room to the rooms that it imports, with
+the number of importing modules.
 """
 
 from __future__ import annotations
