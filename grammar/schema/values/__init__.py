@@ -4,6 +4,6 @@
     arrays      `unique_arrays` where items must differ
     objects     `object_members`: what is between the braces
 
-`json_text` says how values are spelled, `json_rules` has the rules of any value, and `punctuation` what stands
-between values.
+`json_text` says how values are spelled, `json_rules` has the rules of any value, and `punctuation` what
+stands between values.
 """
