@@ -11,6 +11,8 @@ import torch
 from ramify.kernels.cpu import attention, linear
 from ramify.kernels.packed import quantised
 from ramify.kernels.registry import ops
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor import build
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
@@ -103,6 +105,25 @@ def test_every_bit_is_that_of_single_calls(name: str) -> None:
         assert hidden[0].isfinite().all()
         for pages in ("k", "v"):
             assert torch.equal(*(getattr(runner.pool, pages) for runner in runners))
+
+
+@pytest.mark.parametrize(("option", "wanted"), [(None, True), (True, True), (False, False)])
+def test_shared_prefixes_are_read_once_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, option: bool | None, wanted: bool
+) -> None:
+    kernels = ops("cpu")
+    made: list[bool] = []
+
+    def make(*args: Any, cascade: bool, **options: Any) -> Any:
+        made.append(cascade)
+        assert kernels.layer_stack is not None
+        return kernels.layer_stack(*args, cascade=cascade, **options)
+
+    recording = dataclasses.replace(kernels, layer_stack=make)
+    monkeypatch.setattr(build, "resolve_ops", lambda *_: ("cpu", recording))
+    config = EngineConfig(num_pages=5, dtype="bfloat16", device="cpu", cascade=option)
+    build.build_runner(config, lambda *_: model_of(LLAMA, torch.bfloat16, "int4"))
+    assert made == [wanted]
 
 
 def test_it_goes_on_where_memory_was_short() -> None:
