@@ -88,7 +88,7 @@ def _lock(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            log.warning("Waiting until another process has built %s", path.parent.relative_to(home()))
+            log.warning("Waiting for %s, which is being made", path.parent.relative_to(home()))
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -75,12 +75,13 @@ def compile_kernels() -> None:
     if _entry(KERNELS).is_dir():
         return
     log.warning("Compiling the CPU kernels for this processor, once: about 20 s on two cores.")
-    _ensure(KERNELS, meanwhile=threading.Thread(target=compile_grammars, daemon=True).start)
+    _ensure(KERNELS, meanwhile=threading.Thread(target=_ensure, args=(GRAMMARS,), daemon=True).start)
 
 
 def compile_grammars() -> None:
     """Return when the functions that constraints need are compiled."""
     if not _entry(GRAMMARS).is_dir():
+        log.warning("Compiling the grammar engine for this processor, once: about 10 s on two cores.")
         _ensure(GRAMMARS)
 
 

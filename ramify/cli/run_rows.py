@@ -66,7 +66,10 @@ def _check(row: Mapping[str, Any], program: Any, common: set[str], key: str | No
         raise InvalidRequest(f"{both[0]} is given on the command line and is a column of {path}.")
     lacking = [name for name in required(program) if name not in row and name not in common]
     if lacking:
-        raise InvalidRequest(f"The program needs {lacking[0]!r}, which {path} does not have.", field="input")
+        raise InvalidRequest(
+            f"The program needs {lacking[0]!r}; the columns read from {path} are {', '.join(row) or 'none'}.",
+            field="input",
+        )
 
 
 def required(program: Any) -> list[str]:

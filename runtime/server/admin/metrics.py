@@ -72,7 +72,11 @@ class _SchedulerCollector:
         for name, total, help_text in (
             ("prompt_tokens", stats.prompt_tokens, "Tokens of prompts."),
             ("cached_tokens", stats.cached_tokens, "Tokens of prompts found in the prefix tree."),
-            ("computed_tokens", stats.computed_tokens, "Tokens computed."),
+            (
+                "computed_tokens",
+                stats.computed_tokens,
+                "Prompt and output tokens that went through the model.",
+            ),
             ("generation_tokens", stats.output_tokens, "Tokens of outputs."),
             ("forced_tokens", stats.forced_tokens, "Tokens of outputs that a grammar forced."),
             ("spec_decode_num_draft_tokens", stats.draft_tokens, "Draft tokens verified."),

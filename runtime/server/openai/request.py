@@ -88,7 +88,9 @@ def check_model(service: Service, model: str) -> None:
     # "default" is what SGLang's examples call the one model that a server has.
     if model not in (service.model_name, "default"):
         raise NotFound(
-            f"There is no model {model!r} here.", field="model", remedy=f"This is {service.model_name!r}."
+            f"There is no model {model!r} here.",
+            field="model",
+            remedy=f"Use {service.model_name!r} or 'default'.",
         )
 
 
