@@ -147,19 +147,22 @@ class RingSupervisor:
         self._died(
             WorkerDied(f"The {role} process died while this request was running.", remedy="Send it again.")
         )
-        if ring is not None:
-            await asyncio.to_thread(ring.stop)
         now = time.monotonic()
         self._restart_times.append(now)
         while self._restart_times and now - self._restart_times[0] > RESTART_WINDOW_S:
             self._restart_times.popleft()
         count = len(self._restart_times)
         try:
+            if ring is not None:
+                await asyncio.to_thread(ring.stop)
             if count > RESTART_LIMIT:
                 raise WorkerDied(f"Workers died {count} times within {RESTART_WINDOW_S:g} s.")
             await self._start_ring()
-        except RamifyError as failure:
-            log.error("the ring could not be restarted: %s", failure)
+        except Exception as failure:
+            if isinstance(failure, RamifyError):
+                log.error("the ring could not be restarted: %s", failure)
+            else:
+                log.exception("the ring could not be restarted")
             self._running = False
             self._gave_up(failure if isinstance(failure, EngineError) else EngineError(str(failure)))
         else:
