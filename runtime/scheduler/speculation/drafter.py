@@ -12,6 +12,7 @@ requests of the step.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -68,11 +69,8 @@ class Drafter:
         drafting = [request for request in decoding if request.may_speculate]
         if self._cache.available() <= FREE_PAGES * len(drafting):
             return
-        try:
+        with self._off_after_an_error():
             self._propose(drafting, sum(request.target_len - request.computed_len for request in decoding))
-        except Exception:
-            log.exception("speculation failed, and is off from now on")
-            self._enabled = False
 
     def learn_cost(self, rows: int, seconds: float) -> None:
         """A step of decoding requests alone took `seconds`."""
@@ -82,9 +80,18 @@ class Drafter:
         """Learn from the last draft, and remember the output."""
         if not self._enabled:
             return
-        self._learn(request)
-        if request.output_len:
-            self._outputs.add(request.scope, request.ids[max(0, request.prompt_len - CONTEXT) :])
+        with self._off_after_an_error():
+            self._learn(request)
+            if request.output_len:
+                self._outputs.add(request.scope, request.ids[max(0, request.prompt_len - CONTEXT) :])
+
+    @contextlib.contextmanager
+    def _off_after_an_error(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            log.exception("speculation failed, and is off from now on")
+            self._enabled = False
 
     def _propose(self, requests: Sequence[Request], rows: int) -> None:
         """rows : tokens that the step computes without drafts"""
