@@ -118,11 +118,8 @@ class Scheduler:
             decoding = all(request.decoding for request, _ in plan)
             try:
                 hidden = self.run(plan)
-            except Exception as error:  # the pass as a whole failed: its requests end, the engine goes on
-                log.exception("a forward pass failed")
-                self._forward.check_device()  # a lost device ends this process; the next process gets it back
-                for request, _ in plan:
-                    self._requests.fail(request, EngineError(f"The forward pass failed: {error}"))
+            except Exception as error:
+                self._fail_all([request for request, _ in plan], "The forward pass failed", error)
             else:
                 self.postprocess(plan, hidden)
                 if decoding:
@@ -201,7 +198,18 @@ class Scheduler:
             with self.counters.model_time():
                 self._scorer.read(spans, hidden, now)
         if predicting:
-            self._verifier.choose(predicting, hidden, now)
+            try:
+                self._verifier.choose(predicting, hidden, now)
+            except Exception as error:
+                self._fail_all([request for request, _ in predicting], "Choosing tokens failed", error)
+
+    def _fail_all(self, requests: Sequence[Request], what: str, error: Exception) -> None:
+        """Called while `error` is handled: what a step does for `requests` together failed. They end, and the
+        engine goes on."""
+        log.exception("%s", what)
+        self._forward.check_device()  # a lost device ends this process; the next process gets it back
+        for request in requests:
+            self._requests.fail(request, EngineError(f"{what}: {error}"))
 
     def _take(self, request: Request, budget: int, plan: list[ScheduledRequest]) -> int:
         """Schedule as many tokens of `request` as `budget` allows, and return their number."""
