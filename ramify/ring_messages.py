@@ -240,7 +240,6 @@ class Reply(Message, frozen=True, kw_only=True):
 
     rid: str
     stats: SchedulerStats | None = None
-    flushed: bool | None = None
     snapshot: Snapshot | None = None
 
 

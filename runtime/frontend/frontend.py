@@ -194,9 +194,9 @@ class Frontend:
         assert reply.snapshot is not None
         return reply.stats, reply.snapshot
 
-    async def flush_cache(self) -> bool:
-        """Drop all pages, unless requests are running. Returns whether it did."""
-        return bool((await self._ask(FlushCache(rid=self.new_rid()))).flushed)
+    async def flush_cache(self) -> None:
+        """Drop every cached page that no running request uses."""
+        await self._ask(FlushCache(rid=self.new_rid()))
 
     async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
         """See `AwaitTools`."""

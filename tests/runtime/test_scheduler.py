@@ -199,10 +199,25 @@ def test_flush_and_stats(tiny_model: Any) -> None:
     local.scheduler.receive(FlushCache(rid="f"))
     local.scheduler.receive(GetStats(rid="s"))
     flushed, stats = local.replies
-    assert flushed.flushed
+    assert flushed.rid == "f"
     assert stats.stats is not None
     assert stats.stats.pages_free == stats.stats.pages_total == 256
     assert stats.stats.prompt_tokens == 50
+
+
+def test_a_flush_leaves_the_pages_of_running_requests(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model)
+    unused, used = prompt_of(40), prompt_of(40, seed=1)
+    (expected,) = local.complete([used], max_tokens=8)
+    local.complete([unused], max_tokens=1)
+    rid = local.submit(used, max_tokens=8)
+    local.step()
+    local.scheduler.receive(FlushCache(rid="f"))
+    assert local.replies[-1].rid == "f"
+    assert local.cache.match(unused, "").length == 0
+    assert local.cache.match(used, "").length > 0
+    local.run()
+    assert local.results[rid].ids == expected.ids
 
 
 # --- ends ---------------------------------------------------------------------------------------
