@@ -36,6 +36,8 @@ LEAST_GAIN = 1.5
 """A draft token must promise this multiple of its cost."""
 FREE_PAGES = 4
 """Free pages a request below which there are no drafts: a draft is not worth a retraction."""
+MAX_PAUSE = 1024
+"""Steps between two lookups of a request at most."""
 FIRST_RATES = {"tree": (0.6, 0.9), "own": (0.1, 0.8), "outputs": (0.05, 0.7)}
 """Acceptance rates of each source at a match of one token and of `LONGEST_MATCH`, until drafts have been
 verified."""
@@ -123,7 +125,7 @@ class Drafter:
                 speculation.next_pause = 1
             else:
                 speculation.pause = min(speculation.next_pause, longest_pause)
-                speculation.next_pause *= 2
+                speculation.next_pause = min(2 * speculation.next_pause, MAX_PAUSE)
 
     def _draft(self, request: Request, most: int) -> Draft | None:
         """The likeliest draft of the three sources."""
