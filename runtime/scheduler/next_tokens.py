@@ -39,8 +39,9 @@ class RequestSampler:
     ) -> list[Sampled]:
         """A token for each of `places` from `logits`, (places, vocab), which are changed.
 
-        A place is a request, and the number of its draft tokens before the token to be chosen. `meanwhile` is
-        called with the tokens on the model's device, (places,) int64, before they are waited for.
+        A place is (request, draft_offset): the number of the request's draft tokens before the token to be
+        chosen. `meanwhile` is called with the tokens on the model's device, (places,) int64, before they are
+        waited for.
         """
         requests = [request for request, _ in places]
         rows = [self._row(request, ahead) for request, ahead in places]

@@ -129,7 +129,7 @@ class OverlapScheduling:
         return Ahead(hidden, rows)
 
     def _wanted(self, scheduled: ScheduledRequest, entry: _Launched) -> bool:
-        """The plan computes the very token that was launched, and writes it where it was written."""
+        """The plan's request, position, token and page are those of the launched row."""
         request, position = scheduled.request, entry.position
         return (
             request is entry.request

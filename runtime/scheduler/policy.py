@@ -10,8 +10,8 @@ AGEING_TOKENS_PER_S = 2000.0
 others by a few seconds at most."""
 
 PATIENCE = 16.0
-"""`LeastLeftFirst` adds the service of this number of usual programs to every wait, so that short waits count
-less than sizes do."""
+"""Added to every wait: PATIENCE x the mean service of a program. While waits are shorter than that, sizes
+decide."""
 
 SINGLE_SHARE = 0.5
 """A request without a program counts as at least this share of a usual program: else a stream of short single

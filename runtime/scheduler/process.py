@@ -40,8 +40,8 @@ from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
 
 IDLE_S = 0.3
-"""What only constraints need is loaded when there has been nothing to do for this long, or with the first
-constraint: after a start, requests that have waited for it go first."""
+"""The grammar engines and the compiler start after IDLE_S without work, or with the first constraint;
+requests queued at start go first."""
 
 
 def main() -> None:
