@@ -110,11 +110,6 @@ class Frontend:
         return self._ring.max_prompt_tokens
 
     @property
-    def load_s(self) -> float:
-        """How long the scheduler took to load the model, in seconds."""
-        return self._ring.load_s
-
-    @property
     def in_flight(self) -> int:
         return len(self._outputs)
 

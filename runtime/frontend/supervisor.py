@@ -69,8 +69,6 @@ class RingSupervisor:
         """A ring was started, and neither `close_now` was called nor a restart has failed."""
         self.info: ModelInfo | None = None
         self.max_prompt_tokens = 0
-        self.load_s = 0.0
-        """How long the scheduler took to load the model, in seconds."""
 
     async def start(self) -> None:
         """Find the model's files and start the ring. Raises when either fails."""
@@ -127,7 +125,6 @@ class RingSupervisor:
         assert info is not None
         self.info = msgspec.structs.replace(info, chat_format=ready["tokenizer"].chat_format)
         self.max_prompt_tokens = ready["scheduler"].max_prompt_tokens
-        self.load_s = ready["scheduler"].load_s
         self._ring = ring
         self._running = True
         self._last_message = time.monotonic()

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,7 +45,6 @@ requests queued at start go first."""
 
 def main() -> None:
     orders = take_orders("scheduler")
-    began = time.monotonic()
     config = orders.config
     sockets = Sockets(Path(orders.sockets))
     inbox: Inbox[ToScheduler] = Inbox(sockets.scheduler, ToScheduler)
@@ -82,9 +80,7 @@ def main() -> None:
             role="scheduler",
             pid=os.getpid(),
             model_info=_model_info(orders, runner, limits),
-            pages_total=runner.pool.num_pages,
             max_prompt_tokens=min(limits.context_length, limits.kv_tokens) - 1,
-            load_s=time.monotonic() - began,
         )
     )
     finish_startup()
