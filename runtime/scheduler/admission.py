@@ -76,8 +76,7 @@ class Admission:
             candidates = [Candidate(request, self._pages.match(request)) for request in window]
             candidates.sort(key=lambda found: self._order(found, now))
         else:
-            ordered = sorted(window, key=lambda request: (self._policy.key(request, 0, now), request.arrival))
-            candidates = [Candidate(request, self._pages.match(request)) for request in ordered[:room]]
+            candidates = [Candidate(request, self._pages.match(request)) for request in window[:room]]
         if self._policy.siblings_together:
             candidates = together(candidates)
         prefilling = [request for request in running if request.prefilling]

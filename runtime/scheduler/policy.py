@@ -25,7 +25,7 @@ class Policy:
     """First come, first served, and the base of the other policies. Smaller keys go first, then arrivals."""
 
     needs_match = False
-    """`matched` must be known; otherwise it is 0."""
+    """`key` decides, which must know `matched`; otherwise requests go in the order of their arrival."""
     siblings_together = False
     """The branches of a fork are admitted one after the other, where the first of them stands."""
 
