@@ -65,6 +65,7 @@ class Scheduler:
     ) -> None:
         self._config = config
         self._clock = clock
+        self._runner = runner
         self._pages = pages = RequestPages(cache, config.page_size)
         self._programs = programs = Programs()
         self._outputs = StepOutputs()
@@ -207,7 +208,7 @@ class Scheduler:
         """Called while `error` is handled: what a step does for `requests` together failed. They end, and the
         engine goes on."""
         log.exception("%s", what)
-        self._forward.check_device()  # a lost device ends this process; the next process gets it back
+        self._runner.check_device()  # a lost device ends this process; the next process gets it back
         for request in requests:
             self._requests.fail(request, EngineError(f"{what}: {error}"))
 
