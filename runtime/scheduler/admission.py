@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ramify.radix.lock import Match
 from ramify.runtime.scheduler.pages import RequestPages
-from ramify.runtime.scheduler.policy import Policy
+from ramify.runtime.scheduler.policy import FirstComeFirstServed
 from ramify.runtime.scheduler.request import Request, common_prefix
 
 WINDOW = 256
@@ -49,7 +49,7 @@ class Admission:
     branches of the same fork as the first request may still go before it.
     """
 
-    def __init__(self, pages: RequestPages, policy: Policy, max_running: int) -> None:
+    def __init__(self, pages: RequestPages, policy: FirstComeFirstServed, max_running: int) -> None:
         self._pages = pages
         self._policy = policy
         self._max_running = max_running
