@@ -21,7 +21,7 @@ from ramify.ring_messages import CompilerDied, Ready, ToScheduler
 from ramify.runtime.compile_ahead import compile_grammars
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.build import build_runner
-from ramify.runtime.executor.memory import SPARE_PAGES
+from ramify.runtime.executor.memory import COW_PAGES
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.hub.resolve import ModelFiles
@@ -176,7 +176,7 @@ def _load(
         context_length=context_length,
         vocab_size=shape.vocab_size,
         eos_token_ids=shape.eos_token_ids,
-        kv_tokens=(num_pages - SPARE_PAGES) * config.page_size,
+        kv_tokens=(num_pages - COW_PAGES) * config.page_size,
     )
     return runner, cache, limits
 
