@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
@@ -38,7 +39,8 @@ from ramify.runtime.frontend.output_queue import OutputQueue
 from ramify.runtime.frontend.supervisor import RingSupervisor
 from ramify.runtime.frontend.validation import to_be_validated, validated
 from ramify.runtime.processes.prestart import PrestartedWorkers
-from ramify.runtime.processes.worker_process import log
+
+log = logging.getLogger("ramify")
 
 STALE_S = 30.0
 """Without a message from the ring for this long the engine is unhealthy; a step takes seconds at most."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 
@@ -17,7 +18,8 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.hub.resolve import resolve
 from ramify.runtime.processes.launch import Ring
 from ramify.runtime.processes.prestart import PrestartedWorkers
-from ramify.runtime.processes.worker_process import log
+
+log = logging.getLogger("ramify")
 
 HEARTBEAT_S = 2.0
 """How often the scheduler is asked for its counters, so that a message comes back even from an idle ring."""

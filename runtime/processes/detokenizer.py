@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -17,8 +18,10 @@ from ramify.runtime.frontend.chunks import joined
 from ramify.runtime.model.tokenizer.tokenizer import load_backend
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.processes.text_stream import TextStream
-from ramify.runtime.processes.worker_process import log, reporting_start_up, take_orders
+from ramify.runtime.processes.worker_process import reporting_start_up, take_orders
 from ramify.runtime.processes.worker_start import finish_startup
+
+log = logging.getLogger("ramify")
 
 
 class Detokenizer:

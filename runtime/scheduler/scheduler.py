@@ -8,6 +8,7 @@ one packed batch mixes them.
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +22,6 @@ from ramify.radix.cache import PrefixCache
 from ramify.ring_messages import Abort, Failed, GrammarFailed, GrammarReady, Reply, StepOutput, Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.processes.worker_process import log
 from ramify.runtime.scheduler.admission import Admission
 from ramify.runtime.scheduler.appending import OutputAppender
 from ramify.runtime.scheduler.arrival import Arrivals
@@ -46,6 +46,8 @@ from ramify.runtime.scheduler.verification import Predicting, Verifier
 if TYPE_CHECKING:
     from ramify.grammar.retokenize import Retokenizer
     from ramify.runtime.scheduler.constraints.grammars import GrammarStore
+
+log = logging.getLogger("ramify")
 
 
 class Scheduler:

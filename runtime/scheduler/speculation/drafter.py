@@ -13,11 +13,11 @@ requests of the step.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ramify.radix.cache import PrefixCache
-from ramify.runtime.processes.worker_process import log
 from ramify.runtime.scheduler.request import Request
 from ramify.runtime.scheduler.speculation.acceptance import AcceptanceRates, StepCost
 from ramify.runtime.scheduler.speculation.prompt_lookup import (
@@ -27,6 +27,8 @@ from ramify.runtime.scheduler.speculation.prompt_lookup import (
     copied,
     find,
 )
+
+log = logging.getLogger("ramify")
 
 MOST = 15
 """Draft tokens of a request in one step."""
