@@ -20,7 +20,7 @@ from ramify.ring_messages import Failed, FlushCache, Reply, Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.build import build_runner
-from ramify.runtime.executor.memory import SPARE_PAGES
+from ramify.runtime.executor.memory import COW_PAGES
 from ramify.runtime.model.config import config_from_hf
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.load import dummy_model, shortened
@@ -63,7 +63,7 @@ class LocalEngine:
         self.runner.pool.k.zero_()
         self.runner.pool.v.zero_()
         pages = self.runner.pool.num_pages
-        self.positions = (pages - SPARE_PAGES) * config.page_size
+        self.positions = (pages - COW_PAGES) * config.page_size
         self._cache = PrefixCache(pages, config.page_size)
         overlap = config.overlap if config.overlap is not None else self.device.type == "cuda"
         limits = Limits(

@@ -6,7 +6,7 @@ A `Grammar` is compiled once and shared; each request drives a `Matcher` of its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -110,6 +110,13 @@ def single_token(row: np.ndarray) -> int | None:
         return None
     word = int(words.argmax())
     return word * 32 + int(words[word]).bit_length() - 1
+
+
+def allowed_among(row: np.ndarray, tokens: Collection[int]) -> list[int] | None:
+    """Those of the distinct `tokens` that the mask `row` allows; None where it allows any other."""
+    words = row.view(np.uint32)
+    found = [token for token in tokens if int(words[token >> 5]) >> (token & 31) & 1]
+    return found if int(np.bitwise_count(words).sum()) == len(found) else None
 
 
 def first_token(row: np.ndarray) -> int:

@@ -240,7 +240,6 @@ class Reply(Message, frozen=True, kw_only=True):
 
     rid: str
     stats: SchedulerStats | None = None
-    flushed: bool | None = None
     snapshot: Snapshot | None = None
 
 
@@ -253,9 +252,7 @@ class Ready(Message, frozen=True, kw_only=True):
     """Why the process could not start."""
     chat_format: ChatFormat | None = None
     model_info: ModelInfo | None = None
-    pages_total: int = 0
     max_prompt_tokens: int = 0
-    load_s: float = 0.0
 
 
 # --- all, by their receiver -------------------------------------------------------------------------

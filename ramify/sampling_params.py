@@ -9,7 +9,7 @@ import msgspec
 from ramify.errors import InvalidRequest
 
 MAX_TOP_LOGPROBS = 64
-MAX_CHOICES = 128
+MAX_N = 128
 MAX_STOP_STRINGS = 64
 
 
@@ -23,7 +23,7 @@ _RANGES = {
     "max_tokens": (0, math.inf, "0 or more"),
     "min_tokens": (0, math.inf, "0 or more"),
     "top_k": (0, math.inf, "0 (off) or more"),
-    "n": (1, MAX_CHOICES, f"between 1 and {MAX_CHOICES}"),
+    "n": (1, MAX_N, f"between 1 and {MAX_N}"),
     "logprobs": (0, MAX_TOP_LOGPROBS, f"between 0 and {MAX_TOP_LOGPROBS}"),
     "prompt_logprobs_start": (0, math.inf, "0 or more"),
     "seed": (-(2**63), 2**64 - 1, "a 64-bit integer"),

@@ -64,7 +64,7 @@ GRAMMARS = Modules(
 """The walk of all tokens and the grammar compiler: 8 s and 5 s. The first constraint needs them."""
 
 _free_cores = threading.Semaphore(_cores())
-"""Compiling processes wait for one, those of the kernels first."""
+"""At most one compiling process a core; the kernels' are submitted first."""
 
 
 def compile_kernels() -> None:

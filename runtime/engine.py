@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ramify.constraint import Constraint
-from ramify.errors import EngineError
+from ramify.errors import EngineClosed, EngineError
 from ramify.loop import background_loop, submit, wait
 from ramify.messages import (
     HELD_S,
@@ -209,9 +209,10 @@ class Engine:
         return wait(self._after_start(self._frontend.stats))
 
     def flush_cache(self) -> bool:
-        """Drop all cached pages, unless requests are running. Returns whether it did."""
+        """Drop every cached page that no running request uses. Returns True."""
 
-        return wait(self._after_start(self._frontend.flush_cache))
+        wait(self._after_start(self._frontend.flush_cache))
+        return True
 
     def get_server_info(self) -> dict[str, Any]:
         """The configuration, the model and the counters, in plain types."""
@@ -272,6 +273,8 @@ class Engine:
                 f"This engine belongs to process {self._owner}; process {os.getpid()} was forked from it.",
                 remedy="Make an Engine in each process, or let them share a server: rm.RuntimeEndpoint.",
             )
+        if self._closed:
+            raise EngineClosed("The engine has been closed.")
         if self._start_lock is None:
             self._start_lock = asyncio.Lock()
         async with self._start_lock:

@@ -78,7 +78,7 @@ class DecodeGraphs:
             return
         memory = torch.cuda.graph_pool_handle()
         for index in reversed(range(len(self.sizes))):
-            self._tokens[index][2].fill_(self._pool.spare_page * self._pool.page_size)
+            self._tokens[index][2].fill_(self._pool.padding_page * self._pool.page_size)
             self._step(index)  # compiles kernels, which must not happen during a capture
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
@@ -110,7 +110,7 @@ class DecodeGraphs:
 
     def _padded(self, tokens: Tensor, size: int) -> Tensor:
         padded = torch.zeros(3, size, dtype=torch.int64)
-        padded[2] = self._pool.spare_page * self._pool.page_size
+        padded[2] = self._pool.padding_page * self._pool.page_size
         padded[:, : tokens.shape[1]] = tokens
         return padded
 

@@ -11,7 +11,7 @@ class KvPool:
     """`k` and `v`: (layers, num_pages + 1, kv_heads, page_size, head_dim).
 
     A page of one head is contiguous, so that attention reads it without strides over other heads. No request
-    is given the last page (`spare_page`): padded steps write the KV of their padding there.
+    is given the last page (`padding_page`): padded steps write the KV of their padding there.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class KvPool:
         self.page_size = page_size
 
     @property
-    def spare_page(self) -> int:
+    def padding_page(self) -> int:
         return self.num_pages
 
 

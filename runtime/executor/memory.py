@@ -13,10 +13,10 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.model.config import ModelConfig
 
-SPARE_PAGES = 2
+COW_PAGES = 2
 """Pages that a lone request may need beyond those of its tokens: source and destination of a
 copy-on-write."""
-LEAST_PAGES = SPARE_PAGES + 1
+LEAST_PAGES = COW_PAGES + 1
 FRACTION = 0.9
 """Share of a CUDA device's memory that is used by default; the driver and fragmentation need the rest."""
 CPU_BYTES = 1 << 30

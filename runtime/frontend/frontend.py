@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
@@ -38,7 +39,8 @@ from ramify.runtime.frontend.output_queue import OutputQueue
 from ramify.runtime.frontend.supervisor import RingSupervisor
 from ramify.runtime.frontend.validation import to_be_validated, validated
 from ramify.runtime.processes.prestart import PrestartedWorkers
-from ramify.runtime.processes.worker_process import log
+
+log = logging.getLogger("ramify")
 
 STALE_S = 30.0
 """Without a message from the ring for this long the engine is unhealthy; a step takes seconds at most."""
@@ -108,11 +110,6 @@ class Frontend:
     def max_prompt_tokens(self) -> int:
         """The longest prompt that the model and the KV pages allow."""
         return self._ring.max_prompt_tokens
-
-    @property
-    def load_s(self) -> float:
-        """How long the scheduler took to load the model, in seconds."""
-        return self._ring.load_s
 
     @property
     def in_flight(self) -> int:
@@ -194,9 +191,9 @@ class Frontend:
         assert reply.snapshot is not None
         return reply.stats, reply.snapshot
 
-    async def flush_cache(self) -> bool:
-        """Drop all pages, unless requests are running. Returns whether it did."""
-        return bool((await self._ask(FlushCache(rid=self.new_rid()))).flushed)
+    async def flush_cache(self) -> None:
+        """Drop every cached page that no running request uses."""
+        await self._ask(FlushCache(rid=self.new_rid()))
 
     async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
         """See `AwaitTools`."""

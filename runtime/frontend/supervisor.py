@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 
@@ -17,7 +18,8 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.hub.resolve import resolve
 from ramify.runtime.processes.launch import Ring
 from ramify.runtime.processes.prestart import PrestartedWorkers
-from ramify.runtime.processes.worker_process import log
+
+log = logging.getLogger("ramify")
 
 HEARTBEAT_S = 2.0
 """How often the scheduler is asked for its counters, so that a message comes back even from an idle ring."""
@@ -69,8 +71,6 @@ class RingSupervisor:
         """A ring was started, and neither `close_now` was called nor a restart has failed."""
         self.info: ModelInfo | None = None
         self.max_prompt_tokens = 0
-        self.load_s = 0.0
-        """How long the scheduler took to load the model, in seconds."""
 
     async def start(self) -> None:
         """Find the model's files and start the ring. Raises when either fails."""
@@ -127,7 +127,6 @@ class RingSupervisor:
         assert info is not None
         self.info = msgspec.structs.replace(info, chat_format=ready["tokenizer"].chat_format)
         self.max_prompt_tokens = ready["scheduler"].max_prompt_tokens
-        self.load_s = ready["scheduler"].load_s
         self._ring = ring
         self._running = True
         self._last_message = time.monotonic()
@@ -147,19 +146,22 @@ class RingSupervisor:
         self._died(
             WorkerDied(f"The {role} process died while this request was running.", remedy="Send it again.")
         )
-        if ring is not None:
-            await asyncio.to_thread(ring.stop)
         now = time.monotonic()
         self._restart_times.append(now)
         while self._restart_times and now - self._restart_times[0] > RESTART_WINDOW_S:
             self._restart_times.popleft()
         count = len(self._restart_times)
         try:
+            if ring is not None:
+                await asyncio.to_thread(ring.stop)
             if count > RESTART_LIMIT:
                 raise WorkerDied(f"Workers died {count} times within {RESTART_WINDOW_S:g} s.")
             await self._start_ring()
-        except RamifyError as failure:
-            log.error("the ring could not be restarted: %s", failure)
+        except Exception as failure:
+            if isinstance(failure, RamifyError):
+                log.error("the ring could not be restarted: %s", failure)
+            else:
+                log.exception("the ring could not be restarted")
             self._running = False
             self._gave_up(failure if isinstance(failure, EngineError) else EngineError(str(failure)))
         else:

@@ -19,7 +19,7 @@ from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import Choices, Generate, Segment
 from ramify.ring_messages import ChoiceTokens
 
-MAX_CHOICES = 1024
+MAX_SCORED_CHOICES = 1024
 TAIL = 128
 """Only about this many characters at the end of the prompt's text are tokenised again with each choice. Where
 they would have other tokens alone than within the whole text, the whole text is taken."""
@@ -39,9 +39,9 @@ def check_choices(request: Generate, spelling: Mapping[str, str] = {}) -> Choice
     choices = request.choices
     if choices is None:
         return None
-    if not 0 < len(choices.texts) <= MAX_CHOICES:
+    if not 0 < len(choices.texts) <= MAX_SCORED_CHOICES:
         raise InvalidRequest(
-            f"{len(choices.texts)} choices are given; 1 to {MAX_CHOICES} are scored at a time.",
+            f"{len(choices.texts)} choices are given; 1 to {MAX_SCORED_CHOICES} are scored at a time.",
             field="choices.texts",
         )
     if "" in choices.texts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 import msgspec
 from tokenizers import Tokenizer
 
+from ramify.errors import RamifyError
 from ramify.messages import ChoiceScore, Finish, TextChunk, TokenLogprobs, Usage
 from ramify.ring_messages import Abort, Failed, Ready, StepOutput, StepText, ToDetokenizer, TokenChunk
 from ramify.runtime.frontend.chunks import joined
@@ -19,26 +21,47 @@ from ramify.runtime.processes.text_stream import TextStream
 from ramify.runtime.processes.worker_process import reporting_start_up, take_orders
 from ramify.runtime.processes.worker_start import finish_startup
 
+log = logging.getLogger("ramify")
+
 
 class Detokenizer:
-    """Turns token ids into text. `abort` is called with the id of a request that a stop string ends."""
+    """Turns token ids into text.
+
+    `abort` is called with the id of a request that a stop string or an error ends, `fail` with the error.
+    """
 
     def __init__(
-        self, tokenizer: Tokenizer, abort: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+        self,
+        tokenizer: Tokenizer,
+        abort: Callable[[str], None],
+        fail: Callable[[Failed], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._decode = tokenizer.decode
         self._abort = abort
+        self._fail = fail
         self._clock = clock
         self._outputs: dict[str, _Output] = {}
         self._token_texts: dict[int, str] = {}
 
     def step(self, output: StepOutput) -> StepText | None:
         """The text of one step; None where all of it is held back."""
-        chunks = [text for chunk in output.chunks if (text := self._chunk(chunk)) is not None]
+        chunks = [text for chunk in output.chunks if (text := self._chunk_or_failure(chunk)) is not None]
         return StepText(chunks=tuple(chunks)) if chunks else None
 
     def forget(self, rid: str) -> None:
         self._outputs.pop(rid, None)
+
+    def _chunk_or_failure(self, chunk: TokenChunk) -> TextChunk | None:
+        try:
+            return self._chunk(chunk)
+        except Exception as error:  # ends this request, and no other
+            log.exception("detokenising %s failed", chunk.rid)
+            self.forget(chunk.rid)
+            self._abort(chunk.rid)
+            failure = RamifyError(f"Detokenising failed: {error}")
+            self._fail(Failed(rid=chunk.rid, error=failure.to_info()))
+            return None
 
     def _chunk(self, chunk: TokenChunk) -> TextChunk | None:
         if chunk.first:
@@ -168,7 +191,9 @@ def main() -> None:
     scheduler, frontend = Outbox(sockets.scheduler), Outbox(sockets.frontend)
     with reporting_start_up("detokenizer", frontend):
         tokenizer = load_backend(Path(orders.tokenizer))
-    detokenizer = Detokenizer(tokenizer, lambda rid: scheduler.send(Abort(rid=rid, silent=True)))
+    detokenizer = Detokenizer(
+        tokenizer, lambda rid: scheduler.send(Abort(rid=rid, silent=True)), frontend.send
+    )
     frontend.send(Ready(role="detokenizer", pid=os.getpid()))
     finish_startup()
     while True:

@@ -62,16 +62,16 @@ class PrestartedWorkers:
 
 
 def start(
-    role: str, env: dict[str, str], arguments: Sequence[str] = (), *, own_session: bool = True
+    module: str, env: dict[str, str], arguments: Sequence[str] = (), *, own_session: bool = True
 ) -> subprocess.Popen[bytes]:
-    """Start a worker that runs ``ramify.runtime.<role>``.
+    """Start a worker that runs ``ramify.runtime.<module>``.
 
     With `own_session` it gets a session of its own, so that a terminal's Ctrl-C reaches the parent alone.
     Without, it shares the caller's. That is for a worker of low priority: Linux may divide processor time
     between sessions first and heed niceness only inside one (sched(7), autogroup).
     """
     return subprocess.Popen(
-        [sys.executable, "-m", "ramify.runtime.processes.worker_start", role, *arguments],
+        [sys.executable, "-m", "ramify.runtime.processes.worker_start", module, *arguments],
         stdin=subprocess.PIPE,
         stdout=sys.stderr if _has_fileno(sys.stderr) else subprocess.DEVNULL,
         env=env,

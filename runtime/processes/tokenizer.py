@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from array import array
 from collections import OrderedDict
@@ -19,8 +20,10 @@ from ramify.runtime.model.tokenizer.chat_format import chat_format
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.choice_tokens import ChoiceTokenizer, check_choices
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
-from ramify.runtime.processes.worker_process import log, reporting_start_up, take_orders
+from ramify.runtime.processes.worker_process import reporting_start_up, take_orders
 from ramify.runtime.processes.worker_start import finish_startup
+
+log = logging.getLogger("ramify")
 
 CACHED_CHARACTERS = 4_000_000
 """The texts whose token ids are cached have at most this many characters together."""

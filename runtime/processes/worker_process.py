@@ -48,15 +48,15 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def spawn(
-    role: str,
+    module: str,
     orders: Orders,
     env: dict[str, str],
     arguments: Sequence[str] = (),
     *,
     own_session: bool = True,
 ) -> subprocess.Popen[bytes]:
-    """Start a worker (`workers.start`) and give it its orders."""
-    process = start(role, env, arguments, own_session=own_session)
+    """Start a worker (`prestart.start`) and give it its orders."""
+    process = start(module, env, arguments, own_session=own_session)
     give_orders(process, orders)
     return process
 

@@ -20,10 +20,10 @@ GC_THRESHOLDS = (20_000, 20, 20)
 
 def main() -> None:
     gc.disable()
-    role = sys.argv.pop(1)
-    if role == "processes.grammar_compiler":
+    module = sys.argv.pop(1)
+    if module == "processes.grammar_compiler":
         compile_grammars()  # before its imports compile them
-    importlib.import_module(f"ramify.runtime.{role}").main()
+    importlib.import_module(f"ramify.runtime.{module}").main()
 
 
 def finish_startup() -> None:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ramify.radix.lock import Match
 from ramify.runtime.scheduler.pages import RequestPages
-from ramify.runtime.scheduler.policy import Policy
+from ramify.runtime.scheduler.policy import FirstComeFirstServed
 from ramify.runtime.scheduler.request import Request, common_prefix
 
 WINDOW = 256
@@ -49,7 +49,7 @@ class Admission:
     branches of the same fork as the first request may still go before it.
     """
 
-    def __init__(self, pages: RequestPages, policy: Policy, max_running: int) -> None:
+    def __init__(self, pages: RequestPages, policy: FirstComeFirstServed, max_running: int) -> None:
         self._pages = pages
         self._policy = policy
         self._max_running = max_running
@@ -76,8 +76,7 @@ class Admission:
             candidates = [Candidate(request, self._pages.match(request)) for request in window]
             candidates.sort(key=lambda found: self._order(found, now))
         else:
-            ordered = sorted(window, key=lambda request: (self._policy.key(request, 0, now), request.arrival))
-            candidates = [Candidate(request, self._pages.match(request)) for request in ordered[:room]]
+            candidates = [Candidate(request, self._pages.match(request)) for request in window[:room]]
         if self._policy.siblings_together:
             candidates = together(candidates)
         prefilling = [request for request in running if request.prefilling]

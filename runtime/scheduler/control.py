@@ -71,7 +71,7 @@ class Control:
 
     def _flush(self, message: FlushCache) -> None:
         self.pages.cache.flush()
-        self.reply(Reply(rid=message.rid, flushed=True))
+        self.reply(Reply(rid=message.rid))
 
     def _snapshot(self, message: GetSnapshot) -> None:
         queue, hidden = shares(self.requests, message.programs)

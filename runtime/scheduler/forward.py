@@ -44,7 +44,3 @@ class ForwardPass:
         finally:
             self.masks.wait()
         return ahead.joined(computed, [stop - request.computed_len for request, stop in plan])
-
-    def check_device(self) -> None:
-        """Raise the error of a CUDA device that computes nothing any more."""
-        self.runner.check_device()

@@ -10,13 +10,13 @@ from __future__ import annotations
 import bisect
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ramify.errors import EngineError, RamifyError
 from ramify.messages import Finish
 from ramify.ring_messages import Abort, Failed, Reply
-from ramify.runtime.processes.worker_process import log
 from ramify.runtime.scheduler.counters import Counters
 from ramify.runtime.scheduler.output import StepOutputs
 from ramify.runtime.scheduler.pages import RequestPages
@@ -26,6 +26,8 @@ from ramify.runtime.scheduler.speculation.drafter import Drafter
 
 if TYPE_CHECKING:
     from ramify.runtime.scheduler.constraints.grammars import GrammarStore
+
+log = logging.getLogger("ramify")
 
 
 @dataclasses.dataclass(eq=False)

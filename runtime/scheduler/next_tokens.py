@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from ramify.grammar.matcher import allowed_among
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.sampler import SamplingRow
 from ramify.runtime.scheduler.limits import Limits
@@ -39,8 +40,9 @@ class RequestSampler:
     ) -> list[Sampled]:
         """A token for each of `places` from `logits`, (places, vocab), which are changed.
 
-        A place is a request, and the number of its draft tokens before the token to be chosen. `meanwhile` is
-        called with the tokens on the model's device, (places,) int64, before they are waited for.
+        A place is (request, draft_offset): the number of the request's draft tokens before the token to be
+        chosen. `meanwhile` is called with the tokens on the model's device, (places,) int64, before they are
+        waited for.
         """
         requests = [request for request, _ in places]
         rows = [self._row(request, ahead) for request, ahead in places]
@@ -98,7 +100,7 @@ class RequestSampler:
         banned: tuple[int, ...] = ()
         if request.output_len < params.min_tokens:
             banned = params.stop_token_ids + (() if params.ignore_eos else self.limits.eos_token_ids)
-            if mask is not None and _allows_only(mask, banned):
+            if mask is not None and allowed_among(mask, {*banned}) is not None:
                 banned = ()  # the grammar says that the text ends here
         return SamplingRow(
             params=params,
@@ -127,10 +129,3 @@ def uniform(seed: int, position: int) -> float:
     again after a retraction.
     """
     return random.Random((seed << 32) ^ (position & 0xFFFFFFFF)).random()
-
-
-def _allows_only(mask: np.ndarray, tokens: Sequence[int]) -> bool:
-    """The mask, (words,) int32, allows only some of `tokens`."""
-    bits = mask.view(np.uint32)
-    allowed = int(np.bitwise_count(bits).sum())
-    return allowed == sum(int(bits[token >> 5]) >> (token & 31) & 1 for token in {*tokens})

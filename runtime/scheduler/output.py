@@ -51,11 +51,8 @@ class StepOutputs:
         due = [pending for pending in self._pending.values() if _is_due(pending, now)]
         if not due:
             return None
-        if len(due) == len(self._pending):
-            self._pending.clear()
-        else:
-            for pending in due:
-                del self._pending[pending.request.rid]
+        for pending in due:
+            del self._pending[pending.request.rid]
         return StepOutput(chunks=tuple([self._chunk(pending, now) for pending in due]))
 
     def _of(self, request: Request) -> _Pending:

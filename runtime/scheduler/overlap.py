@@ -16,6 +16,7 @@ it is written again.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -24,9 +25,10 @@ from torch import Tensor
 from ramify.runtime.executor.attention import index_select
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.processes.worker_process import log
 from ramify.runtime.scheduler.pages import RequestPages
 from ramify.runtime.scheduler.request import Request, ScheduledRequest
+
+log = logging.getLogger("ramify")
 
 
 @dataclasses.dataclass(slots=True)
@@ -129,7 +131,7 @@ class OverlapScheduling:
         return Ahead(hidden, rows)
 
     def _wanted(self, scheduled: ScheduledRequest, entry: _Launched) -> bool:
-        """The plan computes the very token that was launched, and writes it where it was written."""
+        """The plan's request, position, token and page are those of the launched row."""
         request, position = scheduled.request, entry.position
         return (
             request is entry.request

@@ -27,7 +27,7 @@ class RequestPages:
     def try_admit(self, request: Request, match: Match, reserve: int) -> bool:
         """Take the pages of `match`, and new pages for the request's other tokens.
 
-        False, and nothing is changed, when fewer than `reserve` pages would be left.
+        False, and no page is taken, when fewer than `reserve` pages would be left.
         """
         lock = self.cache.acquire(match)
         full = lock.length // self.page_size
@@ -50,8 +50,8 @@ class RequestPages:
     def admit_alone(self, request: Request) -> bool:
         """Admit the only request there is, after dropping everything that is cached.
 
-        A shared prefix can lock one page more than it fills at every fork in the middle of a page. Without
-        sharing, any request within `Limits` fits.
+        Each fork inside a page keeps one extra page locked, so a shared prefix may need more pages than its
+        tokens fill. Without sharing, any request within `Limits` fits.
         """
         self.cache.flush()
         return self.try_admit(request, self.match(request), reserve=0)

@@ -10,8 +10,8 @@ AGEING_TOKENS_PER_S = 2000.0
 others by a few seconds at most."""
 
 PATIENCE = 16.0
-"""`LeastLeftFirst` adds the service of this number of usual programs to every wait, so that short waits count
-less than sizes do."""
+"""Added to every wait: PATIENCE x the mean service of a program. While waits are shorter than that, sizes
+decide."""
 
 SINGLE_SHARE = 0.5
 """A request without a program counts as at least this share of a usual program: else a stream of short single
@@ -21,11 +21,11 @@ LAST_BRANCH_SHARE = 0.5
 """Factor on what is left of a program where a request is the last open one of its fork."""
 
 
-class Policy:
-    """First come, first served, and the base of the other policies. Smaller keys go first, then arrivals."""
+class FirstComeFirstServed:
+    """The base of the other policies. Smaller keys go first, then arrivals."""
 
     needs_match = False
-    """`matched` must be known; otherwise it is 0."""
+    """`key` decides, which must know `matched`; otherwise requests go in the order of their arrival."""
     siblings_together = False
     """The branches of a fork are admitted one after the other, where the first of them stands."""
 
@@ -37,7 +37,7 @@ class Policy:
         return request.arrival
 
 
-class LongestPrefixFirst(Policy):
+class LongestPrefixFirst(FirstComeFirstServed):
     """The request with most tokens in the tree goes first (SGLang's longest prefix match).
 
     Each second of waiting counts as `AGEING_TOKENS_PER_S` tokens.
@@ -49,8 +49,8 @@ class LongestPrefixFirst(Policy):
         return -(matched + AGEING_TOKENS_PER_S * (now - request.arrival))
 
 
-class LeastLeftFirst(Policy):
-    """Highest response ratio next (Brinch Hansen 1971): the time waited over the service still needed.
+class HighestResponseRatioNext(FirstComeFirstServed):
+    """Brinch Hansen 1971: the time waited over the service still needed.
 
     Shortest remaining time first gives the best mean completion time, but under overload long programs would
     wait without end. Both terms of the ratio are in tokens of service, so that it means the same on fast and
@@ -76,8 +76,8 @@ class LeastLeftFirst(Policy):
         return -(PATIENCE * usual + self._programs.waited(request)) / (left + request.length - matched)
 
 
-POLICIES: dict[str, type[Policy]] = {
+POLICIES: dict[str, type[FirstComeFirstServed]] = {
     "prefix": LongestPrefixFirst,
-    "program": LeastLeftFirst,
-    "fcfs": Policy,
+    "program": HighestResponseRatioNext,
+    "fcfs": FirstComeFirstServed,
 }

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from ramify.ring_messages import CompilerDied, Ready, ToScheduler
 from ramify.runtime.compile_ahead import compile_grammars
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.build import build_runner
-from ramify.runtime.executor.memory import SPARE_PAGES
+from ramify.runtime.executor.memory import COW_PAGES
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.hub.resolve import ModelFiles
@@ -40,13 +39,12 @@ from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
 
 IDLE_S = 0.3
-"""What only constraints need is loaded when there has been nothing to do for this long, or with the first
-constraint: after a start, requests that have waited for it go first."""
+"""The grammar engines and the compiler start after IDLE_S without work, or with the first constraint;
+requests queued at start go first."""
 
 
 def main() -> None:
     orders = take_orders("scheduler")
-    began = time.monotonic()
     config = orders.config
     sockets = Sockets(Path(orders.sockets))
     inbox: Inbox[ToScheduler] = Inbox(sockets.scheduler, ToScheduler)
@@ -82,9 +80,7 @@ def main() -> None:
             role="scheduler",
             pid=os.getpid(),
             model_info=_model_info(orders, runner, limits),
-            pages_total=runner.pool.num_pages,
             max_prompt_tokens=min(limits.context_length, limits.kv_tokens) - 1,
-            load_s=time.monotonic() - began,
         )
     )
     finish_startup()
@@ -180,7 +176,7 @@ def _load(
         context_length=context_length,
         vocab_size=shape.vocab_size,
         eos_token_ids=shape.eos_token_ids,
-        kv_tokens=(num_pages - SPARE_PAGES) * config.page_size,
+        kv_tokens=(num_pages - COW_PAGES) * config.page_size,
     )
     return runner, cache, limits
 

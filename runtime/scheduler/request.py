@@ -115,8 +115,8 @@ class Request:
         self.computed_len = 0
         """Tokens whose KV is in pages."""
         self.reported_len = self.prompt_len
-        """Tokens that the detokenizer has been told, the prompt included. A forced token whose
-        log-probability is asked for is told when the token before it has been computed."""
+        """Tokens already reported, the prompt included. With logprobs a forced token is reported one step
+        late: the state before it gives its log-probability."""
         self.known_len = 0
         self.draft_len = 0
         self._ids = np.empty(self.prompt_len + min(max_tokens, 256) + 1, dtype=np.int32)

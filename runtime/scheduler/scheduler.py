@@ -8,6 +8,7 @@ one packed batch mixes them.
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +22,6 @@ from ramify.radix.cache import PrefixCache
 from ramify.ring_messages import Abort, Failed, GrammarFailed, GrammarReady, Reply, StepOutput, Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.processes.worker_process import log
 from ramify.runtime.scheduler.admission import Admission
 from ramify.runtime.scheduler.appending import OutputAppender
 from ramify.runtime.scheduler.arrival import Arrivals
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from ramify.grammar.retokenize import Retokenizer
     from ramify.runtime.scheduler.constraints.grammars import GrammarStore
 
+log = logging.getLogger("ramify")
+
 
 class Scheduler:
     """Owns the requests of one engine. `reply` takes messages to the detokenizer other than step outputs."""
@@ -65,6 +67,7 @@ class Scheduler:
     ) -> None:
         self._config = config
         self._clock = clock
+        self._runner = runner
         self._pages = pages = RequestPages(cache, config.page_size)
         self._programs = programs = Programs()
         self._outputs = StepOutputs()
@@ -118,11 +121,8 @@ class Scheduler:
             decoding = all(request.decoding for request, _ in plan)
             try:
                 hidden = self.run(plan)
-            except Exception as error:  # the pass as a whole failed: its requests end, the engine goes on
-                log.exception("a forward pass failed")
-                self._forward.check_device()  # a lost device ends this process; the next process gets it back
-                for request, _ in plan:
-                    self._requests.fail(request, EngineError(f"The forward pass failed: {error}"))
+            except Exception as error:
+                self._fail_all([request for request, _ in plan], "The forward pass failed", error)
             else:
                 self.postprocess(plan, hidden)
                 if decoding:
@@ -201,7 +201,18 @@ class Scheduler:
             with self.counters.model_time():
                 self._scorer.read(spans, hidden, now)
         if predicting:
-            self._verifier.choose(predicting, hidden, now)
+            try:
+                self._verifier.choose(predicting, hidden, now)
+            except Exception as error:
+                self._fail_all([request for request, _ in predicting], "Choosing tokens failed", error)
+
+    def _fail_all(self, requests: Sequence[Request], what: str, error: Exception) -> None:
+        """Called while `error` is handled: what a step does for `requests` together failed. They end, and the
+        engine goes on."""
+        log.exception("%s", what)
+        self._runner.check_device()  # a lost device ends this process; the next process gets it back
+        for request in requests:
+            self._requests.fail(request, EngineError(f"{what}: {error}"))
 
     def _take(self, request: Request, budget: int, plan: list[ScheduledRequest]) -> int:
         """Schedule as many tokens of `request` as `budget` allows, and return their number."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -31,12 +32,13 @@ from ramify.radix.token_tree import TokenTree
 from ramify.ring_messages import Submit
 from ramify.runtime.executor.attention import index_select
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.processes.worker_process import log
 from ramify.runtime.scheduler.lifecycle import Lifecycle
 from ramify.runtime.scheduler.next_tokens import LOGPROB_ROWS
 from ramify.runtime.scheduler.pages import RequestPages
 from ramify.runtime.scheduler.request import Request
 from ramify.sampling_params import SamplingParams
+
+log = logging.getLogger("ramify")
 
 
 class Choice(NamedTuple):

@@ -16,7 +16,7 @@ from ramify.radix.naive import NaiveCache
 from ramify.ring_messages import Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.build import build_runner
-from ramify.runtime.executor.memory import SPARE_PAGES
+from ramify.runtime.executor.memory import COW_PAGES
 from ramify.runtime.model.config import config_from_hf
 from ramify.runtime.model.load import dummy_model
 from ramify.runtime.scheduler.limits import Limits
@@ -73,7 +73,7 @@ class Local:
         pages = self.runner.pool.num_pages
         self.runner.pool.k.fill_(float("nan"))
         self.runner.pool.v.fill_(float("nan"))
-        limits = Limits(4096, 3000, (0,), (pages - SPARE_PAGES) * config.page_size)
+        limits = Limits(4096, 3000, (0,), (pages - COW_PAGES) * config.page_size)
         cache = (PrefixCache if config.cache == "radix" else NaiveCache)(pages, config.page_size)
         failures: list[Any] = []
         self.scheduler = Scheduler(config, limits, self.runner, cache, None, failures.append)  # type: ignore[arg-type]

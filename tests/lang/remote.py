@@ -49,8 +49,8 @@ class ScriptedFrontend(FakeFrontend):
                 self.closed.set()
             self.idle.set()
 
-    async def flush_cache(self) -> bool:
-        return self.backend.flush_cache()
+    async def flush_cache(self) -> None:
+        self.backend.flush_cache()
 
 
 class RawServer:

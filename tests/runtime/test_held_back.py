@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.messages import Finish, TextChunk
-from ramify.ring_messages import StepOutput, Submit
+from ramify.ring_messages import Failed, StepOutput, Submit
 from ramify.runtime.frontend.chunks import joined
 from ramify.runtime.processes.detokenizer import Detokenizer
+from ramify.runtime.processes.text_stream import TextStream
 from ramify.runtime.scheduler.output import StepOutputs
 from ramify.runtime.scheduler.request import Request
 from ramify.sampling_params import SamplingParams
@@ -38,8 +39,9 @@ class Steps:
         self.request = Request(submit, arrival=self.now - 1, max_tokens=100, default_seed=0)
         self.outputs = StepOutputs()
         self.aborted: list[str] = []
+        self.failed: list[Failed] = []
         tokenizer: Any = Bytes()
-        self.detokenizer = Detokenizer(tokenizer, self.aborted.append, lambda: self.now)
+        self.detokenizer = Detokenizer(tokenizer, self.aborted.append, self.failed.append, lambda: self.now)
         self.sent: list[StepOutput] = []
         self.told: list[TextChunk] = []
 
@@ -142,3 +144,16 @@ def test_what_is_held_back_of_one_does_not_hold_back_others() -> None:
     assert [chunk.rid for chunk in steps.sent[0].chunks] == ["s"]
     steps.outputs.drop(steps.request)
     assert steps.outputs.take(steps.now + 10) is None
+
+
+def test_an_error_in_a_tokenizer_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(0.0)
+    steps.step([67], 0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr(TextStream, "push", lambda *_: 1 / 0)
+        steps.step([68], 0.1)
+    assert steps.aborted == ["r"]
+    assert [failed.rid for failed in steps.failed] == ["r"]
+    told = len(steps.told)
+    steps.step([69], 0.1)  # sent before the scheduler has received the abort
+    assert len(steps.told) == told

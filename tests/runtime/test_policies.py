@@ -11,7 +11,7 @@ import pytest
 from ramify.messages import ProgramHint
 from ramify.ring_messages import EndProgram, Submit
 from ramify.runtime.scheduler.admission import OVERTAKING, OVERTAKING_BATCHES, Candidate, together
-from ramify.runtime.scheduler.policy import LeastLeftFirst
+from ramify.runtime.scheduler.policy import HighestResponseRatioNext
 from ramify.runtime.scheduler.programs.programs import LEAST_LEFT, PRIOR_SERVICE, Programs
 from ramify.runtime.scheduler.request import Request
 from ramify.sampling_params import SamplingParams
@@ -45,7 +45,7 @@ def served(programs: Programs, program: str, tokens: float, **hint: Any) -> None
 
 
 def order(programs: Programs, requests: list[Request]) -> list[Request]:
-    policy = LeastLeftFirst(programs)
+    policy = HighestResponseRatioNext(programs)
     return sorted(requests, key=lambda request: policy.key(request, 0, 0.0))
 
 

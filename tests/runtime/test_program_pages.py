@@ -9,6 +9,7 @@ import pytest
 
 from ramify.messages import ProgramHint, Usage
 from ramify.ring_messages import AwaitTools, EndProgram, FlushCache
+from ramify.runtime.scheduler.programs import reuse_intervals
 from tests.runtime.local import LocalScheduler
 from tests.runtime.test_scheduler import prompt_of
 
@@ -185,3 +186,20 @@ def test_leases_hold_nobody_up(tiny_model: Any) -> None:
     assert local.cache.counts().leased > 40
     result = local.complete([prompt_of(150, 9)], max_tokens=20, ignore_eos=True)[0]
     assert len(result.ids) == 20
+
+
+def test_a_program_remembers_a_bounded_number_of_branches_and_tools(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reuse_intervals, "MAX_KINDS", 3)
+    local = LocalScheduler(tiny_model)
+    told = Told(local)
+    for turn in range(8):
+        branch, ended = f"b{turn}", (f"b{turn - 1}",)
+        told.call(prompt_of(9, turn), branch=branch, next_use="soon", ended=ended)
+        local.scheduler.receive(AwaitTools(program="p", branch=branch, tools=(f"tool {turn}",)))
+        told.call(prompt_of(9, turn), branch=branch, next_use="soon")
+    program = local.scheduler._programs.find("p")
+    assert program is not None
+    assert list(program.intervals.open) == ["b7"]
+    assert len(program.intervals.means) == 3

@@ -163,6 +163,22 @@ def test_a_failing_forward_pass_ends_its_requests_alone(
     assert local.complete([prompt_of(10)], max_tokens=3)[0].finish is not None
 
 
+@pytest.mark.parametrize("step", [1, 2])
+def test_failing_logits_end_their_requests_alone(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    local = LocalScheduler(tiny_model)
+    rid = local.submit(prompt_of(10), max_tokens=3)
+    for _ in range(step - 1):
+        local.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(local.runner, "logits", lambda *_: 1 / 0)
+        local.step()
+    assert "Choosing tokens failed" in str(local.results[rid].error)
+    assert local.cache.counts().in_use == 0
+    assert local.complete([prompt_of(10)], max_tokens=3)[0].finish is not None
+
+
 def test_lease_outlives_other_pages_until_its_program_ends(tiny_model: Any) -> None:
     local = LocalScheduler(tiny_model, page_size=4, num_pages=36)
     leased, plain = prompt_of(40), prompt_of(40, seed=1)
@@ -183,10 +199,25 @@ def test_flush_and_stats(tiny_model: Any) -> None:
     local.scheduler.receive(FlushCache(rid="f"))
     local.scheduler.receive(GetStats(rid="s"))
     flushed, stats = local.replies
-    assert flushed.flushed
+    assert flushed.rid == "f"
     assert stats.stats is not None
     assert stats.stats.pages_free == stats.stats.pages_total == 256
     assert stats.stats.prompt_tokens == 50
+
+
+def test_a_flush_leaves_the_pages_of_running_requests(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model)
+    unused, used = prompt_of(40), prompt_of(40, seed=1)
+    (expected,) = local.complete([used], max_tokens=8)
+    local.complete([unused], max_tokens=1)
+    rid = local.submit(used, max_tokens=8)
+    local.step()
+    local.scheduler.receive(FlushCache(rid="f"))
+    assert local.replies[-1].rid == "f"
+    assert local.cache.match(unused, "").length == 0
+    assert local.cache.match(used, "").length > 0
+    local.run()
+    assert local.results[rid].ids == expected.ids
 
 
 # --- ends ---------------------------------------------------------------------------------------

@@ -100,3 +100,29 @@ def test_an_error_in_a_lookup_ends_speculation_and_nothing_else(
     again, unaided = steps(local, REPEATING)
     assert again == expected
     assert unaided >= slow
+
+
+def test_an_error_at_the_end_of_a_request_ends_speculation_and_nothing_else(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = LocalScheduler(tiny_folder, deterministic=True, speculation=True)
+    expected, _ = steps(local, REPEATING)
+
+    def broken(*_: object) -> None:
+        raise IndexError
+
+    monkeypatch.setattr(drafter.RecentOutputs, "add", broken)
+    again, _ = steps(local, REPEATING)
+    assert again == expected
+    assert local.cache.counts().in_use == 0
+    assert not local.scheduler.busy
+
+
+def test_pauses_between_lookups_are_bounded(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = LocalScheduler(tiny_folder, speculation=True)
+    monkeypatch.setattr(drafter, "find", lambda *_: None)
+    rid = local.submit(REPEATING, max_tokens=30, ignore_eos=True)
+    for _ in range(20):
+        local.step()
+    pause = local.scheduler._requests.requests[rid].speculation.next_pause
+    assert pause == 1024

@@ -66,7 +66,6 @@ class FakeFrontend:
         self.requests: list[Generate] = []
         self.awaited: list[tuple[str, str, tuple[str, ...]]] = []
         self.ended_programs: list[str] = []
-        self.flushed = True
         self.looks = 0
         """The number of snapshots taken."""
         self.nodes: tuple[TreeNode, ...] = ()
@@ -195,9 +194,8 @@ class FakeFrontend:
         held = Snapshot(nodes=(root, *self.nodes)[:nodes], queue=(share,)[:programs], queue_hidden=0)
         return await self.stats(), held
 
-    async def flush_cache(self) -> bool:
+    async def flush_cache(self) -> None:
         self._seen.clear()
-        return self.flushed
 
     async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
         self.awaited.append((program, branch, tools))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ramify.errors import EngineError
-from ramify.grammar.matcher import single_token
+from ramify.grammar.matcher import allowed_among, mask_words, single_token
 
 if TYPE_CHECKING:
     from ramify.grammar.matcher import Matcher
@@ -40,7 +40,7 @@ class ConstrainedOutput:
         self._matcher = matcher
         self._stop_ids = frozenset(stop_ids)
         self._retokenizer = retokenizer
-        self._row = np.zeros((vocab_size + 31) // 32, dtype=np.int32)
+        self._row = np.zeros(mask_words(vocab_size), dtype=np.int32)
         self.mask: np.ndarray | None = None
 
     @property
@@ -76,10 +76,8 @@ class ConstrainedOutput:
         self.fill(budget)
         if self.mask is None:
             return None
-        words = self.mask.view(np.uint32)
-        allowed = int(np.bitwise_count(words).sum())
-        stops = [token for token in self._stop_ids if int(words[token >> 5]) >> (token & 31) & 1]
-        return min(stops) if stops and allowed == len(stops) else None
+        stops = allowed_among(self.mask, self._stop_ids)
+        return min(stops) if stops else None
 
     def jump(self, before: Sequence[int], loose: int, room: int) -> Jump | None:
         """The forced tokens after the output tokens `before`, of which the last `loose` may be replaced.

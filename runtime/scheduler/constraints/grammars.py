@@ -59,7 +59,7 @@ class GrammarStore:
         self._cache_bytes = cache_bytes
         self._grammars: OrderedDict[str, Grammar] = OrderedDict()
         self._held_bytes = 0
-        self._failures: OrderedDict[str, tuple[float, RamifyError]] = OrderedDict()
+        self._failures: dict[str, tuple[float, RamifyError]] = {}
         self._jobs: dict[str, _Job] = {}
         """By key, the jobs that the process has not answered."""
         self._process_missing = False
@@ -154,7 +154,7 @@ class GrammarStore:
     def _remember_failure(self, key: str, error: RamifyError) -> None:
         self._failures[key] = (self._clock() + FAILURE_KEPT_S, error)
         if len(self._failures) > MAX_FAILURES:
-            self._failures.popitem(last=False)
+            del self._failures[next(iter(self._failures))]
 
     def _keep(self, key: str, grammar: Grammar) -> None:
         self._grammars[key] = grammar

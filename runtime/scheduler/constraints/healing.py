@@ -8,7 +8,7 @@ nothing changes (Lundberg, "The Art of Prompt Design", 2023).
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ class Healer:
         self._vocabulary = vocabulary
         self._tokens = vocabulary.tokens
         self._words = mask_words(vocabulary.size)
-        self._masks: OrderedDict[bytes, np.ndarray] = OrderedDict()
+        self.beginning_with = functools.lru_cache(MAX_MASKS)(self._beginning_with)
 
     def open_end(self, prompt: Sequence[int]) -> OpenEnd | None:
         """The longest end of `prompt` with which a longer token begins; it never contains the first token."""
@@ -52,14 +52,10 @@ class Healer:
                 found = OpenEnd(count, text)
         return found
 
-    def beginning_with(self, text: bytes) -> np.ndarray:
+    def _beginning_with(self, text: bytes) -> np.ndarray:
         """(ceil(vocab / 32),) int32, read-only by convention: the tokens that begin with `text`."""
-        row = self._masks.get(text)
-        if row is None:
-            row = self._masks[text] = np.zeros(self._words, np.int32)
-            allow(row, [token for _, token in tokens_beginning_with(text, self._vocabulary, whole=True)])
-            if len(self._masks) > MAX_MASKS:
-                self._masks.popitem(last=False)
+        row = np.zeros(self._words, np.int32)
+        allow(row, [token for _, token in tokens_beginning_with(text, self._vocabulary, whole=True)])
         return row
 
     def spelling(self, token: int) -> bytes:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ramify.errors import EngineError, RamifyError
-from ramify.runtime.processes.worker_process import log
 from ramify.runtime.scheduler.request import Request
+
+log = logging.getLogger("ramify")
 
 
 class MaskFiller:

@@ -33,6 +33,7 @@ class ProgramLeases:
                 self._cache.expect(hint.program, part, 0.0)
             else:
                 self._cache.end_leases(hint.program, part)
+                request.program.intervals.open.pop(part, None)
         if hint.branch:
             self._intervals.end(request.program.intervals, hint.branch, request.arrival)
             self._cache.expect(hint.program, hint.branch, 0.0)

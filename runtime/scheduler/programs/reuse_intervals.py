@@ -68,10 +68,8 @@ class ReuseIntervals:
         since, kind = own.open.pop(branch, (now, ""))
         if not kind:
             return
-        own.means.setdefault(kind, Mean()).add(now - since)
-        if kind not in self._means and len(self._means) >= MAX_KINDS:
-            del self._means[next(iter(self._means))]
-        self._means.setdefault(kind, Mean()).add(now - since, MEMORY)
+        _mean(own.means, kind).add(now - since)
+        _mean(self._means, kind).add(now - since, MEMORY)
 
     def expected(self, own: ProgramIntervals, kind: str) -> float:
         """Seconds that an interval of this kind is expected to take from its beginning."""
@@ -79,3 +77,10 @@ class ReuseIntervals:
         prior = math.log(PRIORS[kind.partition(" ")[0]])
         common = (prior + everybody.count * everybody.log) / (1 + everybody.count)
         return math.exp((COMMON_WEIGHT * common + here.count * here.log) / (COMMON_WEIGHT + here.count))
+
+
+def _mean(means: dict[str, Mean], kind: str) -> Mean:
+    """The mean of a kind in `means`, which is added in place of the oldest kind where there are too many."""
+    if kind not in means and len(means) >= MAX_KINDS:
+        del means[next(iter(means))]
+    return means.setdefault(kind, Mean())

@@ -78,9 +78,9 @@ class SpeculationState:
 class StepCost:
     """The time of a step of R rows, modelled as a + b R seconds from recent steps.
 
-    Least squares with fading weights. The slope is drawn to that of a step in which reading the weights takes
-    as long as `BASE_ROWS` rows, and is at least half of it. Recent steps with nearly equal numbers of rows
-    determine a slope badly, and one that is too low would fill steps with draft tokens.
+    Ridge regression, with fading weights, to the prior slope mean_seconds / (BASE_ROWS + mean_rows), weight
+    STIFFNESS; never below half the prior. Recent steps with nearly equal numbers of rows determine a slope
+    badly, and one that is too low would fill steps with draft tokens.
     """
 
     FADE = 0.98

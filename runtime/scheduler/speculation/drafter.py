@@ -12,11 +12,12 @@ requests of the step.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ramify.radix.cache import PrefixCache
-from ramify.runtime.processes.worker_process import log
 from ramify.runtime.scheduler.request import Request
 from ramify.runtime.scheduler.speculation.acceptance import AcceptanceRates, StepCost
 from ramify.runtime.scheduler.speculation.prompt_lookup import (
@@ -27,6 +28,8 @@ from ramify.runtime.scheduler.speculation.prompt_lookup import (
     find,
 )
 
+log = logging.getLogger("ramify")
+
 MOST = 15
 """Draft tokens of a request in one step."""
 MOST_IN_STEP = 32
@@ -35,6 +38,8 @@ LEAST_GAIN = 1.5
 """A draft token must promise this multiple of its cost."""
 FREE_PAGES = 4
 """Free pages a request below which there are no drafts: a draft is not worth a retraction."""
+MAX_PAUSE = 1024
+"""Steps between two lookups of a request at most."""
 FIRST_RATES = {"tree": (0.6, 0.9), "own": (0.1, 0.8), "outputs": (0.05, 0.7)}
 """Acceptance rates of each source at a match of one token and of `LONGEST_MATCH`, until drafts have been
 verified."""
@@ -68,11 +73,8 @@ class Drafter:
         drafting = [request for request in decoding if request.may_speculate]
         if self._cache.available() <= FREE_PAGES * len(drafting):
             return
-        try:
+        with self._off_after_an_error():
             self._propose(drafting, sum(request.target_len - request.computed_len for request in decoding))
-        except Exception:
-            log.exception("speculation failed, and is off from now on")
-            self._enabled = False
 
     def learn_cost(self, rows: int, seconds: float) -> None:
         """A step of decoding requests alone took `seconds`."""
@@ -82,9 +84,18 @@ class Drafter:
         """Learn from the last draft, and remember the output."""
         if not self._enabled:
             return
-        self._learn(request)
-        if request.output_len:
-            self._outputs.add(request.scope, request.ids[max(0, request.prompt_len - CONTEXT) :])
+        with self._off_after_an_error():
+            self._learn(request)
+            if request.output_len:
+                self._outputs.add(request.scope, request.ids[max(0, request.prompt_len - CONTEXT) :])
+
+    @contextlib.contextmanager
+    def _off_after_an_error(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            log.exception("speculation failed, and is off from now on")
+            self._enabled = False
 
     def _propose(self, requests: Sequence[Request], rows: int) -> None:
         """rows : tokens that the step computes without drafts"""
@@ -116,7 +127,7 @@ class Drafter:
                 speculation.next_pause = 1
             else:
                 speculation.pause = min(speculation.next_pause, longest_pause)
-                speculation.next_pause *= 2
+                speculation.next_pause = min(2 * speculation.next_pause, MAX_PAUSE)
 
     def _draft(self, request: Request, most: int) -> Draft | None:
         """The likeliest draft of the three sources."""

@@ -49,7 +49,7 @@ def test_padding_touches_no_live_page(model: Any) -> None:
     before = padded.pool.k.clone()
     expected, found = flat.forward(decode), padded.forward(decode)
     torch.testing.assert_close(found, expected)
-    spare = padded.pool.spare_page
+    spare = padded.pool.padding_page
     changed = ~torch.isclose(padded.pool.k, before, rtol=0, atol=0, equal_nan=True)
     places = {(page, row) for _, page, _, row, _ in changed.nonzero().tolist()}
     assert places == {(7, 3), (2, 0), (4, 0), (spare, 0)}

@@ -1,0 +1,57 @@
+"""The engine's life without its processes: closed before the start, and a ring that cannot be replaced."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.errors import EngineClosed, EngineError
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.engine import Engine
+from ramify.runtime.frontend.frontend import Frontend
+from ramify.runtime.frontend.supervisor import RingSupervisor
+
+
+def test_an_engine_that_was_closed_before_its_start_does_not_start(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+
+    async def start(self: Frontend) -> None:
+        started.append(self)
+
+    monkeypatch.setattr(Frontend, "start", start)
+    engine = Engine(str(tiny_folder))
+    engine.close()
+    with pytest.raises(EngineClosed):
+        engine.start()
+    assert not started
+
+
+def test_any_error_in_a_restart_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(self: RingSupervisor) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(RingSupervisor, "_start_ring", fails)
+    told: list[EngineError] = []
+    ring = RingSupervisor(
+        EngineConfig(),
+        None,
+        receive=lambda message: None,
+        died=lambda error: None,
+        restarted=lambda: None,
+        gave_up=told.append,
+    )
+
+    async def restart() -> None:
+        ring._running = True
+        ring._worker_died("scheduler")
+        assert ring._restart is not None
+        await asyncio.wait([ring._restart])
+
+    asyncio.run(restart())
+    assert "no more processes" in str(told[0])
+    assert not ring.restarting
