@@ -41,13 +41,8 @@ class Matcher(Protocol):
 
     @property
     def completion_tokens(self) -> int | None:
-        """Upper bound of the tokens of `completion`, without a stop token. 0 if the text is complete; None if
-        the engine cannot say."""
-        ...
-
-    def completion(self) -> list[int] | None:
-        """A short completion of the text: each of its tokens lowers `completion_tokens` by at least one. None
-        if the engine cannot say."""
+        """Upper bound of the tokens that complete the text, without a stop token: some token that may come
+        next lowers it. 0 if the text is complete; None if the engine cannot say."""
         ...
 
     def forced_bytes(self) -> bytes:
@@ -110,11 +105,6 @@ def single_token(row: np.ndarray) -> int | None:
         return None
     word = int(words.argmax())
     return word * 32 + int(words[word]).bit_length() - 1
-
-
-def first_token(row: np.ndarray) -> int:
-    """The lowest token that the mask `row` allows; it must allow one."""
-    return tokens_of(row)[0]
 
 
 def tokens_of(row: np.ndarray) -> list[int]:
