@@ -5,8 +5,7 @@ is written, and none lets another value through:
 
 - Values are spelled as in `json_text`.
 - Properties come in the order of the schema: first the named ones, then others. Properties that the schema
-names
-  unconditionally come before those that only an option of it names.
+  names unconditionally come before those that only an option of it names.
 """
 
 from __future__ import annotations
