@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 from ramify import constraint
 from ramify.grammar.compile.policy import compile_constraint
 from ramify.grammar.engine.load import load_grammar, prepare
-from ramify.grammar.schema.order import in_schema_order
 from ramify.grammar.vocabulary import from_tokenizer
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.model.hub.resolve import resolve
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from tests.grammar.collection.case import Case
 from tests.grammar.collection.everything import all_cases
+from tests.grammar.schema_order import in_schema_order
 
 Accepts = Callable[[str], bool]
 Compile = Callable[[Any], Accepts]

@@ -41,13 +41,8 @@ class Matcher(Protocol):
 
     @property
     def completion_tokens(self) -> int | None:
-        """Upper bound of the tokens of `completion`, without a stop token. 0 if the text is complete; None if
-        the engine cannot say."""
-        ...
-
-    def completion(self) -> list[int] | None:
-        """A short completion of the text: each of its tokens lowers `completion_tokens` by at least one. None
-        if the engine cannot say."""
+        """Upper bound of the tokens that complete the text, without a stop token: some token that may come
+        next lowers it. 0 if the text is complete; None if the engine cannot say."""
         ...
 
     def forced_bytes(self) -> bytes:
@@ -117,11 +112,6 @@ def allowed_among(row: np.ndarray, tokens: Collection[int]) -> list[int] | None:
     words = row.view(np.uint32)
     found = [token for token in tokens if int(words[token >> 5]) >> (token & 31) & 1]
     return found if int(np.bitwise_count(words).sum()) == len(found) else None
-
-
-def first_token(row: np.ndarray) -> int:
-    """The lowest token that the mask `row` allows; it must allow one."""
-    return tokens_of(row)[0]
 
 
 def tokens_of(row: np.ndarray) -> list[int]:

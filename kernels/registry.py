@@ -23,15 +23,10 @@ if TYPE_CHECKING:
     from ramify.kernels.triton.planner import Planner
 
 
-StoreKv = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 CopyPages = Callable[[Tensor, Tensor, Sequence[int], Sequence[int]], None]
 EditLogits = Callable[[Tensor, LogitEdits], Tensor]
 RestoreLogits = Callable[[Tensor, LogitEdits, Tensor], None]
 LogProbabilitiesOf = Callable[[Tensor, Tensor, int], LogProbabilities]
-
-
-class ApplyMask(Protocol):
-    def __call__(self, logits: Tensor, mask: Tensor, mask_rows: Tensor | None = None) -> None: ...
 
 
 class PagedAttention(Protocol):
@@ -173,11 +168,9 @@ class Ops:
     """The operations of one backend. An operation has one signature and one meaning in every backend."""
 
     paged_attention: PagedAttention
-    store_kv: StoreKv
     copy_pages: CopyPages
     rope_store_kv: RopeStoreKv
     rms_norm: RmsNorm
-    apply_mask: ApplyMask
     linear: Linear | None = None
     """Products with packed weights; None if the backend has no packed weights."""
     flat_attention: PagedAttention | None = None
@@ -235,7 +228,6 @@ def ops(
                 layer_stack,
                 linear,
                 linear_masked,
-                logits,
                 norm,
                 rope,
             )
@@ -247,11 +239,9 @@ def ops(
             ) from error
         return Ops(
             attention.paged_attention,
-            kv_store.store_kv,
             kv_store.copy_pages,
             rope.rope_store_kv,
             norm.rms_norm,
-            logits.apply_mask,
             linear.row_linear if deterministic else linear.linear,
             prefers_packed=True,
             flat_attention=functools.partial(attention.paged_attention, cascade=False),
@@ -277,11 +267,9 @@ def _torch_ops() -> Ops:
 
     return Ops(
         attention.paged_attention,
-        kv_store.store_kv,
         kv_store.copy_pages,
         rope.rope_store_kv,
         norm.rms_norm,
-        logits.apply_mask,
         linear.linear,
         masked_linear=linear.masked_linear,
         add_rms_norm=norm.add_rms_norm,
@@ -312,11 +300,9 @@ def _triton_ops(deterministic: bool) -> Ops:
 
     return Ops(
         attention.paged_attention,
-        kv_store.store_kv,
         kv_store.copy_pages,
         rope.rope_store_kv,
         norm.rms_norm,
-        logits.apply_mask,
         add_rms_norm=norm.add_rms_norm,
         silu_mul=activation.silu_mul,
         gelu_mul=activation.gelu_mul,

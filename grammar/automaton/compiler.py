@@ -101,7 +101,7 @@ def compile_grammar(rules: Mapping[str, Expression], vocabulary: Vocabulary) -> 
 
 def _finished(edges: byte_edges.Edges, vocabulary: Vocabulary, nondeterministic: bool) -> PushdownAutomaton:
     length, best = costs.shortest(edges)
-    cost, token = token_trie(vocabulary).completions(edges, length, best)
+    cost = token_trie(vocabulary).costs(edges, length, best)
     before_item = np.zeros(len(cost), np.bool_)
     items = None
     if edges.after_item.any():
@@ -112,7 +112,7 @@ def _finished(edges: byte_edges.Edges, vocabulary: Vocabulary, nondeterministic:
         cost += tables.extra
     run, run_kind, run_cost = runs(edges, cost)
     run[before_item] = 0
-    arrays = Arrays(*edges[:6], run, run_kind, run_cost, cost, token, edges.after_item, before_item)
+    arrays = Arrays(*edges[:6], run, run_kind, run_cost, cost, edges.after_item, before_item)
     return PushdownAutomaton(arrays, _most_pushed(edges), items, nondeterministic)
 
 

@@ -7,7 +7,7 @@ of a configuration is the sum over its states. A token may not reach into a uniq
 (`expression.UniqueItem`) or beyond it either: whether that item is unique depends on what was read before.
 
 With the rule ``"[" ("x" | "yy") "]"`` and the tokens ``[``, ``]``, ``x``, ``y`` and ``x]`` the shortest text
-is ``[x]``. From its end: "]" costs 1, "x]" costs 1, "[x]" costs 2, and its first token is "[".
+is ``[x]``. From its end: "]" costs 1, "x]" costs 1, and "[x]" costs 2.
 """
 
 from __future__ import annotations
@@ -89,20 +89,18 @@ def shortest(graph: Edges) -> tuple[np.ndarray, np.ndarray]:
 @numba.njit((TRIE, INTS, EDGES, INTS, INTS, INTS), cache=True, nogil=True)
 def token_costs(
     trie: Trie, first_node: np.ndarray, edges: Edges, best: np.ndarray, order: np.ndarray, length: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """`cost` and `token` of `pushdown.Arrays`.
+) -> np.ndarray:
+    """`cost` of `pushdown.Arrays`.
 
     `length` and `best` are those of `shortest`; `order` is the states by `length`, the least first.
     """
     target, push, after_item = edges.target, edges.push, edges.after_item
     cost = np.zeros(length.size, np.int32)
-    token = np.full(length.size, -1, np.int32)
     stack = np.empty(64, np.int32)
     for state in order:
         if length[state] == 0:
             continue
         least = UNREACHABLE
-        chosen = -1
         here = state
         depth = 0
         returning = 0  # cost of the states on the stack
@@ -144,10 +142,6 @@ def token_costs(
                 break
             node = child
             if trie.token_start[node + 1] > trie.token_start[node]:
-                whole = 1 + cost[here] + returning
-                if whole < least:
-                    least = whole
-                    chosen = trie.token_ids[trie.token_start[node]]
+                least = min(least, 1 + cost[here] + returning)
         cost[state] = least
-        token[state] = chosen
-    return cost, token
+    return cost

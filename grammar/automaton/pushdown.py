@@ -56,7 +56,6 @@ class Arrays(NamedTuple):
     run_kind       that kind, an index into `runs.KINDS`
     run_cost       upper bound of `cost` after such characters
     cost           tokens of the shortest completion of the rule (`costs`)
-    token          the first of these tokens; -1 where the cost is 0
     after_item     a unique item has just ended
     before_item    a unique item may still come in the same rule
     """
@@ -71,7 +70,6 @@ class Arrays(NamedTuple):
     run_kind: np.ndarray
     run_cost: np.ndarray
     cost: np.ndarray
-    token: np.ndarray
     after_item: np.ndarray
     before_item: np.ndarray
 

@@ -151,10 +151,8 @@ class TokenTrie:
             node = child if child < end else -1
         return node if node >= 0 else None
 
-    def completions(
-        self, edges: Edges, length: np.ndarray, best: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """`cost` and `token` of `pushdown.Arrays`, from `length` and `best` of `costs.shortest`."""
+    def costs(self, edges: Edges, length: np.ndarray, best: np.ndarray) -> np.ndarray:
+        """`cost` of `pushdown.Arrays`, from `length` and `best` of `costs.shortest`."""
         order = np.argsort(length, kind="stable").astype(np.int32)
         return token_costs(self._all, self._first_node, edges, best, order, length)
 

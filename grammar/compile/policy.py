@@ -91,8 +91,7 @@ def _json(constraint: Constraint, vocabulary: Vocabulary) -> Compiled:
     schema = parse_json(constraint.source) if constraint.kind == "json_schema" else {"type": "object"}
     options = Options(constraint.whitespace, constraint.any_order, constraint.strict)
     compiled = compile_schema(schema, options)
-    left_out = tuple(Unenforced(schema=each.pointer, message=each.reason) for each in compiled.unenforced)
-    return _rules(compiled.rules, vocabulary, left_out)
+    return _rules(compiled.rules, vocabulary, compiled.unenforced)
 
 
 def _rules(

@@ -115,21 +115,6 @@ class ConfigurationMatcher(Generic[C]):
         state, stack = configuration[:2]
         return self._grammar.lists.cost[state] + (stack.cost if stack else 0)
 
-    def completion(self) -> list[int] | None:
-        twin = self.fork()
-        tokens: list[int] = []
-        while not twin.complete:
-            tokens.append(twin._completing_token())
-            assert twin.accept(tokens[-1])
-        return tokens
-
-    def _completing_token(self) -> int:
-        """The first token of the shortest completion."""
-        state, stack = min(self._step.configurations, key=self._cost)[:2]
-        while not self._grammar.lists.cost[state]:
-            state, stack = stack.state, stack.parent
-        return int(self._grammar.automaton.arrays.token[state])
-
     # --- ends -------------------------------------------------------------------------------------------
 
     @property

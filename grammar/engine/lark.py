@@ -183,9 +183,6 @@ class LarkMatcher:
         if self._inner.is_error():
             raise EngineError(_reason(self._inner.get_error()))
 
-    def completion(self) -> list[int] | None:
-        return None
-
     def forced_bytes(self) -> bytes:
         if self._finished or self.complete:
             return b""

@@ -142,11 +142,6 @@ class PrefixMatcher:
         rest = self._steps[-1].rest
         return None if needed is None else needed + len(fewest_tokens(rest, self._vocabulary)[0])
 
-    def completion(self) -> list[int] | None:
-        tokens = self._inner.completion()
-        rest = self._steps[-1].rest
-        return None if tokens is None else fewest_tokens(rest, self._vocabulary)[0] + tokens
-
     def rollback(self, count: int) -> None:
         accepted = len(self._steps) - 1
         check_rollback(count, accepted)

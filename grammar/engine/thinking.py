@@ -70,9 +70,6 @@ class FreeMatcher:
             row[:] = 0
         return self._finished
 
-    def completion(self) -> list[int]:
-        return []
-
     def forced_bytes(self) -> bytes:
         return b""
 
@@ -183,14 +180,6 @@ class PreambleMatcher:
         answer = self._answer.completion_tokens
         return None if answer is None else self._end.remaining(self._matched[-1]) + answer
 
-    def completion(self) -> list[int] | None:
-        if self._inner is not None:
-            return self._inner.completion()
-        if self._stopped or self.complete:
-            return []
-        answer = self._answer.completion()
-        return None if answer is None else self._end.path(self._matched[-1]) + answer
-
     def rollback(self, count: int) -> None:
         accepted = len(self._matched) - 1 + self._inner_tokens
         check_rollback(count, accepted)
@@ -256,7 +245,6 @@ class _End:
         self.vocabulary = vocabulary
         self.is_control = len(ids) == 1 and not vocabulary.tokens[ids[0]]
         self._control = ids[0] if self.is_control else -1
-        self._own = list(ids)
         self._ids = token_trie(vocabulary).ids
         self._borders = _borders(text)
         self._completing: dict[int, dict[bytes, list[int]]] = {}
@@ -332,16 +320,10 @@ class _End:
         return [self._ids[each] for each in beginnings if each in self._ids]
 
     def remaining(self, matched: int) -> int:
-        """Number of tokens in `path`."""
+        """Number of tokens that complete the end: of the tokenizer's own, or else the fewest."""
         if matched not in self._left:
-            self._left[matched] = len(self.path(matched))
+            self._left[matched] = len(fewest_tokens(self.text[matched:], self.vocabulary)[0])
         return self._left[matched]
-
-    def path(self, matched: int) -> list[int]:
-        """Tokens that complete the end: the tokenizer's own, or else the fewest."""
-        if matched in self.next_id:
-            return self._own[-self._left[matched] :]
-        return fewest_tokens(self.text[matched:], self.vocabulary)[0]
 
 
 _ends: weakref.WeakKeyDictionary[Vocabulary, dict[tuple[str, tuple[int, ...]], _End]] = (

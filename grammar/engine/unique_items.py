@@ -24,7 +24,6 @@ from ramify.grammar.engine.configurations import ConfigurationMatcher, Step
 from ramify.grammar.engine.nondeterministic import MOST_CONFIGURATIONS, forced_in_all
 from ramify.grammar.engine.pushdown import PushdownGrammar
 from ramify.grammar.engine.stack import NO_ITEMS, Entry, UsedItems
-from ramify.grammar.matcher import allows, first_token
 
 
 class _Item(NamedTuple):
@@ -251,15 +250,6 @@ class UniqueItemsMatcher(ConfigurationMatcher[_Configuration]):
         if self._grammar.automaton.nondeterministic:
             return forced_in_all(self._grammar, configurations)
         return self._grammar.forced(*configurations[0]) if configurations else b""
-
-    def _completing_token(self) -> int:
-        row = np.empty_like(self._grammar.stop_bits)
-        self.fill_mask(row, self.completion_tokens)
-        for state, *_ in self._step.configurations[:1]:
-            best = int(self._grammar.automaton.arrays.token[state])
-            if best >= 0 and allows(row, best):
-                return best
-        return first_token(row)
 
     def _may_end(self, configuration: _Configuration) -> bool:
         here: _Configuration | None = configuration

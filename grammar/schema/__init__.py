@@ -20,6 +20,5 @@ Which file does what:
     values/objects     objects; `object_members` writes what is between the braces
     values/json_text   how values are spelled, `punctuation` what is between them, `json_rules` any value
     instance           the validator, which follows the specification and not the formulas
-    order              a value as the text that the grammar accepts
     unenforceable      the error for keywords that no grammar enforces
 """

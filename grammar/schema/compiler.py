@@ -5,8 +5,7 @@ is written, and none lets another value through:
 
 - Values are spelled as in `json_text`.
 - Properties come in the order of the schema: first the named ones, then others. Properties that the schema
-names
-  unconditionally come before those that only an option of it names.
+  names unconditionally come before those that only an option of it names.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from ramify.grammar.schema.values.objects import objects
 from ramify.grammar.schema.values.punctuation import punctuation, value_text
 from ramify.grammar.schema.values.scalars import numbers, strings
 from ramify.grammar.schema.values.unique_arrays import require_one_order
+from ramify.messages import Unenforced
 
 MAX_RULES = 20_000
 """Most rules of a grammar, which take about a second to make."""
@@ -46,13 +46,6 @@ class Options(NamedTuple):
     whitespace: Whitespace = "natural"
     any_order: bool = False
     strict: Strict = True
-
-
-class Unenforced(NamedTuple):
-    """A keyword that the grammar does not enforce, so that outputs must be validated afterwards."""
-
-    pointer: str
-    reason: str
 
 
 class CompiledSchema(NamedTuple):
@@ -86,7 +79,7 @@ def compile_schema(schema: Any, options: Options | None = None) -> CompiledSchem
                     raise
                 if pointer in left_out or len(left_out) == MAX_LEFT_OUT:
                     raise
-                left_out[pointer] = Unenforced(pointer, str(error))
+                left_out[pointer] = Unenforced(schema=pointer, message=str(error))
             else:
                 return CompiledSchema(rules, tuple(left_out.values()))
 

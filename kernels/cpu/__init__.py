@@ -4,7 +4,7 @@ Operations, each a twin of the one in `kernels.reference`:
     attention           paged attention, divided among a team of threads
     linear              products with packed weights
     linear_masked       the same, for only the outputs that masks allow
-    norm, rope, kv_store, logits, sampling
+    norm, rope, kv_store, sampling
     layer_stack         all layers of a step in one call of these kernels
 
 Inside attention:

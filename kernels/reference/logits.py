@@ -11,33 +11,20 @@ from ramify.kernels.sampling_inputs import (
     check_chosen,
     check_edits,
     check_logits,
-    check_mask,
 )
 
 
-def apply_mask(logits: Tensor, mask: Tensor, mask_rows: Tensor | None = None) -> None:
-    """Set the logits of forbidden tokens to -inf, in place.
+def masked(logits: Tensor, mask: Tensor | None, mask_rows: Tensor | None) -> Tensor:
+    """A copy of the logits with forbidden tokens at -inf.
 
     Parameters
     ----------
-    logits : (R, vocab) float32, float16 or bfloat16; rows contiguous
+    logits : (R, vocab) float32, float16 or bfloat16
     mask : (M, ceil(vocab / 32)) int32; rows contiguous
         Token t is allowed where bit t % 32 of word t // 32 is set.
     mask_rows : (R,) int32
         The row of `mask` for each row of logits; -1 for none. Without `mask_rows` row i has mask i.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument whose shape, stride or dtype does not fit.
     """
-    check_logits(logits)
-    check_mask(logits, mask, mask_rows)
-    logits.copy_(masked(logits, mask, mask_rows))
-
-
-def masked(logits: Tensor, mask: Tensor | None, mask_rows: Tensor | None) -> Tensor:
-    """A copy of the logits with forbidden tokens at -inf."""
     if mask is None:
         return logits.clone()
     token = torch.arange(logits.shape[1], device=logits.device)

@@ -27,7 +27,7 @@ def sample_tokens(
     ----------
     logits : (R, vocab) float32, float16 or bfloat16, not changed; rows contiguous
     options : of R rows
-    mask, mask_rows : as in `logits.apply_mask`; optional
+    mask, mask_rows : as in `logits.masked`; optional
 
     Raises
     ------

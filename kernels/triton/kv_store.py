@@ -1,4 +1,4 @@
-"""Writing new keys and values into pages, and copying pages of all layers in one launch."""
+"""Copying pages of all layers in one launch."""
 
 from __future__ import annotations
 
@@ -9,34 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.kernels.checks import ALL_DTYPES, check_copy, check_store
+from ramify.kernels.checks import check_copy
 from ramify.kernels.triton.interpret import check_device
 from ramify.kernels.triton.launch import padded, warps
 
 _BLOCK = 2048
 """Numbers of keys that a program moves, and as many of values."""
-
-
-@triton.jit
-def _store(  # type: ignore[no-untyped-def]
-    k_ptr, v_ptr, k_pages_ptr, v_pages_ptr, slot_ptr,
-    k_token, v_token, page_stride, head_stride, row_stride,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    program = tl.program_id(0)
-    token = (program // PARTS).to(tl.int64)
-    head = program % PARTS * BLOCK_H + tl.arange(0, BLOCK_H)
-    dim = tl.arange(0, BLOCK_D)
-    in_bounds = (head < KV_HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
-    slot = tl.load(slot_ptr + token)
-    within = head[:, None] * HEAD_DIM + dim[None, :]
-    k = tl.load(k_ptr + token * k_token + within, mask=in_bounds)
-    v = tl.load(v_ptr + token * v_token + within, mask=in_bounds)
-    row = slot // PAGE_SIZE * page_stride + slot % PAGE_SIZE * row_stride
-    at = row + head.to(tl.int64)[:, None] * head_stride + dim[None, :]
-    tl.store(k_pages_ptr + at, k, mask=in_bounds)
-    tl.store(v_pages_ptr + at, v, mask=in_bounds)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -59,21 +37,6 @@ def _copy(  # type: ignore[no-untyped-def]
 def head_block(kv_heads: int, head_dim: int) -> int:
     """Heads of a program, a power of two: all heads of a token if they fit a block."""
     return max(1, min(padded(kv_heads), _BLOCK // padded(head_dim)))
-
-
-def store_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor) -> None:
-    """As `reference.kv_store.store_kv`; float16 as well."""
-    check_device(k)
-    check_store(k, v, k_pages, v_pages, slots, dtypes=ALL_DTYPES)
-    _, kv_heads, page_size, head_dim = k_pages.shape
-    heads, block = head_block(kv_heads, head_dim), padded(head_dim)
-    parts = triton.cdiv(kv_heads, heads)
-    _store[(len(slots) * parts,)](
-        k, v, k_pages, v_pages, slots, k.stride(0), v.stride(0), *k_pages.stride()[:3],
-        KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_D=block, BLOCK_H=heads, PAGE_SIZE=page_size,
-        PARTS=parts, num_warps=warps(heads * block, k.element_size(), vectors=1, most=8),
-        enable_fp_fusion=False,
-    )  # fmt: skip
 
 
 def copy_pages(k_pages: Tensor, v_pages: Tensor, src: Sequence[int], dst: Sequence[int]) -> None:

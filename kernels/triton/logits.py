@@ -1,4 +1,4 @@
-"""Masks, edits and log-probabilities of logits, without a copy of the logits."""
+"""Edits and log-probabilities of logits, without a copy of the logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from ramify.kernels.sampling_inputs import (
     check_chosen,
     check_edits,
     check_logits,
-    check_mask,
 )
 from ramify.kernels.triton.interpret import check_device
 from ramify.kernels.triton.tiles.sampling_scan import LOG, scanned
@@ -29,33 +28,8 @@ from ramify.kernels.triton.tiles.sampling_tile import (
     token_of,
 )
 
-_MASK_GROUPS = 64
-"""Mask words of a program: 2048 logits."""
 _EDITS = 256
 """Edits of a program."""
-
-
-@triton.jit
-def _mask(  # type: ignore[no-untyped-def]
-    logits_ptr, mask_ptr, mask_row_ptr, logits_stride, mask_stride, vocab, parts,
-    LISTED: tl.constexpr, GROUPS: tl.constexpr,
-):  # fmt: skip
-    """Writes whole blocks back, 16 bytes at once; writing only the forbidden logits would move 2 or 4."""
-    program = tl.program_id(0)
-    row, part = program // parts, program % parts
-    mask_row = row
-    if LISTED:
-        mask_row = tl.load(mask_row_ptr + row)
-    if mask_row >= 0:
-        group, lane = part * GROUPS + tl.arange(0, GROUPS), tl.arange(0, 32)
-        words = mask_ptr + mask_row.to(tl.int64) * mask_stride
-        word = tl.load(words + group, mask=group * 32 < vocab, other=-1)
-        if tl.min(word, axis=0) != -1 or tl.max(word, axis=0) != -1:
-            token = group[:, None] * 32 + lane[None, :]
-            at = logits_ptr + row.to(tl.int64) * logits_stride + token
-            x = tl.load(at, mask=token < vocab).to(tl.float32)
-            x = tl.where((word[:, None] >> lane[None, :]) & 1 == 1, x, float("-inf"))
-            tl.store(at, x.to(logits_ptr.dtype.element_ty), mask=token < vocab)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -132,19 +106,6 @@ def _finish(  # type: ignore[no-untyped-def]
                 logit = tl.where(alive, number_of(bound >> 32), float("-inf")).to(tl.float64)
                 tl.store(out_id + place, tl.where(alive, token_of(bound), -1))
                 tl.store(out_value + place, (logit - normaliser).to(tl.float32))
-
-
-def apply_mask(logits: Tensor, mask: Tensor, mask_rows: Tensor | None = None) -> None:
-    """As `reference.logits.apply_mask`."""
-    check_device(logits)
-    check_logits(logits)
-    check_mask(logits, mask, mask_rows)
-    rows, vocab = logits.shape
-    parts = triton.cdiv(vocab, _MASK_GROUPS * 32)
-    _mask[(rows * parts,)](
-        logits, mask, mask if mask_rows is None else mask_rows, logits.stride(0), mask.stride(0), vocab,
-        parts, LISTED=mask_rows is not None, GROUPS=_MASK_GROUPS, num_warps=4, enable_fp_fusion=False,
-    )  # fmt: skip
 
 
 def edit_logits(logits: Tensor, edits: LogitEdits) -> Tensor:

@@ -44,12 +44,6 @@ def test_nothing_new_is_nothing_to_do():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", cases.STORE_SHAPES)
-def test_store(shape, dtype):
-    cases.check_store(shape, dtype, CUDA)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layers", [(), (32,)])
 @pytest.mark.parametrize("page", [(2, 4, 16), (3, 5, 7), (8, 16, 128)])
 def test_page_copies(layers, page, dtype):
@@ -68,8 +62,6 @@ def test_pools_beyond_two_billion_numbers():
     assert (k[last] == 1.0).all()
     assert (v[last] == 2.0).all()
     new = torch.randn(1, 8, 128, dtype=torch.bfloat16, device=CUDA)
-    kv_store.store_kv(new, new, k, v, torch.tensor([last * 32 + 31], device=CUDA))
-    assert torch.equal(k[last, :, 31], new[0])
     turn = torch.ones(1, 64, dtype=torch.complex64, device=CUDA)
     rope.rope_store_kv(new.clone(), 3 * new, new, turn, k, v, torch.tensor([last * 32 + 30], device=CUDA))
     assert torch.equal(k[last, :, 30], 3 * new[0])

@@ -60,13 +60,6 @@ def test_a_row_has_the_same_token_alone_and_among_512():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("listed", [False, True])
-@pytest.mark.parametrize("vocab", VOCABS)
-def test_masks(vocab, listed, dtype):
-    cases.check_mask(vocab, dtype, CUDA, listed=listed)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_edits(dtype):
     cases.check_edits(128256, dtype, CUDA)
 

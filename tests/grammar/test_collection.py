@@ -14,11 +14,11 @@ from ramify import constraint
 from ramify.grammar.matcher import Grammar
 from ramify.grammar.schema.compiler import schema_rules
 from ramify.grammar.schema.instance import validate
-from ramify.grammar.schema.order import in_schema_order
 from ramify.grammar.schema.unenforceable import Unenforceable
 from ramify.grammar.schema.values.json_text import parse_json
 from tests.grammar.collection.case import Case
 from tests.grammar.collection.everything import all_cases
+from tests.grammar.schema_order import in_schema_order
 from tests.grammar.vocabularies import compiled, tiny, tokenise
 
 pytestmark = pytest.mark.slow

@@ -151,6 +151,23 @@ def test_the_cache_is_bounded_by_bytes_least_recently_used_first() -> None:
     assert compiler.store.request("y", B) is None
 
 
+def test_a_grammar_that_is_delivered_twice_counts_once() -> None:
+    compiler = Compiler()
+    compiler.store.request("1", A)
+    message = answer(compiler.jobs.pop(0), tiny())
+    compiler.store.deliver(message)
+    grammar = compiler.store.request("1", A)
+    assert grammar is not None
+    assert not isinstance(grammar, RamifyError)
+    compiler = Compiler(cache_bytes=2 * grammar.nbytes)
+    for _ in range(3):
+        compiler.store.deliver(message)
+    compiler.store.request("1", B)
+    compiler.answer()
+    assert compiler.store.request("2", A) is not None
+    assert compiler.store.request("2", B) is not None
+
+
 @pytest.mark.parametrize("engine", ["pushdown", "llguidance", "unheard of"])
 def test_a_payload_that_cannot_be_read_costs_its_own_requests(
     engine: str, caplog: pytest.LogCaptureFixture

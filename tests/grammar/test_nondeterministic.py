@@ -38,7 +38,7 @@ from ramify.grammar.rules.rule_set import ROOT, productive
 from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.naive_grammar import NAMES, NaiveGrammar
 from tests.grammar.test_pushdown import MANY, built, built_or_given_up
-from tests.grammar.vocabularies import accepts, compiled, mask_of, tiny
+from tests.grammar.vocabularies import accepts, compiled, completion_of, mask_of, tiny
 
 pytestmark = pytest.mark.slow
 
@@ -255,7 +255,7 @@ def test_more_ways_than_are_followed_leave_whole_texts() -> None:
     for _ in range(14):
         assert matcher.accept_bytes(b"(")
     assert len(matcher._step.configurations) <= MOST_CONFIGURATIONS
-    completion = matcher.completion()
+    completion = completion_of(matcher, tiny())
     assert completion
     assert all(map(matcher.accept, completion))
     assert matcher.complete

@@ -16,7 +16,7 @@ from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.naive_grammar import LETTERS, NaiveGrammar, grammars, vocabularies
 from tests.grammar.test_pushdown import MANY, built_or_given_up
 from tests.grammar.test_pushdown_completions import budget_mask
-from tests.grammar.vocabularies import compiled, mask_of, tiny
+from tests.grammar.vocabularies import compiled, completion_of, mask_of, tiny
 
 
 @MANY
@@ -44,8 +44,7 @@ def test_masks_are_those_of_a_naive_reading(
             wanted = allows(said + spelling) if spelling else token == 0 and accepts(said)
             assert mask[token] == wanted, (said, spelling)
             assert matcher.fork().accept(token) == wanted
-        completion = matcher.completion()
-        assert completion is not None
+        completion = completion_of(matcher, vocabulary)
         assert matcher.completion_tokens is not None
         assert len(completion) <= matcher.completion_tokens
         allowed = budget_mask(matcher, vocabulary, matcher.completion_tokens)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from ramify.grammar.rules.rule_set import ROOT
 from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.naive_grammar import NaiveGrammar, grammars, vocabularies
 from tests.grammar.test_pushdown import MANY, built, built_or_given_up, configurations
+from tests.grammar.vocabularies import completion_of
 
 pytestmark = pytest.mark.slow
 
@@ -32,8 +33,7 @@ def test_following_a_completion_works(
     grammar = built_or_given_up(rules, vocabulary, nondeterministic)
     naive = NaiveGrammar(rules)
     for matcher, said, _ in configurations(grammar, seed):
-        completion = matcher.completion()
-        assert completion is not None
+        completion = completion_of(matcher, vocabulary)
         assert matcher.completion_tokens is not None
         assert len(completion) <= matcher.completion_tokens
         assert (matcher.completion_tokens == 0) == matcher.complete
@@ -105,7 +105,7 @@ def test_the_fewest_tokens_are_found_across_the_ends_of_rules() -> None:
     vocabulary = Vocabulary((b"", *singles, b"<zz-", b"zz>zzz"), (0,))
     matcher = built({ROOT: body, "w": word}, vocabulary).matcher()
     assert matcher.completion_tokens == 3
-    assert matcher.completion() == [8, 9, 4]
+    assert completion_of(matcher, vocabulary) == [8, 9, 4]
 
 
 def test_costs_in_counted_and_in_endless_repetitions() -> None:

@@ -15,11 +15,11 @@ import pytest
 from ramify.errors import InvalidConstraint
 from ramify.grammar.schema.compiler import schema_rules
 from ramify.grammar.schema.instance import validate
-from ramify.grammar.schema.order import in_schema_order
 from ramify.grammar.schema.unenforceable import Unenforceable
 from ramify.grammar.schema.values.json_text import parse_json
 from tests.grammar.random_schemas import VALUES, Schemas
 from tests.grammar.recogniser import Recogniser
+from tests.grammar.schema_order import in_schema_order
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from ramify import constraint
 from ramify.grammar.engine.thinking import FreeGrammar, with_preambles
 from ramify.grammar.matcher import Matcher, mask_words
 from ramify.messages import Preamble
-from tests.grammar.vocabularies import CONTROL, STOP, compiled, tiny, tiny_tokenizer, tokenise
+from tests.grammar.vocabularies import CONTROL, STOP, compiled, completion_of, tiny, tiny_tokenizer, tokenise
 
 END = "</think>"
 DIGITS = compiled(constraint.regex(r"[0-9]{3}"))
@@ -158,13 +158,12 @@ def test_the_shortest_way_to_the_end() -> None:
     for begun in ("", "hm", "a</", "</think", "</thin"):
         twin = matcher.fork()
         assert feed(twin, begun)
-        way = twin.completion()
-        assert way is not None
+        way = completion_of(twin, tiny())
         assert len(way) == twin.completion_tokens
         assert all(map(twin.accept, way))
         assert twin.complete
-        assert twin.completion() == []
-    assert matcher_of(Preamble(end=END, optional=True)).completion() == []
+        assert completion_of(twin, tiny()) == []
+    assert completion_of(matcher_of(Preamble(end=END, optional=True)), tiny()) == []
 
 
 def test_text_counts_as_one_token() -> None:

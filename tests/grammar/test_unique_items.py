@@ -30,7 +30,7 @@ from ramify.grammar.rules.rule_set import ROOT
 from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.test_pushdown import MANY, built
 from tests.grammar.test_pushdown_completions import budget_mask
-from tests.grammar.vocabularies import mask_of
+from tests.grammar.vocabularies import completion_of, mask_of
 
 WORDS = st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=5, unique=True)
 BYTES = (b"[", b"]", b",", b"a", b"b", b'"', b"(", b")")
@@ -75,8 +75,7 @@ def check(matcher: Matcher, vocabulary: Vocabulary, texts: list[bytes], seed: in
 def check_costs(
     matcher: Matcher, vocabulary: Vocabulary, mask: np.ndarray, texts: list[bytes] | None, said: bytes
 ) -> None:
-    completion, needed = matcher.completion(), matcher.completion_tokens
-    assert completion is not None
+    completion, needed = completion_of(matcher, vocabulary), matcher.completion_tokens
     assert needed is not None
     assert len(completion) <= needed
     rest = b"".join(vocabulary.tokens[token] for token in completion)

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from ramify.constraint import Constraint
 from ramify.grammar.compile.policy import compile_constraint
 from ramify.grammar.engine.load import load_grammar
-from ramify.grammar.matcher import Grammar, Matcher, mask_words
+from ramify.grammar.matcher import Grammar, Matcher, mask_words, tokens_of
 from ramify.grammar.schema.values.json_text import parse_json, spelled
 from ramify.grammar.vocabulary import Vocabulary, from_tokenizer
 
@@ -70,6 +70,18 @@ def mask_of(matcher: Matcher, vocabulary: Vocabulary) -> np.ndarray:
     if not matcher.fill_mask(row):
         return np.ones(vocabulary.size, bool)
     return np.unpackbits(row.view(np.uint8), bitorder="little")[: vocabulary.size].astype(bool)
+
+
+def completion_of(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:
+    """A completion of the text: each token is one that a budget of `completion_tokens` allows."""
+    twin = matcher.fork()
+    tokens: list[int] = []
+    while not twin.complete:
+        row = np.zeros(mask_words(vocabulary.size), np.int32)
+        assert twin.fill_mask(row, twin.completion_tokens)
+        tokens.append(tokens_of(row)[0])
+        assert twin.accept(tokens[-1])
+    return tokens
 
 
 def takes(matcher: Matcher, tokens: list[int], vocabulary: Vocabulary) -> bool:

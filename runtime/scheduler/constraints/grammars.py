@@ -157,8 +157,9 @@ class GrammarStore:
             del self._failures[next(iter(self._failures))]
 
     def _keep(self, key: str, grammar: Grammar) -> None:
+        replaced = self._grammars.pop(key, None)
         self._grammars[key] = grammar
-        self._held_bytes += grammar.nbytes
+        self._held_bytes += grammar.nbytes - (replaced.nbytes if replaced is not None else 0)
         while self._held_bytes > self._cache_bytes and self._grammars:
             _, dropped = self._grammars.popitem(last=False)
             self._held_bytes -= dropped.nbytes

@@ -60,12 +60,6 @@ def test_nothing_new_is_nothing_to_do():
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
-@pytest.mark.parametrize("shape", cases.STORE_SHAPES)
-def test_store(shape, dtype):
-    cases.check_store(shape, dtype, CPU)
-
-
-@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
 @pytest.mark.parametrize("layers", [(), (3,)])
 @pytest.mark.parametrize("page", [(2, 4, 16), (3, 5, 7), (2, 16, 128)])
 def test_page_copies(layers, page, dtype):
@@ -88,10 +82,6 @@ def test_every_form_is_reached(monkeypatch):
         cases.check_rope(each, 3, torch.float32, CPU)
     parts = {(form["KV_HEADS"] > form["BLOCK_H"], form["HEAD_DIM"] < form["BLOCK_D"]) for form in seen}
     assert parts == {(True, False), (False, True), (False, False)}
-    seen = cases.forms(monkeypatch, kv_store, "_store")
-    for stored in cases.STORE_SHAPES:
-        cases.check_store(stored, torch.float32, CPU)
-    assert {form["PARTS"] > 1 for form in seen} == {True, False}
 
 
 X, WEIGHT = torch.zeros(3, 16), torch.ones(16)

@@ -105,13 +105,6 @@ def test_not_a_number_gives_some_token():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("listed", [False, True])
-@pytest.mark.parametrize("vocab", [31, 70, 5000])
-def test_masks(vocab, listed, dtype):
-    cases.check_mask(vocab, dtype, CPU, listed=listed)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_edits(dtype):
     cases.check_edits(500, dtype, CPU)
 
@@ -182,7 +175,7 @@ TOKENS = torch.zeros(2, dtype=torch.int64)
         (lambda: sample_tokens(LOGITS, OPTIONS, WORDS[:1]), "rows of mask"),
         (lambda: sample_tokens(LOGITS, OPTIONS, WORDS, torch.zeros(2)), "mask_rows must"),
         (lambda: sample_tokens(LOGITS, OPTIONS, None, torch.zeros(2)), "no mask"),
-        (lambda: kernels.apply_mask(LOGITS, WORDS.long()), "mask is"),
+        (lambda: sample_tokens(LOGITS, OPTIONS, WORDS.long()), "mask is"),
         (lambda: kernels.edit_logits(LOGITS, LogitEdits(EDITS.places.long(), EDITS.amounts)), "places"),
         (lambda: kernels.edit_logits(LOGITS, LogitEdits(EDITS.places, EDITS.amounts[:2])), "amounts"),
         (lambda: kernels.restore_logits(LOGITS, EDITS, torch.zeros(3)), "before"),

@@ -154,19 +154,6 @@ def _product(device: torch.device, rows: int, outputs: int, inputs: int) -> Work
     )
 
 
-def _mask(device: torch.device, rows: int, vocab: int) -> Work:
-    x = torch.randn(rows, vocab, device=device).to(_half(device))
-    mask = torch.full((rows, vocab // 32), 0x55555555, dtype=torch.int32, device=device)
-    refused = torch.arange(vocab, device=device) % 2 == 1
-    torchs = {"torch": lambda: x.masked_fill_(refused, -torch.inf)}
-
-    def run() -> torch.Tensor:
-        logits.apply_mask(x, mask)
-        return x
-
-    return Work(run, 2 * x.nbytes + mask.nbytes, rivals=torchs)
-
-
 @family
 def ops(tiny: bool) -> Iterator[Case]:
     tokens, rows, vocab = (6, 3, 1024) if tiny else (4096, 256, 128256)
@@ -188,7 +175,6 @@ def ops(tiny: bool) -> Iterator[Case]:
     for count in (1, small, tokens):
         case = f"deterministic product {count} x {inner} x {size}"
         yield Case(case, lambda device, n=count: _product(device, n, inner, size))
-    yield Case(f"mask {rows}", lambda device: _mask(device, rows, vocab))
     yield Case(
         f"log-probabilities {rows}, top 20", lambda device: _log_probabilities(device, rows, vocab, 20)
     )
