@@ -190,7 +190,7 @@ class _Served:
         await self._service.frontend.await_tools(program, branch, tools)
 
     async def end_program(self, program: str) -> None:
-        await self._service.frontend.end_program(program)
+        await self._service.end_program(program)
 
     async def aclose(self) -> None:
         """Does nothing: the server outlives its programs."""
