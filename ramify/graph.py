@@ -206,7 +206,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
                 case Gen():
                     size = node.options.get("n") or 1
                 case Select():
-                    size = len(node.choices)
+                    size = 1  # the request carries all choices
                 case _:
                     continue
             widest[node.branch] = max(widest.get(node.branch, 0), size)

@@ -85,6 +85,11 @@ def test_the_dashboard_shows_that_a_program_has_ended(http: httpx.Client, fronte
     assert shown["ended"]
 
 
+def test_a_select_counts_as_one_request_however_many_its_choices(http: httpx.Client) -> None:
+    answer = http.post(PATH, json=graph({"kind": "select", "choices": [f"c{i}" for i in range(17)]}))
+    assert answer.status_code == 200, answer.text  # the server takes 16
+
+
 def test_rows_run_together_and_are_told_in_their_order(http: httpx.Client, frontend: FakeFrontend) -> None:
     rows = [{"topic": f"topic {number}"} for number in range(9)]
     answers = http.post(PATH, json={"graph": GRAPH, "rows": rows}).json()["rows"]
