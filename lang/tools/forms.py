@@ -46,10 +46,6 @@ class CallForm(Protocol):
         cut off."""
         ...
 
-    def result(self, text: str) -> str:
-        """One result as a line of the turn of results."""
-        ...
-
 
 @dataclass(frozen=True)
 class TaggedCalls:
@@ -95,9 +91,6 @@ class TaggedCalls:
         if parser.inside:
             raise ValueError("The output ended inside a call; raise max_tokens.")
         return content.strip(), list(zip(names, arguments, strict=True))
-
-    def result(self, text: str) -> str:
-        return text.join(self.form.result or GENERIC.result)
 
 
 def native_instructions(pieces: ToolPieces, tools: Tools) -> str:
@@ -162,9 +155,6 @@ class JsonCalls:
             raise ValueError(
                 f"The endpoint did not keep to the form of calls; it answered {text!r}."
             ) from None
-
-    def result(self, text: str) -> str:
-        return text.join(GENERIC.result)
 
 
 def _call_schema(tool: Tool[..., Any], definitions: dict[str, Any]) -> dict[str, Any]:
