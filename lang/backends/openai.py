@@ -17,9 +17,8 @@ from ramify.constraint import Constraint
 from ramify.errors import BackendError, UnsupportedNode
 from ramify.lang.backends.http import HttpClient
 from ramify.lang.calls.chat import chatml
-from ramify.lang.calls.meta_info import add_logprobs
 from ramify.loop import wait
-from ramify.messages import Finish, Generate, ModelInfo, TextChunk, TokenLogprobs, Usage
+from ramify.messages import Finish, Generate, ModelInfo, TextChunk, TokenLogprobs, Usage, concatenated
 from ramify.sampling_params import SamplingParams
 
 OPENAI_URL = "https://api.openai.com/v1"
@@ -232,18 +231,13 @@ async def _text_chunks(
 
 async def _unwrapped(chunks: AsyncIterator[TextChunk]) -> TextChunk:
     """The choice in a JSON object that arrives in `chunks`, as one chunk."""
-    parts, logprobs = [], None
-    last: TextChunk | None = None
-    async for chunk in chunks:
-        parts.append(chunk.text)
-        logprobs = add_logprobs(logprobs, chunk.logprobs)
-        last = chunk
-    assert last is not None
-    text = "".join(parts)
+    received = [chunk async for chunk in chunks]
+    last, text = received[-1], "".join([chunk.text for chunk in received])
     try:
         choice = json.loads(text)["choice"]
     except (ValueError, KeyError, TypeError):
         raise BackendError(f"The endpoint did not keep to the choices; it answered {text!r}.") from None
+    logprobs = concatenated([chunk.logprobs for chunk in received])
     return TextChunk(rid=last.rid, text=choice, usage=last.usage, finish=last.finish, logprobs=logprobs)
 
 

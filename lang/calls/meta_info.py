@@ -52,15 +52,6 @@ def _top_logprobs(found: TokenLogprobs) -> list[list[list[Any]]]:
     ]
 
 
-def add_logprobs(first: TokenLogprobs | None, second: TokenLogprobs | None) -> TokenLogprobs | None:
-    """`first` followed by `second`; None where both are."""
-    if first is None or second is None:
-        return first or second
-    return TokenLogprobs(
-        **{name: getattr(first, name) + getattr(second, name) for name in TokenLogprobs.__struct_fields__}
-    )
-
-
 def add_usage(first: Usage, second: Usage) -> Usage:
     """The sum, field by field. Times are summed over concurrent requests too.
 
