@@ -1,14 +1,27 @@
-"""Checks of scripted answers, which no grammar constrains: JSON schemas and structural tags."""
+"""Checks of scripted answers, which no grammar constrains."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from ramify.constraint import Constraint
+from ramify.errors import BackendError, UnsupportedNode
 
-def check_schema(text: str, schema: Any) -> str | None:
+
+def check_answer(text: str, constraint: Constraint) -> None:
+    """Raise `BackendError` unless `constraint` allows `text`."""
+    check = _CHECKS.get(constraint.kind)
+    if check is None:
+        raise UnsupportedNode(f"A scripted backend cannot check a constraint of kind {constraint.kind}.")
+    problem = check(text, constraint.source)
+    if problem:
+        raise BackendError(f"The scripted answer {text!r} breaks its {constraint.kind}: {problem}.")
+
+
+def _check_schema(text: str, schema: Any) -> str | None:
     """The first problem of a JSON text under a JSON schema; None if it is valid."""
     from ramify.grammar.schema.instance import validate
 
@@ -19,11 +32,8 @@ def check_schema(text: str, schema: Any) -> str | None:
     return f"{failures[0].message} ({failures[0].schema})" if failures else None
 
 
-def check_tag(text: str, source: str) -> str | None:
-    """The problem of `text` under the structural tag `source`; None if it fits.
-
-    Raises `NotImplementedError` for a format that is not known here.
-    """
+def _check_tag(text: str, source: str) -> str | None:
+    """The problem of `text` under the structural tag `source`; None if it fits."""
     tag = json.loads(source)
     ends = _ends(text, 0, tag["format"])
     return None if any(end == len(text) for end in ends) else "it does not fit the structural tag"
@@ -57,7 +67,7 @@ def _ends(text: str, start: int, form: dict[str, Any]) -> Iterator[int]:
         )
         yield from _repeated(text, start, form["content"], low, high)
     else:
-        raise NotImplementedError(kind)
+        raise UnsupportedNode(f"A scripted backend cannot check the format {kind} of a structural tag.")
 
 
 def _const(value: str) -> dict[str, str]:
@@ -69,7 +79,7 @@ def _json_end(text: str, start: int, schema: Any) -> Iterator[int]:
         _, end = json.JSONDecoder().raw_decode(text, start)
     except ValueError:
         return
-    if check_schema(text[start:end], schema) is None:
+    if _check_schema(text[start:end], schema) is None:
         yield end
 
 
@@ -88,3 +98,27 @@ def _repeated(text: str, start: int, content: dict[str, Any], low: int, high: in
         for end in _ends(text, start, content):
             if end > start:
                 yield from _repeated(text, end, content, low - 1, None if high is None else high - 1)
+
+
+def _check_choices(text: str, source: str) -> str | None:
+    return None if text in json.loads(source) else f"it is none of {source}"
+
+
+def _check_regex(text: str, source: str) -> str | None:
+    return None if re.fullmatch(source, text) else f"it does not match {source}"
+
+
+def _check_object(text: str, source: str) -> str | None:
+    try:
+        return None if isinstance(json.loads(text), dict) else "it is no object"
+    except ValueError as error:
+        return str(error)
+
+
+_CHECKS: dict[str, Callable[[str, str], str | None]] = {
+    "choices": _check_choices,
+    "regex": _check_regex,
+    "json_object": _check_object,
+    "json_schema": lambda text, source: _check_schema(text, json.loads(source)),
+    "structural_tag": _check_tag,
+}
