@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from ramify.constraint import Constraint
@@ -13,12 +13,32 @@ from ramify.errors import BackendError, UnsupportedNode
 
 def check_answer(text: str, constraint: Constraint) -> None:
     """Raise `BackendError` unless `constraint` allows `text`."""
-    check = _CHECKS.get(constraint.kind)
-    if check is None:
-        raise UnsupportedNode(f"A scripted backend cannot check a constraint of kind {constraint.kind}.")
-    problem = check(text, constraint.source)
+    problem = _problem(text, constraint)
     if problem:
         raise BackendError(f"The scripted answer {text!r} breaks its {constraint.kind}: {problem}.")
+
+
+def _problem(text: str, constraint: Constraint) -> str | None:
+    source = constraint.source
+    match constraint.kind:
+        case "choices":
+            return None if text in json.loads(source) else f"it is none of {source}"
+        case "regex":
+            return None if re.fullmatch(source, text) else f"it does not match {source}"
+        case "json_object":
+            return _check_object(text)
+        case "json_schema":
+            return _check_schema(text, json.loads(source))
+        case "structural_tag":
+            return _check_tag(text, json.loads(source))
+    raise UnsupportedNode(f"A scripted backend cannot check a constraint of kind {constraint.kind}.")
+
+
+def _check_object(text: str) -> str | None:
+    try:
+        return None if isinstance(json.loads(text), dict) else "it is no object"
+    except ValueError as error:
+        return str(error)
 
 
 def _check_schema(text: str, schema: Any) -> str | None:
@@ -32,9 +52,8 @@ def _check_schema(text: str, schema: Any) -> str | None:
     return f"{failures[0].message} ({failures[0].schema})" if failures else None
 
 
-def _check_tag(text: str, source: str) -> str | None:
-    """The problem of `text` under the structural tag `source`; None if it fits."""
-    tag = json.loads(source)
+def _check_tag(text: str, tag: Any) -> str | None:
+    """The problem of `text` under a structural tag; None if it fits."""
     ends = _ends(text, 0, tag["format"])
     return None if any(end == len(text) for end in ends) else "it does not fit the structural tag"
 
@@ -98,27 +117,3 @@ def _repeated(text: str, start: int, content: dict[str, Any], low: int, high: in
         for end in _ends(text, start, content):
             if end > start:
                 yield from _repeated(text, end, content, low - 1, None if high is None else high - 1)
-
-
-def _check_choices(text: str, source: str) -> str | None:
-    return None if text in json.loads(source) else f"it is none of {source}"
-
-
-def _check_regex(text: str, source: str) -> str | None:
-    return None if re.fullmatch(source, text) else f"it does not match {source}"
-
-
-def _check_object(text: str, source: str) -> str | None:
-    try:
-        return None if isinstance(json.loads(text), dict) else "it is no object"
-    except ValueError as error:
-        return str(error)
-
-
-_CHECKS: dict[str, Callable[[str, str], str | None]] = {
-    "choices": _check_choices,
-    "regex": _check_regex,
-    "json_object": _check_object,
-    "json_schema": lambda text, source: _check_schema(text, json.loads(source)),
-    "structural_tag": _check_tag,
-}

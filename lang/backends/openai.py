@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, cast
 
-from ramify.constraint import Constraint
 from ramify.errors import BackendError, UnsupportedNode
 from ramify.lang.backends.http import HttpClient
 from ramify.lang.calls.chat import chatml
@@ -170,7 +169,10 @@ class OpenAI:
             body["response_format"] = {"type": "json_object"}
             return False
         if constraint.kind in ("regex", "ebnf", "choices") and await self._has_extensions():
-            body.update(_extended(constraint))
+            if constraint.kind == "choices":
+                body["guided_choice"] = json.loads(constraint.source)
+            else:
+                body[constraint.kind] = constraint.source
             return False
         if self.takes_messages and constraint.kind == "choices" and self._json_choices:
             body["response_format"] = _response_format(
@@ -198,12 +200,6 @@ class OpenAI:
 
 def _response_format(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema, "strict": True}}
-
-
-def _extended(constraint: Constraint) -> dict[str, Any]:
-    if constraint.kind == "choices":
-        return {"guided_choice": json.loads(constraint.source)}
-    return {constraint.kind: constraint.source}
 
 
 async def _text_chunks(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from ramify.errors import InvalidRequest
-from ramify.loop import new_loop
+from ramify.loop import cancel_at_end, new_loop
 from ramify.runtime.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -126,9 +126,8 @@ async def run_server(
         app.state.service.draining = True
         stopping.clear()
         draining = asyncio.create_task(frontend.drain(config.drain_s))
-        await _until(stopping, draining, serving)
-        draining.cancel()
-        await asyncio.gather(draining, return_exceptions=True)
+        async with cancel_at_end((draining,)):
+            await _until(stopping, draining, serving)
         frontend.abort_all()
     finally:
         server.should_exit = True
