@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, cast
 
+from ramify.constraint import closed_object
 from ramify.errors import BackendError, UnsupportedNode
 from ramify.lang.backends.http import HttpClient
 from ramify.lang.calls.chat import chatml
@@ -176,12 +177,7 @@ class OpenAI:
             return False
         if self.takes_messages and constraint.kind == "choices" and self._json_choices:
             body["response_format"] = _response_format(
-                {
-                    "type": "object",
-                    "properties": {"choice": {"enum": json.loads(constraint.source)}},
-                    "required": ["choice"],
-                    "additionalProperties": False,
-                }
+                closed_object({"choice": {"enum": json.loads(constraint.source)}})
             )
             return True
         hint = " Or say OpenAI(json_choices=True)." if constraint.kind == "choices" else ""
