@@ -1,4 +1,4 @@
-"""SGLang's ``meta_info`` dictionary of an output, for `get_meta_info` and for the server's native API."""
+"""SGLang's ``meta_info`` dictionary of an output, as `get_meta_info` returns it."""
 
 from __future__ import annotations
 
