@@ -123,6 +123,16 @@ def json_schema(
     ).check()
 
 
+def closed_object(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON schema of an object with exactly these properties."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
 def json_object(*, whitespace: Whitespace = "natural") -> Constraint:
     """Any JSON object."""
     return Constraint(kind="json_object", whitespace=whitespace).check()

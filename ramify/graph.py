@@ -206,7 +206,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
                 case Gen():
                     size = node.options.get("n") or 1
                 case Select():
-                    size = len(node.choices)
+                    size = 1  # the request carries all choices
                 case _:
                     continue
             widest[node.branch] = max(widest.get(node.branch, 0), size)
@@ -332,7 +332,7 @@ class _Check:
         if not node.children:
             self._wrong("children", "a join has at least one branch")
         for child in node.children:
-            if self.parents.get(child, node.branch) != node.branch or child not in self.parents or not child:
+            if self.parents.get(child) != node.branch:
                 self._wrong("children", f"branch {child} was not forked from branch {node.branch}")
             if child in self.ended:
                 self._wrong("children", f"branch {child} has been joined")

@@ -25,7 +25,7 @@ def background_loop() -> asyncio.AbstractEventLoop:
     global _loop
     with _lock:
         if _loop is None or _loop.is_closed():
-            loop = _new_loop()
+            loop = new_loop()
             started = threading.Event()
             loop.call_soon(started.set)
             threading.Thread(target=loop.run_forever, name="ramify-loop", daemon=True).start()
@@ -73,7 +73,8 @@ async def cancel_at_end(tasks: Iterable[asyncio.Future[Any]]) -> AsyncIterator[N
         await asyncio.gather(*left, return_exceptions=True)
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
+def new_loop() -> asyncio.AbstractEventLoop:
+    """An event loop of uvloop, or where that is not installed, of asyncio."""
     try:
         import uvloop
     except ImportError:

@@ -7,6 +7,7 @@ needs the standard library and msgspec alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -143,6 +144,19 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     texts: tuple[str, ...] = ()
     """Per token its text, filled in by the detokenizer."""
     top_texts: tuple[tuple[str, ...], ...] = ()
+
+
+def concatenated(parts: Sequence[TokenLogprobs | None]) -> TokenLogprobs | None:
+    """The log-probabilities of `parts` as one run of tokens; None where all are None."""
+    present = [part for part in parts if part is not None]
+    if len(present) <= 1:
+        return present[0] if present else None
+    return TokenLogprobs(
+        **{
+            field: tuple([entry for part in present for entry in getattr(part, field)])
+            for field in TokenLogprobs.__struct_fields__
+        }
+    )
 
 
 class ChoiceScore(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -31,6 +31,7 @@ from ramify.errors import InvalidRequest, from_info
 from ramify.graph import Graph
 from ramify.lang.calls.options import read_options
 from ramify.lang.graph.serve import Events, Job, run_row
+from ramify.loop import cancel_at_end
 from ramify.messages import Generate, ModelInfo, TextChunk
 from ramify.runtime.server.fields import Fields, json_response, read_fields
 from ramify.runtime.server.service import Service
@@ -156,7 +157,7 @@ async def _row_events(
 
     work = [asyncio.create_task(one(number, row)) for number, row in enumerate(rows)]
     left = len(work)
-    try:
+    async with cancel_at_end(work):
         while left:
             try:
                 async with asyncio.timeout(SILENCE_S):
@@ -168,10 +169,6 @@ async def _row_events(
                 raise event
             left -= event.last
             yield event
-    finally:
-        for task in work:
-            task.cancel()
-        await asyncio.gather(*work, return_exceptions=True)
 
 
 class _Served:
@@ -190,7 +187,7 @@ class _Served:
         await self._service.frontend.await_tools(program, branch, tools)
 
     async def end_program(self, program: str) -> None:
-        await self._service.frontend.end_program(program)
+        await self._service.end_program(program)
 
     async def aclose(self) -> None:
         """Does nothing: the server outlives its programs."""

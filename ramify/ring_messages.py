@@ -2,9 +2,9 @@
 
     frontend ──▶ tokenizer ──▶ scheduler ──▶ detokenizer ──▶ frontend
 
-Data goes one way round; only `Abort` and `Failed` may be sent to any process directly. Every request ends in
-exactly one final message: a `TextChunk` whose `finish` is set, or a `Failed`. This module needs the standard
-library, msgspec and `ramify.messages` alone.
+Data goes one way round; only `Ready`, `Abort` and `Failed` may be sent to any process directly. Every request
+ends in exactly one final message: a `TextChunk` whose `finish` is set, or a `Failed`. This module needs the
+standard library, msgspec and `ramify.messages` alone.
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ from ramify.messages import (
     TextChunk,
     TokenLogprobs,
     Usage,
+    concatenated,
 )
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.frontend.chunks import concatenated
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.sampling_params import SamplingParams
 

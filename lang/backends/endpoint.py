@@ -108,19 +108,16 @@ class RuntimeEndpoint:
 
     def flush_cache(self) -> bool:
         """Have the server drop every cached prefix that nothing uses. Returns True."""
-        wait(self._call("POST", "/flush_cache"))
+        wait(self._http.post("/flush_cache"))
         return True
 
     def get_server_info(self) -> dict[str, Any]:
         """The server's configuration and state."""
-        return cast("dict[str, Any]", wait(self._call("GET", "/server_info")))
+        return cast("dict[str, Any]", wait(self._http.get("/server_info")))
 
     def close(self) -> None:
         """Close all connections."""
         wait(self.aclose())
-
-    async def _call(self, method: str, path: str) -> Any:
-        return await (self._http.get(path) if method == "GET" else self._http.post(path))
 
 
 class _CallEvent(Event, frozen=True, kw_only=True):

@@ -13,13 +13,12 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, cast
 
-from ramify.constraint import Constraint
+from ramify.constraint import closed_object
 from ramify.errors import BackendError, UnsupportedNode
 from ramify.lang.backends.http import HttpClient
 from ramify.lang.calls.chat import chatml
-from ramify.lang.calls.meta_info import add_logprobs
 from ramify.loop import wait
-from ramify.messages import Finish, Generate, ModelInfo, TextChunk, TokenLogprobs, Usage
+from ramify.messages import Finish, Generate, ModelInfo, TextChunk, TokenLogprobs, Usage, concatenated
 from ramify.sampling_params import SamplingParams
 
 OPENAI_URL = "https://api.openai.com/v1"
@@ -171,16 +170,14 @@ class OpenAI:
             body["response_format"] = {"type": "json_object"}
             return False
         if constraint.kind in ("regex", "ebnf", "choices") and await self._has_extensions():
-            body.update(_extended(constraint))
+            if constraint.kind == "choices":
+                body["guided_choice"] = json.loads(constraint.source)
+            else:
+                body[constraint.kind] = constraint.source
             return False
         if self.takes_messages and constraint.kind == "choices" and self._json_choices:
             body["response_format"] = _response_format(
-                {
-                    "type": "object",
-                    "properties": {"choice": {"enum": json.loads(constraint.source)}},
-                    "required": ["choice"],
-                    "additionalProperties": False,
-                }
+                closed_object({"choice": {"enum": json.loads(constraint.source)}})
             )
             return True
         hint = " Or say OpenAI(json_choices=True)." if constraint.kind == "choices" else ""
@@ -199,12 +196,6 @@ class OpenAI:
 
 def _response_format(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema, "strict": True}}
-
-
-def _extended(constraint: Constraint) -> dict[str, Any]:
-    if constraint.kind == "choices":
-        return {"guided_choice": json.loads(constraint.source)}
-    return {constraint.kind: constraint.source}
 
 
 async def _text_chunks(
@@ -232,18 +223,13 @@ async def _text_chunks(
 
 async def _unwrapped(chunks: AsyncIterator[TextChunk]) -> TextChunk:
     """The choice in a JSON object that arrives in `chunks`, as one chunk."""
-    parts, logprobs = [], None
-    last: TextChunk | None = None
-    async for chunk in chunks:
-        parts.append(chunk.text)
-        logprobs = add_logprobs(logprobs, chunk.logprobs)
-        last = chunk
-    assert last is not None
-    text = "".join(parts)
+    received = [chunk async for chunk in chunks]
+    last, text = received[-1], "".join([chunk.text for chunk in received])
     try:
         choice = json.loads(text)["choice"]
     except (ValueError, KeyError, TypeError):
         raise BackendError(f"The endpoint did not keep to the choices; it answered {text!r}.") from None
+    logprobs = concatenated([chunk.logprobs for chunk in received])
     return TextChunk(rid=last.rid, text=choice, usage=last.usage, finish=last.finish, logprobs=logprobs)
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from ramify.constraint import Constraint
 from ramify.errors import BackendError, PromptTooLong, UnsupportedNode
-from ramify.lang.backends.tag_check import check_schema, check_tag
+from ramify.lang.backends.answer_check import check_answer
 from ramify.lang.calls.chat import chatml
 from ramify.lang.trace.calls import CURRENT
 from ramify.messages import (
@@ -195,15 +195,19 @@ class ScriptedBackend:
 
     def _answer(self, request: Generate) -> str:
         call = CURRENT.get()
-        found = self._look_up(call.name if call else "", request)
+        found = self._scripted(call.name if call else "", request)
+        if not isinstance(found, str):
+            raise BackendError(f"The script answers with {found!r}, which is no text.")
+        if request.constraint is not None:
+            check_answer(found, request.constraint)
+        return found
+
+    def _scripted(self, name: str, request: Generate) -> Any:
+        found = self._look_up(name, request)
         if callable(found):
             found = found(request)
         if isinstance(found, BaseException):
             raise found
-        if not isinstance(found, str):
-            raise BackendError(f"The script answers with {found!r}, which is no text.")
-        if request.constraint is not None:
-            _check(found, request.constraint)
         return found
 
     def _look_up(self, name: str, request: Generate) -> Any:
@@ -333,11 +337,7 @@ class ScriptedBackend:
         assert request.choices is not None
         if call is None:
             return None
-        found = self._look_up(call.name, request)
-        if callable(found):
-            found = found(request)
-        if isinstance(found, BaseException):
-            raise found
+        found = self._scripted(call.name, request)
         for choice in found if isinstance(found, Mapping) else [found]:
             if choice not in request.choices.texts:
                 raise BackendError(f"The script selects {choice!r}, which is none of the choices.")
@@ -373,50 +373,3 @@ def _insert(tree: dict[int, Any], ids: Sequence[int]) -> int:
 def _without_first(scores: TokenLogprobs) -> TokenLogprobs:
     """`scores` with None for the first token, which nothing predicts."""
     return msgspec.structs.replace(scores, logprobs=(None, *scores.logprobs[1:]))
-
-
-def _check(text: str, constraint: Constraint) -> None:
-    """Raise `BackendError` unless `constraint` allows `text`."""
-    check = _CHECKS.get(constraint.kind)
-    if check is None:
-        raise UnsupportedNode(f"A scripted backend cannot check a constraint of kind {constraint.kind}.")
-    problem = check(text, constraint.source)
-    if problem:
-        raise BackendError(f"The scripted answer {text!r} breaks its {constraint.kind}: {problem}.")
-
-
-def _check_choices(text: str, source: str) -> str | None:
-    return None if text in json.loads(source) else f"it is none of {source}"
-
-
-def _check_regex(text: str, source: str) -> str | None:
-    return None if re.fullmatch(source, text) else f"it does not match {source}"
-
-
-def _check_object(text: str, source: str) -> str | None:
-    try:
-        return None if isinstance(json.loads(text), dict) else "it is no object"
-    except ValueError as error:
-        return str(error)
-
-
-def _check_schema(text: str, source: str) -> str | None:
-    return check_schema(text, json.loads(source))
-
-
-def _check_structural_tag(text: str, source: str) -> str | None:
-    try:
-        return check_tag(text, source)
-    except NotImplementedError as unknown:
-        raise UnsupportedNode(
-            f"A scripted backend cannot check the format {unknown} of a structural tag."
-        ) from None
-
-
-_CHECKS: dict[str, Callable[[str, str], str | None]] = {
-    "choices": _check_choices,
-    "regex": _check_regex,
-    "json_object": _check_object,
-    "json_schema": _check_schema,
-    "structural_tag": _check_structural_tag,
-}

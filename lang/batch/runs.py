@@ -23,8 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from ramify.errors import InvalidRequest
-from ramify.lang.program.event import SIGNAL_S
-from ramify.loop import cancel_at_end
+from ramify.loop import SIGNAL_CHECK_S, cancel_at_end
 
 if TYPE_CHECKING:
     from ramify.lang.program.run import Run
@@ -139,7 +138,7 @@ def _get(results: queue.SimpleQueue[T]) -> T:
     """Wait for the next result; Ctrl-C interrupts it."""
     while True:
         with contextlib.suppress(queue.Empty):
-            return results.get(timeout=SIGNAL_S)
+            return results.get(timeout=SIGNAL_CHECK_S)
 
 
 async def run_in_tasks(

@@ -1,4 +1,4 @@
-"""SGLang's ``meta_info`` dictionary of an output, for `get_meta_info` and for the server's native API."""
+"""SGLang's ``meta_info`` dictionary of an output, as `get_meta_info` returns it."""
 
 from __future__ import annotations
 
@@ -50,15 +50,6 @@ def _top_logprobs(found: TokenLogprobs) -> list[list[list[Any]]]:
         [[logprob, token, text] for (token, logprob), text in zip(row, names, strict=True)]
         for row, names in zip(found.top, texts, strict=True)
     ]
-
-
-def add_logprobs(first: TokenLogprobs | None, second: TokenLogprobs | None) -> TokenLogprobs | None:
-    """`first` followed by `second`; None where both are."""
-    if first is None or second is None:
-        return first or second
-    return TokenLogprobs(
-        **{name: getattr(first, name) + getattr(second, name) for name in TokenLogprobs.__struct_fields__}
-    )
 
 
 def add_usage(first: Usage, second: Usage) -> Usage:

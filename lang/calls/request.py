@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
@@ -15,7 +14,7 @@ from ramify.constraint import Constraint
 from ramify.errors import BackendError, Cancelled, UnsupportedNode
 from ramify.lang.calls.chat import Dialogue
 from ramify.lang.calls.hints import hint_of
-from ramify.lang.calls.meta_info import add_logprobs, meta_info
+from ramify.lang.calls.meta_info import meta_info
 from ramify.lang.calls.transcript import ends_on_token, prompt_of
 from ramify.lang.program.variables import Variable
 from ramify.lang.trace.calls import CURRENT, Call
@@ -31,6 +30,7 @@ from ramify.messages import (
     TextChunk,
     TokenLogprobs,
     Usage,
+    concatenated,
 )
 from ramify.sampling_params import SamplingParams
 
@@ -121,7 +121,7 @@ async def send(
     call.finish = last.finish
     if last.finish.reason == "abort":
         raise Cancelled("The backend aborted the generation.")
-    call.scores = reduce(add_logprobs, [chunk.prompt_logprobs for chunk in received])
+    call.scores = concatenated([chunk.prompt_logprobs for chunk in received])
     return Output(
         rid=request.rid,
         text=call.text,
@@ -130,7 +130,7 @@ async def send(
         tail=last.tail,
         usage=call.own_usage,
         finish=last.finish,
-        logprobs=reduce(add_logprobs, [chunk.logprobs for chunk in received]),
+        logprobs=concatenated([chunk.logprobs for chunk in received]),
         prompt_logprobs=call.scores,
         choices=last.choices,
     )

@@ -113,7 +113,7 @@ class _Result:
     """The body's return value: that of the trace, with a run's results in place of symbolic values."""
 
     def __init__(self, traced: Traced, execution: Execution, row: Row) -> None:
-        self._traced, self._played, self._row = traced, execution, row
+        self._traced, self._execution, self._row = traced, execution, row
 
     def value(self, value: Any) -> Any:
         kind = type(value)
@@ -122,7 +122,7 @@ class _Result:
         if kind is SymbolicValue:
             return self._outcome(value._source).value()
         if kind is TracedState:
-            return ProgramState(self._played.branches[value._branch.number])
+            return ProgramState(self._execution.branches[value._branch.number])
         if kind is dict:
             return {key: self.value(item) for key, item in value.items()}
         if kind in (list, tuple):
@@ -139,4 +139,4 @@ class _Result:
         """`part` of this run."""
         source = self._traced.sources[part.variable]
         assert isinstance(source, Result)
-        return replace(part, variable=self._played.outcomes[source.node])
+        return replace(part, variable=self._execution.outcomes[source.node])

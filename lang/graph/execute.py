@@ -133,7 +133,7 @@ class _Submitter:
             case _:
                 raise AssertionError(f"{type(node).__name__} is no step")
 
-    def _outcoming(self, part: graph.Result) -> nodes.ResultRef:
+    def _result_ref(self, part: graph.Result) -> nodes.ResultRef:
         return nodes.ResultRef(
             self.execution.outcomes[part.node], part.index, part.then, part.type, part.path
         )
@@ -145,7 +145,7 @@ class _Submitter:
                 case graph.Argument():
                     parts.append(graph.changed(self._row[part.name], part.then))
                 case graph.Result():
-                    parts.append(self._outcoming(part))
+                    parts.append(self._result_ref(part))
                 case _:
                     parts.append(part)
         if any(isinstance(part, nodes.ResultRef) for part in parts):

@@ -1,8 +1,7 @@
 """Speculative submission: a program's first steps run at the server as a graph, while its body runs here.
 
 A body that branches on a result has no whole graph. The steps before that are known from tracing, and are
-submitted
-at once. The body is then called as ever:
+submitted at once. The body is then called as ever:
 
     graph at the server    text, gen a, gen b
     steps of the body      text, gen a, gen b, (reads b) gen c

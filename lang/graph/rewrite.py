@@ -1,8 +1,7 @@
 """A program's body with f-strings, `join` and `str` that accept symbolic text.
 
 Python's f-strings make finished strings. So a traced body is compiled again from its source, with these
-expressions
-replaced by functions of `ramify.lang.graph.symbolic`:
+expressions replaced by functions of `ramify.lang.graph.symbolic`:
 
     f"{x} and {y!r}"   ->   joined(piece(x, "", ""), " and ", piece(y, "r", ""))
 

@@ -7,9 +7,7 @@ import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, TimeoutError
 
-SIGNAL_S = 1.0
-"""Seconds a thread waits in one piece. CPython handles a signal that arrives just before such a wait only
-when the wait ends."""
+from ramify.loop import SIGNAL_CHECK_S
 
 
 class Event(Future[None]):
@@ -30,7 +28,7 @@ class Event(Future[None]):
         """Block this thread until the event is set; Ctrl-C interrupts it."""
         while not self.is_set():
             with contextlib.suppress(TimeoutError):
-                self.result(SIGNAL_S)
+                self.result(SIGNAL_CHECK_S)
 
     async def wait(self) -> None:
         """Await the event. Cancelling the waiter does not cancel the event."""

@@ -257,17 +257,15 @@ class Interpreter:
             call.end_s = self._run.clock()
 
 
-def _within(seconds: float | None) -> contextlib.AbstractAsyncContextManager[None]:
-    """Cancel the block after `seconds` and raise `RequestTimeout`; None sets no limit."""
-    return contextlib.nullcontext() if seconds is None else _limited(seconds)
-
-
 @contextlib.asynccontextmanager
-async def _limited(seconds: float) -> AsyncIterator[None]:
+async def _within(seconds: float | None) -> AsyncIterator[None]:
+    """Cancel the block after `seconds` and raise `RequestTimeout`; None sets no limit."""
     try:
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError:
+        if seconds is None:
+            raise
         raise RequestTimeout(
             f"It took longer than {seconds:g} s.",
             field="timeout",

@@ -16,11 +16,11 @@ from typing import Any
 from ramify.errors import Cancelled, InvalidRequest, ProgramError, UnsupportedField
 from ramify.lang.backends.base import Backend
 from ramify.lang.program.branch import Branch
-from ramify.lang.program.event import SIGNAL_S, Event
+from ramify.lang.program.event import Event
 from ramify.lang.program.nodes import Step
 from ramify.lang.program.variables import Variable
 from ramify.lang.trace.calls import Call
-from ramify.loop import background_loop, submit
+from ramify.loop import SIGNAL_CHECK_S, background_loop, submit
 from ramify.messages import ModelInfo
 
 logger = logging.getLogger(__name__)
@@ -264,7 +264,7 @@ class Run:
                 event.clear()
                 yield
                 try:
-                    while not event.wait(SIGNAL_S):
+                    while not event.wait(SIGNAL_CHECK_S):
                         pass
                 except BaseException:
                     self.request_cancel()

@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ramify.lang.calls.meta_info import add_logprobs, meta_info, token_logprobs
+from ramify.lang.calls.meta_info import meta_info, token_logprobs
 from ramify.lang.program.branch import Branch
-from ramify.messages import TextChunk, TokenLogprobs, Usage
+from ramify.messages import TextChunk, TokenLogprobs, Usage, concatenated
 
 if TYPE_CHECKING:
     from ramify.lang.program.run import Run
@@ -130,7 +130,7 @@ class _VariableText:
         self._read += len(chunks)
         for chunk in chunks:
             self._tokens += len(chunk.ids)
-            self._logprobs = add_logprobs(self._logprobs, chunk.logprobs)
+            self._logprobs = concatenated([self._logprobs, chunk.logprobs])
             if chunk.text:
                 yield chunk.text, self._meta(chunk)
                 self._logprobs = None

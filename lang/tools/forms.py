@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ramify.constraint import Constraint, json_schema
+from ramify.constraint import Constraint, closed_object, json_schema
 from ramify.errors import UnsupportedNode
 from ramify.lang.tools.tool import Tool
 from ramify.messages import ToolPieces
@@ -44,10 +44,6 @@ class CallForm(Protocol):
     def read(self, text: str) -> tuple[str, WrittenCalls]:
         """The words and the calls of a turn, which begins with the opening. Raises ValueError where a call is
         cut off."""
-        ...
-
-    def result(self, text: str) -> str:
-        """One result as a line of the turn of results."""
         ...
 
 
@@ -96,25 +92,15 @@ class TaggedCalls:
             raise ValueError("The output ended inside a call; raise max_tokens.")
         return content.strip(), list(zip(names, arguments, strict=True))
 
-    def result(self, text: str) -> str:
-        return text.join(self.form.result or GENERIC.result)
+
+def _facts(tool: Tool[..., Any]) -> dict[str, Any]:
+    return {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
 
 
 def native_instructions(pieces: ToolPieces, tools: Tools) -> str:
     """The descriptions of the tools as the model's own template writes them."""
     listed = [
-        json.dumps(
-            {
-                "type": "function",
-                "function": {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "parameters": tool.parameters,
-                },
-            },
-            ensure_ascii=False,
-            indent=pieces.indent,
-        )
+        json.dumps({"type": "function", "function": _facts(tool)}, ensure_ascii=False, indent=pieces.indent)
         for tool in tools
     ]
     return pieces.before + pieces.between.join(listed) + pieces.after
@@ -125,13 +111,7 @@ class JsonCalls:
     """Calls as one JSON object."""
 
     def instructions(self, tools: Tools) -> str:
-        listed = "\n".join(
-            json.dumps(
-                {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
-                ensure_ascii=False,
-            )
-            for tool in tools
-        )
+        listed = "\n".join(json.dumps(_facts(tool), ensure_ascii=False) for tool in tools)
         return (
             f"You can call functions. Each is described by a line of JSON:\n{listed}\n"
             'To call functions, answer with JSON like {"calls": [{"name": "example", "arguments": '
@@ -150,7 +130,7 @@ class JsonCalls:
             "maxItems": most,
         }
         properties = {"calls": calls} if required else {"text": {"type": "string"}, "calls": calls}
-        schema = _closed(properties)
+        schema = closed_object(properties)
         return json_schema(schema | {"$defs": definitions} if definitions else schema)
 
     def read(self, text: str) -> tuple[str, WrittenCalls]:
@@ -163,15 +143,12 @@ class JsonCalls:
                 f"The endpoint did not keep to the form of calls; it answered {text!r}."
             ) from None
 
-    def result(self, text: str) -> str:
-        return text.join(GENERIC.result)
-
 
 def _call_schema(tool: Tool[..., Any], definitions: dict[str, Any]) -> dict[str, Any]:
     parameters = _rerooted(tool.parameters, tool.name)
     for name, definition in parameters.pop("$defs", {}).items():
         definitions[f"{tool.name}.{name}"] = definition
-    return _closed({"name": {"const": tool.name}, "arguments": parameters})
+    return closed_object({"name": {"const": tool.name}, "arguments": parameters})
 
 
 def _rerooted(schema: Any, tool: str) -> Any:
@@ -184,12 +161,3 @@ def _rerooted(schema: Any, tool: str) -> Any:
     if isinstance(reference := changed.get("$ref"), str):
         changed["$ref"] = reference.replace("#/$defs/", f"#/$defs/{tool}.", 1)
     return changed
-
-
-def _closed(properties: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }

@@ -24,7 +24,7 @@ from ramify.lang.tools.forms import CallForm, JsonCalls, TaggedCalls, Tools, Wri
 from ramify.lang.tools.tool import ToolCall, shown
 from ramify.lang.trace.calls import Call
 from ramify.messages import ToolPieces
-from ramify.tool_calls.formats import FORMATS
+from ramify.tool_calls.formats import FORMATS, GENERIC
 
 if TYPE_CHECKING:
     from ramify.lang.program.branch import Branch
@@ -96,7 +96,7 @@ def append_results(branch: Branch, form: CallForm, calls: list[ToolCall], turns:
     """The content of the branch after the results; ends the assistant turn in a chat."""
     tail, info = branch.tail, branch.run.info
     pieces = pieces_of(branch, form)
-    results = "\n".join(form.result(call.shown) for call in calls)
+    results = "\n".join(call.shown.join(GENERIC.result) for call in calls)
     if not turns:
         return append_text(tail, f"\n{results}\n" if calls else "\n")
     dialogue, tail = end_turn(branch.dialogue, tail, "assistant", info)

@@ -1,8 +1,7 @@
 """Why tokens of a request's prompt were not found in the prefix cache, seen from the program alone.
 
 A prompt is compared, as text, with the prompts and outputs of the program's earlier requests. The earlier
-request
-with the longest common prefix is the nearest one:
+request with the longest common prefix is the nearest one:
 
     earlier   "Q: Who?" -> "Ada"         prompt and output
     prompt    "Q: Who?Bob"               shares 7 characters: diverges, "Bob" where the nearest has "Ada"

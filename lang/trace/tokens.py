@@ -41,7 +41,7 @@ class Tokens:
     def spans(self, text: str, known: Mapping[int, str]) -> Iterator[Span]:
         """The output `text` cut into spans. `known` (token id → text) splits chunks of several tokens."""
         places = set(self.forced)
-        scores = _scores(self.logprobs)
+        scores = [score for run in self.logprobs for score in scores_of(run)]
         end = char = 0
         for count, length in zip(self.counts, self.chars, strict=True):
             start, end = end, end + count
@@ -96,10 +96,6 @@ def scores_of(found: TokenLogprobs) -> list[Score]:
             for row_names, row in zip(names, found.top, strict=True)
         ]
     return list(zip(texts, found.logprobs, tops, strict=True))
-
-
-def _scores(runs: Sequence[TokenLogprobs]) -> list[Score]:
-    return [score for run in runs for score in scores_of(run)]
 
 
 def _texts(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ramify.constraint import closed_object
 from ramify.errors import InvalidRequest, NotFound
 
 COMPLETIONS, CHAT = "/completions", "/chat/completions"
@@ -133,7 +134,7 @@ def _tree(seed: str, sizes: Sizes) -> list[Phase]:
 
 def _json_same(seed: str, sizes: Sizes) -> list[Phase]:
     """32 answers under one JSON schema, 8 at a time."""
-    schema = _object(
+    schema = closed_object(
         {
             "title": {"type": "string", "maxLength": 24},
             "sort": {"enum": ["plant", "animal", "place", "tool"]},
@@ -144,7 +145,7 @@ def _json_same(seed: str, sizes: Sizes) -> list[Phase]:
                 "minItems": 1,
                 "maxItems": 3,
             },
-            words(1, seed, "schema"): _object(
+            words(1, seed, "schema"): closed_object(
                 {"town": {"type": "string", "maxLength": 16}, "open": {"type": "boolean"}}
             ),
         }
@@ -190,16 +191,7 @@ def _some_schema(draw: random.Random, nested: bool = False) -> dict[str, Any]:
     if not nested:
         kinds.append(lambda: _some_schema(draw, nested=True))
     names = draw.sample(WORDS, 2 if nested else draw.randrange(4, 7))
-    return _object({name: draw.choice(kinds)() for name in names})
-
-
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+    return closed_object({name: draw.choice(kinds)() for name in names})
 
 
 def _prompts(seed: str, sizes: Sizes) -> list[Phase]:

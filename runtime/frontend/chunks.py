@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ramify.messages import TextChunk, TokenLogprobs
+from ramify.messages import TextChunk, concatenated
 
 
 def joined(chunks: Sequence[TextChunk]) -> TextChunk:
@@ -29,17 +29,4 @@ def joined(chunks: Sequence[TextChunk]) -> TextChunk:
         logprobs=concatenated([chunk.logprobs for chunk in chunks]),
         prompt_logprobs=concatenated([chunk.prompt_logprobs for chunk in chunks]),
         unenforced=chunks[0].unenforced,
-    )
-
-
-def concatenated(parts: Sequence[TokenLogprobs | None]) -> TokenLogprobs | None:
-    """The log-probabilities of `parts` as one run of tokens; None where all are None."""
-    present = [part for part in parts if part is not None]
-    if len(present) <= 1:
-        return present[0] if present else None
-    return TokenLogprobs(
-        **{
-            field: tuple([entry for part in present for entry in getattr(part, field)])
-            for field in TokenLogprobs.__struct_fields__
-        }
     )

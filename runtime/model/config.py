@@ -140,7 +140,7 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | No
     num_layers = _need(config, "num_hidden_layers")
     context_length = _need(config, "max_position_embeddings")
     windows = _windows_from_hf(config, family, num_layers)
-    rope, layer_ropes = _ropes_from_hf(config, family, windows, context_length)
+    rope, layer_ropes = _ropes_from_hf(config, family, windows)
     attention_bias = bool(config.get("attention_bias")) and family in _WITH_ATTENTION_BIAS
     # As in transformers, the end tokens of generation_config.json override those of config.json.
     eos = (generation or {}).get("eos_token_id")
@@ -285,7 +285,7 @@ def _windows_from_hf(config: Mapping[str, Any], family: Family, num_layers: int)
 
 
 def _ropes_from_hf(
-    config: Mapping[str, Any], family: Family, windows: Sequence[int], context_length: int
+    config: Mapping[str, Any], family: Family, windows: Sequence[int]
 ) -> tuple[Rope, tuple[Rope, ...]]:
     """The rotary embedding of most layers, and the one of each layer if they differ."""
     # transformers 5 writes `rope_parameters`; 4 wrote `rope_theta` and `rope_scaling`.

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from ramify.errors import InvalidRequest
+from ramify.loop import cancel_at_end, new_loop
 from ramify.runtime.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def serve(config: ServerConfig, routes: Routes = tuple, workers: PrestartedWorke
     except OSError as error:
         print(f"Cannot listen on {config.host}:{config.port}: {error.strerror}.", file=sys.stderr)
         return PORT_IN_USE
-    with listener, asyncio.Runner(loop_factory=loop_factory()) as runner:
+    with listener, asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(_serve(config, listener, routes, workers))
 
 
@@ -125,9 +126,8 @@ async def run_server(
         app.state.service.draining = True
         stopping.clear()
         draining = asyncio.create_task(frontend.drain(config.drain_s))
-        await _until(stopping, draining, serving)
-        draining.cancel()
-        await asyncio.gather(draining, return_exceptions=True)
+        async with cancel_at_end((draining,)):
+            await _until(stopping, draining, serving)
         frontend.abort_all()
     finally:
         server.should_exit = True
@@ -205,12 +205,3 @@ def _log_at(level: str) -> None:
 
 def _url_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's event loop, or None for asyncio's own."""
-    try:
-        import uvloop
-    except ImportError:  # Windows
-        return None
-    return uvloop.new_event_loop

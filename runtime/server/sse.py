@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ramify.errors import EngineError, RamifyError
+from ramify.loop import cancel_at_end
 from ramify.runtime.server.errors import ClientGone, error_body
 
 logger = logging.getLogger("ramify.server")
@@ -94,15 +95,11 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnect(receive))
-    try:
+    async with cancel_at_end((task, gone)):
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientGone("The client went away.")
         return task.result()
-    finally:
-        task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
+from ramify.loop import cancel_at_end
 from ramify.messages import ChoiceScore, Finish, TextChunk, TokenLogprobs, Unenforced, Usage, Violation
 
 T = TypeVar("T")
@@ -67,7 +68,7 @@ async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tu
         queue.put_nowait((index, None, error))
 
     tasks = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
-    try:
+    async with cancel_at_end(tasks):
         running = len(tasks)
         while running:
             index, new, error = await queue.get()
@@ -77,10 +78,6 @@ async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tu
                 running -= 1
             else:
                 yield index, new
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def collect(streams: Sequence[AsyncGenerator[TextChunk, None]]) -> list[GenerationResult]:

@@ -154,6 +154,17 @@ def test_templates_without_tools_that_can_be_appended_get_the_generic_form(name)
     assert [turn["role"] for turn in state.messages()] == ["user", "assistant", "user"]
 
 
+def test_results_outside_turns_have_the_generic_form_also_where_calls_have_their_own():
+    @rm.function
+    def agent(s):
+        s += "1 + 2?\n"
+        s.call_tools(TOOLS, "calls")
+
+    call = '\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    state = agent.run(backend=rm.ScriptedBackend([call], chat_format=pieces_of("qwen2.5")))
+    assert state.text() == f"1 + 2?\n<tool_call>{call}\n<tool_response>\n3\n</tool_response>\n"
+
+
 def test_tools_stand_where_the_template_has_them():
     @rm.function
     def agent(s):

@@ -196,3 +196,15 @@ def test_what_the_backend_can_do_beside_is_passed_on(tmp_path):
     assert rm.flush_cache(recording) is True
     with pytest.raises(AttributeError, match="no attribute 'requests'"):
         recording.requests  # noqa: B018
+    assert getattr(recording, "await_tools", None) is None
+
+
+async def test_a_recorded_backend_is_told_of_tools_that_run(tmp_path):
+    told = []
+
+    class Told(rm.ScriptedBackend):
+        async def await_tools(self, program, branch, tools):
+            told.append((program, branch, tools))
+
+    await RecordingBackend(Told([]), tmp_path / "run.jsonl").await_tools("p", "0", ("add",))
+    assert told == [("p", "0", ("add",))]

@@ -14,6 +14,7 @@ from fastapi import APIRouter
 
 from ramify.constraint import Constraint
 from ramify.errors import InvalidRequest, RamifyError
+from ramify.loop import new_loop
 from ramify.messages import (
     ChatFormat,
     Choices,
@@ -29,7 +30,7 @@ from ramify.messages import (
 from ramify.ring_messages import QueueShare, Snapshot, TreeNode
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.frontend.validation import to_be_validated, validated
-from ramify.runtime.server.serve import bind, loop_factory, run_server
+from ramify.runtime.server.serve import bind, run_server
 
 MODEL = "byte-model"
 EOS = 256
@@ -225,7 +226,7 @@ class LiveServer:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(self._serve())
 
     async def _serve(self) -> None:

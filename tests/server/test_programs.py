@@ -78,6 +78,18 @@ def test_the_answer_to_one_row(http: httpx.Client, frontend: FakeFrontend) -> No
     assert {request.hint.name for request in frontend.requests if request.hint} == {"program"}
 
 
+def test_the_dashboard_shows_that_a_program_has_ended(http: httpx.Client, frontend: FakeFrontend) -> None:
+    assert http.post(PATH, json={"graph": GRAPH, "arguments": {"topic": "tea"}}).status_code == 200
+    (ended,) = frontend.ended_programs
+    (shown,) = [one for one in http.get("/live").json()["programs"] if one["id"] == ended]
+    assert shown["ended"]
+
+
+def test_a_select_counts_as_one_request_however_many_its_choices(http: httpx.Client) -> None:
+    answer = http.post(PATH, json=graph({"kind": "select", "choices": [f"c{i}" for i in range(17)]}))
+    assert answer.status_code == 200, answer.text  # the server takes 16
+
+
 def test_rows_run_together_and_are_told_in_their_order(http: httpx.Client, frontend: FakeFrontend) -> None:
     rows = [{"topic": f"topic {number}"} for number in range(9)]
     answers = http.post(PATH, json={"graph": GRAPH, "rows": rows}).json()["rows"]

@@ -41,7 +41,11 @@ def take_output_format(fields: Fields) -> FieldConstraint | None:
 
 def take_text_format(fields: Fields) -> FieldConstraint | None:
     """As `take_output_format`, for the Responses API."""
-    return _take_only(fields, _text_format(fields))
+    text, own = fields.take_object("text"), None
+    if text is not None:
+        own = _format(text, "format", _TYPES | {"json_schema": _schema_with_options})
+        text.refuse_rest({"verbosity": "Ask for it in the instructions."})
+    return _take_only(fields, own)
 
 
 _FIELDS: Makers = {
@@ -60,15 +64,6 @@ _FIELDS: Makers = {
 def _take_only(fields: Fields, own: FieldConstraint | None) -> FieldConstraint | None:
     found = (own, *take_constraints(fields, _FIELDS), _structured_outputs(fields))
     return only_constraint([one for one in found if one is not None])
-
-
-def _text_format(fields: Fields) -> FieldConstraint | None:
-    text = fields.take_object("text")
-    if text is None:
-        return None
-    found = _format(text, "format", _TYPES | {"json_schema": _schema_with_options})
-    text.refuse_rest({"verbosity": "Ask for it in the instructions."})
-    return found
 
 
 def _format(fields: Fields, field: str, types: Mapping[str, Taker]) -> FieldConstraint | None:

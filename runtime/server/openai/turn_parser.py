@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ramify.messages import ToolCall
@@ -93,26 +92,22 @@ class Turn:
 def parse_turn(turn_format: TurnFormat, text: str) -> Turn:
     """The turn in `text`, a whole output."""
     parser = TurnParser(turn_format)
-    return _assemble(turn_format, [*parser.push(text), *parser.close()], parser.called)
-
-
-def _assemble(turn_format: TurnFormat, events: Sequence[TurnEvent], called: bool) -> Turn:
     content, reasoning = "", ""
     calls: list[tuple[str, list[str]]] = []
-    for event in events:
+    for event in (*parser.push(text), *parser.close()):
         match event:
-            case Content(text):
-                content += text
-            case Reasoning(text):
-                reasoning += text
+            case Content(piece):
+                content += piece
+            case Reasoning(piece):
+                reasoning += piece
             case CallBegins(_, name):
                 calls.append((name, []))
-            case Arguments(index, text):
-                calls[index][1].append(text)
+            case Arguments(index, piece):
+                calls[index][1].append(piece)
     new_id = turn_format.tools.new_id if turn_format.tools is not None else str
     return Turn(
         content=content,
         reasoning=reasoning,
         calls=tuple(ToolCall(id=new_id(), name=name, arguments="".join(pieces)) for name, pieces in calls),
-        called=called,
+        called=parser.called,
     )

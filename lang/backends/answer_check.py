@@ -1,4 +1,4 @@
-"""Checks of scripted answers, which no grammar constrains: JSON schemas and structural tags."""
+"""Checks of scripted answers, which no grammar constrains."""
 
 from __future__ import annotations
 
@@ -7,8 +7,41 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from ramify.constraint import Constraint
+from ramify.errors import BackendError, UnsupportedNode
 
-def check_schema(text: str, schema: Any) -> str | None:
+
+def check_answer(text: str, constraint: Constraint) -> None:
+    """Raise `BackendError` unless `constraint` allows `text`."""
+    problem = _problem(text, constraint)
+    if problem:
+        raise BackendError(f"The scripted answer {text!r} breaks its {constraint.kind}: {problem}.")
+
+
+def _problem(text: str, constraint: Constraint) -> str | None:
+    source = constraint.source
+    match constraint.kind:
+        case "choices":
+            return None if text in json.loads(source) else f"it is none of {source}"
+        case "regex":
+            return None if re.fullmatch(source, text) else f"it does not match {source}"
+        case "json_object":
+            return _check_object(text)
+        case "json_schema":
+            return _check_schema(text, json.loads(source))
+        case "structural_tag":
+            return _check_tag(text, json.loads(source))
+    raise UnsupportedNode(f"A scripted backend cannot check a constraint of kind {constraint.kind}.")
+
+
+def _check_object(text: str) -> str | None:
+    try:
+        return None if isinstance(json.loads(text), dict) else "it is no object"
+    except ValueError as error:
+        return str(error)
+
+
+def _check_schema(text: str, schema: Any) -> str | None:
     """The first problem of a JSON text under a JSON schema; None if it is valid."""
     from ramify.grammar.schema.instance import validate
 
@@ -19,12 +52,8 @@ def check_schema(text: str, schema: Any) -> str | None:
     return f"{failures[0].message} ({failures[0].schema})" if failures else None
 
 
-def check_tag(text: str, source: str) -> str | None:
-    """The problem of `text` under the structural tag `source`; None if it fits.
-
-    Raises `NotImplementedError` for a format that is not known here.
-    """
-    tag = json.loads(source)
+def _check_tag(text: str, tag: Any) -> str | None:
+    """The problem of `text` under a structural tag; None if it fits."""
     ends = _ends(text, 0, tag["format"])
     return None if any(end == len(text) for end in ends) else "it does not fit the structural tag"
 
@@ -57,7 +86,7 @@ def _ends(text: str, start: int, form: dict[str, Any]) -> Iterator[int]:
         )
         yield from _repeated(text, start, form["content"], low, high)
     else:
-        raise NotImplementedError(kind)
+        raise UnsupportedNode(f"A scripted backend cannot check the format {kind} of a structural tag.")
 
 
 def _const(value: str) -> dict[str, str]:
@@ -69,7 +98,7 @@ def _json_end(text: str, start: int, schema: Any) -> Iterator[int]:
         _, end = json.JSONDecoder().raw_decode(text, start)
     except ValueError:
         return
-    if check_schema(text[start:end], schema) is None:
+    if _check_schema(text[start:end], schema) is None:
         yield end
 
 
