@@ -45,7 +45,9 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     import sys
 
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    for name in ("greeting", "helper"):  # what the test imports is forgotten at its end
+        monkeypatch.setitem(sys.modules, name, None)
+        monkeypatch.delitem(sys.modules, name)
     (tmp_path / "helper.py").write_text('GREETING = "hello "\n')
     path = tmp_path / "greeting.py"
     path.write_text(textwrap.dedent(PROGRAM))
