@@ -135,14 +135,13 @@ def _usage(nodes: list[Node], usage: Usage) -> list[str]:
 
 
 def _lock(lock: PrefixLock, tree: RadixTree, private: set[int]) -> list[str]:
-    """The lock's pages are those of its path. A partial last slot may have a private page."""
+    """The lock's pages are those of its path, except for a private page in a partial last slot."""
     node = lock.node
     if node is None or node.end != lock.length:
         return [f"a lock of {lock.length} tokens is on {'nothing' if node is None else _name(node)}"]
     whole = lock.length // tree.page_size
-    path, last = tree.path_pages(node), lock.pages[whole:]
     wrong = []
-    if lock.pages[:whole] != path[:whole] or (last != path[whole:] and not private.issuperset(last)):
+    if lock.pages[:whole] != tree.path_pages(node)[:whole]:
         wrong.append(f"the pages of a lock on {_name(node)} are not those of its path")
     if lock.private_from not in (whole, -(-lock.length // tree.page_size)):
         wrong.append(f"a lock of {lock.length} tokens has private pages from slot {lock.private_from} on")
