@@ -32,7 +32,7 @@ def verify(
     wrong += _claims(nodes, leases, locks)
     wrong += _usage(nodes, usage)
     for lock in locks:
-        wrong += _lock(lock, tree, private)
+        wrong += _lock(lock, tree)
     if wrong:
         raise ConservationError("; ".join(wrong))
 
@@ -134,8 +134,9 @@ def _usage(nodes: list[Node], usage: Usage) -> list[str]:
     return wrong
 
 
-def _lock(lock: PrefixLock, tree: RadixTree, private: set[int]) -> list[str]:
-    """The lock's pages are those of its path, except for a private page in a partial last slot."""
+def _lock(lock: PrefixLock, tree: RadixTree) -> list[str]:
+    """The pages of the lock's whole slots are those of its path. A partial last slot may have another page:
+    the path's when the lock was taken, or a private one."""
     node = lock.node
     if node is None or node.end != lock.length:
         return [f"a lock of {lock.length} tokens is on {'nothing' if node is None else _name(node)}"]
