@@ -32,6 +32,8 @@ from tests.grammar.test_pushdown import MANY, built
 from tests.grammar.test_pushdown_completions import budget_mask
 from tests.grammar.vocabularies import completion_of, mask_of
 
+pytestmark = pytest.mark.slow
+
 WORDS = st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=5, unique=True)
 BYTES = (b"[", b"]", b",", b"a", b"b", b'"', b"(", b")")
 

@@ -103,6 +103,7 @@ def test_the_same_call_goes_on_where_it_stopped(program, out):
     assert len(backend.requests) == summary.rows - (not unlucky_was_done)
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(out):
     """`kill -9` after 20 to 149 rows have started: no row is lost, and none is written twice."""
     draw = random.Random(5)

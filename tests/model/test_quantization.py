@@ -28,6 +28,8 @@ from .checkpoints import Case, build, prompt, save
 from .dense import logits
 from .gguf_files import write_gguf
 
+pytestmark = pytest.mark.slow
+
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
 LLAMA = Case("llama", "llama", SHAPE)
 QWEN2 = Case("qwen2", "qwen2", {**SHAPE, "tie_word_embeddings": True})

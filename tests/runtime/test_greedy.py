@@ -40,6 +40,7 @@ def check(expected: list[Greedy], local: LocalScheduler, **sampling: Any) -> Non
     assert sum(equal) >= len(equal) - 1, "ties are the exception"
 
 
+@pytest.mark.slow
 def test_alone(expected: list[Greedy], tiny_model: Any) -> None:
     for want, prompt in zip(expected, PROMPTS, strict=True):
         local = LocalScheduler(tiny_model)

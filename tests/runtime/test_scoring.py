@@ -15,6 +15,8 @@ from tests.runtime.local import LocalScheduler, Result
 from tests.runtime.test_program_pages import Told
 from tests.runtime.test_scheduler import prompt_of
 
+pytestmark = pytest.mark.slow
+
 Ids = Sequence[int]
 
 

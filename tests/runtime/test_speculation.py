@@ -11,6 +11,8 @@ from ramify.runtime.scheduler.speculation import drafter
 from tests.runtime.local import LocalScheduler, Result
 from tests.runtime.test_overlap import Load, answer, told
 
+pytestmark = pytest.mark.slow
+
 REPEATING = [*b"the same words, the same words, the same"]
 
 

@@ -481,6 +481,7 @@ def test_a_server_that_tells_nonsense(told: str, message: str) -> None:
         backend.close()
 
 
+@pytest.mark.slow
 def test_sixty_four_programs_at_once(server: LiveServer, frontend: FakeFrontend) -> None:
     backend = rm.RuntimeEndpoint(server.url)
     rows = [{"topic": f"topic {number}"} for number in range(64)]
