@@ -11,8 +11,6 @@ import gc
 import importlib
 import sys
 
-from ramify.runtime.compile_ahead import compile_grammars
-
 GC_THRESHOLDS = (20_000, 20, 20)
 """For `gc.set_threshold`. A worker drops few reference cycles. With Python's own thresholds, collecting took
 0.45 ms of each scheduler step with 32 requests."""
@@ -22,6 +20,8 @@ def main() -> None:
     gc.disable()
     module = sys.argv.pop(1)
     if module == "processes.grammar_compiler":
+        from ramify.runtime.compile_ahead import compile_grammars  # 50 ms, which the others need not spend
+
         compile_grammars()  # before its imports compile them
     importlib.import_module(f"ramify.runtime.{module}").main()
 
