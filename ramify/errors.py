@@ -47,6 +47,8 @@ class RamifyError(Exception):
 
     code: ClassVar[str] = "ramify_error"
     status: ClassVar[int] = 500
+    transient: bool = False
+    """The same request may succeed later: a connection was lost, or a server is overloaded or restarts."""
 
     def __init__(
         self,
@@ -56,8 +58,11 @@ class RamifyError(Exception):
         pointer: str | None = None,
         remedy: str | None = None,
         retry_after: float | None = None,
+        transient: bool | None = None,
     ) -> None:
         super().__init__(message)
+        if transient is not None:
+            self.transient = transient
         self.message = message
         self.field = field
         self.pointer = pointer
@@ -102,6 +107,7 @@ class NotFound(RamifyError):
 class Overloaded(RamifyError):
     code = "overloaded"
     status = 429
+    transient = True
 
 
 class Cancelled(RamifyError):
@@ -117,6 +123,7 @@ class EngineError(RamifyError):
 class WorkerDied(EngineError):
     code = "worker_died"
     status = 503
+    transient = True
 
 
 class EngineClosed(EngineError):
@@ -169,6 +176,15 @@ class UnsupportedNode(ProgramError):
 
 class CompileError(ProgramError):
     code = "compile_error"
+
+
+def is_transient(error: BaseException | None) -> bool:
+    """Whether `error`, or an error that caused it, is `transient`."""
+    while error is not None:
+        if getattr(error, "transient", False):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _all_errors(root: type[RamifyError]) -> list[type[RamifyError]]:
