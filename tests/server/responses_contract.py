@@ -78,7 +78,12 @@ def _take_item(events: list[Any], index: int) -> Any:
     item_done = events.pop(0)
     assert (item_done["type"], item_done["output_index"]) == ("response.output_item.done", index)
     assert item_done["item"]["status"] in ("completed", "incomplete")
-    assert item_done["item"] == item | {"status": item_done["item"]["status"]}
+    closed = {
+        field: item_done["item"][field]
+        for field in ("status", "encrypted_content")
+        if field in item_done["item"]
+    }
+    assert item_done["item"] == item | closed
     return item_done["item"]
 
 

@@ -194,6 +194,23 @@ def test_however_many_tokens_come_at_once(
         assert final["usage"] == one_by_one["usage"] | {"input_tokens_details": ANY, "ramify": ANY}
 
 
+def test_sealed_reasoning_comes_with_the_closed_item(http: httpx.Client, frontend: FakeFrontend) -> None:
+    frontend.script = ["hm</think>Four."] * 2
+    sent = stream(http, ASK | REASONING | {"include": ["reasoning.encrypted_content"]})
+    final = check_events(sent)
+    item = final["output"][0]
+    assert item["encrypted_content"].startswith("ramify1.")
+    assert "hm" not in item["encrypted_content"]
+    (done,) = [
+        event["item"]
+        for event in sent
+        if event["type"] == "response.output_item.done" and event["item"]["type"] == "reasoning"
+    ]
+    assert done == item
+    plain = check_events(stream(http, ASK | REASONING))
+    assert "encrypted_content" not in plain["output"][0]
+
+
 def test_reasoning_that_is_not_shown_is_counted(http: httpx.Client, frontend: FakeFrontend) -> None:
     frontend.script = [EVERYTHING]
     answer = http.post("/v1/responses", json=ASK | {"reasoning": {"exclude": True}}).json()

@@ -77,6 +77,35 @@ def test_an_answer_goes_back_as_one_turn(
     ]
 
 
+@pytest.mark.parametrize(
+    "kept",
+    [{"encrypted_content"}, {"encrypted_content", "content"}, {"encrypted_content", "summary"}, {"content"}],
+)
+def test_reasoning_goes_back_sealed(client: openai.OpenAI, frontend: FakeFrontend, kept: set[str]) -> None:
+    """As Codex and LiteLLM ask for it, and send it back: without the content, which OpenAI does not show."""
+    frontend.script = ["hm 日\n</think>Four."]
+    answer = client.responses.create(
+        **ASK, include=["reasoning.encrypted_content"], store=False, extra_body=REASONING
+    )
+    reasoning, message = answer.output
+    assert reasoning.type == "reasoning"
+    assert reasoning.content[0].text == "hm 日\n"
+    item = {
+        "type": "reasoning",
+        "id": reasoning.id,
+        "summary": [{"type": "summary_text", "text": "It counts."}] if "summary" in kept else [],
+        **{field: reasoning.to_dict()[field] for field in kept - {"summary"}},
+    }
+    _, said, _ = turns(client, frontend, USER, item, message, USER)
+    assert (said.role, said.reasoning, said.content) == ("assistant", "hm 日\n", "Four.")
+
+
+def test_a_summary_alone_is_the_reasoning(client: openai.OpenAI, frontend: FakeFrontend) -> None:
+    summary = [{"type": "summary_text", "text": "It "}, {"type": "summary_text", "text": "counts."}]
+    _, said = turns(client, frontend, USER, {"type": "reasoning", "id": "rs", "summary": summary})
+    assert said.reasoning == "It counts."
+
+
 def test_answers_behind_each_other_stay_apart(
     client: openai.OpenAI, frontend: FakeFrontend, monkeypatch: Any
 ) -> None:
@@ -188,11 +217,18 @@ def test_an_unsupported_field(http: httpx.Client, field: str) -> None:
             "",
         ),
         (
-            {"input": [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}]}]},
-            "input[0].summary",
-            "content",
+            {"input": [{"type": "reasoning", "summary": [{"type": "text", "text": "x"}]}]},
+            "input[0].summary[0].type",
+            "",
         ),
-        ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0].encrypted_content", ""),
+        *(
+            (
+                {"input": [{"type": "reasoning", "encrypted_content": text}]},
+                "input[0].encrypted_content",
+                "leave the item out",
+            )
+            for text in ("gAAAAABo", "ramify1.a?b=", "ramify2.YQ==", "ramify1./w==")
+        ),
         ({"input": [CALL | {"call_id": None}]}, "input[0].call_id", ""),
         ({"input": [CALL | {"arguments": '{"a"'}]}, "input[0].arguments", ""),
         ({"input": [CALL | {"namespace": "x"}]}, "input[0].namespace", ""),
@@ -207,7 +243,8 @@ def test_an_unsupported_field(http: httpx.Client, field: str) -> None:
         ({"store": True}, "store", "store: false"),
         ({"truncation": "auto"}, "truncation", "Leave out"),
         ({"truncation": "head"}, "truncation", ""),
-        ({"include": ["reasoning.encrypted_content"]}, "include[0]", "send them back"),
+        ({"include": ["reasoning.encrypted_content", "x"]}, "include[1]", ""),
+        ({"include": ["reasoning.encrypted_content"], "top_logprobs": 2}, "top_logprobs", ""),
         ({"include": ["message.output_text.logprobs", "x"]}, "include[1]", ""),
         ({"top_logprobs": 2}, "top_logprobs", ""),
         ({"include": ["message.output_text.logprobs"], "top_logprobs": 99}, "top_logprobs", ""),

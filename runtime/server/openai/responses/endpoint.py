@@ -42,10 +42,8 @@ router = APIRouter()
 PATH = "/v1/responses"
 
 LOGPROBS = "message.output_text.logprobs"
-"""The only value that ``include`` may have."""
-_INCLUDE_REMEDIES = {
-    "reasoning.encrypted_content": "Items of reasoning come with their text: send them back as they are."
-}
+ENCRYPTED = "reasoning.encrypted_content"
+"""The values that ``include`` may have."""
 
 MAX_METADATA = 16
 """Pairs; and below, characters of a key and of a value. All three are OpenAI's limits."""
@@ -82,12 +80,14 @@ async def responses(request: Request) -> Response:
     header = take_header(service, fields, "resp_")
     _take_storage(fields)
     chat = take_chat(fields, service.frontend.info.chat_format, _RESPONSES)
-    sampling = _take_logprobs(fields, take_sampling(fields, _SPELLING))
+    included = _take_included(fields)
+    sampling = _take_logprobs(fields, included, take_sampling(fields, _SPELLING))
     metadata = _take_metadata(fields)
     parsed = parse_request(
         fields, [chat.generation(header["id"])], sampling, UNSUPPORTED_RESPONSE, chat.explain
     )
-    writer = ResponseWriter(_initial_response(header, fields, sampling, metadata), chat.turn_format)
+    response = _initial_response(header, fields, sampling, metadata)
+    writer = ResponseWriter(response, chat.turn_format, encrypted=ENCRYPTED in included)
     (stream,) = parsed.start(service, PATH)
     events = _events(stream, writer)
     if parsed.stream:
@@ -129,18 +129,22 @@ def _take_storage(fields: Fields) -> None:
         )
 
 
-def _take_logprobs(fields: Fields, sampling: SamplingParams) -> SamplingParams:
-    """`sampling` with the log-probabilities that ``include`` and ``top_logprobs`` ask for."""
+def _take_included(fields: Fields) -> list[str]:
+    """The values of ``include``."""
     included: list[str] = fields.take("include", list[str], [])
     for index, name in enumerate(included):
-        if name != LOGPROBS:
+        if name not in (LOGPROBS, ENCRYPTED):
             raise UnsupportedField(
-                f"include[{index}] is {name!r}; only {LOGPROBS} is supported.",
+                f"include[{index}] is {name!r}; only {LOGPROBS} and {ENCRYPTED} are supported.",
                 field=f"include[{index}]",
-                remedy=_INCLUDE_REMEDIES.get(name),
             )
+    return included
+
+
+def _take_logprobs(fields: Fields, included: list[str], sampling: SamplingParams) -> SamplingParams:
+    """`sampling` with the log-probabilities that `included` and ``top_logprobs`` ask for."""
     top: int | None = fields.take("top_logprobs", int)
-    if included:
+    if LOGPROBS in included:
         return with_top_logprobs(sampling, top)
     if top:
         raise InvalidRequest(f"top_logprobs needs {LOGPROBS} in include.", field="top_logprobs")

@@ -6,8 +6,7 @@ message.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -20,6 +19,7 @@ from ramify.runtime.server.openai.chat_turns import (
     take_result,
     take_role,
 )
+from ramify.runtime.server.openai.responses.sealed import unsealed
 
 _TEXT_PARTS = ("input_text", "output_text")
 
@@ -122,14 +122,17 @@ def _take_item(item: Fields, turns: _TurnBuilder, chat_format: ChatFormat) -> No
 
 
 def _take_reasoning(item: Fields) -> str:
-    """The text of a reasoning item, in the form in which this server returns it."""
-    summary: Sequence[Any] = item.take("summary", list[Any], ())
-    encrypted: str = item.take("encrypted_content", str, "")
-    for field, value in (("summary", summary), ("encrypted_content", encrypted)):
-        if value:
-            raise UnsupportedField(
-                f"{item.path(field)} is not supported.",
-                field=item.path(field),
-                remedy="Send the reasoning itself as content, or leave the item out.",
-            )
-    return take_content(item, "content", ("reasoning_text",), required=False)
+    """The text of a reasoning item: its content, else what its encrypted_content holds, else its summary."""
+    content = take_content(item, "content", ("reasoning_text",), required=False)
+    summary = take_content(item, "summary", ("summary_text",), required=False)
+    sealed: str = item.take("encrypted_content", str, "")
+    if not sealed:
+        return content or summary
+    reasoning = unsealed(sealed)
+    if reasoning is None:
+        raise InvalidRequest(
+            f"{item.path('encrypted_content')} was not written by this server.",
+            field=item.path("encrypted_content"),
+            remedy="Send the reasoning as content, or leave the item out.",
+        )
+    return content or reasoning

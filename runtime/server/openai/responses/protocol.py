@@ -50,6 +50,8 @@ class ReasoningItem(Reply):
     content: list[ReasoningText]
     type: str = "reasoning"
     summary: tuple[()] = ()
+    encrypted_content: str | msgspec.UnsetType = msgspec.UNSET
+    """Where ``include`` asks for it, of a closed item."""
     status: ItemStatus = "in_progress"
 
 

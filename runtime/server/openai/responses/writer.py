@@ -27,6 +27,7 @@ from ramify.runtime.server.openai.responses.protocol import (
     response_problem,
     response_usage,
 )
+from ramify.runtime.server.openai.responses.sealed import sealed
 from ramify.runtime.server.openai.turn_parser import Reasoning, TurnEvent, TurnFormat, TurnParser
 from ramify.runtime.server.sse import event
 from ramify.tool_calls.parser import Arguments, CallBegins, Content
@@ -35,11 +36,13 @@ from ramify.tool_calls.parser import Arguments, CallBegins, Content
 class ResponseWriter:
     """Makes items and events of the chunks of a generation.
 
-    An item stays open until the next one begins. Items and events are numbered from 0.
+    An item stays open until the next one begins. Items and events are numbered from 0. With `encrypted` a
+    closed item of reasoning has its encrypted_content.
     """
 
-    def __init__(self, response: ResponseReply, turn_format: TurnFormat) -> None:
+    def __init__(self, response: ResponseReply, turn_format: TurnFormat, *, encrypted: bool = False) -> None:
         self.response = response
+        self._encrypted = encrypted
         self._format = turn_format
         self._parser = TurnParser(turn_format)
         self._open: Item | None = None
@@ -148,6 +151,8 @@ class ResponseWriter:
         if item is None:
             return
         item.status = status
+        if isinstance(item, ReasoningItem) and self._encrypted:
+            item.encrypted_content = sealed(item.content[0].text)
         if isinstance(item, CallItem):
             self._emit(
                 "response.function_call_arguments.done",
