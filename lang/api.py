@@ -42,12 +42,10 @@ def function(
 def function(body: Callable[Concatenate[ProgramState, P], Any], /) -> Function[P]: ...
 @overload
 def function(
-    body: None = None, /, *, num_api_spec_tokens: None = None
+    body: None = None, /
 ) -> Callable[[Callable[Concatenate[ProgramState, P], Any]], Function[P]]: ...
-def function(body: Callable[..., Any] | None = None, /, *, num_api_spec_tokens: int | None = None) -> Any:
+def function(body: Callable[..., Any] | None = None, /) -> Any:
     """Turn a function, plain or ``async``, into a program. Its first parameter is the program state."""
-    if num_api_spec_tokens is not None:
-        raise UnsupportedField("function has no option 'num_api_spec_tokens'.", field="num_api_spec_tokens")
     if body is None:
         return function
     return AsyncFunction(body) if inspect.iscoroutinefunction(body) else Function(body)

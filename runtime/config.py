@@ -10,6 +10,44 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
+NO_PARALLELISM = "There is no parallelism over devices yet: one engine runs on one device."
+ELSEWHERE = {
+    "model_path": "model",
+    "tokenizer_path": "The tokenizer is the model's own.",
+    "tokenizer": "The tokenizer is the model's own.",
+    "trust_remote_code": "No code of a checkpoint is run.",
+    "max_model_len": "context_length",
+    "mem_fraction_static": "memory_fraction",
+    "gpu_memory_utilization": "memory_fraction",
+    "max_total_tokens": "num_pages",
+    "max_running_requests": "max_running",
+    "max_num_seqs": "max_running",
+    "max_queued_requests": "max_waiting",
+    "max_num_queued_reqs": "max_waiting",
+    "chunked_prefill_size": "chunk_tokens",
+    "max_prefill_tokens": "chunk_tokens",
+    "max_num_batched_tokens": "chunk_tokens",
+    "block_size": "page_size",
+    "schedule_policy": "policy",
+    "random_seed": "seed",
+    "enable_deterministic_inference": "deterministic",
+    "disable_overlap_schedule": "Here it is overlap=False (--no-overlap).",
+    "disable_cuda_graph": "Here it is cuda_graphs=False (--no-cuda-graphs).",
+    "enforce_eager": "Here it is cuda_graphs=False (--no-cuda-graphs).",
+    "enable_prefix_caching": "Prefixes are always shared.",
+    "speculative_algorithm": "speculation",
+    "tp": NO_PARALLELISM,
+    "tp_size": NO_PARALLELISM,
+    "tensor_parallel_size": NO_PARALLELISM,
+    "dp_size": NO_PARALLELISM,
+    "data_parallel_size": NO_PARALLELISM,
+    "kv_cache_dtype": "KV pages have the model's dtype.",
+    "chat_template": "The chat template is the model's own.",
+    "tool_call_parser": "The format of tool calls is read from the chat template.",
+    "reasoning_parser": "The marks of reasoning are read from the chat template.",
+}
+"""Options of SGLang and vLLM → ours, or what to do."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineConfig:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ramify.constraint import Constraint
-from ramify.errors import EngineClosed, EngineError
+from ramify.errors import EngineClosed, EngineError, UnsupportedField
 from ramify.loop import background_loop, submit, wait
 from ramify.messages import (
     HELD_S,
@@ -31,9 +31,10 @@ from ramify.messages import (
     Usage,
     concatenated,
 )
-from ramify.runtime.config import EngineConfig
+from ramify.runtime.config import ELSEWHERE, EngineConfig
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.sampling_params import SamplingParams
+from ramify.spelling import nearest
 
 T = TypeVar("T")
 
@@ -75,6 +76,13 @@ class Engine:
     def __init__(self, model: str | None = None, **options: Any) -> None:
         if model is not None:
             options["model"] = model
+        for name in options:
+            if name not in EngineConfig.__dataclass_fields__:
+                raise UnsupportedField(
+                    f"Engine has no option {name!r}.",
+                    field=name,
+                    remedy=nearest(name, EngineConfig.__dataclass_fields__, ELSEWHERE),
+                )
         self.config = EngineConfig(**options)
         self._frontend = Frontend(self.config)
         self._start_lock: asyncio.Lock | None = None
@@ -117,8 +125,18 @@ class Engine:
         await self._ensure_started()
         return self._frontend.info
 
-    async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+    def generate(self, request: Generate, *sampling: object) -> AsyncIterator[TextChunk]:
         """The chunks of one generation; see `Frontend.generate`."""
+        if sampling or not isinstance(request, Generate):
+            raise UnsupportedField(
+                "Engine.generate is what programs call, with a Generate message.",
+                field="generate",
+                remedy="For prompts there are engine.complete(prompt, max_tokens=…) and "
+                "engine.complete_many(prompts, max_tokens=…).",
+            )
+        return self._generate(request)
+
+    async def _generate(self, request: Generate) -> AsyncIterator[TextChunk]:
         await self._ensure_started()
         async with contextlib.aclosing(self._frontend.generate(request)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:

@@ -21,8 +21,14 @@ FOLDERS = {"ramify": "ramify", "lang": "ramify.lang", "runtime": "ramify.runtime
     "radix": "ramify.radix",
     "kernels": "ramify.kernels",
 }
-LEAVES = {"ramify.errors", "ramify.messages", "ramify.sampling_params", "ramify.constraint", "ramify.loop"}
-LEAVES |= {"ramify.cache", "ramify.ring_messages"}
+LEAVES = {
+    "ramify.errors",
+    "ramify.messages",
+    "ramify.sampling_params",
+    "ramify.constraint",
+    "ramify.loop",
+}
+LEAVES |= {"ramify.cache", "ramify.ring_messages", "ramify.spelling"}
 LEAVES |= {"ramify.graph", "ramify.html.template"}
 LEAVES |= {f"ramify.tool_calls.{name}" for name in ("formats", "grammar", "prompt", "parser")}
 SHARED = LEAVES

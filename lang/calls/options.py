@@ -12,6 +12,7 @@ import msgspec
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.sampling_params import SamplingParams
+from ramify.spelling import nearest
 
 DEFAULT_MAX_TOKENS = 128
 """``max_tokens`` of a `gen` where neither the `gen` nor the run sets it, as in SGLang."""
@@ -27,6 +28,23 @@ LOGPROB_OPTIONS = ("return_logprob", "top_logprobs_num", "logprob_start_len", "r
 NAMES = frozenset(SamplingParams.__struct_fields__) | SPELLINGS.keys() | frozenset(LOGPROB_OPTIONS)
 """Every known option."""
 
+ELSEWHERE = {
+    "max_completion_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "num_return_sequences": "n",
+    "random_seed": "seed",
+    "stop_sequences": "stop",
+    "stop_regex": "There is no stop_regex; a regex as constraint ends by itself.",
+    "response_format": "schema",
+    "guided_json": "schema",
+    "guided_regex": "regex",
+    "guided_choice": "choices",
+    "guided_grammar": "ebnf",
+    "return_logprobs": "logprobs",
+    "system_prompt": "Append rm.system(...) to the state.",
+}
+"""Names of SGLang, vLLM, OpenAI and transformers → ours, or what to do."""
+
 
 def read_options(given: Mapping[str, Any], *, of: str) -> dict[str, Any]:
     """`given` as fields of `SamplingParams`, without those that are None, checked for type and range.
@@ -37,7 +55,9 @@ def read_options(given: Mapping[str, Any], *, of: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name, value in given.items():
         if name not in NAMES:
-            raise UnsupportedField(f"{of} has no option {name!r}.", field=name)
+            raise UnsupportedField(
+                f"{of} has no option {name!r}.", field=name, remedy=nearest(name, sorted(NAMES), ELSEWHERE)
+            )
         if value is not None and name not in LOGPROB_OPTIONS:
             options[SPELLINGS.get(name, name)] = value
     options.update(_logprob_fields(given))

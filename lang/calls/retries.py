@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ramify.errors import ProgramError
 from ramify.lang.calls.chat import Dialogue, begin_turn, end_turn
 from ramify.lang.calls.request import Output, send
 from ramify.lang.calls.transcript import Piece, append_output, append_text, pieces
@@ -30,6 +31,8 @@ PLAIN_CORRECTION = "\nThat is not valid. {problem}\nThe same again, corrected:\n
 """The text after an invalid output where there are no turns."""
 MAX_PROBLEM = 600
 """Longest error that the model is shown, in characters."""
+MAX_SHOWN = 200
+"""Longest rejected value in an error, in characters."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ async def attempt(branch: Branch, step: Call, sampling: SamplingParams, node: Ge
         except (ValueError, AssertionError) as error:
             call.error = str(error)
             if not left:
-                raise
+                raise _rejection(node, output.text, error) from error
             tail = _after(tail, output)
             tail, dialogue = _correct(tail, dialogue, opening, describe(error), branch.run.info)
             continue
@@ -71,6 +74,30 @@ def read_value(node: Gen, text: str) -> Any:
     if node.validate is not None:
         node.validate(value)
     return value
+
+
+def final_value(node: Gen, text: str) -> Any:
+    """`read_value`; an error says what was rejected."""
+    try:
+        return read_value(node, text)
+    except (ValueError, AssertionError) as error:
+        raise _rejection(node, text, error) from error
+
+
+def _rejection(node: Gen, text: str, error: Exception) -> ProgramError:
+    try:
+        value = text if node.parse is None else node.parse(text)
+    except (ValueError, AssertionError):
+        what = f"the output {_short(text)} is not valid"
+    else:
+        what = f"validate rejected {_short(value)}"
+    attempts = f" in the last of {node.retries + 1} attempts" if node.retries else ""
+    return ProgramError(f"{what}{attempts}: {describe(error)}", pointer=getattr(error, "pointer", None))
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
 
 def describe(error: Exception) -> str:

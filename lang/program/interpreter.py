@@ -15,7 +15,7 @@ from ramify.lang.calls.chat import begin_turn, end_turn
 from ramify.lang.calls.choices import token_length_normalized
 from ramify.lang.calls.options import DEFAULT_MAX_TOKENS, resolve_options
 from ramify.lang.calls.request import Output, all_of, send
-from ramify.lang.calls.retries import attempt, read_value
+from ramify.lang.calls.retries import attempt, final_value
 from ramify.lang.calls.select import choose
 from ramify.lang.calls.transcript import Piece, append_output, append_text, pieces, text_of
 from ramify.lang.program.nodes import (
@@ -138,7 +138,7 @@ class Interpreter:
                     await self._attempts(call, sampling, node, variable)
                     return
                 outputs = await self._outputs(call, sampling, node, variable)
-            values = [read_value(node, output.text) for output in outputs]
+            values = [final_value(node, output.text) for output in outputs]
         first = outputs[0]
         self._branch.tail = append_output(
             self._branch.tail, first.text, first.ids, first.kept_ids, first.tail

@@ -6,14 +6,14 @@ import copy
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, overload
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.lang.backends.base import Backend
 from ramify.lang.batch import results, runs
-from ramify.lang.calls.options import NAMES, read_options
+from ramify.lang.calls.options import ELSEWHERE, NAMES, read_options
 from ramify.lang.graph.body import compile_body
 from ramify.lang.graph.prefix import submit_prefix
 from ramify.lang.graph.tracing import Traced, trace_prefix
@@ -21,6 +21,7 @@ from ramify.lang.program.run import Run, find_backend
 from ramify.lang.program.state import ProgramState
 from ramify.lang.program.unsupported import unsupported
 from ramify.messages import ModelInfo
+from ramify.spelling import nearest
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -142,8 +143,27 @@ class Program(Generic[P, R]):
         backend, stream = given.pop("backend", None), given.pop("stream", False)
         scope, compiled = given.pop("cache_scope", ""), given.pop("compiled", False)
         own = {name: given.pop(name) for name in list(given) if name in self.arg_names or name not in NAMES}
+        self._refuse_unknown(own, of)
         options = read_options(given, of=of)
         return Settings(options, find_backend(backend), stream, scope, compiled), own
+
+    def _refuse_unknown(self, own: Iterable[str], of: str) -> None:
+        """Refuse a name that is no parameter of the program and no option of `of`.
+
+        Raises TypeError, as Python does for functions; for a batch, whose rows give the parameters,
+        `UnsupportedField`.
+        """
+        parameters = self._signature.parameters.values()
+        if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+            return
+        for name in own:
+            if name not in self.arg_names:
+                remedy = nearest(name, [*self.arg_names, *sorted(NAMES), *RESERVED], ELSEWHERE)
+                if of == "run_batch":
+                    raise UnsupportedField(f"run_batch has no option {name!r}.", field=name, remedy=remedy)
+                raise TypeError(
+                    f"{self.body.__qualname__} has no parameter {name!r}. {remedy or ''}".rstrip()
+                )
 
     def _on_state(self, state: ProgramState, *args: Any, **kwargs: Any) -> Any:
         """Call the body on the state of another program, with the bound arguments added."""
@@ -216,9 +236,6 @@ class Program(Generic[P, R]):
         settings, common = self._sort(options, "run_batch")
         if "stream" in options:
             raise InvalidRequest("A batch does not stream.", field="stream")
-        for name in common:
-            if name not in self.arg_names:
-                raise UnsupportedField(f"run_batch has no option {name!r}.", field=name)
         limit = runs.limit(num_threads, concurrency)
         if out is None:
             for name, value in writing.items():

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from ramify.errors import RamifyError
+from ramify.spelling import nearest
 
 COMMANDS = {
     "serve": "serve a model over HTTP (OpenAI's API and SGLang's)",
@@ -28,7 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = arguments[0] if arguments and arguments[0] in COMMANDS else None
-    options = _parser(chosen).parse_args(arguments)
+    parser, command = _parsers(chosen)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        command.refuse(unknown)
     try:
         status: int = importlib.import_module(f"ramify.cli.{options.command}").run(options)
     except RamifyError as error:
@@ -45,19 +49,35 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(FAILED, f"{self.prog}: {message}; see {self.prog} --help\n")
 
+    def refuse(self, arguments: Sequence[str]) -> NoReturn:
+        """End with an error that names the right spelling of the first of `arguments`, which are unknown."""
+        from ramify.runtime.config import ELSEWHERE
 
-def _parser(chosen: str | None) -> argparse.ArgumentParser:
-    """The parser. Only the chosen command is imported and has its arguments."""
+        first = arguments[0].partition("=")[0]
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        elsewhere = {
+            f"--{name.replace('_', '-')}": here if " " in here else f"--{here.replace('_', '-')}"
+            for name, here in ELSEWHERE.items()
+        }
+        remedy = nearest(first, flags, elsewhere) if first.startswith("-") else None
+        says = f"unknown argument {first}. {remedy or ''}".rstrip()
+        self.exit(FAILED, f"{self.prog}: {says} See {self.prog} --help.\n")
+
+
+def _parsers(chosen: str | None) -> tuple[_Parser, _Parser]:
+    """The parser, and that of the chosen command, which alone is imported and has its arguments."""
     parser = _Parser(
         prog="ramify", description="Programs that make many calls to a language model, and their runtime."
     )
     parser.add_argument("--version", action=_Version)
+    found = parser
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
     for name, summary in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         if name == chosen:
             importlib.import_module(f"ramify.cli.{name}").add_arguments(command)
-    return parser
+            found = command
+    return parser, found
 
 
 class _Version(argparse.Action):

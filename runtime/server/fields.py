@@ -6,7 +6,6 @@ accepted and ignored. Every error names its field.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ from starlette.responses import Response
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.server.errors import ClientGone
+from ramify.spelling import nearest
 
 MAX_BODY_BYTES = 32 << 20
 """A batch of 700 prompts of 8,000 token ids each is about 32 MB of JSON."""
@@ -120,12 +120,10 @@ class Fields:
                 raise UnsupportedField(
                     f"{path} is not supported.", field=path, remedy=unsupported[field] or None
                 )
-            known = [*self._taken, *unsupported]
-            near = difflib.get_close_matches(field, known, n=1)
             raise UnsupportedField(
                 f"{path} is not a field of this request.",
                 field=path,
-                remedy=f"Did you mean {near[0]}?" if near else None,
+                remedy=nearest(field, [*self._taken, *unsupported]),
             )
 
     def _take_raw(self, field: str) -> msgspec.Raw | None:

@@ -9,7 +9,7 @@ import pytest
 
 import ramify as rm
 from ramify import loop as rm_loop
-from ramify.errors import BackendError, Cancelled, InvalidConstraint, InvalidRequest, UnsupportedField
+from ramify.errors import BackendError, Cancelled, InvalidConstraint, InvalidRequest
 from tests.lang.backends import Breaking, Holding
 
 
@@ -348,6 +348,6 @@ def test_programs_that_are_none():
         rm.function(lambda: None)
     with pytest.raises(TypeError, match="cannot have a parameter 'backend'"):
         rm.function(lambda s, backend: None)
-    with pytest.raises(UnsupportedField, match="num_api_spec_tokens"):
+    with pytest.raises(TypeError, match="num_api_spec_tokens"):
         rm.function(num_api_spec_tokens=64)
     assert rm.function()(lambda s: None).run(backend=rm.ScriptedBackend([])).text() == ""

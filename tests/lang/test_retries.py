@@ -295,3 +295,18 @@ async def test_the_prompt_is_there_while_it_runs():
         return prompt, s.prompt_of("x")
 
     assert (await program.run(backend=backend)).ret_value == ("Count: ", "Count: ")
+
+
+def test_a_rejection_shows_the_value_and_the_attempts():
+    def small(value):
+        assert value < 5, "too large"
+
+    @rm.function
+    def program(s, retries):
+        s += "q" + rm.gen("x", schema=int, validate=small, retries=retries)
+
+    once = program.run(0, backend=rm.ScriptedBackend(["9"])).error()
+    assert "validate rejected 9: too large" in str(once)
+    last = program.run(2, backend=rm.ScriptedBackend(["9", "8", "7"])).error()
+    assert "validate rejected 7 in the last of 3 attempts: too large" in str(last)
+    assert isinstance(last.__cause__, AssertionError)
