@@ -236,6 +236,7 @@ def tool(
     name: str | None = None,
     description: str | None = None,
     timeout: float | None = None,
+    concurrency: int | None = None,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Turn a function, plain or ``async``, into a tool that a model may call; see `ProgramState.call_tools`.
@@ -247,6 +248,8 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         name: The name that the model is shown; by default the function's.
         description: Replaces the docstring.
         timeout: Seconds after which a call fails.
+        concurrency: Most calls of the tool that run at once, over all branches, rows and programs of this
+            process. The time that a call waits for its turn does not count for `timeout`.
     """
     if function is None:
         return lambda function: make_tool(function, **options)

@@ -25,6 +25,8 @@ class Dialogue(msgspec.Struct, frozen=True):
     """The piece before the open turn's content."""
     pending: str = ""
     """Text at the beginning of the next user turn, where some templates describe the tools."""
+    tools: frozenset[str] = frozenset()
+    """The names of the tools that the turns describe."""
 
     @property
     def previous(self) -> str:
@@ -74,7 +76,8 @@ def end_turn(
     message = ChatMessage(role=role, content=content)
     suffix = _format_of(info).suffix.get(role, "")
     tail = append_text(tail, suffix, boundary=True)
-    return Dialogue(messages=(*dialogue.messages, message), pending=dialogue.pending), tail
+    messages = (*dialogue.messages, message)
+    return replace(dialogue, messages=messages, role=None, start=None), tail
 
 
 def _format_of(info: ModelInfo) -> ChatFormat:

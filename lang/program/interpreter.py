@@ -41,6 +41,7 @@ from ramify.lang.tools.steps import (
     in_turns,
     open_calls,
     run_calls,
+    warn_of_untold,
 )
 from ramify.lang.tools.tool import ToolCalls
 from ramify.lang.trace.calls import Call
@@ -211,6 +212,7 @@ class Interpreter:
     async def call_tools(self, node: CallTools, variable: Variable) -> None:
         branch, form = self._branch, form_of(self._run)
         turns = in_turns(branch)
+        warn_of_untold(branch, node, turns)
         opening = form.opening(node.required)
         self._append(open_calls(branch, opening, turns))
         with self._step("gen", node, variable) as call:

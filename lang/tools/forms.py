@@ -8,6 +8,7 @@ JSON schema.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -146,18 +147,23 @@ class JsonCalls:
 
 def _call_schema(tool: Tool[..., Any], definitions: dict[str, Any]) -> dict[str, Any]:
     parameters = _rerooted(tool.parameters, tool.name)
-    for name, definition in parameters.pop("$defs", {}).items():
-        definitions[f"{tool.name}.{name}"] = definition
+    own = {f"{tool.name}.{name}": one for name, one in parameters.pop("$defs", {}).items()}
+    if re.search(rf'"#/\$defs/{tool.name}["/]', json.dumps([parameters, own])):
+        own[tool.name] = parameters
+        parameters = {"$ref": f"#/$defs/{tool.name}"}
+    definitions |= own
     return closed_object({"name": {"const": tool.name}, "arguments": parameters})
 
 
 def _rerooted(schema: Any, tool: str) -> Any:
-    """`schema` with its references into ``$defs`` changed to the definitions of `tool`."""
+    """`schema` with its references changed: into ``$defs`` to the definitions ``tool.…``, others to ``tool``,
+    which is the whole schema."""
     if isinstance(schema, list):
         return [_rerooted(one, tool) for one in schema]
     if not isinstance(schema, dict):
         return schema
     changed = {key: _rerooted(value, tool) for key, value in schema.items()}
-    if isinstance(reference := changed.get("$ref"), str):
-        changed["$ref"] = reference.replace("#/$defs/", f"#/$defs/{tool}.", 1)
+    if isinstance(reference := changed.get("$ref"), str) and reference.startswith("#"):
+        shared = reference.startswith("#/$defs/")
+        changed["$ref"] = f"#/$defs/{tool}" + (f".{reference[8:]}" if shared else reference[1:])
     return changed

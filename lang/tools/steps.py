@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -30,10 +31,15 @@ if TYPE_CHECKING:
     from ramify.lang.program.branch import Branch
     from ramify.lang.program.run import Run
 
+logger = logging.getLogger(__name__)
+
 RESULTS = "user"
 """The role of the turn of results where the template has no tool turns."""
 SHOWN_ERROR = "Error: {kind}: {message}"
 """The result of a failed tool."""
+
+_warned: set[tuple[str, str | None]] = set()
+"""Program and line of each `call_tools` that a warning was given for."""
 
 
 def form_of(run: Run) -> CallForm:
@@ -55,6 +61,7 @@ def pieces_of(branch: Branch, form: CallForm) -> ToolPieces | None:
 def describe(branch: Branch, form: CallForm, tools: Tools) -> tuple[Dialogue, Piece | None]:
     """Append the descriptions of `tools` to the open turn; returns the new content of the branch."""
     dialogue, tail = branch.dialogue, branch.tail
+    dialogue = replace(dialogue, tools=dialogue.tools | {tool.name for tool in tools})
     pieces = pieces_of(branch, form)
     if pieces is None:
         text = form.instructions(tools)
@@ -82,6 +89,26 @@ def in_turns(branch: Branch) -> bool:
         )
     chats = branch.run.info.chat_format is not None
     return chats and (bool(dialogue.messages) or branch.tail is None)
+
+
+def warn_of_untold(branch: Branch, node: CallTools, turns: bool) -> None:
+    """Warn, once for each program and line, of tools that no turn has described to the model. A program
+    without turns describes them in its own words, so there the names count."""
+    place = (branch.run.root.call.name, node.line)
+    untold = [tool.name for tool in node.tools if tool.name not in branch.dialogue.tools]
+    if not untold or place in _warned:
+        return
+    if not turns and all(name in branch.text for name in untold):
+        return
+    _warned.add(place)
+    remedy = "Write system(..., tools=...) or user(..., tools=...) before it."
+    logger.warning(
+        "%s calls tools at %s that no turn has told the model of: %s. The model is held to their names and "
+        "arguments, but does not know what they do. %s",
+        *place,
+        ", ".join(untold),
+        remedy if turns else "Describe them in the prompt.",
+    )
 
 
 def open_calls(branch: Branch, opening: str, turns: bool) -> Piece | None:
@@ -124,12 +151,15 @@ async def _run_call(branch: Branch, node: CallTools, name: str, arguments: str) 
     run = branch.run
     tool = next((one for one in node.tools if one.name == name), None)
     call = branch.call.child("tool", name, None, run.clock(), line=node.line)
+    call.arguments = arguments
     given: dict[str, object] = {}
     try:
         if tool is None:
             raise ValueError(f"There is no function {name}.")
         given = tool.read(arguments)
-        result = await tool.run(given, run.caller_loop)
+        async with tool.slot:
+            call.start_s = run.clock()
+            result = await tool.run(given, run.caller_loop)
         text = shown(result)
         call.text = text
         return ToolCall(name, given, result, None, text)

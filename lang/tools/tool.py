@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import inspect
 import json
 import re
 import threading
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, NotRequired, ParamSpec, Required, TypeVar, cast, overload
@@ -29,33 +30,69 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 class Tool(Generic[P, R]):
     """A function, plain or ``async``, with the name, description and schema that a model is shown; made by
-    `tool`. Calling the tool calls the function.
+    `tool`, `Tool.from_schema` or `mcp`. Calling the tool calls the function.
     """
 
     def __init__(
         self,
         function: Callable[P, R],
+        name: str,
+        description: str,
+        parameters: dict[str, Any],
+        read: Callable[[str], Mapping[str, Any]],
         *,
-        name: str | None = None,
-        description: str | None = None,
         timeout: float | None = None,
-        names: Mapping[str, Any] | None = None,
+        concurrency: int | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
-        summary, arguments = read_docstring(inspect.getdoc(function) or "")
         self.function = function
-        self.name = name or function.__name__
-        self.description = summary if description is None else description
+        self.name = name
+        self.description = description
+        self.parameters = parameters
+        """The JSON schema of the arguments: an object with the parameters in their order."""
         self.timeout = timeout
-        if not NAME.fullmatch(self.name):
-            raise InvalidRequest(
-                f"{self.name!r} cannot be the name of a tool: letters, digits, _ and - only.", field="name"
-            )
         if timeout is not None and not timeout > 0:
             raise InvalidRequest(f"timeout is {timeout}; it must be above 0.", field="timeout")
-        self._adapter = _adapter_of(self.name, function, arguments, names or {})
-        self.parameters: dict[str, Any] = _schema_of(self._adapter)
-        """The JSON schema of the arguments: an object with the parameters in their order."""
+        if concurrency is not None and concurrency < 1:
+            raise InvalidRequest(f"concurrency is {concurrency}; it must be at least 1.", field="concurrency")
+        self.slot: contextlib.AbstractAsyncContextManager[None] = (
+            contextlib.nullcontext() if concurrency is None else asyncio.Semaphore(concurrency)
+        )
+        """Entered on Ramify's background loop around each call."""
+        self._read = read
+
+    @classmethod
+    def from_schema(
+        cls,
+        name: str,
+        description: str,
+        parameters: Mapping[str, Any],
+        call: Callable[..., Any],
+        *,
+        timeout: float | None = None,
+        concurrency: int | None = None,
+    ) -> Tool[..., Any]:
+        """A tool whose arguments are described by a JSON Schema, such as a tool of another library.
+
+        The arguments of a call are validated against `parameters`; defaults in it are not filled in.
+
+        Args:
+            parameters: A JSON Schema of type object, of draft 2020-12 or older.
+            call: A function, plain or ``async``, which is given the arguments as keywords, as JSON values.
+                A function for any schema takes ``**arguments``.
+            timeout, concurrency: As of `tool`.
+
+        Raises `InvalidConstraint` with the JSON pointer of what is wrong in `parameters`, and
+        `InvalidRequest` for anything else that is wrong.
+        """
+        check_name(name)
+        if not callable(call):
+            raise InvalidRequest(f"{call!r} is no function, so {name} cannot call it.", field="call")
+        read = _reader_of(name, parameters)
+        found: Tool[..., Any] = Tool(
+            call, name, description, dict(parameters), read, timeout=timeout, concurrency=concurrency
+        )
+        return found
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -71,26 +108,26 @@ class Tool(Generic[P, R]):
 
     def read(self, arguments: str) -> dict[str, Any]:
         """Parse JSON text to keyword arguments of their declared types; raises ValueError."""
-        return dict(self._adapter.validate_json(arguments))
+        return dict(self._read(arguments))
 
     async def run(self, arguments: Mapping[str, Any], caller: asyncio.AbstractEventLoop | None) -> Any:
         """Run the function and return its result. A coroutine function runs on the event loop `caller`, or on
-        this one if `caller` is None; a plain function runs in a thread.
+        this one if `caller` is None; a plain function runs in a thread, and what it returns is awaited if it
+        can be.
 
         Raises the function's exceptions, and `RequestTimeout` after `timeout` seconds. A thread cannot be
         ended; its result is then dropped.
         """
         call: Callable[[], Any] = functools.partial(cast("Any", self.function), **arguments)
-        work: Coroutine[Any, Any, Any]
-        if not inspect.iscoroutinefunction(self.function):
-            work = _in_thread(call)
-        elif caller is None or caller is asyncio.get_running_loop():
-            work = call()
-        else:
-            work = _on_loop(call(), caller)
         try:
             async with asyncio.timeout(self.timeout) as limit:
-                return await work
+                plain = not inspect.iscoroutinefunction(self.function)
+                result = await _in_thread(call) if plain else call()
+                if not inspect.isawaitable(result):
+                    return result
+                if caller is None or caller is asyncio.get_running_loop():
+                    return await result
+                return await on_loop(result, caller)
         except TimeoutError:
             if not limit.expired():
                 raise  # the TimeoutError was the function's own
@@ -147,11 +184,26 @@ class ToolTurn(Sequence[ToolCall]):
         return self._read().text
 
 
-def make_tool(function: Callable[P, R], **options: Any) -> Tool[P, R]:
+def make_tool(
+    function: Callable[P, R], *, name: str | None = None, description: str | None = None, **options: Any
+) -> Tool[P, R]:
     """`function` as a tool. Its annotations may use local names of the caller outside this package."""
     if not callable(function):
         raise InvalidRequest(f"{function!r} is no function, so it cannot be a tool.", field="tools")
-    return Tool(function, names=caller_names(), **options)
+    name = name or function.__name__
+    check_name(name)
+    summary, arguments = read_docstring(inspect.getdoc(function) or "")
+    adapter = _adapter_of(name, function, arguments, caller_names())
+    description = summary if description is None else description
+    return Tool(function, name, description, _schema_of(adapter), adapter.validate_json, **options)
+
+
+def check_name(name: object) -> None:
+    """Raise `InvalidRequest` unless `name` can be the name of a tool."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"{name!r} cannot be the name of a tool: letters, digits, _ and - only.", field="name"
+        )
 
 
 def as_tools(tools: object) -> tuple[Tool[..., Any], ...]:
@@ -278,6 +330,28 @@ def _schema_of(adapter: Any) -> dict[str, Any]:
     return schema
 
 
+def _reader_of(name: str, schema: Any) -> Callable[[str], dict[str, Any]]:
+    """The reader of arguments under a JSON schema, which it checks; its errors are ValueErrors."""
+    from ramify.grammar.schema.instance import validate
+
+    if not isinstance(schema, Mapping) or schema.get("type") != "object":
+        raise InvalidRequest(
+            f"The parameters of {name} are no JSON Schema of an object: {schema!r:.80}",
+            field="parameters",
+            remedy='Write {"type": "object", "properties": {…}}.',
+        )
+    validate(dict(schema), {})  # raises for what is no schema
+
+    def read(text: str) -> dict[str, Any]:
+        arguments = json.loads(text)
+        if failures := validate(dict(schema), arguments):
+            raise ValueError(" ".join(map(str, failures)))
+        found: dict[str, Any] = arguments
+        return found
+
+    return read
+
+
 # --- running ------------------------------------------------------------------------------------
 
 
@@ -298,5 +372,10 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
     return await asyncio.wrap_future(future)
 
 
-async def _on_loop(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> Any:
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
+async def on_loop(work: Awaitable[Any], loop: asyncio.AbstractEventLoop) -> Any:
+    """The result of `work`, awaited on another event loop."""
+
+    async def run() -> Any:
+        return await work
+
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), loop))

@@ -40,7 +40,9 @@ class Call:
     followed: bool = False
     """The text may be streamed to a reader."""
     text: str = ""
-    """The text generated so far; of a select, the choice."""
+    """The text generated so far; of a select, the choice; of a tool, the result that the model is shown."""
+    arguments: str | None = None
+    """The arguments of a tool, as the JSON text that the model wrote."""
     finish: Finish | None = None
     error: str | None = None
     tokens: Tokens | None = field(default=None, repr=False)
@@ -140,6 +142,7 @@ class Call:
             "evicted_tokens": usage.evicted_tokens,
             "completion_tokens": usage.completion_tokens,
             "forced_tokens": usage.forced_tokens,
+            "arguments": self.arguments,
             "text": self.text,
             "finish_reason": self.finish.reason if self.finish else None,
             "error": self.error,
@@ -187,6 +190,9 @@ def _label(call: Call) -> str:
 def _figures(call: Call) -> str:
     usage = call.usage
     time = "  running" if call.duration_s is None else f"{call.duration_s:7.3f} s"
+    outcome = repr(_shorten(call.text)) if call.error is None else f"failed: {_shorten(call.error)}"
+    if call.kind == "tool":
+        return f"{time}  {_shorten(call.arguments or '')} → {outcome}"
     figures = (
         f"{time}  prompt {usage.prompt_tokens:5} = cached {usage.cached_tokens:5} + "
         f"computed {usage.prompt_tokens - usage.cached_tokens:5}  "
@@ -194,9 +200,7 @@ def _figures(call: Call) -> str:
     )
     if call.kind in ("program", "fork"):
         return figures
-    if call.error is not None:
-        return f"{figures}  failed: {_shorten(call.error)}"
-    return f"{figures}  {_shorten(call.text)!r}"
+    return f"{figures}  {outcome}"
 
 
 def _shorten(text: str) -> str:

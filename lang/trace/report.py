@@ -47,6 +47,7 @@ def report_data(root: Call) -> dict[str, Any]:
             "out": usage.completion_tokens,
             "forced": usage.forced_tokens,
             "requests": call.requests,
+            "arguments": call.arguments,
             "text": call.text,
             "finish": None if call.finish is None else call.finish.reason,
             "error": call.error,

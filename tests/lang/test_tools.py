@@ -15,7 +15,10 @@ import pytest
 import ramify as rm
 from ramify.errors import InvalidRequest, RequestTimeout
 from ramify.lang.program.event import Event
+from ramify.lang.tools import steps
+from ramify.lang.tools.forms import JsonCalls
 from ramify.lang.tools.tool import read_docstring
+from ramify.lang.trace.report import report_data
 from ramify.messages import Generate
 
 
@@ -172,6 +175,98 @@ def test_annotations_may_be_local_names():
     assert alarm.parameters["properties"]["level"]["enum"] == ["low", "high"]
 
 
+RUN = {
+    "type": "object",
+    "properties": {"code": {"type": "string", "minLength": 2}, "is": {"$ref": "#/definitions/mode"}},
+    "required": ["code"],
+    "definitions": {"mode": {"enum": ["fast", "safe"]}},
+}
+
+
+def test_a_tool_of_a_json_schema():
+    given = []
+
+    def call(**arguments):
+        given.append(arguments)
+        return {"ran": arguments["code"]}
+
+    run = rm.Tool.from_schema("run", "Runs code.", RUN, call)
+    assert (run.name, run.description, run.parameters) == ("run", "Runs code.", RUN)
+
+    @rm.function
+    def program(s):
+        s += rm.system("You help.", tools=[run]) + rm.user("Go.")
+        return list(s.call_tools([run]))
+
+    backend = rm.ScriptedBackend([after_trigger(written("run", **{"code": "ab", "is": "fast"}))])
+    state = program.run(backend=backend)
+    assert [(call.result, call.shown) for call in state.ret_value] == [({"ran": "ab"}, '{"ran":"ab"}')]
+    assert given == [{"code": "ab", "is": "fast"}]
+    assert '"name":"run","description":"Runs code."' in state.text()
+    assert "#/definitions/mode" in backend.requests[0].constraint.source
+
+
+def test_arguments_of_a_json_schema_are_validated():
+    run = rm.Tool.from_schema("run", "", RUN, print)
+    assert run.read('{"code": "ab"}') == {"code": "ab"}
+    for wrong, message in (
+        ('{"code": "a", "is": "slow"}', "At /code: .* At /is: "),
+        ("[]", "the whole value"),
+        ("{}", "'code' is missing"),
+        ("x", "Expecting value"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run.read(wrong)
+
+
+@pytest.mark.parametrize("parameters", [RUN, RUN | {"properties": {"code": {"$ref": "#/properties/is"}}}])
+def test_references_of_a_json_schema_hold_inside_the_schema_of_calls(parameters):
+    parameters["properties"]["is"] = {"enum": ["fast", "safe"]}
+    run = rm.Tool.from_schema("run", "", parameters, print)
+    source = json.loads(JsonCalls().constraint([run, add], True, 2).source)
+    valid = {"calls": [{"name": "run", "arguments": {"code": "fast", "is": "safe"}}]}
+    jsonschema.Draft202012Validator(source).validate(valid)
+    for code in ("f", 3):
+        wrong = {"calls": [{"name": "run", "arguments": {"code": code}}]}
+        assert not jsonschema.Draft202012Validator(source).is_valid(wrong)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "two words"}, "cannot be the name"),
+        ({"name": 3}, "cannot be the name"),
+        ({"call": "print"}, "'print' is no function, so run cannot call it"),
+        ({"parameters": {"properties": {}}}, "no JSON Schema of an object"),
+        ({"parameters": '{"type": "object"}'}, "no JSON Schema of an object"),
+        ({"parameters": {"type": "object", "required": "code"}}, "required"),
+        ({"parameters": {"type": "object", "properties": {"a": {"$ref": "#/no"}}}}, "#/no"),
+        ({"timeout": 0}, "timeout is 0"),
+        ({"concurrency": 0}, "concurrency is 0"),
+    ],
+)
+def test_a_json_schema_that_makes_no_tool(change, message):
+    given = {"name": "run", "description": "", "parameters": RUN, "call": print, **change}
+    with pytest.raises(InvalidRequest, match=message):
+        rm.Tool.from_schema(**given)
+
+
+def test_what_a_plain_function_returns_is_awaited():
+    async def later(code: str) -> str:
+        await asyncio.sleep(0)
+        return code[::-1]
+
+    run = rm.Tool.from_schema("run", "", RUN, lambda **arguments: later(**arguments))
+
+    @rm.function
+    def program(s):
+        s += rm.user("Go.")
+        return [call.result for call in s.call_tools([run])]
+
+    backend = rm.ScriptedBackend([after_trigger(written("run", code="ab"))])
+    assert program.run(backend=backend).ret_value == ["ba"]
+
+
 # --- turns --------------------------------------------------------------------------------------
 
 
@@ -207,7 +302,56 @@ def test_the_trace_has_the_calls():
         ("gen", "answer", "Done.", None),
     ]
     assert state.trace.requests == 2
-    assert "tool sum" in str(state.trace)
+    _, fine, failed, _ = str(state.trace).splitlines()[1:]
+    assert fine.endswith("""s  {"a": 2, "b": 3} → '5'""")
+    assert failed.endswith("""s  {"a": 1, "b": 0} → failed: float division by zero""")
+    data = state.trace.to_dict()["children"]
+    assert [call["arguments"] for call in data] == [None, '{"a": 2, "b": 3}', '{"a": 1, "b": 0}', None]
+    assert [call["arguments"] for call in report_data(state.trace)["root"]["children"]][1] == data[1][
+        "arguments"
+    ]
+
+
+@pytest.mark.parametrize("described", [TOOLS, [add], []])
+def test_a_warning_about_tools_that_the_model_was_not_told_of(described, caplog, monkeypatch):
+    monkeypatch.setattr(steps, "_warned", set())
+
+    @rm.function
+    def program(s):
+        s += rm.user("Go.") if not described else rm.system("Help.", tools=described) + rm.user("Go.")
+        for fork in s.fork(2):
+            fork.call_tools(TOOLS, "calls")
+        s.fork(1).join()
+
+    with caplog.at_level("WARNING"):
+        for _ in range(2):
+            backend = rm.ScriptedBackend({"calls": after_trigger(written("sum", a=2, b=3))})
+            assert program.run(backend=backend).error() is None
+    untold = ", ".join(
+        tool.name if isinstance(tool, rm.Tool) else "divide" for tool in TOOLS if tool not in described
+    )
+    assert len(caplog.messages) == bool(untold)
+    for message in caplog.messages:
+        assert message.startswith(f"program calls tools at {__file__}:")
+        assert f"told the model of: {untold}. " in message
+        assert message.endswith("Write system(..., tools=...) or user(..., tools=...) before it.")
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_program_without_turns_tells_of_tools_in_its_own_words(told, caplog, monkeypatch):
+    monkeypatch.setattr(steps, "_warned", set())
+
+    @rm.function
+    def program(s):
+        s += "You can call sum.\n" if told else "2 + 3?\n"
+        s.call_tools([add], "calls")
+
+    answers = {"calls": after_trigger(written("sum", a=2, b=3))}
+    with caplog.at_level("WARNING"):
+        assert program.run(backend=rm.ScriptedBackend(answers, chat_format=None)).error() is None
+    assert [message.endswith("Describe them in the prompt.") for message in caplog.messages] == [True] * (
+        not told
+    )
 
 
 @pytest.mark.parametrize(
@@ -396,6 +540,70 @@ def test_a_tool_that_takes_too_long(asynchronous):
     release.set()
     assert isinstance(call.error, RequestTimeout)
     assert "took longer than 0.02 s" in call.shown
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_calls_of_a_tool_wait_for_its_limit(asynchronous):
+    """Over branches and rows: two calls run at once, and the third begins when one has ended."""
+    running: set[int] = set()
+    most: list[int] = []
+    pair = threading.Barrier(2)
+
+    def begin(number: int) -> int:
+        running.add(number)
+        most.append(len(running))
+        pair.wait(10)  # not before two run
+        running.discard(number)
+        pair.wait(10)  # so that neither ends, and lets a third in, while one counts itself
+        return number
+
+    async def begin_async(number: int) -> int:
+        return await asyncio.to_thread(begin, number)
+
+    tool = rm.tool(name="begin", concurrency=2)(begin_async if asynchronous else begin)
+
+    @rm.function
+    def program(s, row: int):
+        s += rm.user("Go.", tools=[tool])
+        forks = s.fork(2)
+        for index, fork in enumerate(forks):
+            fork += rm.user(f"{index}")
+            fork.call_tools([tool], f"calls {row} {index}")
+        return [call.result for index, fork in enumerate(forks) for call in fork[f"calls {row} {index}"]]
+
+    answers = {
+        f"calls {row} {index}": after_trigger(
+            *(written("begin", number=4 * row + 2 * index + call) for call in range(2))
+        )
+        for row in range(2)
+        for index in range(2)
+    }
+    rows = program.run_batch([{"row": 0}, {"row": 1}], backend=rm.ScriptedBackend(answers))
+    assert [state.ret_value for state in rows] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert max(most) == 2
+
+
+def test_waiting_for_the_limit_does_not_count_for_the_timeout():
+    release, begun = Event(), []
+
+    async def slow(number: int) -> int:
+        begun.append(number)
+        if number == 0:
+            await release.wait()
+        return number
+
+    tool = rm.tool(concurrency=1, timeout=0.05)(slow)
+
+    @rm.function
+    def program(s):
+        s += rm.user("Go.", tools=[tool])
+        return [call.error for call in s.call_tools([tool])]
+
+    calls = after_trigger(*(written("slow", number=number) for number in range(3)))
+    errors = program.run(backend=rm.ScriptedBackend([calls])).ret_value
+    release.set()
+    assert begun == [0, 1, 2]
+    assert [type(error) for error in errors] == [RequestTimeout, type(None), type(None)]
 
 
 def test_a_tool_may_run_a_program():
