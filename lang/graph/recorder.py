@@ -31,6 +31,7 @@ from ramify.lang.program.nodes import (
 )
 from ramify.lang.program.run import Run
 from ramify.lang.program.state import ProgramState
+from ramify.lang.program.statement import Statement
 from ramify.lang.program.variables import Variable
 from ramify.lang.trace.calls import Call
 from ramify.messages import Generate, ModelInfo, TextChunk
@@ -139,7 +140,7 @@ class RecordedBranch(Branch):
         self._busy = False
         self._recorder = Recorder(self)
 
-    def _submit(self, step: Step) -> Variable | None:
+    def _submit(self, step: Step, statement: Statement) -> Variable | None:
         variable = self._declare(step)
         step.run(self._recorder, variable)
         if self.builder.refused is None:
@@ -150,13 +151,16 @@ class RecordedBranch(Branch):
         self.builder.fork_key(size)  # branches have the keys that they have in a run
         calls = [Call("fork", f"fork {index}") for index in range(size)]
         children: list[Branch] = [RecordedBranch(self.builder, call, self) for call in calls]
-        self._submit(Fork(tuple(children)))
+        self.submit(Fork(tuple(children)))
         return children
 
     def gather(self, children: Any) -> None:
         children = tuple(children)
         super().gather(children)
         self.builder.add(graph.Join(branch=self.number, children=_numbers(children)))
+
+    def recover(self) -> ProgramError:
+        self.builder.refuse_node("recover() depends on a step that fails, which a graph cannot foresee.")
 
     def set_variable(self, name: str, value: Any) -> None:
         if issubclass(type(value), Symbolic):

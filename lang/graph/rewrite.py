@@ -29,12 +29,12 @@ HELPERS: dict[str, Callable[..., Any]] = {
     f"{PREFIX}call": symbolic.call,
 }
 CAUGHT = f"{PREFIX}caught"
-"""The name of the function called first in every ``except`` of the body."""
+"""The name of the function called first in every ``except`` of the body, and in a ``try`` that recovers."""
 
 
 def rewritten(body: Callable[..., Any], caught: Callable[[], None]) -> Callable[..., Any]:
-    """`body` rewritten, with `caught` called in each ``except``; `body` itself where its source is
-    missing."""
+    """`body` rewritten, with `caught` called in each ``except`` and in each ``try`` whose ``except`` calls
+    ``recover``; `body` itself where its source is missing."""
     if not inspect.isfunction(body):
         return body
     code = _rewritten(body.__code__, body.__code__.co_filename)
@@ -139,8 +139,23 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.AST:
         self.generic_visit(node)
-        node.body.insert(0, ast.copy_location(ast.Expr(_call(CAUGHT.removeprefix(PREFIX), [], node)), node))
+        node.body.insert(0, _caught(node))
         return node
+
+    def visit_Try(self, node: ast.Try) -> ast.AST:
+        recovers = any(
+            isinstance(inner, ast.Attribute) and inner.attr == "recover"
+            for handler in node.handlers
+            for inner in ast.walk(handler)
+        )
+        self.generic_visit(node)
+        if recovers:
+            node.body.insert(0, _caught(node))
+        return node
+
+
+def _caught(at: ast.stmt | ast.ExceptHandler) -> ast.stmt:
+    return ast.copy_location(ast.Expr(_call(CAUGHT.removeprefix(PREFIX), [], at)), at)
 
 
 def _call(helper: str, arguments: list[ast.expr], at: ast.AST) -> ast.expr:

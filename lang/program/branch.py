@@ -25,6 +25,7 @@ from ramify.lang.calls.transcript import EMPTY, Piece, text_of
 from ramify.lang.program.event import Event
 from ramify.lang.program.interpreter import Interpreter
 from ramify.lang.program.nodes import Fork, Node, RoleBegin, RoleEnd, Splice, Step
+from ramify.lang.program.statement import Statement
 from ramify.lang.program.variables import GatheredVariable, Variable, unknown_variable
 from ramify.lang.trace.calls import Call
 
@@ -56,10 +57,14 @@ class Branch:
         self.feed: list[str] = []
         """All text in order of arrival, kept only in runs that stream."""
         self.error: ProgramError | None = None
+        self._failed: Statement | None = None
+        """The statement that raised `error`; None where the branch was made to fail from outside."""
+        self._block: Statement | None = None
+        """The innermost ``with`` block that the body is in."""
         self.joined = False
         self._end_noted = False
         self._interpreter = Interpreter(self)
-        self._queue: deque[tuple[Step, Variable | None]] = deque()
+        self._queue: deque[tuple[Step, Variable | None, Statement]] = deque()
         self._lock = threading.RLock()
         self._busy = parent is not None
         """A task runs the queue or is about to, or the branch waits for its parent to reach the fork."""
@@ -69,9 +74,23 @@ class Branch:
 
     def submit(self, node: Node) -> Variable | None:
         """Run the steps of `node` after all earlier ones. Returns at once, with the last step's variable."""
+        return self._submit_all(node, Statement(self._block))
+
+    @contextlib.contextmanager
+    def block(self, begin: Node, end: Node) -> Iterator[None]:
+        """Submit `begin`, and at the end of the ``with`` block `end`. The whole block is one statement."""
+        block = self._block = Statement(self._block, block=True)
+        self._submit_all(begin, block)
+        try:
+            yield
+        finally:
+            block.open, self._block = False, block.outer
+        self._submit_all(end, block)
+
+    def _submit_all(self, node: Node, statement: Statement) -> Variable | None:
         variable = None
         for step in node.steps():
-            variable = self._submit(step)
+            variable = self._submit(step, statement)
         return variable
 
     @contextlib.contextmanager
@@ -86,14 +105,16 @@ class Branch:
     def _declare(self, step: Step) -> Variable | None:
         """Make the variable that `step` sets; raises `ProgramError` where the branch has ended."""
         if self.joined or self.run.body_done.is_set():
-            why = "it was joined" if self.joined else "its program has ended"
-            raise ProgramError(f"Nothing can be appended to this state: {why}.")
+            raise ProgramError(f"Nothing can be appended to this state: {self._why_ended()}.")
         variable = Variable(step.variable) if step.sets else None
         if step.variable is not None and variable is not None:
             self.variables[step.variable] = variable
         return variable
 
-    def _submit(self, step: Step) -> Variable | None:
+    def _why_ended(self) -> str:
+        return "it was joined" if self.joined else "its program has ended"
+
+    def _submit(self, step: Step, statement: Statement) -> Variable | None:
         with self._lock:
             variable = self._declare(step)
             if self.run.watch is not None:
@@ -101,16 +122,17 @@ class Branch:
             if self.error is not None:
                 self._skip(step, variable, self.error)
             elif self._busy:
-                self._enqueue(step, variable)
+                self._enqueue(step, variable, statement)
             elif step.waits:
-                self._enqueue(step, variable)
+                self._enqueue(step, variable, statement)
                 self._busy = True
                 self.run.loop.call_soon_threadsafe(self._start)
             else:
                 try:
+                    statement.begin(self)
                     step.run(self._interpreter, variable)
                 except Exception as error:
-                    self._fail(_as_program_error(error, step), variable)
+                    self._fail(_as_program_error(error, step), variable, statement)
         if self.run.stream:
             self.run.notify()
         return variable
@@ -121,7 +143,7 @@ class Branch:
             forks = (*self.forks, self.run.fork_key(size))
             children = [Branch(self.run, Call("fork", f"fork {index}"), self, forks) for index in range(size)]
             self.children.extend(children)
-            self._submit(Fork(tuple(children)))
+            self.submit(Fork(tuple(children)))
         return children
 
     def begin(self, parent: Branch) -> None:
@@ -165,14 +187,14 @@ class Branch:
             self.joined = True
             self._end_if_complete()
 
-    def _enqueue(self, step: Step, variable: Variable | None) -> None:
-        self._queue.append((step, variable))
+    def _enqueue(self, step: Step, variable: Variable | None, statement: Statement) -> None:
+        self._queue.append((step, variable, statement))
         self.run.count_queued(step.calls_model)
 
-    def _dequeue(self) -> tuple[Step, Variable | None]:
-        step, variable = self._queue.popleft()
-        self.run.count_queued(-step.calls_model)
-        return step, variable
+    def _dequeue(self) -> tuple[Step, Variable | None, Statement]:
+        entry = self._queue.popleft()
+        self.run.count_queued(-entry[0].calls_model)
+        return entry
 
     # --- running them ---
 
@@ -184,18 +206,20 @@ class Branch:
     async def _drain(self) -> None:
         step: Step | None = None
         variable: Variable | None = None
+        statement: Statement | None = None
         try:
             while (entry := self._next()) is not None:
-                step, variable = entry
+                step, variable, statement = entry
+                statement.begin(self)
                 waiting = step.run(self._interpreter, variable)
                 if waiting is not None:
                     await waiting
         except asyncio.CancelledError:
             self._fail(self.run.cancel_error, variable)
         except Exception as error:
-            self._fail(_as_program_error(error, step), variable)
+            self._fail(_as_program_error(error, step), variable, statement)
 
-    def _next(self) -> tuple[Step, Variable | None] | None:
+    def _next(self) -> tuple[Step, Variable | None, Statement] | None:
         with self._lock:
             if self._queue:
                 return self._dequeue()
@@ -237,16 +261,52 @@ class Branch:
         for child in self.children:
             child.fail(error)
 
-    def _fail(self, error: ProgramError, variable: Variable | None) -> None:
+    def _fail(
+        self, error: ProgramError, variable: Variable | None, statement: Statement | None = None
+    ) -> None:
         with self._lock:
             if self.error is None:
-                self.error = error
+                self.error, self._failed = error, statement
                 self.call.error = str(error)
             if variable is not None:
                 variable.fail(error)
             while self._queue:
-                self._skip(*self._dequeue(), self.error)
+                skipped, result, _ = self._dequeue()
+                self._skip(skipped, result, self.error)
             self._become_idle()
+
+    def recover(self) -> ProgramError:
+        """Go back to before the statement that failed, and return its error.
+
+        Raises `ProgramError` where nothing has failed, where the branch has ended, and where it was made to
+        fail from outside.
+        """
+        with self._lock:
+            if self.joined or self.run.body_done.is_set():
+                raise ProgramError(f"This state cannot be recovered: {self._why_ended()}.")
+            if self.error is None:
+                return self._failed_gather()
+            if self._failed is None:
+                raise ProgramError(
+                    f"This state cannot be recovered, because no step of its own has failed: {self.error}",
+                    remedy="Recover the state that it was forked from, and fork again.",
+                )
+            before = self._failed.closed().before
+            assert before is not None
+            self.tail, self.dialogue, self.scopes = before.tail, before.dialogue, dict(before.scopes)
+            error, self.error, self._failed = self.error, None, None
+            self.call.error = None
+            return error
+
+    def _failed_gather(self) -> ProgramError:
+        """The error of a joined variable. Such a join leaves the content of this branch as it was."""
+        for variable in self.variables.values():
+            if isinstance(variable, GatheredVariable) and variable.error is not None:
+                return variable.error
+        raise ProgramError(
+            "There is nothing to recover from: no step of this state has failed.",
+            remedy="Read the variable first, which waits for its step." if self._busy else None,
+        )
 
     def _skip(self, step: Step, variable: Variable | None, error: ProgramError) -> None:
         skipped = ProgramError(

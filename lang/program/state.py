@@ -71,19 +71,13 @@ class ProgramState:
         """Append a turn; without content, return a ``with`` block whose text is the turn."""
         line = caller_line()
         if content is None:
-            return self._block(RoleBegin(role, line), RoleEnd(role))
+            return self._branch.block(RoleBegin(role, line), RoleEnd(role))
         self._branch.submit(Row((RoleBegin(role, line), *as_node(content).steps(), RoleEnd(role))))
         return contextlib.nullcontext()
 
     def var_scope(self, name: str) -> contextlib.AbstractContextManager[None]:
         """A ``with`` block whose text becomes the variable `name`."""
-        return self._block(ScopeBegin(name), ScopeEnd(name))
-
-    @contextlib.contextmanager
-    def _block(self, begin: Node, end: Node) -> Iterator[None]:
-        self._branch.submit(begin)
-        yield
-        self._branch.submit(end)
+        return self._branch.block(ScopeBegin(name), ScopeEnd(name))
 
     def call_tools(
         self,
@@ -143,6 +137,19 @@ class ProgramState:
         self._branch.set_variable(name, value)
 
     __setitem__ = set_var
+
+    def recover(self) -> ProgramError:
+        """After a step has failed: go on from before its statement. Returns the error; never blocks.
+
+        The statement is all that was appended at once (``s += a + b``), or, after a ``with`` block, the whole
+        block. Content, turns and scopes are those before it, so the next prompt is the same to the token.
+        Variables of the failed step and of the skipped ones after it stay failed until they are set again.
+        Calls of tools are not undone, and text that was streamed stays in the stream. After a join of failed
+        branches the state is as it was before the join.
+
+        Raises `ProgramError` where no step of this state has failed, and after the program has ended.
+        """
+        return self._branch.recover()
 
     # --- branches ---
 

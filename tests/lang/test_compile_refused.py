@@ -53,6 +53,21 @@ def catches(s):
         s += "none"
 
 
+def recovers(s):
+    s += rm.gen("x")
+    try:  # falls back
+        x = s["x"]
+    except rm.ProgramError:
+        s.recover()
+        x = "none"
+    s += x
+
+
+def recovers_at_once(s):
+    s += rm.gen("x")
+    s.recover()  # at once
+
+
 def checks_type(s, value):
     if isinstance(value, str):  # isinstance
         s += value + rm.gen("x")
@@ -145,6 +160,8 @@ async def waits(s):
         (looks_up, "loads", "its type"),
         (matches, "match", "raised TypeError while it was traced: expected string"),
         (catches, "caught", "catches an exception"),
+        (recovers, "falls back", "catches an exception"),
+        (recovers_at_once, "at once", r"recover\(\) depends on a step that fails"),
         (checks_type, "isinstance", "The argument 'value' .* its type"),
         (asks_type, "type", "The argument 'value' .* its type"),
         (formats, "format", "a finished string"),
