@@ -21,7 +21,7 @@ from ramify.grammar.automaton.costs import token_costs
 from ramify.grammar.automaton.nondeterministic_walk import MOST_STEPS, walk_nondeterministic
 from ramify.grammar.automaton.pushdown import PushdownAutomaton
 from ramify.grammar.automaton.runs import KINDS, kind_lengths
-from ramify.grammar.automaton.trie import Trie, build_trie, first_nodes, longest_below
+from ramify.grammar.automaton.trie import Spellings, Trie, build_trie, first_nodes, longest_below, spellings
 from ramify.grammar.automaton.walk import walk
 from ramify.grammar.matcher import mask_words
 from ramify.grammar.vocabulary import Vocabulary
@@ -62,22 +62,24 @@ class TokenTrie:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._spelled = vocabulary.spelled
         self._words = mask_words(vocabulary.size)
+        tokens = spellings(self._spelled)
         lengths = np.array([kind_lengths(text) for text, _ in self._spelled], np.uint8)
-        self._all = build_trie(self._spelled, np.full(len(self._spelled), 255, np.uint8))
-        self._groups = [self._group(np.ascontiguousarray(of)) for of in lengths.reshape(-1, len(KINDS)).T]
+        self._all = build_trie(tokens, np.full(len(self._spelled), 255, np.uint8))
+        self._groups = [
+            self._group(tokens, np.ascontiguousarray(of)) for of in lengths.reshape(-1, len(KINDS)).T
+        ]
         self._first_node = first_nodes(self._all)
         self._levels = int(self._all.depth.max(initial=0)) + 2
 
-    def _group(self, lengths: np.ndarray) -> _Group:
-        ids = np.array([token for _, token in self._spelled], np.int64)
+    def _group(self, tokens: Spellings, lengths: np.ndarray) -> _Group:
         bits = np.zeros((MAX_GROUP + 1, self._words * 32), np.uint8)
         for count in range(1, MAX_GROUP + 1):
-            bits[count, ids[lengths <= count]] = 1
+            bits[count, tokens.ids[lengths <= count]] = 1
         longest = longest_below(self._all.end, self._all.token_start, lengths)
         tries = {0: self._all._replace(longest=longest)}
         for least in LONG:
-            longer = np.flatnonzero(lengths > least)
-            tries[least] = build_trie([self._spelled[i] for i in longer], lengths[longer])
+            longer = lengths > least
+            tries[least] = build_trie(tokens.only(longer), lengths[longer])
         return _Group(np.packbits(bits, axis=1, bitorder="little").view(np.int32), tries)
 
     @cached_property

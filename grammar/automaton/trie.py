@@ -34,13 +34,30 @@ class Trie(NamedTuple):
 TRIE = tuple_type(Trie, array_dtypes(Trie, uint8=("byte", "longest")))
 
 
-def build_trie(spelled: list[tuple[bytes, int]], lengths: np.ndarray) -> Trie:
-    """The trie of `spelled`, sorted pairs of text and token; `lengths` (tokens,) uint8 is for `longest`."""
+class Spellings(NamedTuple):
+    """Tokens, sorted by what they spell: all bytes in one piece, (bytes,) uint8; the number of bytes of each,
+    (tokens,) int64; and their ids, (tokens,) int32."""
+
+    data: np.ndarray
+    sizes: np.ndarray
+    ids: np.ndarray
+
+    def only(self, chosen: np.ndarray) -> Spellings:
+        """The tokens where `chosen`, (tokens,) bool, is True."""
+        return Spellings(self.data[np.repeat(chosen, self.sizes)], self.sizes[chosen], self.ids[chosen])
+
+
+def spellings(spelled: list[tuple[bytes, int]]) -> Spellings:
+    """`spelled`, sorted pairs of text and token, as arrays."""
+    data = np.frombuffer(b"".join([text for text, _ in spelled]), np.uint8)
     sizes = np.array([len(text) for text, _ in spelled], np.int64)
-    data = np.frombuffer(b"".join(text for text, _ in spelled), np.uint8)
-    byte, depth, end, token_start = _nodes(data, sizes)
-    ids = np.array([token for _, token in spelled], np.int32)
-    return Trie(byte, depth, end, longest_below(end, token_start, lengths), token_start, ids)
+    return Spellings(data, sizes, np.array([token for _, token in spelled], np.int32))
+
+
+def build_trie(tokens: Spellings, lengths: np.ndarray) -> Trie:
+    """The trie of `tokens`; `lengths` (tokens,) uint8 is for `longest`."""
+    byte, depth, end, token_start = _nodes(tokens.data, tokens.sizes)
+    return Trie(byte, depth, end, longest_below(end, token_start, lengths), token_start, tokens.ids)
 
 
 def first_nodes(trie: Trie) -> np.ndarray:

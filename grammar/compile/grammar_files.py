@@ -14,7 +14,7 @@ import msgspec
 import ramify.cache as cache
 import ramify.grammar as grammar
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.ring_messages import CompileGrammar, GrammarReady
+from ramify.ring_messages import GrammarReady
 
 log = logging.getLogger("ramify")
 
@@ -37,16 +37,17 @@ class GrammarFiles:
         self._max_bytes = max_bytes
         self._fingerprint = hashlib.sha256(vocabulary.to_bytes() + _source_code()).digest()
 
-    def get(self, job: CompileGrammar) -> GrammarReady | None:
-        path = self._path(job)
+    def get(self, key: str) -> GrammarReady | None:
+        """The grammar of the constraint with this key; None where it is not on disk."""
+        path = self._path(key)
         try:
             found = msgspec.msgpack.decode(path.read_bytes(), type=GrammarReady)
             os.utime(path)
         except (OSError, msgspec.DecodeError):
             return None
-        return found if found.key == job.key else None
+        return found if found.key == key else None
 
-    def put(self, job: CompileGrammar, ready: GrammarReady) -> None:
+    def put(self, ready: GrammarReady) -> None:
         if len(ready.payload) > MAX_FILE_BYTES:
             return
         try:
@@ -55,12 +56,12 @@ class GrammarFiles:
             descriptor, partial = tempfile.mkstemp(dir=self._folder, prefix=".partial-")
             with os.fdopen(descriptor, "wb") as file:
                 file.write(msgspec.msgpack.encode(ready))
-            os.replace(partial, self._path(job))
+            os.replace(partial, self._path(ready.key))
         except OSError as error:
             log.info("a compiled grammar is not kept on disk: %s", error)
 
-    def _path(self, job: CompileGrammar) -> Path:
-        return self._folder / hashlib.sha256(self._fingerprint + job.key.encode()).hexdigest()
+    def _path(self, key: str) -> Path:
+        return self._folder / hashlib.sha256(self._fingerprint + key.encode()).hexdigest()
 
     def _make_room(self, nbytes: int) -> None:
         entries = []

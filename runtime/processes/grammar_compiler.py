@@ -1,7 +1,8 @@
 """The grammar compiler's process.
 
 Arguments: the socket to listen on, the width of the model's logits, and the stop token ids, separated by
-commas. Compiled grammars on disk answer a job at once; every other job gets a child process.
+commas. Each job gets a child process. The scheduler asks for grammars that are not on disk; this process puts
+them there.
 """
 
 from __future__ import annotations
@@ -28,13 +29,11 @@ async def serve(
     """Answer the jobs of `inbox` until the process is killed."""
     config = orders.config
     files = GrammarFiles(vocabulary)
-    compiling: dict[str, CompileGrammar] = {}
 
     def done(outcome: Answer) -> None:
-        job = compiling.pop(outcome.key)
         scheduler.send(outcome)
         if isinstance(outcome, GrammarReady):
-            files.put(job, outcome)
+            files.put(outcome)
 
     jobs = CompileJobs(
         lambda job: answer(job, vocabulary),
@@ -42,16 +41,7 @@ async def serve(
         timeout_s=config.grammar_timeout_s,
         enter=lambda: limit_memory(int(config.grammar_memory_gb * 2**30)),
     )
-
-    def take(job: CompileGrammar) -> None:
-        known = files.get(job)
-        if known is not None:
-            scheduler.send(known)
-        else:
-            compiling[job.key] = job
-            jobs.submit(job)
-
-    inbox.attach(asyncio.get_running_loop(), take)
+    inbox.attach(asyncio.get_running_loop(), jobs.submit)
     await asyncio.Event().wait()
 
 

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -38,9 +39,12 @@ from ramify.runtime.scheduler.constraints.healing import Healer
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
 
+if TYPE_CHECKING:
+    from ramify.grammar.compile.grammar_files import GrammarFiles
+
 IDLE_S = 0.3
-"""The grammar engines and the compiler start after IDLE_S without work, or with the first constraint;
-requests queued at start go first."""
+"""The compiler starts after IDLE_S without work, or with the first constraint that is not on disk; requests
+queued at start go first."""
 
 
 def main() -> None:
@@ -63,7 +67,12 @@ def main() -> None:
             config = dataclasses.replace(config, overlap=on_gpu)
         if config.speculation is None:
             config = dataclasses.replace(config, speculation=not on_gpu)
-        grammars = GrammarStore(vocabulary, send=compiler.send, restart=compiler.restart)
+        grammars = GrammarStore(
+            vocabulary,
+            find=lambda key: _grammar_files(vocabulary).get(key),
+            send=compiler.send,
+            restart=compiler.restart,
+        )
         retokenizer = Retokenizer(lambda text: encode(tokenizer(folder), text), vocabulary)
         scheduler = Scheduler(
             config,
@@ -85,14 +94,22 @@ def main() -> None:
     )
     finish_startup()
 
+    threading.Thread(
+        target=_prepare_engines, args=(vocabulary, lambda: tokenizer(folder)), daemon=True
+    ).start()
+
     def prepare() -> None:
         if not compiler.generation:  # else a constraint has started it
             compiler.start()
-        threading.Thread(
-            target=_prepare_engines, args=(vocabulary, lambda: tokenizer(folder)), daemon=True
-        ).start()
 
     serve(scheduler, inbox, detokenizer, compiler, prepare)
+
+
+@functools.cache
+def _grammar_files(vocabulary: Vocabulary) -> GrammarFiles:
+    from ramify.grammar.compile.grammar_files import GrammarFiles
+
+    return GrammarFiles(vocabulary)
 
 
 def _prepare_engines(vocabulary: Vocabulary, load_tokenizer: Callable[[], object]) -> None:
@@ -101,8 +118,8 @@ def _prepare_engines(vocabulary: Vocabulary, load_tokenizer: Callable[[], object
     from ramify.grammar.engine.load import prepare, prepare_lark
 
     prepare(vocabulary)
-    prepare_lark(vocabulary)
     load_tokenizer()
+    prepare_lark(vocabulary)
     trim_heap()
 
 

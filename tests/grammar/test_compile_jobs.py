@@ -162,33 +162,33 @@ def test_files_answer_what_was_compiled_before(tmp_path: Path) -> None:
     ready = compile_really(job)
     assert isinstance(ready, GrammarReady)
     files = GrammarFiles(tiny(), tmp_path / "new")
-    assert files.get(job) is None
-    files.put(job, ready)
-    assert GrammarFiles(tiny(), tmp_path / "new").get(job) == ready
+    assert files.get(job.key) is None
+    files.put(ready)
+    assert GrammarFiles(tiny(), tmp_path / "new").get(job.key) == ready
     (written,) = (tmp_path / "new").iterdir()
     written.write_bytes(written.read_bytes()[:-5])
-    assert files.get(job) is None, "a torn file is as good as none"
+    assert files.get(job.key) is None, "a torn file is as good as none"
 
 
 def test_files_are_bounded_and_the_oldest_go_first(tmp_path: Path) -> None:
     files = GrammarFiles(tiny(), tmp_path, max_bytes=3000)
     jobs = [told(f"fine{i}") for i in range(4)]
     for i, job in enumerate(jobs):
-        files.put(job, GrammarReady(key=job.key, engine="e", payload=bytes(900)))
+        files.put(GrammarReady(key=job.key, engine="e", payload=bytes(900)))
         for path in tmp_path.iterdir():
             os.utime(path, (path.stat().st_mtime - 10, path.stat().st_mtime - 10))
         if i >= 1:
-            assert files.get(jobs[0]) is not None  # and so it was used last
-    assert files.get(jobs[1]) is None
-    assert files.get(jobs[3]) is not None
+            assert files.get(jobs[0].key) is not None  # and so it was used last
+    assert files.get(jobs[1].key) is None
+    assert files.get(jobs[3].key) is not None
 
 
 def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     files = GrammarFiles(tiny(), tmp_path / "file")
     job = told("fine")
-    files.put(job, GrammarReady(key=job.key, engine="e", payload=b""))
-    assert files.get(job) is None
+    files.put(GrammarReady(key=job.key, engine="e", payload=b""))
+    assert files.get(job.key) is None
 
 
 def test_a_failure_that_nobody_foresaw_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:

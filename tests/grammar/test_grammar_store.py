@@ -8,6 +8,7 @@ from ramify import constraint
 from ramify.constraint import Constraint
 from ramify.errors import EngineError, InvalidConstraint, Overloaded, RamifyError
 from ramify.grammar.compile.job import answer
+from ramify.grammar.engine.pushdown import PushdownGrammar
 from ramify.ring_messages import CompileGrammar, GrammarFailed, GrammarReady
 from ramify.runtime.scheduler.constraints.grammars import FAILURE_KEPT_S, GrammarStore
 from tests.grammar.vocabularies import tiny
@@ -21,10 +22,12 @@ class Compiler:
 
     def __init__(self, cache_bytes: int = 1 << 20) -> None:
         self.jobs: list[CompileGrammar] = []
+        self.on_disk: dict[str, GrammarReady] = {}
         self.restarts = 0
         self.now = 100.0
         self.store = GrammarStore(
             tiny(),
+            find=self.on_disk.get,
             send=self.jobs.append,
             restart=self._restart,
             clock=lambda: self.now,
@@ -192,3 +195,15 @@ def test_an_error_keeps_its_pointer_over_the_wire() -> None:
     assert isinstance(error, InvalidConstraint)
     assert (error.field, error.pointer) == ("json_schema", "/minItems")
     assert error.remedy
+
+
+def test_a_grammar_on_disk_needs_no_compiler() -> None:
+    compiler = Compiler()
+    ready = answer(CompileGrammar(key=A.key, constraint=A), tiny())
+    assert isinstance(ready, GrammarReady)
+    compiler.on_disk[A.key] = ready
+    assert isinstance(compiler.store.request("one", A), PushdownGrammar)
+    assert compiler.store.request("two", B) is None
+    assert [job.key for job in compiler.jobs] == [B.key]
+    compiler.on_disk[C.key] = GrammarReady(key=C.key, engine="pushdown", payload=b"torn")
+    assert isinstance(compiler.store.request("three", C), EngineError)
