@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal, get_args, get_origin, get_type_hints
 
+from ramify.runtime.host_names import host_name, is_loopback, is_origin, split_names
+
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 NO_PARALLELISM = "There is no parallelism over devices yet: one engine runs on one device."
@@ -142,8 +144,18 @@ class ServerConfig(EngineConfig):
     """Options that `ramify serve` adds."""
 
     host: str = "127.0.0.1"
+    """The address to listen on. One that other machines can reach needs an api_key, or insecure."""
     port: int = 30000
     api_key: str | None = None
+    """Every path but /health asks for it as a bearer token."""
+    insecure: bool = False
+    """Listen without an api_key on an address that other machines can reach."""
+    allowed_hosts: str = ""
+    """Host names that requests may name, with commas: beside loopback names and the host, or if there is an
+    api_key only these. *.example.com means names below it, * any name."""
+    cors: str = ""
+    """Origins of web pages that may use the server, with commas, such as https://app.example.com; * means
+    any page."""
     served_model_name: str | None = None
     live_texts: bool = True
     """The dashboard at / shows ends of prompts and beginnings of outputs. Off: the server keeps neither."""
@@ -154,3 +166,18 @@ class ServerConfig(EngineConfig):
         super().__post_init__()
         if not 0 <= self.port < 65536:
             raise ValueError(f"port is {self.port}; it must be between 0 and 65535.")
+        if self.api_key == "":
+            raise ValueError("api_key is empty.")
+        for origin in split_names(self.cors):
+            if origin != "*" and not is_origin(origin):
+                raise ValueError(
+                    f"cors names {origin!r}; an origin is scheme://host or scheme://host:port, with no path."
+                )
+        for host in split_names(self.allowed_hosts):
+            if host != "*" and host_name(host.removeprefix("*.")) is None:
+                raise ValueError(f"allowed_hosts names {host!r}, which is no host name.")
+        if not (self.api_key or self.insecure or is_loopback(self.host)):
+            raise ValueError(
+                f"host is {self.host!r}, which other machines can reach, and there is no api_key. Give one"
+                " (--api-key), or let everybody who reaches the server use it (--insecure)."
+            )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from ramify.runtime.config import ServerConfig
+from ramify.runtime.host_names import split_names
 from ramify.runtime.server import calls
+from ramify.runtime.server.access import RefuseWebPages
 from ramify.runtime.server.admin import dashboard, health
 from ramify.runtime.server.errors import add_error_handlers
 from ramify.runtime.server.middleware import CountResponses, RequireApiKey, UnexpectedErrors
@@ -29,8 +32,17 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
         app.include_router(module.router)
     add_error_handlers(app)
     app.add_middleware(UnexpectedErrors)
-    # The last one added is the outermost: refused keys are counted too.
+    # The last one added is the outermost: refused requests are counted too, and a preflight has no key.
     if config.api_key is not None:
         app.add_middleware(RequireApiKey, api_key=config.api_key)
+    if config.cors:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=split_names(config.cors),
+            allow_methods=["GET", "POST", "PUT"],
+            allow_headers=["*"],
+            expose_headers=["retry-after"],
+        )
+    app.add_middleware(RefuseWebPages, config=config)
     app.add_middleware(CountResponses, metrics=service.metrics)
     return app

@@ -1,7 +1,8 @@
-"""Errors as HTTP responses, with the body that OpenAI's API has."""
+"""Errors as HTTP responses, with the body that OpenAI's API has. Each leaves one line in the log."""
 
 from __future__ import annotations
 
+import logging
 import math
 
 import msgspec
@@ -9,8 +10,13 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from ramify.errors import Cancelled, RamifyError
+
+logger = logging.getLogger("ramify.server")
+
+_LOGGED_CHARACTERS = 500
 
 
 class ClientGone(Cancelled):
@@ -48,8 +54,9 @@ def error_body(error: RamifyError) -> bytes:
     )
 
 
-def error_response(error: RamifyError) -> Response:
-    """The response to a request that failed with `error`."""
+def error_response(error: RamifyError, scope: Scope) -> Response:
+    """The response to the request of `scope`, which failed with `error`."""
+    log_error(scope, error.status, str(error), error.field)
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
@@ -58,12 +65,25 @@ def error_response(error: RamifyError) -> Response:
     return Response(error_body(error), error.status, headers, "application/json")
 
 
+def log_error(scope: Scope, status: int, message: str, field: str | None = None) -> None:
+    """One line about an error that is sent: a warning, unless the request was ended from outside (499)."""
+    client = scope.get("client")
+    line = f"{scope['method']} {scope['path']}: {field + ': ' if field else ''}{message}"[:_LOGGED_CHARACTERS]
+    logger.log(
+        logging.INFO if status == Cancelled.status else logging.WARNING,
+        "status=%d client=%s %s",
+        status,
+        client[0] if client else "-",
+        line if line.isprintable() else ascii(line),
+    )
+
+
 def add_error_handlers(app: FastAPI) -> None:
     """Give Ramify's errors and the router's the same body."""
 
     @app.exception_handler(RamifyError)
     async def ramify_error(request: Request, error: RamifyError) -> Response:
-        return error_response(error)
+        return error_response(error, request.scope)
 
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
@@ -72,6 +92,7 @@ def add_error_handlers(app: FastAPI) -> None:
             405: f"{request.url.path} does not take {request.method}.",
         }.get(error.status_code, str(error.detail))
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+        log_error(request.scope, error.status_code, message)
         problem = Problem(message=message, type=type_of(error.status_code), param=None, code=code)
         body = msgspec.json.encode(ErrorReply(error=problem))
         return Response(body, error.status_code, error.headers, "application/json")

@@ -37,7 +37,7 @@ class RequireApiKey:
             browser = scope["path"] in _BROWSER_PATHS
             if not (hmac.compare_digest(given, self._expected) or (browser and self._is_password(given))):
                 error = Unauthorized("The API key is missing or wrong.", remedy="Send it as a bearer token.")
-                response = error_response(error)
+                response = error_response(error, scope)
                 if browser:
                     response.headers["www-authenticate"] = 'Basic realm="Ramify API key", charset="UTF-8"'
                 await response(scope, receive, send)
@@ -104,4 +104,4 @@ class UnexpectedErrors:
             if started:
                 raise
             error = EngineError("An internal error occurred; the server's log has the details.")
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)

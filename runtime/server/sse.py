@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from ramify.errors import EngineError, RamifyError
 from ramify.loop import cancel_at_end
-from ramify.runtime.server.errors import ClientGone, error_body
+from ramify.runtime.server.errors import ClientGone, error_body, log_error
 
 logger = logging.getLogger("ramify.server")
 
@@ -58,9 +58,9 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientGone):
-            await while_connected(receive, self._send_all(send))
+            await while_connected(receive, self._send_all(scope, send))
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, scope: Scope, send: Send) -> None:
         started = False
         async with aclosing(self.events) as events:
             try:
@@ -78,6 +78,7 @@ class EventStream(Response):
                 if not isinstance(error, RamifyError):
                     logger.exception("A stream failed.")
                     error = EngineError("An internal error ended the stream.")
+                log_error(scope, error.status, str(error), error.field)
                 data = self.failed(error)
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         if not started:

@@ -89,6 +89,14 @@ def test_a_model_needs_no_flag(tmp_path: Any, capsys: pytest.CaptureFixture[str]
         (["--log-level", "loud"], "log_level is 'loud'"),
         (["--port", "99999"], "port is 99999"),
         (["--threads", "0"], "threads is 0"),
+        (["--host", "0.0.0.0"], "Give one (--api-key), or let everybody"),
+        (["--host", "::"], "host is '::'"),
+        (["--host", "192.168.1.5"], "host is '192.168.1.5'"),
+        (["--host", "localhost.example.com"], "host is 'localhost.example.com'"),
+        (["--api-key", ""], "api_key is empty"),
+        (["--cors", "https://app.example.com/"], "cors names 'https://app.example.com/'"),
+        (["--cors", "null"], "cors names 'null'"),
+        (["--allowed-hosts", "http://x"], "allowed_hosts names 'http://x'"),
     ],
 )
 def test_serve_refuses_a_bad_configuration(
@@ -122,7 +130,7 @@ def test_every_field_of_the_server_has_a_flag() -> None:
             given[field.name] = field.default
             arguments += [flag, str(field.default)]
         else:
-            value = {"str": "text", "int": 7, "float": 0.5}[str(field.type).split(" ")[0]]
+            value = {"str": "*", "int": 7, "float": 0.5}[str(field.type).split(" ")[0]]
             given[field.name] = value
             arguments += [flag, str(value)]
     assert parse(ServerConfig, arguments) == ServerConfig(**given)

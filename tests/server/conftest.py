@@ -30,7 +30,8 @@ def frontend(server: LiveServer) -> FakeFrontend:
 
 @pytest.fixture
 def http(server: LiveServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=10, verify=False) as client:
+    headers = {"content-type": "application/json"}
+    with httpx.Client(base_url=server.url, timeout=10, verify=False, headers=headers) as client:
         yield client
 
 

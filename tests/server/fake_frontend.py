@@ -257,6 +257,14 @@ class LiveServer:
         self._loop.call_soon_threadsafe(function)
 
 
+def raw_post(path: str, body: bytes, length: int | None = None) -> bytes:
+    """A request as it goes over the wire. `length`: the length that it announces, where that is not the
+    body's."""
+    size = len(body) if length is None else length
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {size}\r\n\r\n".encode() + body
+
+
 def events(response: httpx.Response) -> list[Any]:
     """The data of each server-sent event; "[DONE]" as it is."""
     return [

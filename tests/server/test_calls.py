@@ -13,7 +13,7 @@ from ramify.constraint import regex
 from ramify.errors import WorkerDied
 from ramify.messages import ChatMessage, Generate, Preamble, ProgramHint, TextChunk
 from ramify.sampling_params import SamplingParams
-from tests.server.fake_frontend import VOCAB_SIZE, FakeFrontend, LiveServer, events
+from tests.server.fake_frontend import VOCAB_SIZE, FakeFrontend, LiveServer, events, raw_post
 
 ASKED = Generate(
     rid="r",
@@ -63,9 +63,7 @@ def test_a_client_that_goes_away_ends_its_work(server: LiveServer, frontend: Fak
     frontend.hold_after = 2
     body = msgspec.json.encode({"request": ASKED})
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        connection.sendall(
-            b"POST /v1/calls HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-        )
+        connection.sendall(raw_post("/v1/calls", body))
         assert frontend.held.wait(10)
     assert frontend.closed.wait(10)
 

@@ -12,7 +12,7 @@ import pytest
 from ramify.errors import WorkerDied
 from ramify.messages import TextChunk
 from ramify.runtime.server.streams import merge
-from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
+from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, raw_post
 
 BODIES: dict[str, Any] = {
     "/v1/chat/completions": {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]},
@@ -30,9 +30,8 @@ def test_disconnect_closes_the_generation(
 ) -> None:
     frontend.hold_after = hold_after
     body = httpx.Request("POST", server.url + path, json=BODIES[path] | {"stream": stream})
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body.content)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        connection.sendall(head.encode() + body.content)
+        connection.sendall(raw_post(path, body.content))
         assert frontend.held.wait(10)
         assert not frontend.closed.is_set()
     assert frontend.closed.wait(10)
@@ -42,9 +41,8 @@ def test_disconnect_closes_the_generation(
 def test_disconnect_closes_every_choice(server: LiveServer, frontend: FakeFrontend) -> None:
     frontend.hold_after = 1
     body = httpx.Request("POST", server.url, json=BODIES["/v1/completions"] | {"n": 5}).content
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        connection.sendall(head.encode() + body)
+        connection.sendall(raw_post("/v1/completions", body))
         assert frontend.held.wait(10)
     assert frontend.closed.wait(10)
     assert frontend.idle.wait(10)
@@ -55,7 +53,7 @@ def test_disconnect_in_the_middle_of_the_body(
     server: LiveServer, frontend: FakeFrontend, http: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        connection.sendall(b'POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"text"')
+        connection.sendall(raw_post("/generate", b'{"text"', 100))
     assert http.post("/generate", json={"text": "hi"}).status_code == 200
     assert len(frontend.requests) == 1
     assert caplog.text == ""

@@ -101,10 +101,48 @@ def test_every_generation_is_one_log_line(
         http.post("/v1/completions", json=COMPLETION | {"user": "alice"})
         frontend.fail_first = WorkerDied("The scheduler died.")
         http.post("/v1/completions", json=COMPLETION)
-    finished, failed = (record.getMessage() for record in caplog.records)
+    finished, failed, refused = (record.getMessage() for record in caplog.records)
     assert re.fullmatch(
         r"rid=cmpl-r\d+ endpoint=/v1/completions status=200 finish=length prompt=5 cached=0 output=3 "
         r"ttft=\d\.\d{3}s total=\d\.\d{3}s user='alice'",
         finished,
     )
     assert "status=503 finish=error" in failed
+    assert refused == "status=503 client=127.0.0.1 POST /v1/completions: The scheduler died."
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "said"),
+    [
+        ("POST", "/generate", b'{"text": "hi", "straem": 1}', 400, "straem: straem is not a field"),
+        ("POST", "/v1/chat/completions", b"{", 400, "The body: "),
+        ("POST", "/v1/completions", b'{"model": "gpt-9"}', 404, "model: There is no model 'gpt-9' here."),
+        ("GET", "/generate", b"", 405, "/generate does not take GET."),
+        ("GET", "/a%0Ab", b"", 404, r"/a\nb: There is no /a"),
+    ],
+)
+def test_every_refused_request_is_one_log_line(
+    http: httpx.Client,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    path: str,
+    body: bytes,
+    status: int,
+    said: str,
+) -> None:
+    assert http.request(method, path, content=body).status_code == status
+    (record,) = caplog.records
+    line = record.getMessage()
+    assert line.startswith(f"status={status} client=127.0.0.1 ")
+    assert said in line
+    assert "\n" not in line
+
+
+def test_an_error_in_a_stream_is_a_log_line(
+    http: httpx.Client, frontend: FakeFrontend, caplog: pytest.LogCaptureFixture
+) -> None:
+    frontend.fail_after = (1, WorkerDied("The scheduler died."))
+    http.post("/v1/completions", json=COMPLETION | {"stream": True})
+    (record,) = caplog.records
+    line = record.getMessage()
+    assert line == "status=503 client=127.0.0.1 POST /v1/completions: The scheduler died."

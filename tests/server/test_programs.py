@@ -18,7 +18,7 @@ import ramify.graph
 from ramify import program_route
 from ramify.errors import BackendError, EngineError, Overloaded
 from tests.lang.remote import RawServer, answer
-from tests.server.fake_frontend import FakeFrontend, LiveServer, events
+from tests.server.fake_frontend import FakeFrontend, LiveServer, events, raw_post
 
 Json = Any
 
@@ -357,9 +357,8 @@ def test_work_ends_when_the_client_goes_away(
     frontend.hold_after = 0
     body = {**graph(FORK, {**gen(), "branch": 1}, {**gen(), "branch": 2}), "rows": [{}, {}], "stream": stream}
     request = httpx.Request("POST", server.url + PATH, json=body)
-    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(request.content)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        connection.sendall(head.encode() + request.content)
+        connection.sendall(raw_post(PATH, request.content))
         assert frontend.held.wait(10)
     assert frontend.idle.wait(10)
     assert frontend.closed.is_set()
@@ -370,12 +369,11 @@ def test_a_draining_server_takes_no_programs() -> None:
     frontend = FakeFrontend()
     frontend.hold_after = 0
     content = json.dumps({"text": "hi"}).encode()
-    head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(content)
     with (
         LiveServer(frontend, program_route.router) as server,
         socket.create_connection(("127.0.0.1", server.port)) as connection,
     ):
-        connection.sendall(head + content)
+        connection.sendall(raw_post("/generate", content))
         assert frontend.held.wait(10)
         server.stop()
         assert httpx.post(server.url + PATH, json=graph(gen()), trust_env=False).status_code == 503

@@ -76,7 +76,7 @@ def test_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_host_that_cannot_be_bound(capsys: pytest.CaptureFixture[str]) -> None:
-    assert serve(ServerConfig(host="192.0.2.1", port=0)) == PORT_IN_USE
+    assert serve(ServerConfig(host="192.0.2.1", port=0, insecure=True)) == PORT_IN_USE
     assert capsys.readouterr().err.count("\n") == 1
 
 

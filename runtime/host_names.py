@@ -1,0 +1,43 @@
+"""Host names and origins, as requests and the configuration write them."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d+)?")
+"""As browsers write it (RFC 6454, section 6.2)."""
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d*)?")
+
+
+def is_origin(text: str) -> bool:
+    """Whether `text` is an origin, in lower case and without a path."""
+    return _ORIGIN.fullmatch(text) is not None
+
+
+def split_names(names: str) -> tuple[str, ...]:
+    """The entries of a list with commas, in lower case."""
+    return tuple(name.strip().lower() for name in names.split(",") if name.strip())
+
+
+def host_name(host: str) -> str | None:
+    """The name or address in a Host header (RFC 9110, section 7.2): in lower case, without port, brackets
+    and a trailing dot. None where `host` is no such header."""
+    found = _HOST.fullmatch(host.strip().lower())
+    return found[1].strip("[]").removesuffix(".") if found else None
+
+
+def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """`host` as an address; None for a name."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` means this machine alone, by its text: names are not resolved."""
+    address = ip_address(host)
+    if address is not None:
+        return address.is_loopback
+    return host == "localhost" or host.endswith(".localhost")
