@@ -43,6 +43,7 @@ gpu-check:  ## on a GPU host with torch and triton: the GPU's tests and benchmar
 docs: $(VENV)/.dev  ## rewrite the generated parts of the documentation
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/json_schema_table.py
+	$(BIN)/python docs/reference.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

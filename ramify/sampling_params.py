@@ -47,9 +47,11 @@ class SamplingParams(
     min_tokens: int = 0
     """End-of-sequence and stop token ids are masked until the output has this many tokens."""
     temperature: float = 1.0
+    """Divides the logits; 0 takes the most likely token."""
     top_k: int = 0
     """Keep the k most likely tokens; 0 keeps all."""
     top_p: float = 1.0
+    """Keep the most likely tokens up to this total probability (arXiv 1904.09751); 1 keeps all."""
     min_p: float = 0.0
     """Drop tokens less likely than min_p times the most likely one (arXiv 2407.01082)."""
     repetition_penalty: float = 1.0
@@ -61,17 +63,22 @@ class SamplingParams(
     logit_bias: dict[int, float] = {}
     """Token id to a number added to its logit."""
     seed: int | None = None
+    """Of this request's random numbers. None: the engine gives it one."""
     stop: tuple[str, ...] = ()
     """Output ends before the first of these strings."""
     stop_token_ids: tuple[int, ...] = ()
+    """Output ends at the first of these tokens."""
     ignore_eos: bool = False
+    """Go on after an end-of-sequence token, up to max_tokens."""
     n: int = 1
+    """Independent outputs; output i has the seed ``seed + i``."""
     logprobs: int | None = None
     """Log-probabilities of the output. None: none. 0: of the sampled tokens. k: also of the k most likely
     tokens at each position."""
     prompt_logprobs_start: int | None = None
     """Log-probabilities of the prompt's tokens from this position on; None for none."""
     skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
     token_healing: bool = True
     """Token healing: the last tokens of a prompt that ends in text may be replaced by tokens that begin with
     the same text and go beyond it. Prompts that end in token ids or in a chat template are never healed."""
