@@ -92,8 +92,24 @@ class Preamble(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The most tokens of free text before `end` is forced; with 0 the output begins with `end`."""
     optional: bool = False
     """The output may stop without `end`, and without anything that would follow it."""
+    apart: bool = False
+    """The sampling options are about the text behind it: `max_tokens` and `min_tokens` count from there, and
+    stop strings are looked for there. Its own `max_tokens` is set then."""
     end_ids: tuple[int, ...] = ()
     """The tokens of `end`, filled in by the tokenizer."""
+
+
+Effort = Literal["minimal", "low", "medium", "high"]
+
+
+class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Whether a model thinks before its answer."""
+
+    enabled: bool = True
+    max_tokens: int | None = None
+    """The most tokens of the thoughts."""
+    effort: Effort | None = None
+    """As OpenAI's models take it. Other models have no such setting."""
 
 
 class Choices(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -118,6 +134,8 @@ class Generate(Message, frozen=True, kw_only=True):
     """JSON text of the object of further variables that the chat template is given."""
     preambles: tuple[Preamble, ...] = ()
     """In their order in the output; behind the last one the constraint holds, or any text is allowed."""
+    thinking: Thinking | None = None
+    """For backends that take messages, and switch the model's thinking themselves. Others get `preambles`."""
     sampling: SamplingParams = SamplingParams()
     constraint: Constraint | None = None
     choices: Choices | None = None
@@ -184,6 +202,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     evicted_by: str = ""
     """Who took most of the pages of these: a program's name and id, or a request's id."""
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Completion tokens of the thoughts, with their end mark, where they are told apart."""
     forced_tokens: int = 0
     """Completion tokens that the grammar forced, appended without sampling."""
     retractions: int = 0
@@ -237,6 +257,8 @@ class TextChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     rid: str
     text: str = ""
+    reasoning: str = ""
+    """New text of the model's thoughts, where the backend tells them apart; it is no part of `text`."""
     ids: tuple[int, ...] = ()
     forced: tuple[int, ...] = ()
     """Indices in `ids` of the tokens that the grammar forced, where the backend tells."""
@@ -307,6 +329,27 @@ class ToolPieces(msgspec.Struct, frozen=True, kw_only=True):
     """A result is shown as a JSON string, whose quotes belong to the pieces of the tool turn."""
 
 
+class ThinkingFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a model's thoughts are marked, and what its chat template does with them.
+
+    An assistant turn begins with `ChatFormat.prefix`, whose end is `default` (may be ""). In its place stands
+    `on` where the model is to think, `off` where it is not, and `past` in an earlier turn without thoughts.
+    """
+
+    start: str = "<think>\n"
+    """Begins the thoughts. `on` ends with it."""
+    end: str = "</think>"
+    gap: str = "\n\n"
+    """Between `end` and the answer."""
+    default: str = ""
+    on: str = "<think>\n"
+    off: str = ""
+    past: str = ""
+    kept: Literal["turn", "user", "always"] = "turn"
+    """How long thoughts stay in the prompt: up to the end of their turn, up to the next user turn, or for
+    ever."""
+
+
 class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     """The model's chat template as pieces that can be appended one turn at a time.
 
@@ -328,6 +371,8 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     variables: tuple[str, ...] = ()
     """Variables that the template reads, other than messages, tools, special tokens and
     add_generation_prompt."""
+    thinking: ThinkingFormat | None = None
+    """None where the template has no sign of thinking."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -157,6 +157,8 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The request's first chunk: `sampling` and `context` are set."""
     sampling: SamplingParams | None = None
     """For its stop strings and the treatment of special tokens."""
+    stop_after: tuple[str, ...] = ()
+    """On the first chunk: stop strings count only behind these texts, which come one after the other."""
     context: tuple[int, ...] = ()
     """The prompt's last ids: some tokenizers spell a token differently at the start of a text."""
     overlap: str = ""

@@ -218,6 +218,14 @@ class PreambleMatcher:
         return self._inner is None or self._inner.free
 
     @property
+    def answer_tokens(self) -> int | None:
+        """The number of tokens behind this preamble and all that are `apart` behind it; None before that."""
+        inner = self._inner
+        if isinstance(inner, PreambleMatcher) and inner._preamble.apart:
+            return inner.answer_tokens
+        return None if inner is None else self._inner_tokens
+
+    @property
     def _forced(self) -> bool:
         """The preamble's own `max_tokens` are spent."""
         limit = self._preamble.max_tokens

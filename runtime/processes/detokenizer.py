@@ -72,6 +72,7 @@ class Detokenizer:
                 TextStream(
                     lambda ids: self._decode(ids, skip_special_tokens=skip),
                     stop=sampling.stop,
+                    stop_after=chunk.stop_after,
                     context=chunk.context,
                     overlap=chunk.overlap,
                 ),

@@ -38,13 +38,22 @@ class TextStream:
 
     `decode` turns token ids into text. `context` holds the last ids of the prompt: some tokenizers decode a
     token differently at the start of a text. `overlap` is the end of the prompt where the first output token
-    spells it again (token healing): it is cut off the text.
+    spells it again (token healing): it is cut off the text. Stop strings count only behind the texts in
+    `stop_after`, which come one after the other.
     """
 
     def __init__(
-        self, decode: Decode, *, stop: Sequence[str] = (), context: Sequence[int] = (), overlap: str = ""
+        self,
+        decode: Decode,
+        *,
+        stop: Sequence[str] = (),
+        stop_after: Sequence[str] = (),
+        context: Sequence[int] = (),
+        overlap: str = "",
     ) -> None:
         self._decode = decode
+        self._stop_after = list(stop_after)
+        self._stop_from = 0  # stop strings count from here on, once `_stop_after` is empty
         self._skip = len(overlap)
         self.healed = bool(overlap)
         self._stop = tuple(stop)
@@ -68,7 +77,7 @@ class TextStream:
         for token in ids:
             self._ids.append(token)
             self._text_end.append(len(self._text) if self._decode_pending() else -1)
-        if self._stop and (match := self._find_stop(searched)) is not None:
+        if self._stop and self._may_stop_here() and (match := self._find_stop(searched)) is not None:
             position, matched = match
             self._text = self._text[:position]
             return Released(self._release(position), matched)
@@ -131,13 +140,30 @@ class TextStream:
         before = self._decode(self._ids[self._window : self._read])
         return self._decode(self._ids[self._window :])[len(before) :]
 
+    def _may_stop_here(self) -> bool:
+        """All of `stop_after` have been written."""
+        while self._stop_after:
+            end = self._stop_after[0]
+            position = self._text.find(end, self._stop_from)
+            if position < 0:
+                # The next search begins where the end may begin.
+                self._stop_from = max(self._stop_from, len(self._text) - len(end) + 1)
+                return False
+            self._stop_from = position + len(end)
+            del self._stop_after[0]
+        return True
+
     def _find_stop(self, start: int) -> tuple[int, str] | None:
+        start = max(start, self._stop_from)
         found = [(position, stop) for stop in self._stop if (position := self._text.find(stop, start)) >= 0]
         return min(found, key=lambda match: match[0]) if found else None
 
     def _held_back(self) -> int:
         """Length of the longest suffix of the text that is a prefix of a stop string."""
-        for length in range(min(self._longest_stop - 1, len(self._text) - self._released), 0, -1):
+        if self._stop_after:
+            return 0
+        unread = len(self._text) - max(self._released, self._stop_from)
+        for length in range(min(self._longest_stop - 1, unread), 0, -1):
             tail = self._text[-length:]
             if any(stop.startswith(tail) for stop in self._stop):
                 return length

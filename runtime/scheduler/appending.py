@@ -116,6 +116,7 @@ class OutputAppender:
 
     def end_if_done(self, request: Request) -> bool:
         """End `request` if its last token ends it, or if the grammar allows only the end."""
+        request.limit_answer()
         constrained = request.constrained
         last = int(request.ids[-1])
         if self._is_stop(request, last):

@@ -107,11 +107,14 @@ class Arrivals:
             request.constrained = constrained = ConstrainedOutput(
                 matcher, self.limits.vocab_size, self.limits.eos_token_ids, self.retokenizer
             )
-            needed = constrained.needed - request.known_len
-            if 0 < request.max_tokens < needed:
+            needed, most = constrained.needed - request.known_len, request.max_tokens
+            if request.answer_tokens is not None:
+                needed -= sum(len(one.end_ids) for one in request.preambles if one.apart)
+                most = request.answer_tokens
+            if 0 < most < needed:
                 raise InvalidRequest(
                     f"The shortest text that satisfies the constraint has {needed} tokens; "
-                    f"max_tokens is {request.max_tokens}.",
+                    f"max_tokens is {most}.",
                     field="max_tokens",
                     remedy=f"Allow at least {needed} tokens.",
                 )

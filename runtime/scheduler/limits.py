@@ -8,6 +8,11 @@ from ramify.errors import InvalidRequest, PromptTooLong, UnsupportedField
 from ramify.ring_messages import Submit
 
 
+def tokens_apart(message: Submit) -> int:
+    """The most tokens of the preambles that `max_tokens` does not count, with their ends."""
+    return sum((one.max_tokens or 0) + len(one.end_ids) for one in message.preambles if one.apart)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
     """Limits of one engine; `kv_tokens` is the number of tokens that all pages hold together."""
@@ -34,12 +39,14 @@ class Limits:
                 remedy="Shorten it, or give the engine a larger context_length or kv_memory_gb.",
             )
         room = longest - prompt_len
-        if sampling.max_tokens is not None and sampling.max_tokens > room:
+        apart = tokens_apart(message)
+        if sampling.max_tokens is not None and sampling.max_tokens + apart > room:
+            thoughts = f", {apart} of its preambles" if apart else ""
             raise PromptTooLong(
-                f"The prompt's {prompt_len} tokens and max_tokens={sampling.max_tokens} exceed the limit"
-                f" of {longest} tokens.",
+                f"The prompt's {prompt_len} tokens{thoughts} and max_tokens={sampling.max_tokens} exceed the"
+                f" limit of {longest} tokens.",
                 field="max_tokens",
-                remedy=f"Ask for at most {room} tokens.",
+                remedy=f"Ask for at most {room} tokens{' in all' if apart else ''}.",
             )
         for field, tokens in (
             ("prompt", message.ids),
@@ -56,7 +63,7 @@ class Limits:
                 "ignore_eos cannot be combined with a constraint: the constraint says where the output ends.",
                 field="ignore_eos",
             )
-        return room if sampling.max_tokens is None else sampling.max_tokens
+        return room if sampling.max_tokens is None else sampling.max_tokens + apart
 
     def check_choices(self, longest: int, together: int) -> None:
         """Raises `PromptTooLong` where choices do not fit.

@@ -84,6 +84,7 @@ class StepOutputs:
             choices=choices,
             first=first,
             sampling=request.sampling if first else None,
+            stop_after=tuple(one.end for one in request.preambles if one.apart) if first else (),
             context=context,
             overlap=report.overlap.decode() if first else "",
             unenforced=report.unenforced if first else (),

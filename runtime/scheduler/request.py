@@ -108,6 +108,10 @@ class Request:
         self.every_s = submit.every_s
         self.arrival = arrival
         self.max_tokens = max_tokens
+        self.answer_tokens = self.sampling.max_tokens if any(one.apart for one in submit.preambles) else None
+        """The most tokens behind the preambles that are `apart`, until these have ended."""
+        self.answer_start = 0
+        """Output tokens before the answer that `min_tokens` is about."""
         self.seed = self.sampling.seed if self.sampling.seed is not None else default_seed
 
         self.prompt_len = len(submit.ids)
@@ -195,6 +199,19 @@ class Request:
     @property
     def budget_left(self) -> int:
         return self.max_tokens - self.output_len
+
+    def limit_answer(self) -> None:
+        """Where the preambles that are `apart` have ended, let the answer have its own tokens and no more."""
+        if self.answer_tokens is None or self.constrained is None:
+            return
+        begun = self.constrained.answer_tokens
+        if begun is None:
+            return
+        self.answer_start = self.output_len - begun
+        # A jump may have spelled forced text in more tokens than the fewest.
+        needed = self.output_len + self.constrained.needed
+        self.max_tokens = max(self.answer_start + self.answer_tokens, needed)
+        self.answer_tokens = None
 
     @property
     def prefilling(self) -> bool:

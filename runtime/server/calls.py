@@ -28,7 +28,7 @@ from ramify.runtime.server.sse import DONE, EventStream, event
 router = APIRouter()
 
 PATH = "/v1/calls"
-UNSUPPORTED = ("chat", "tools", "template_kwargs", "preambles")
+UNSUPPORTED = ("chat", "tools", "template_kwargs", "thinking")
 """Fields of `Generate` that are refused: programs write the turns of a chat themselves."""
 
 

@@ -69,7 +69,8 @@ QWEN3 = (
     "{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
     "{%- elif message.role == 'assistant' %}"
     "{%- set content = message.content %}{%- set reasoning = '' %}"
-    "{%- if '</think>' in content %}"
+    "{%- if message.reasoning_content is string %}{%- set reasoning = message.reasoning_content %}"
+    "{%- elif '</think>' in content %}"
     "{%- set reasoning = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}"
     "{%- set content = content.split('</think>')[-1].lstrip('\n') %}{%- endif %}"
     "{%- if loop.index0 > ns.last_query_index and (loop.last or reasoning) %}"
@@ -155,4 +156,94 @@ TEMPLATES = {
     "qwen3": QWEN3,
     "llama-3.1": LLAMA31,
     "mistral-v0.3": MISTRAL_V3,
+}
+
+DEEPSEEK_R1 = (
+    "{%- set ns = namespace(system_prompt='') %}"
+    "{%- for message in messages %}{%- if message['role'] == 'system' %}"
+    "{%- set ns.system_prompt = message['content'] %}{%- endif %}{%- endfor %}"
+    "{{ bos_token }}{{ ns.system_prompt }}"
+    "{%- for message in messages %}"
+    "{%- if message['role'] == 'user' %}{{ '<｜User｜>' + message['content'] }}{%- endif %}"
+    "{%- if message['role'] == 'assistant' and message['content'] is not none %}"
+    "{%- set content = message['content'] %}"
+    "{%- if '</think>' in content %}{%- set content = content.split('</think>')[-1] %}{%- endif %}"
+    "{{ '<｜Assistant｜>' + content + '<｜end▁of▁sentence｜>' }}{%- endif %}{%- endfor %}"
+    "{% if add_generation_prompt %}{{ '<｜Assistant｜><think>\n' }}{% endif %}"
+)
+"""The template opens the thoughts itself, always, and shows none of earlier turns."""
+
+DEEPSEEK_V31 = (
+    "{% if not thinking is defined %}{% set thinking = false %}{% endif %}"
+    "{{ bos_token }}"
+    "{%- for message in messages %}"
+    "{%- if message['role'] == 'system' %}{{ message['content'] }}{%- endif %}"
+    "{%- if message['role'] == 'user' %}{{ '<｜User｜>' + message['content'] }}{%- endif %}"
+    "{%- if message['role'] == 'assistant' %}"
+    "{%- set content = message['content'] %}"
+    "{%- if '</think>' in content %}{%- set content = content.split('</think>', 1)[1] %}{%- endif %}"
+    "{{ '<｜Assistant｜></think>' + content + '<｜end▁of▁sentence｜>' }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{ '<｜Assistant｜>' }}"
+    "{%- if thinking %}{{ '<think>' }}{%- else %}{{ '</think>' }}{%- endif %}{%- endif %}"
+)
+"""Thinks only where it is asked to."""
+
+GLM45 = (
+    "[gMASK]<sop>"
+    "{%- set ns = namespace(last_user_index=-1) %}"
+    "{%- for m in messages %}{%- if m.role == 'user' %}"
+    "{%- set ns.last_user_index = loop.index0 %}{%- endif %}{%- endfor %}"
+    "{%- for m in messages %}"
+    "{%- if m.role == 'user' %}{{ '<|user|>\n' + m.content }}"
+    "{{- '/nothink' if (enable_thinking is defined and not enable_thinking "
+    "and not m.content.endswith('/nothink')) else '' -}}"
+    "{%- elif m.role == 'system' %}{{ '<|system|>\n' + m.content }}"
+    "{%- elif m.role == 'tool' %}"
+    "{{ '<|observation|>\n<tool_response>\n' + m.content + '\n</tool_response>' }}"
+    "{%- elif m.role == 'assistant' %}{{ '<|assistant|>' }}"
+    "{%- set content = m.content %}{%- set reasoning = '' %}"
+    "{%- if m.reasoning_content is string %}{%- set reasoning = m.reasoning_content %}"
+    "{%- elif '</think>' in content %}"
+    "{%- set reasoning = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}"
+    "{%- set content = content.split('</think>')[-1].lstrip('\n') %}{%- endif %}"
+    "{%- if loop.index0 > ns.last_user_index and reasoning %}"
+    "{{ '\n<think>' + reasoning.strip() + '</think>' }}"
+    "{%- else %}{{ '\n<think></think>' }}{%- endif %}"
+    "{%- if content.strip() %}{{ '\n' + content.strip() }}{%- endif %}"
+    "{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|assistant|>' }}"
+    "{{- '\n<think></think>' if (enable_thinking is defined and not enable_thinking) else '' -}}{%- endif %}"
+)
+
+GPT_OSS = (
+    "{%- for message in messages %}"
+    "{%- if message.role == 'assistant' %}"
+    "{%- if loop.last and not add_generation_prompt %}"
+    "{%- if 'thinking' in message %}"
+    "{{ '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}{%- endif %}"
+    "{{ '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|return|>' }}"
+    "{%- else %}"
+    "{{ '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}{%- endif %}"
+    "{%- else %}{{ '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}{%- endif %}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{%- endif %}"
+)
+"""As gpt-oss writes plain turns: thoughts and answer are messages of their own, in two channels."""
+
+KEEPING = (
+    "{%- for message in messages %}"
+    "{{ '<|' + message.role + '|>' }}"
+    "{%- if message.reasoning_content %}{{ '[THINK]' + message.reasoning_content + '[/THINK]' }}{%- endif %}"
+    "{{ message.content + '<|end|>' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|assistant|>' }}{%- endif %}"
+)
+"""Thoughts of earlier turns stay, as some agents' models want it."""
+
+THINKING = {
+    "qwen3": QWEN3,
+    "deepseek-r1": DEEPSEEK_R1,
+    "deepseek-v3.1": DEEPSEEK_V31,
+    "glm-4.5": GLM45,
+    "gpt-oss": GPT_OSS,
+    "keeping": KEEPING,
 }

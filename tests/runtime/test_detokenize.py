@@ -84,3 +84,16 @@ def test_context_is_not_output(context: list[int]) -> None:
     stream = TextStream(decode, context=context)
     assert stream.push(list("é".encode()[:1])).text == ""
     assert stream.push(list("é".encode()[1:])).text == "é"
+
+
+@given(SIZES)
+def test_stop_strings_count_behind_the_thoughts(sizes: list[int]) -> None:
+    text = "a\n</x b\n</x>..\n..c\nd"
+    stream = TextStream(decode, stop=["\nd", "\n"], stop_after=["</x>", ".."])
+    shown, matched, position = "", None, 0
+    for size in [*sizes, *[1] * len(text)]:
+        released = stream.push(list(text.encode()[position : position + size]))
+        shown, matched, position = shown + released.text, released.matched, position + size
+        if matched is not None:
+            break
+    assert (shown, matched) == ("a\n</x b\n</x>..", "\n")

@@ -41,6 +41,7 @@ class Thinking(LocalScheduler):
                 end=one.end,
                 max_tokens=one.max_tokens,
                 optional=one.optional,
+                apart=one.apart,
                 end_ids=tuple(self.ids[bytes([byte])] for byte in one.end.encode()),
             )
             for one in preambles
@@ -138,3 +139,37 @@ def test_optional_text_may_be_all(local: Thinking) -> None:
     assert result.finish.reason == "stop"
     required = local.ask(Preamble(end="</x>"), constraint=DIGITS, logit_bias={END_ID: 100.0}, max_tokens=20)
     assert local.text(required)[-3:].isdigit()
+
+
+THOUGHTS = (Preamble(end="</x>", max_tokens=9, apart=True), Preamble(end="..", max_tokens=0, apart=True))
+
+
+@pytest.mark.parametrize("thought", [0, 9])
+@pytest.mark.parametrize("most", [1, 5])
+def test_tokens_behind_what_is_apart_are_counted_from_there(local: Thinking, thought: int, most: int) -> None:
+    first, gap = THOUGHTS
+    first = Preamble(end=first.end, max_tokens=thought, apart=True)
+    result = local.ask(first, gap, max_tokens=most, logit_bias={END_ID: -100.0})
+    assert len(result.ids) == thought + len("</x>..") + most
+    assert "</x>.." in local.text(result)
+    assert result.finish is not None
+    assert result.finish.reason == "length"
+
+
+def test_the_answers_own_limit_holds_it_whole(local: Thinking) -> None:
+    result = local.ask(*THOUGHTS, constraint=DIGITS, max_tokens=3)
+    _, _, answer = local.text(result).partition("</x>..")
+    assert list(result.ids[9 : 9 + len("</x>..")]) == [local.ids[bytes([one])] for one in b"</x>.."]
+    assert len(answer) == 3
+    assert answer.isdigit()
+    refused = local.ask(*THOUGHTS, constraint=DIGITS, max_tokens=2)
+    assert isinstance(refused.error, InvalidRequest)
+    assert "has 3 tokens; max_tokens is 2" in str(refused.error)
+
+
+def test_the_least_number_of_tokens_is_the_answers(local: Thinking) -> None:
+    """The model is pushed to stop as soon as it may."""
+    result = local.ask(*THOUGHTS, max_tokens=20, min_tokens=4, logit_bias={END_ID: 100.0})
+    *thoughts, end = result.ids
+    assert end == END_ID
+    assert len(thoughts) == 9 + len("</x>..") + 4

@@ -11,7 +11,7 @@ import pytest
 
 from ramify.constraint import regex
 from ramify.errors import WorkerDied
-from ramify.messages import ChatMessage, Generate, Preamble, ProgramHint, TextChunk
+from ramify.messages import ChatMessage, Generate, ProgramHint, TextChunk, Thinking
 from ramify.sampling_params import SamplingParams
 from tests.server.fake_frontend import VOCAB_SIZE, FakeFrontend, LiveServer, events, raw_post
 
@@ -77,7 +77,7 @@ def test_a_client_that_goes_away_ends_its_work(server: LiveServer, frontend: Fak
         ({"prompt": (), "chat": (ChatMessage(role="user", content="x"),)}, "chat"),
         ({"tools": "[]"}, "tools"),
         ({"template_kwargs": "{}"}, "template_kwargs"),
-        ({"preambles": (Preamble(end="x", max_tokens=1),)}, "preambles"),
+        ({"thinking": Thinking()}, "thinking"),
         ({"hint": ProgramHint(program="")}, "hint.program"),
         ({"hint": ProgramHint(program="p", lease_s=-1)}, "hint.lease_s"),
         ({"hint": ProgramHint(program="p", calls_left=-1)}, "hint.calls_left"),

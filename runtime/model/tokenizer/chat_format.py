@@ -21,7 +21,8 @@ from typing import Any
 import msgspec
 
 from ramify.messages import ChatFormat
-from ramify.runtime.model.tokenizer.tool_pieces import render, tool_pieces
+from ramify.runtime.model.tokenizer.thinking_format import thinking_format
+from ramify.runtime.model.tokenizer.tool_pieces import common_start, render, tool_pieces
 from ramify.tool_calls.formats import GENERIC, format_in
 
 Turn = tuple[str, str]
@@ -80,7 +81,7 @@ def chat_format(tokenizer: Any) -> ChatFormat | None:
     if "user" not in first:
         return None
 
-    suffix = {role: _common_start(texts) for role, texts in after.items()}
+    suffix = {role: common_start(texts) for role, texts in after.items()}
     # A generation prompt overrides the text before past assistant turns.
     between |= {f"{role}>assistant": text for role, text in generation.items()}
     prefix = {f">{role}": text for role, text in first.items()}
@@ -98,7 +99,11 @@ def chat_format(tokenizer: Any) -> ChatFormat | None:
         tool_format=_tool_format(tokenizer),
         variables=template_variables(tokenizer),
     )
-    return msgspec.structs.replace(found, tools=tool_pieces(tokenizer, found))
+    return msgspec.structs.replace(
+        found,
+        tools=tool_pieces(tokenizer, found),
+        thinking=thinking_format(tokenizer, found, template_source(tokenizer)),
+    )
 
 
 _PROBE_TOOL = {
@@ -185,15 +190,6 @@ def _difference(tokenizer: Any, pieces: ChatFormat, *, prompts: bool) -> str:
             if rendered != composed:
                 return f"{turns} is {rendered!r} by the template and {composed!r} in pieces"
     return ""
-
-
-def _common_start(texts: Sequence[str]) -> str:
-    low, high = (
-        min(texts),
-        max(texts),
-    )  # the prefix common to the smallest and the largest text is common to all
-    length = next((at for at, char in enumerate(low) if char != high[at]), len(low))
-    return low[:length]
 
 
 def _conversations(text: str) -> list[list[str]]:

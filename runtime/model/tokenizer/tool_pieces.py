@@ -177,16 +177,29 @@ def _calls(tool_format: ToolFormat, calls: Sequence[dict[str, Any]]) -> str:
 
 
 def render(
-    tokenizer: Any, messages: Sequence[Any], tools: Sequence[Any] | None, *, generation: bool
+    tokenizer: Any,
+    messages: Sequence[Any],
+    tools: Sequence[Any] | None,
+    *,
+    generation: bool,
+    **variables: Any,
 ) -> str | None:
-    """`messages` and `tools` as the chat template renders them; None if it raises."""
+    """`messages` and `tools` as the chat template renders them, given `variables`; None if it raises."""
     try:
         text: str = tokenizer.apply_chat_template(
             msgspec.to_builtins(messages),  # copies: a template may change its arguments
             tools=msgspec.to_builtins(tools),
             tokenize=False,
             add_generation_prompt=generation,
+            **variables,
         )
     except Exception:  # a template is a program: it may raise anything
         return None
     return text
+
+
+def common_start(texts: Sequence[str]) -> str:
+    """The longest text that all of `texts` begin with."""
+    low, high = min(texts), max(texts)  # what these two share, all share
+    length = next((at for at, char in enumerate(low) if char != high[at]), len(low))
+    return low[:length]

@@ -54,6 +54,12 @@ class ConstrainedOutput:
         say."""
         return self._matcher.completion_tokens or 0
 
+    @property
+    def answer_tokens(self) -> int | None:
+        """The number of tokens behind the preambles that are `apart`; None while one of these is open."""
+        found: int | None = getattr(self._matcher, "answer_tokens", None)  # of a PreambleMatcher
+        return found
+
     def accept(self, token: int) -> None:
         """Advance over a token that the mask allowed."""
         if not self._matcher.accept(token):

@@ -1,0 +1,99 @@
+"""Learns from a chat template how a model thinks, by rendering conversations with thoughts in them.
+
+Example, Qwen 3, whose template reads enable_thinking ("…" is ``<|im_start|>assistant\\n``, R are thoughts):
+
+    generation prompt, thinking unset or on       …
+    generation prompt, thinking off               …<think>\\n\\n</think>\\n\\n
+    the last turn, with thoughts R, answer A      …<think>\\nR\\n</think>\\n\\nA
+    the same turn before another user turn        …A
+
+All four begin with the same text; what follows it are `on`, `off`, and the marks.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ramify.messages import ChatFormat, ThinkingFormat
+from ramify.runtime.model.tokenizer.tool_pieces import common_start, render
+
+SWITCHES = ("enable_thinking", "thinking")
+"""Variables by which templates switch thinking on and off: Qwen's and GLM's, DeepSeek's."""
+_USER, _ANSWER, _LATER, _THOUGHTS = "userword", "answerword", "laterword", "thoughtword"
+_MARK = r"<[^<>]+>|\[[A-Z/]+\]|◁[^◁▷]+▷"
+_CUT = re.compile(r"(<[^<>]*|\[[A-Z/]*|◁[^◁▷]*)$")
+"""The beginning of a mark at the end of a text."""
+_START = re.compile(r"(<think>|<thinking>|◁think▷|\[THINK\])\s*$")
+_ASKED = {"role": "user", "content": _USER}
+_ANSWERED = {"role": "assistant", "content": _ANSWER}
+_THOUGHT = {**_ANSWERED, **dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _THOUGHTS)}
+"""Templates read one of these fields."""
+_CALLED = {
+    **_THOUGHT,
+    "tool_calls": [
+        {"id": "a1b2c3d4e", "type": "function", "function": {"name": "probed", "arguments": {"key": 1}}}
+    ],
+}
+_RESULT = {"role": "tool", "tool_call_id": "a1b2c3d4e", "name": "probed", "content": "resultword"}
+_ASKED_AGAIN = {"role": "user", "content": _LATER}
+
+
+def thinking_format(tokenizer: Any, pieces: ChatFormat, source: str) -> ThinkingFormat | None:
+    """The thinking of the model with the template `source`; None where the template has no sign of it."""
+
+    def rendered(*turns: Any, generation: bool = True, **variables: Any) -> str:
+        return render(tokenizer, turns, None, generation=generation, **variables) or ""
+
+    def after_user(text: str) -> str:
+        """What follows the first user turn."""
+        return text.partition(_USER)[2].removeprefix(pieces.suffix["user"])
+
+    switches = {name for name in SWITCHES if name in pieces.variables}
+    unset = after_user(rendered(_ASKED))
+    on = after_user(rendered(_ASKED, **dict.fromkeys(switches, True)))
+    off = after_user(rendered(_ASKED, **dict.fromkeys(switches, False)))
+    past = after_user(rendered(_ASKED, _ANSWERED, _ASKED_AGAIN)).partition(_ANSWER)[0]
+    shown = after_user(rendered(_ASKED, _THOUGHT, generation=False))
+    before, found, after = shown.partition(_THOUGHTS)
+    before = before if found else on
+    common = _CUT.sub("", common_start([unset, on, past, before]))
+    default, on, past, before = (text[len(common) :] for text in (unset, on, past, before))
+    off = (
+        off[off.rfind(common) + len(common) :] if common in off else default
+    )  # GLM changes the user turn, too
+    closed = re.match(rf"\s*({_MARK})", after.partition(_ANSWER)[0])
+    opened = _START.search(before)
+    if found and closed:
+        end, gap = closed[1], after.partition(_ANSWER)[0][closed.end() :]
+        start = before if not opened else before[opened.start() :]
+        on = before
+    elif opened:
+        start = opened[0]
+        end, gap = start.strip(), "\n\n" if start.endswith("\n") else ""
+        end = f"{end[0]}/{end[1:]}"
+    elif "</think>" in source:
+        start, end, gap = "<think>\n", "</think>", "\n\n"
+        on += start
+    else:
+        return None
+    if not switches:
+        off = past or (f"{start}\n{end}{gap}" if _START.search(default) else default)
+    elif off.endswith(end):
+        off += gap  # the model would write it
+    return ThinkingFormat(
+        start=start,
+        end=end,
+        gap=gap,
+        default=default,
+        on=on,
+        off=off,
+        past=past,
+        kept=(
+            "always"
+            if _THOUGHTS in rendered(_ASKED, _THOUGHT, _ASKED_AGAIN)
+            else "user"
+            if _THOUGHTS in rendered(_ASKED, _CALLED, _RESULT)
+            else "turn"
+        ),
+    )
