@@ -67,6 +67,7 @@ def gen(
     retries: int = 0,
     keep_failed: bool = False,
     timeout: float | None = None,
+    backend: Backend | str | None = None,
     **options: Any,
 ) -> Node:
     """Generate text, append it, and set the variable `name` to it.
@@ -87,6 +88,8 @@ def gen(
         keep_failed: Keep the failed attempts and their corrections in the program.
         timeout: Seconds for the whole step, retries included. Then the request is aborted and the step fails
             with `RequestTimeout` as the cause.
+        backend: The backend of this step, or its name in the `Router` that the program runs on. Its model is
+            shown the program so far in its own chat template and tokens.
         options: Fields of `ramify.sampling_params.SamplingParams`, or SGLang's spellings of them:
             max_new_tokens, min_new_tokens, sampling_seed, return_logprob, top_logprobs_num,
             logprob_start_len. With n > 1 the variable holds a list, whose first output is appended.
@@ -112,7 +115,7 @@ def gen(
     options = {"max_tokens": max_tokens, **options} if max_tokens is not None else options
     if choices is not None:
         options |= {"validate": validate, "retries": retries or None}
-        return _scored(name, choices, options, choices_method, timeout, line)
+        return _scored(name, choices, options, choices_method, timeout, backend, line)
     if choices_method is not None:
         raise InvalidRequest("choices_method needs choices.", field="choices_method")
     wanted = _schema(constraints)
@@ -127,6 +130,7 @@ def gen(
         retries=retries,
         keep_failed=keep_failed,
         timeout=_seconds(timeout),
+        backend=backend,
         line=line,
     )
 
@@ -147,6 +151,7 @@ def _scored(
     options: dict[str, Any],
     method: ChoicesSamplingMethod | None,
     timeout: float | None,
+    backend: Backend | str | None,
     line: str | None,
 ) -> Node:
     """The `select` of a `gen` with choices; raises `UnsupportedField` for options that have no effect."""
@@ -154,7 +159,7 @@ def _scored(
     for extra, value in options.items():
         if value is not None:
             raise UnsupportedField(f"A gen with choices scores them, so {extra} has no effect.", field=extra)
-    return _select(name, choices, temperature, method, timeout, line)
+    return _select(name, choices, temperature, method, timeout, backend, line)
 
 
 def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Node:
@@ -174,14 +179,15 @@ def select(
     choices_method: ChoicesSamplingMethod = token_length_normalized,
     *,
     timeout: float | None = None,
+    backend: Backend | str | None = None,
 ) -> Node:
     """Append the choice that the model finds most likely, scored by `choices_method`.
 
-    After `timeout` seconds the step fails with `RequestTimeout` as the cause.
+    After `timeout` seconds the step fails with `RequestTimeout` as the cause. `backend` as in `gen`.
     """
     if choices is None:
         raise InvalidRequest("select needs choices.", field="choices")
-    return _select(name, choices, temperature, choices_method, timeout, caller_line())
+    return _select(name, choices, temperature, choices_method, timeout, backend, caller_line())
 
 
 def _select(
@@ -190,13 +196,21 @@ def _select(
     temperature: float,
     method: ChoicesSamplingMethod | None,
     timeout: float | None,
+    backend: Backend | str | None,
     line: str | None,
 ) -> Node:
     if isinstance(choices, str) or not choices or not all(isinstance(one, str) and one for one in choices):
         raise InvalidRequest("choices must be a list of non-empty strings.", field="choices")
     if temperature > 1e-5:
         raise UnsupportedField("Choices are scored at temperature 0.", field="temperature")
-    return Select(name, tuple(choices), method or token_length_normalized, _seconds(timeout), line)
+    return Select(
+        name,
+        tuple(choices),
+        method or token_length_normalized,
+        timeout=_seconds(timeout),
+        backend=backend,
+        line=line,
+    )
 
 
 def _seconds(timeout: float | None) -> float | None:

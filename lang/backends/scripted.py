@@ -56,6 +56,7 @@ class ScriptedBackend:
             and for a select, its choice, or a mapping of choices to their mean token log-probabilities.
         chat_format: Pieces of the chat template; None for a model without one. ChatML unless given.
         context_length: Most tokens of prompt and output together.
+        name: The model's name.
 
     An answer that its constraint does not allow, or that is longer than max_tokens under a constraint,
     fails the step. `requests` and `ended` record what was asked for.
@@ -67,11 +68,13 @@ class ScriptedBackend:
         *,
         chat_format: ChatFormat | None = chatml(),  # noqa: B008 - frozen
         context_length: int = 1 << 20,
+        name: str = "scripted",
     ) -> None:
         self._answers = answers
         self._used: dict[str, int] = {}
         self._chat_format = chat_format
         self._context_length = context_length
+        self._name = name
         self._ids: dict[str, int] = {"<|im_end|>": EOS}
         self._texts: list[str] = ["<|im_end|>"]
         self._cached: dict[str, dict[int, Any]] = {}
@@ -82,7 +85,7 @@ class ScriptedBackend:
 
     async def info(self) -> ModelInfo:
         return ModelInfo(
-            name="scripted",
+            name=self._name,
             path="",
             vocab_size=1 << 31,
             context_length=self._context_length,

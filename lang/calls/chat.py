@@ -6,12 +6,17 @@ appends that text around its content, so no template is rendered while a program
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 from msgspec.structs import replace
 
 from ramify.errors import InvalidRequest
-from ramify.lang.calls.transcript import Piece, append_text, text_of
+from ramify.lang.calls.transcript import Piece, append_marked, text_of
 from ramify.messages import ChatFormat, ChatMessage, ModelInfo
+
+if TYPE_CHECKING:
+    from ramify.lang.calls.target import Target
 
 
 class Dialogue(msgspec.Struct, frozen=True):
@@ -31,6 +36,25 @@ class Dialogue(msgspec.Struct, frozen=True):
     @property
     def previous(self) -> str:
         return self.messages[-1].role if self.messages else ""
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """The mark of `begin_turn`."""
+
+    role: str
+    tools: bool
+
+    def write(self, dialogue: Dialogue, tail: Piece | None, target: Target) -> tuple[Dialogue, Piece | None]:
+        return begin_turn(dialogue, tail, self.role, target.info, tools=self.tools)
+
+
+class End(msgspec.Struct, frozen=True):
+    """The mark of `end_turn`."""
+
+    role: str
+
+    def write(self, dialogue: Dialogue, tail: Piece | None, target: Target) -> tuple[Dialogue, Piece | None]:
+        return end_turn(dialogue, tail, self.role, target.info)
 
 
 def begin_turn(
@@ -53,10 +77,11 @@ def begin_turn(
     pieces = _format_of(info).tools
     if tools and pieces is not None and not dialogue.messages:
         prefix = pieces.start
-    tail = append_text(tail, prefix, boundary=True)
     pending = dialogue.pending
     if pending and role == "user":
-        tail, pending = append_text(tail, pending), ""
+        prefix, pending = prefix + pending, ""
+    boundary = pending == dialogue.pending
+    tail = append_marked(tail, prefix, Begin(role, tools), boundary=boundary)
     return replace(dialogue, role=role, start=tail, pending=pending), tail
 
 
@@ -71,11 +96,10 @@ def end_turn(
     """Close the open turn. `content` is its content where the template writes that in another form."""
     if dialogue.role != role:
         raise InvalidRequest(f"{role}_end() without {role}_begin().")
-    if content is None:
-        content = text_of(tail, dialogue.start).lstrip()
-    message = ChatMessage(role=role, content=content)
+    written = text_of(tail, dialogue.start).lstrip() if content is None else content
+    message = ChatMessage(role=role, content=written)
     suffix = _format_of(info).suffix.get(role, "")
-    tail = append_text(tail, suffix, boundary=True)
+    tail = append_marked(tail, suffix, End(role), boundary=True)
     messages = (*dialogue.messages, message)
     return replace(dialogue, messages=messages, role=None, start=None), tail
 

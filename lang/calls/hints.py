@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ramify.messages import NextUse, ProgramHint
 
 if TYPE_CHECKING:
+    from ramify.lang.calls.target import Target
     from ramify.lang.program.branch import Branch
     from ramify.lang.trace.calls import Call
 
@@ -14,13 +15,13 @@ LEASE_S = 60.0
 """Seconds for which the pages of a branch that may continue are leased, unless its program ends before."""
 
 
-def hint_of(branch: Branch, call: Call, next_use: NextUse | None) -> ProgramHint:
-    """The hint of a request. `next_use` is given by steps that know when the branch continues."""
+def hint_of(branch: Branch, call: Call, target: Target, next_use: NextUse | None) -> ProgramHint:
+    """The hint of a request to `target`. `next_use` is given by steps that know when the branch continues."""
     run = branch.run
     if branch.is_last_step:
         next_use = "never"
     elif next_use is None:
-        next_use = "soon" if branch.has_steps else "unknown"
+        next_use = "soon" if branch.returns_to(target) else "unknown"
     return ProgramHint(
         program=run.program,
         name=run.root.call.name,
@@ -29,6 +30,6 @@ def hint_of(branch: Branch, call: Call, next_use: NextUse | None) -> ProgramHint
         next_use=next_use,
         branch=branch.key,
         forks=branch.forks,
-        ended=run.take_ended(),
-        calls_left=run.queued_calls if run.body_done.is_set() else None,
+        ended=run.take_ended(target),
+        calls_left=run.queued_calls(target) if run.body_done.is_set() else None,
     )

@@ -12,10 +12,11 @@ import msgspec
 
 from ramify.constraint import Constraint
 from ramify.errors import BackendError, Cancelled, UnsupportedNode
-from ramify.lang.calls.chat import Dialogue
 from ramify.lang.calls.hints import hint_of
 from ramify.lang.calls.meta_info import meta_info
+from ramify.lang.calls.target import Target
 from ramify.lang.calls.transcript import ends_on_token, prompt_of
+from ramify.lang.calls.view import View
 from ramify.lang.program.variables import Variable
 from ramify.lang.trace.calls import CURRENT, Call
 from ramify.lang.trace.tokens import tokens_of
@@ -45,6 +46,7 @@ class Output:
     """The joined chunks of one generation. `text` is the text of ``ids[:kept_ids]`` followed by `tail`."""
 
     rid: str
+    target: Target
     text: str
     ids: tuple[int, ...]
     kept_ids: int
@@ -64,25 +66,25 @@ class Output:
 async def send(
     branch: Branch,
     call: Call,
+    view: View,
     sampling: SamplingParams,
     constraint: Constraint | None = None,
     follow: Variable | None = None,
-    dialogue: Dialogue | None = None,
     next_use: NextUse | None = None,
     choices: Choices | None = None,
 ) -> Output:
-    """Generate after `call.prompt_end`, or score `choices` there, and record the result in `call`.
+    """Generate after `view`, or score `choices` there, and record the result in `call`.
 
     Args:
         follow: The variable that receives each chunk while it is generated, if the run streams.
-        dialogue: The turns up to the prompt's end, where they differ from those of the branch.
         next_use: When the branch continues from here, where the step knows it.
 
     Raises the backend's errors, `Cancelled` where the backend aborts, and `BackendError` where the chunks end
     without a final one.
     """
-    run = branch.run
-    if ends_on_token(call.prompt_end):
+    run, target = branch.run, view.target
+    call.model, call.prompt_end = target.name, view.tail
+    if ends_on_token(view.tail):
         sampling = msgspec.structs.replace(sampling, token_healing=False)
     call.followed = follow is not None and run.stream
     request = Generate(
@@ -90,15 +92,15 @@ async def send(
         sampling=sampling,
         constraint=constraint,
         choices=choices,
-        hint=hint_of(branch, call, next_use),
+        hint=hint_of(branch, call, target, next_use),
         scope=run.scope,
         every_s=0.0 if call.followed else HELD_S,
-        **_prompt(branch, call, dialogue or branch.dialogue),
+        **_prompt(branch, view),
     )
     received: list[TextChunk] = []
     token = CURRENT.set(call)
     try:
-        chunks = cast("AsyncGenerator[TextChunk, None]", run.backend.generate(request))
+        chunks = cast("AsyncGenerator[TextChunk, None]", target.backend.generate(request))
         async with aclosing(chunks):
             async for chunk in chunks:
                 received.append(chunk)
@@ -124,6 +126,7 @@ async def send(
     call.scores = concatenated([chunk.prompt_logprobs for chunk in received])
     return Output(
         rid=request.rid,
+        target=target,
         text=call.text,
         ids=call.tokens.ids,
         kept_ids=last.kept_ids,
@@ -145,16 +148,16 @@ def _first_text_s(call: Call) -> float | None:
     return min(call.first_text_s, max(call.end_s - usage.writing_s, call.start_s))
 
 
-def _prompt(branch: Branch, call: Call, dialogue: Dialogue) -> dict[str, Any]:
+def _prompt(branch: Branch, view: View) -> dict[str, Any]:
     """The prompt as segments, or as messages for a backend that takes messages only."""
-    if not branch.run.takes_messages:
-        prompt = prompt_of(call.prompt_end, branch.prompt)
-        if prompt.end is branch.tail:
-            branch.prompt = prompt
+    target, dialogue = view.target, view.dialogue
+    if not target.takes_messages:
+        prompt = prompt_of(view.tail, view.prompt)
+        branch.remember(view._replace(prompt=prompt))
         return {"prompt": prompt.segments}
-    if dialogue.role != "assistant" or call.prompt_end is not dialogue.start:
+    if dialogue.role != "assistant" or view.tail is not dialogue.start:
         raise UnsupportedNode(
-            f"{branch.run.info.name} takes whole messages only.",
+            f"{target.info.name} takes whole messages only.",
             remedy="Put exactly one gen, and nothing before it, in each assistant turn.",
         )
     return {"chat": dialogue.messages}

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from ramify.errors import ProgramError
 from ramify.lang.calls.chat import Dialogue, begin_turn, end_turn
 from ramify.lang.calls.request import Output, send
-from ramify.lang.calls.transcript import Piece, append_output, append_text, pieces
+from ramify.lang.calls.target import Target
+from ramify.lang.calls.transcript import Piece, append_pieces, append_text, pieces
 from ramify.lang.program.nodes import Gen
 from ramify.lang.trace.calls import Call
 from ramify.messages import ModelInfo
@@ -45,26 +46,28 @@ class Attempted:
     dialogue: Dialogue
 
 
-async def attempt(branch: Branch, step: Call, sampling: SamplingParams, node: Gen) -> Attempted:
+async def attempt(
+    branch: Branch, step: Call, target: Target, sampling: SamplingParams, node: Gen
+) -> Attempted:
     """Generate up to ``1 + node.retries`` times; raises the error of the last output."""
     tail, dialogue = branch.tail, branch.dialogue
     opening = pieces(tail, dialogue.start) if dialogue.role == "assistant" else []
     for left in range(node.retries, -1, -1):
-        call = step.child("attempt", step.name, tail, branch.run.clock())
-        output = await send(branch, call, sampling, node.constraint, dialogue=dialogue)
-        step.text, step.finish, step.prompt_end = output.text, output.finish, tail
+        call = step.child("attempt", step.name, None, branch.run.clock())
+        output = await send(branch, call, branch.view(target, tail, dialogue), sampling, node.constraint)
+        step.text, step.finish, step.prompt_end = output.text, output.finish, call.prompt_end
         try:
             value = read_value(node, output.text)
         except (ValueError, AssertionError) as error:
             call.error = str(error)
             if not left:
                 raise _rejection(node, output.text, error) from error
-            tail = _after(tail, output)
+            tail = branch.after(tail, output)
             tail, dialogue = _correct(tail, dialogue, opening, describe(error), branch.run.info)
             continue
         if not node.keep_failed:
             tail, dialogue = branch.tail, branch.dialogue
-        return Attempted(output, value, _after(tail, output), dialogue)
+        return Attempted(output, value, branch.after(tail, output), dialogue)
     raise AssertionError("unreachable")
 
 
@@ -113,10 +116,6 @@ def describe(error: Exception) -> str:
     return text if text.endswith((".", "!", "…")) else text + "."
 
 
-def _after(tail: Piece | None, output: Output) -> Piece | None:
-    return append_output(tail, output.text, output.ids, output.kept_ids, output.tail)
-
-
 def _correct(
     tail: Piece | None, dialogue: Dialogue, opening: list[Piece], problem: str, info: ModelInfo
 ) -> tuple[Piece | None, Dialogue]:
@@ -126,6 +125,4 @@ def _correct(
     dialogue, tail = begin_turn(dialogue, tail, "user", info)
     dialogue, tail = end_turn(dialogue, append_text(tail, CORRECTION.format(problem=problem)), "user", info)
     dialogue, tail = begin_turn(dialogue, tail, "assistant", info)
-    for piece in opening:
-        tail = Piece(tail, piece.segment, piece.text, piece.boundary)
-    return tail, dialogue
+    return append_pieces(tail, opening), dialogue

@@ -14,6 +14,7 @@ from ramify.errors import BackendError
 from ramify.lang.calls.choices import ChoicesSamplingMethod, Scored
 from ramify.lang.calls.meta_info import token_logprobs
 from ramify.lang.calls.request import send
+from ramify.lang.calls.view import View
 from ramify.lang.trace.calls import Call
 from ramify.messages import Choices
 from ramify.sampling_params import SamplingParams
@@ -33,11 +34,13 @@ class Choice:
     meta: dict[str, Any]
 
 
-async def choose(branch: Branch, step: Call, choices: Sequence[str], method: ChoicesSamplingMethod) -> Choice:
-    """Score `choices` after `step.prompt_end` and decide by `method`."""
+async def choose(
+    branch: Branch, step: Call, view: View, choices: Sequence[str], method: ChoicesSamplingMethod
+) -> Choice:
+    """Score `choices` after `view` and decide by `method`."""
     unconditional = method.requires_unconditional_logprobs
     request = Choices(texts=tuple(choices), unconditional=unconditional)
-    found = (await send(branch, step, SCORING, choices=request)).choices
+    found = (await send(branch, step, view, SCORING, choices=request)).choices
     if len(found) != len(choices) or (unconditional and any(one.unconditional is None for one in found)):
         raise BackendError("The backend returned no log-probabilities of the choices, which select needs.")
     step.finish = None  # nothing was generated

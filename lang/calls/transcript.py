@@ -7,11 +7,39 @@ so that they are tokenized as one text.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from ramify.messages import Segment
+
+if TYPE_CHECKING:
+    from ramify.lang.calls.chat import Dialogue
+    from ramify.lang.calls.target import Target
+
+
+class Mark(Protocol):
+    """What a piece is, where its text and ids are those of one model only."""
+
+    def write(self, dialogue: Dialogue, tail: Piece | None, target: Target) -> tuple[Dialogue, Piece | None]:
+        """Append the same for the model of `target` to its dialogue and content."""
+        ...
+
+
+class Generated(msgspec.Struct, frozen=True):
+    """Output of another model than the run's own; the piece has it as text."""
+
+    by: Target
+    ids: tuple[int, ...]
+
+
+class Continued(msgspec.Struct, frozen=True):
+    """A piece that belongs to the mark before it."""
+
+    def write(self, dialogue: Dialogue, tail: Piece | None, target: Target) -> tuple[Dialogue, Piece | None]:
+        return dialogue, tail
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -22,24 +50,54 @@ class Piece(msgspec.Struct, frozen=True):
     text: str
     boundary: bool = False
     """The text of a chat template ends here, so that no token spans this piece and the next one."""
+    mark: Mark | Generated | None = None
+    """None: `text` and `segment` are the program's text, or the output of the run's own model."""
 
 
-def append_text(tail: Piece | None, text: str, *, boundary: bool = False) -> Piece | None:
+def append_text(tail: Piece | None, text: str) -> Piece | None:
     """`tail` with constant text after it."""
-    return Piece(tail, text, text, boundary) if text else tail
+    return Piece(tail, text, text) if text else tail
+
+
+def append_marked(tail: Piece | None, text: str, mark: Mark, *, boundary: bool = False) -> Piece:
+    """`tail` with the text of a model's template after it, which may be empty."""
+    return Piece(tail, text, text, boundary if text else ends_on_token(tail), mark)
 
 
 def append_output(
-    tail: Piece | None, text: str, ids: tuple[int, ...], kept_ids: int, cut: str
+    tail: Piece | None,
+    text: str,
+    ids: tuple[int, ...],
+    kept_ids: int,
+    cut: str,
+    by: Target | None = None,
 ) -> Piece | None:
     """`tail` with generated text after it: ``ids[:kept_ids]`` as ids, and `cut`, the end of `text`, as text.
 
-    Without ids, from a backend that returns none, all of `text` is kept as text.
+    Without ids, from a backend that returns none, all of `text` is kept as text. The output of another model
+    than that of the content, `by`, is kept as text with its ids beside it.
     """
     if not kept_ids:
         return append_text(tail, text)
-    tail = Piece(tail, ids[:kept_ids], text.removesuffix(cut))
-    return append_text(tail, cut)
+    kept = text.removesuffix(cut)
+    if by is None:
+        return append_text(Piece(tail, ids[:kept_ids], kept), cut)
+    return append_text(Piece(tail, kept, kept, mark=Generated(by, ids[:kept_ids])), cut)
+
+
+def append_pieces(tail: Piece | None, new: Iterable[Piece]) -> Piece | None:
+    """`tail` with copies of other pieces after it."""
+    for piece in new:
+        tail = replace(piece, before=tail)
+    return tail
+
+
+def marked(tail: Piece | None, since: Piece | None, mark: Mark) -> Piece | None:
+    """`tail` with `mark` for all pieces after `since`."""
+    marks: list[Mark] = [mark]
+    for piece in pieces(tail, since):
+        since = replace(piece, before=since, mark=marks.pop() if marks else Continued())
+    return since
 
 
 class Prompt(NamedTuple):
@@ -64,7 +122,8 @@ def prompt_of(tail: Piece | None, known: Prompt = EMPTY) -> Prompt:
         segments.pop()
     for piece in new:
         if isinstance(piece.segment, str):
-            texts.append(piece.segment)
+            if piece.segment:
+                texts.append(piece.segment)
             continue
         if texts:
             segments.append("".join(texts))

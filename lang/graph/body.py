@@ -85,9 +85,11 @@ def _start(traced: Traced, s: ProgramState, row: Row) -> Execution:
 
 
 def stays_here(steps: Mapping[int, Gen | Select]) -> bool:
-    """A step needs a function of this process before the next request: `retries` or a select's own method."""
+    """A step names a backend, or needs a function of this process before the next request: `retries` or a
+    select's own method."""
     return any(
-        step.retries > 0 if isinstance(step, Gen) else step.method not in METHODS.values()
+        step.backend is not None
+        or (step.retries > 0 if isinstance(step, Gen) else step.method not in METHODS.values())
         for step in steps.values()
     )
 

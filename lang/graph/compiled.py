@@ -28,7 +28,13 @@ class _Compiled(Program[P, R]):
 
     def graph(self) -> GraphView:
         """The graph, to print, draw and send."""
-        return GraphView(self._traced.graph, self._traced.lines)
+        steps = self._traced.steps.items()
+        elsewhere = {
+            place: repr(step.backend) if isinstance(step.backend, str) else type(step.backend).__name__
+            for place, step in steps
+            if step.backend is not None
+        }
+        return GraphView(self._traced.graph, self._traced.lines, elsewhere)
 
     def compile(self, **given: Any) -> Self:
         """Itself, with arguments or options of `run` given."""

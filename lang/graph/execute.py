@@ -129,7 +129,9 @@ class _Submitter:
                     line=line,
                 )
             case graph.Select():
-                return nodes.Select(node.name, node.choices, METHODS[node.method], node.timeout, line)
+                return nodes.Select(
+                    node.name, node.choices, METHODS[node.method], timeout=node.timeout, line=line
+                )
             case _:
                 raise AssertionError(f"{type(node).__name__} is no step")
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Generator, Sequence
+from dataclasses import replace
 from types import CellType
 from typing import Any, Literal, NamedTuple, NoReturn, cast, get_args, get_origin
 
 import ramify.graph as graph
 from ramify.errors import ProgramError
+from ramify.lang.backends.base import Backend
 from ramify.lang.calls.choices import METHODS
 from ramify.lang.calls.options import resolve_options
 from ramify.lang.graph.symbolic import About, NotConcrete, Symbolic, SymbolicText, SymbolicValue
@@ -18,6 +20,7 @@ from ramify.lang.program.nodes import (
     Fork,
     Gen,
     Interpolated,
+    ModelStep,
     ResultRef,
     RoleBegin,
     RoleEnd,
@@ -71,6 +74,11 @@ class GraphBuilder(Run):
         """The first refusal, even if the program caught it."""
         self.known = 0
         """Number of nodes at the first refusal."""
+
+    def resolved(self, step: Step, backend: Backend | str | None = None) -> Step:
+        """`step` with the backend that it names, else `backend`; names are looked up when the graph runs."""
+        unnamed = isinstance(step, ModelStep) and step.backend is None
+        return replace(step, backend=backend) if unnamed else step
 
     def branch(self, call: Call) -> RecordedBranch:
         return RecordedBranch(self, call)

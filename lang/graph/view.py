@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from ramify.errors import UnsupportedNode
 from ramify.graph import (
     AnyNode,
     Argument,
@@ -30,15 +31,29 @@ MERMAID = str.maketrans({'"': "#quot;", "#": "#35;", "&": "#amp;", "<": "#lt;", 
 class GraphView:
     """A graph. ``print`` shows its nodes, a line each, indented by branch."""
 
-    def __init__(self, graph: Graph, lines: Mapping[int, str] | None = None) -> None:
-        self.graph = graph
-        """What `POST /v1/programs` takes."""
+    def __init__(
+        self, graph: Graph, lines: Mapping[int, str] | None = None, elsewhere: Mapping[int, str] | None = None
+    ) -> None:
+        self._graph = graph
         self._lines = lines or {}
+        self._elsewhere = elsewhere or {}
+        """Node index → the backend that its step names."""
+
+    @property
+    def graph(self) -> Graph:
+        """What `POST /v1/programs` takes. Raises `UnsupportedNode` where a step names a backend."""
+        for place, backend in self._elsewhere.items():
+            raise UnsupportedNode(
+                f"Node {place} runs on {backend}, and a server runs all of a graph on its own model.",
+                field="backend",
+                remedy="Run the compiled program, which sends each step to its backend.",
+            )
+        return self._graph
 
     def __str__(self) -> str:
         depths = {0: 0}
         rows = []
-        for place, node in enumerate(self.graph.nodes):
+        for place, node in enumerate(self._graph.nodes):
             if isinstance(node, Fork):
                 depths.update(dict.fromkeys(node.children, depths[node.branch] + 1))
             indent = "  " * depths[node.branch]
@@ -47,7 +62,7 @@ class GraphView:
             )
         width = max(len(row) for row, _ in rows)
         listed = [row if line is None else f"{row:<{width}}  {line}" for row, line in rows]
-        return "\n".join([f"{self.graph.name}({', '.join(self.graph.arguments)})", *listed])
+        return "\n".join([f"{self._graph.name}({', '.join(self._graph.arguments)})", *listed])
 
     def _branch(self, node: AnyNode) -> str:
         return f"[{node.branch}] " if node.branch else ""
@@ -59,7 +74,7 @@ class GraphView:
         A dashed arrow leads from a call whose result is put into the text.
         """
         lines = ["flowchart TD"]
-        for place, node in enumerate(self.graph.nodes):
+        for place, node in enumerate(self._graph.nodes):
             if isinstance(node, Gen | Select):
                 branch = f"[{node.branch}] " if node.branch else ""
                 lines.append(f'  n{place}(["{(branch + self.label(place)).translate(MERMAID)}"])')
@@ -71,7 +86,7 @@ class GraphView:
         """For each call, the calls that it waits for, with Mermaid's arrow."""
         pending: dict[int, dict[int, str]] = {0: {}}
         """Branch → the calls that its next call waits for."""
-        for place, node in enumerate(self.graph.nodes):
+        for place, node in enumerate(self._graph.nodes):
             waits = pending[node.branch]
             match node:
                 case Text():
@@ -92,7 +107,7 @@ class GraphView:
 
     def label(self, place: int) -> str:
         """A short description of a node."""
-        node = self.graph.nodes[place]
+        node = self._graph.nodes[place]
         match node:
             case Text():
                 return " + ".join(map(self._part, node.parts))
@@ -107,13 +122,17 @@ class GraphView:
             case Gen():
                 kind = [] if node.constraint is None else [node.constraint.kind]
                 options = [f"{name}={value!r}" for name, value in node.options.items()]
-                return f"gen {node.name or ''}".rstrip() + _in_brackets([*kind, *options])
+                return f"gen {node.name or ''}".rstrip() + self._on(place) + _in_brackets([*kind, *options])
             case Select():
-                return f"select {node.name or ''}".rstrip() + _in_brackets(map(repr, node.choices))
+                listed = _in_brackets(map(repr, node.choices))
+                return f"select {node.name or ''}".rstrip() + self._on(place) + listed
             case Fork():
                 return f"fork into {_listed(node.children)}"
             case Join():
                 return f"{node.mode} {_listed(node.children)}"
+
+    def _on(self, place: int) -> str:
+        return f" on {self._elsewhere[place]}" if place in self._elsewhere else ""
 
     def _part(self, part: str | Argument | Result) -> str:
         if isinstance(part, str):
@@ -123,7 +142,7 @@ class GraphView:
     def _source(self, part: Argument | Result) -> str:
         if isinstance(part, Argument):
             return part.name
-        source = self.graph.nodes[part.node]
+        source = self._graph.nodes[part.node]
         name = getattr(source, "name", None) or f"node {part.node}"
         which = "" if part.index is None else f" {part.index}"
         path = "".join(f".{key}" if isinstance(key, str) else f"[{key}]" for key in part.path)

@@ -21,15 +21,19 @@ from typing import TYPE_CHECKING, Any
 
 from ramify.errors import ProgramError
 from ramify.lang.calls.chat import Dialogue, turn
-from ramify.lang.calls.transcript import EMPTY, Piece, text_of
+from ramify.lang.calls.transcript import EMPTY, Piece, append_output, text_of
+from ramify.lang.calls.view import View, extended
 from ramify.lang.program.event import Event
 from ramify.lang.program.interpreter import Interpreter
-from ramify.lang.program.nodes import Fork, Node, RoleBegin, RoleEnd, Splice, Step
+from ramify.lang.program.nodes import Fork, ModelStep, Node, RoleBegin, RoleEnd, Splice, Step
 from ramify.lang.program.statement import Statement
 from ramify.lang.program.variables import GatheredVariable, Variable, unknown_variable
 from ramify.lang.trace.calls import Call
 
 if TYPE_CHECKING:
+    from ramify.lang.backends.base import Backend
+    from ramify.lang.calls.request import Output
+    from ramify.lang.calls.target import Target
     from ramify.lang.program.run import Run
 
 
@@ -47,8 +51,10 @@ class Branch:
         self.tail: Piece | None = None
         self.fork_point: Piece | None = None
         """`tail` at the fork. Later pieces belong to this branch alone."""
-        self.prompt = EMPTY
-        """The last prompt that was sent, of which the next one is a continuation."""
+        self._prompt = EMPTY
+        """The last prompt that was sent to the run's own model, of which the next one is a continuation."""
+        self._views: dict[Target, View] = {}
+        """The content as other models read it, up to their last step."""
         self.dialogue = Dialogue()
         self.scopes: dict[str, Piece | None] = {}
         self.variables: dict[str, Variable] = {} if parent is None else dict(parent.variables)
@@ -72,9 +78,12 @@ class Branch:
 
     # --- submitting steps ---
 
-    def submit(self, node: Node) -> Variable | None:
-        """Run the steps of `node` after all earlier ones. Returns at once, with the last step's variable."""
-        return self._submit_all(node, Statement(self._block))
+    def submit(self, node: Node, backend: Backend | str | None = None) -> Variable | None:
+        """Run the steps of `node` after all earlier ones. Returns at once, with the last step's variable.
+
+        Steps that name no backend run on `backend`.
+        """
+        return self._submit_all(node, Statement(self._block), backend)
 
     @contextlib.contextmanager
     def block(self, begin: Node, end: Node) -> Iterator[None]:
@@ -87,9 +96,12 @@ class Branch:
             block.open, self._block = False, block.outer
         self._submit_all(end, block)
 
-    def _submit_all(self, node: Node, statement: Statement) -> Variable | None:
+    def _submit_all(
+        self, node: Node, statement: Statement, backend: Backend | str | None = None
+    ) -> Variable | None:
+        steps = [self.run.resolved(step, backend) for step in node.steps()]
         variable = None
-        for step in node.steps():
+        for step in steps:
             variable = self._submit(step, statement)
         return variable
 
@@ -150,7 +162,8 @@ class Branch:
         """Called when the parent has reached the fork: take its content and start."""
         with self._lock:
             self.tail = self.fork_point = parent.tail
-            self.prompt, self.dialogue = parent.prompt, parent.dialogue
+            self._prompt, self.dialogue = parent._prompt, parent.dialogue
+            self._views = dict(parent._views)
             self.call.start_s = self.run.clock()
             if self.run.stream:
                 self.feed = list(parent.feed)
@@ -189,11 +202,11 @@ class Branch:
 
     def _enqueue(self, step: Step, variable: Variable | None, statement: Statement) -> None:
         self._queue.append((step, variable, statement))
-        self.run.count_queued(step.calls_model)
+        self.run.count_queued(step, 1)
 
     def _dequeue(self) -> tuple[Step, Variable | None, Statement]:
         entry = self._queue.popleft()
-        self.run.count_queued(-entry[0].calls_model)
+        self.run.count_queued(entry[0], -1)
         return entry
 
     # --- running them ---
@@ -241,10 +254,18 @@ class Branch:
             self._end_noted = True
             self.run.end_branch(self)
 
-    @property
-    def has_steps(self) -> bool:
-        """Steps are queued behind the one that runs now."""
-        return bool(self._queue)
+    def returns_to(self, target: Target) -> bool:
+        """Steps are queued behind the one that runs now, and not all of those that call a model call others
+        than `target`."""
+        own = None if target is self.run.home else target.backend
+        with self._lock:
+            others = False
+            for step, _, _ in self._queue:
+                if isinstance(step, ModelStep):
+                    if step.backend is own:
+                        return True
+                    others = True
+            return bool(self._queue) and not others
 
     @property
     def is_last_step(self) -> bool:
@@ -321,6 +342,32 @@ class Branch:
         if variable is not None:
             variable.fail(skipped)
         step.abandon(error)
+
+    # --- the content for a model ---
+
+    def view(self, target: Target, tail: Piece | None = None, dialogue: Dialogue | None = None) -> View:
+        """The content, or that up to `tail` with the turns in `dialogue`, as `target` reads it.
+
+        Raises as `extended`.
+        """
+        tail = self.tail if tail is None else tail
+        if target is self.run.home:
+            return View(target, tail, dialogue or self.dialogue, tail, self._prompt)
+        return extended(self._views.get(target) or View(target, None, Dialogue(), None), tail)
+
+    def remember(self, view: View) -> None:
+        """Keep `view`, whose prompt is sent, so that the next one of its model continues it."""
+        if view.until is not self.tail:
+            return
+        if view.target is self.run.home:
+            self._prompt = view.prompt
+        else:
+            self._views[view.target] = view
+
+    def after(self, tail: Piece | None, output: Output) -> Piece | None:
+        """`tail` of this branch with an output after it."""
+        by = None if output.target is self.run.home else output.target
+        return append_output(tail, output.text, output.ids, output.kept_ids, output.tail, by)
 
     # --- reading ---
 

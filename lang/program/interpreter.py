@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -17,13 +17,23 @@ from ramify.lang.calls.options import DEFAULT_MAX_TOKENS, resolve_options
 from ramify.lang.calls.request import Output, all_of, send
 from ramify.lang.calls.retries import attempt, final_value
 from ramify.lang.calls.select import choose
-from ramify.lang.calls.transcript import Piece, append_output, append_text, pieces, text_of
+from ramify.lang.calls.target import Target
+from ramify.lang.calls.transcript import (
+    Piece,
+    append_output,
+    append_pieces,
+    append_text,
+    pieces,
+    text_of,
+)
+from ramify.lang.calls.view import View
 from ramify.lang.program.nodes import (
     CallTools,
     DescribeTools,
     Fork,
     Gen,
     Interpolated,
+    ModelStep,
     RoleBegin,
     RoleEnd,
     ScopeBegin,
@@ -34,8 +44,8 @@ from ramify.lang.program.nodes import (
 )
 from ramify.lang.program.variables import Variable
 from ramify.lang.tools.steps import (
+    CallTurn,
     ToolFailed,
-    append_results,
     describe,
     form_of,
     in_turns,
@@ -64,11 +74,7 @@ class Interpreter:
     # --- steps that do not wait ---
 
     def text(self, node: Text) -> None:
-        if self._run.takes_messages and self._branch.dialogue.role is None and node.value.strip():
-            raise UnsupportedNode(
-                f"{self._run.info.name} takes whole messages only, and this text is in none: {node.value!r}.",
-                remedy="Put it into system(...), user(...) or assistant(...).",
-            )
+        self._run.home.check_text(self._branch.dialogue, node.value)
         self._append(append_text(self._branch.tail, node.value))
 
     def role_begin(self, node: RoleBegin) -> None:
@@ -98,7 +104,7 @@ class Interpreter:
 
     def describe_tools(self, node: DescribeTools) -> None:
         branch = self._branch
-        branch.dialogue, tail = describe(branch, form_of(self._run), node.tools)
+        branch.dialogue, tail = describe(branch.dialogue, branch.tail, self._run.home, node.tools)
         self._append(tail)
 
     # --- steps that wait ---
@@ -114,7 +120,7 @@ class Interpreter:
         self.text(Text("".join(texts)))
 
     async def splice(self, node: Splice) -> None:
-        if self._run.takes_messages and self._branch.dialogue.role is None:
+        if self._run.home.takes_messages and self._branch.dialogue.role is None:
             raise UnsupportedNode(
                 f"{self._run.info.name} takes whole messages only: branches cannot be joined."
             )
@@ -124,36 +130,35 @@ class Interpreter:
                 raise child.error
         tail = self._branch.tail
         for child in node.children:
-            for piece in pieces(child.tail, child.fork_point):
-                tail = Piece(tail, piece.segment, piece.text, piece.boundary)
+            tail = append_pieces(tail, pieces(child.tail, child.fork_point))
         self._append(tail)
 
     async def gen(self, node: Gen, variable: Variable) -> None:
         variable.kind = node.kind
-        with self._step("gen", node, variable) as call:
+        async with self._step("gen", node, variable) as (call, view):
             sampling = resolve_options(OPTION_DEFAULTS, self._run.options, node.options)
             if node.stop:
                 sampling = msgspec.structs.replace(sampling, stop=(*sampling.stop, *node.stop))
             async with _within(node.timeout):
                 if node.retries:
-                    await self._attempts(call, sampling, node, variable)
+                    await self._attempts(call, view.target, sampling, node, variable)
                     return
-                outputs = await self._outputs(call, sampling, node, variable)
+                outputs = await self._outputs(call, view, sampling, node, variable)
             values = [final_value(node, output.text) for output in outputs]
         first = outputs[0]
-        self._branch.tail = append_output(
-            self._branch.tail, first.text, first.ids, first.kept_ids, first.tail
-        )
+        self._branch.tail = self._branch.after(self._branch.tail, first)
         if sampling.n == 1:
             variable.resolve(values[0], text=first.text, meta=lambda: first.meta)
         else:
             variable.resolve(values, meta=lambda: [output.meta for output in outputs])
 
-    async def _attempts(self, call: Call, sampling: SamplingParams, node: Gen, variable: Variable) -> None:
+    async def _attempts(
+        self, call: Call, target: Target, sampling: SamplingParams, node: Gen, variable: Variable
+    ) -> None:
         """One generation with retries, of which only the valid output is streamed."""
         if sampling.n != 1:
             raise InvalidRequest("A gen with retries has n=1.", field="n")
-        valid = await attempt(self._branch, call, sampling, node)
+        valid = await attempt(self._branch, call, target, sampling, node)
         output = valid.output
         variable.chunks.append(
             TextChunk(rid=output.rid, text=output.text, ids=output.ids, usage=output.usage)
@@ -163,16 +168,17 @@ class Interpreter:
         variable.resolve(valid.value, text=output.text, meta=lambda: output.meta)
 
     async def _outputs(
-        self, call: Call, sampling: SamplingParams, node: Gen, variable: Variable
+        self, call: Call, view: View, sampling: SamplingParams, node: Gen, variable: Variable
     ) -> list[Output]:
         """n independent generations, of which the first is streamed and appended."""
         if sampling.n == 1:
-            return [await send(self._branch, call, sampling, node.constraint, variable)]
+            return [await send(self._branch, call, view, sampling, node.constraint, variable)]
         seeds = [None if sampling.seed is None else sampling.seed + index for index in range(sampling.n)]
         outputs = await all_of(
             send(
                 self._branch,
                 call.child("sample", call.name, call.prompt_end, self._run.clock()),
+                view,
                 msgspec.structs.replace(sampling, n=1, seed=seed),
                 node.constraint,
                 variable if index == 0 else None,
@@ -184,69 +190,80 @@ class Interpreter:
         return outputs
 
     async def select(self, node: Select, variable: Variable) -> None:
-        if self._run.takes_messages:
-            await self._constrained_select(node, variable)
-            return
-        with self._step("select", node, variable) as call:
+        branch = self._branch
+        async with self._step("select", node, variable) as (call, view):
+            target = view.target
+            if target.takes_messages:
+                await self._constrained_select(call, view, node, variable)
+                return
             async with _within(node.timeout):
-                chosen = await choose(self._branch, call, node.choices, node.method)
+                chosen = await choose(branch, call, view, node.choices, node.method)
             call.text = chosen.text
-        self._append(append_output(self._branch.tail, chosen.text, chosen.ids, len(chosen.ids), ""))
+        by = None if target is self._run.home else target
+        self._append(append_output(branch.tail, chosen.text, chosen.ids, len(chosen.ids), "", by))
         variable.resolve(chosen.text, text=chosen.text, meta=lambda: chosen.meta)
 
-    async def _constrained_select(self, node: Select, variable: Variable) -> None:
+    async def _constrained_select(self, call: Call, view: View, node: Select, variable: Variable) -> None:
         """A select on a backend that scores nothing: the model generates one of the choices."""
-        with self._step("select", node, variable) as call:
-            if node.method is not token_length_normalized:
-                raise UnsupportedNode(
-                    f"{self._run.info.name} takes whole messages only, so it cannot score choices "
-                    f"by {node.method}."
-                )
-            async with _within(node.timeout):
-                output = await send(
-                    self._branch, call, SamplingParams(temperature=0.0), choices(node.choices)
-                )
+        if node.method is not token_length_normalized:
+            raise UnsupportedNode(
+                f"{view.target.info.name} takes whole messages only, so it cannot score choices "
+                f"by {node.method}."
+            )
+        sampling = SamplingParams(temperature=0.0)
+        async with _within(node.timeout):
+            output = await send(self._branch, call, view, sampling, choices(node.choices))
         self._append(append_text(self._branch.tail, output.text))
         variable.resolve(output.text, text=output.text, meta=lambda: output.meta)
 
     async def call_tools(self, node: CallTools, variable: Variable) -> None:
-        branch, form = self._branch, form_of(self._run)
-        turns = in_turns(branch)
+        branch, turns = self._branch, in_turns(self._branch)
         warn_of_untold(branch, node, turns)
-        opening = form.opening(node.required)
-        self._append(open_calls(branch, opening, turns))
-        with self._step("gen", node, variable) as call:
+        async with self._step("gen", node, variable) as (call, view):
+            form, target = form_of(view.target), view.target
+            opening = form.opening(node.required)
+            opened = open_calls(view, opening, turns)
+            self._feed(opened.tail, view.tail)
             sampling = resolve_options(OPTION_DEFAULTS, self._run.options, node.options)
             constraint = form.constraint(node.tools, node.required, node.max_calls)
             async with _within(node.timeout):
-                output = await send(branch, call, sampling, constraint, variable, next_use="tool")
+                output = await send(branch, call, opened, sampling, constraint, variable, next_use="tool")
             text, written = form.read(opening + output.text)
-        branch.tail = append_output(branch.tail, output.text, output.ids, output.kept_ids, output.tail)
         try:
-            calls = await run_calls(branch, node, written)
+            calls = await run_calls(branch, node, target, written)
         except ToolFailed as error:
             raise _located(error, node, call) from error.__cause__
-        self._append(append_results(branch, form, calls, turns))
+        done = CallTurn(opening, output, text, written, tuple(one.shown for one in calls), turns)
+        _, shown = done.write(view.dialogue, view.tail, target)
+        self._feed(shown, view.tail, text_of(opened.tail, view.tail) + output.text)
+        branch.dialogue, branch.tail = done.append(branch.dialogue, branch.tail, self._run.home)
         variable.resolve(ToolCalls(calls, text), text=opening + output.text, meta=lambda: output.meta)
 
     # --- helpers ---
 
     def _append(self, tail: Piece | None) -> None:
-        branch = self._branch
-        if self._run.stream and tail is not branch.tail:
-            branch.feed.append(text_of(tail, branch.tail))
-        branch.tail = tail
+        self._feed(tail, self._branch.tail)
+        self._branch.tail = tail
 
-    @contextlib.contextmanager
-    def _step(
-        self, kind: Literal["gen", "select"], node: Gen | Select | CallTools, variable: Variable
-    ) -> Iterator[Call]:
-        """The call of a step. Errors become a `ProgramError` with the step's line, prompt and output."""
+    def _feed(self, tail: Piece | None, since: Piece | None, shown: str = "") -> None:
+        """Show the text after `since`, of which `shown` was shown, to readers of a run that streams."""
+        if self._run.stream and (text := text_of(tail, since).removeprefix(shown)):
+            self._branch.feed.append(text)
+
+    @contextlib.asynccontextmanager
+    async def _step(
+        self, kind: Literal["gen", "select"], node: ModelStep, variable: Variable
+    ) -> AsyncIterator[tuple[Call, View]]:
+        """The call of a step, and the content of the branch as its model reads it. Errors become a
+        `ProgramError` with the step's line, prompt and output."""
         branch = self._branch
         call = branch.call.child(kind, node.name or "", branch.tail, self._run.clock(), line=node.line)
         variable.call = call
         try:
-            yield call
+            target = await self._run.target(node)
+            view = branch.view(target)
+            call.model, call.prompt_end = target.name, view.tail
+            yield call, view
         except asyncio.CancelledError:
             call.error = "cancelled"
             raise
@@ -275,7 +292,7 @@ async def _within(seconds: float | None) -> AsyncIterator[None]:
         ) from None
 
 
-def _located(error: Exception, node: Gen | Select | CallTools, call: Call) -> ProgramError:
+def _located(error: Exception, node: ModelStep, call: Call) -> ProgramError:
     """`error` with the step's name, line, prompt and partial output."""
     step = f"{call.kind} {node.name!r}" if node.name else f"A {call.kind}"
     where = f" at {node.line}" if node.line else ""

@@ -13,6 +13,7 @@ from ramify.constraint import Constraint
 from ramify.graph import Change, Scalar, changed, scalar_text
 
 if TYPE_CHECKING:
+    from ramify.lang.backends.base import Backend
     from ramify.lang.calls.choices import ChoicesSamplingMethod
     from ramify.lang.program.branch import Branch
     from ramify.lang.program.variables import Variable
@@ -75,10 +76,6 @@ class Step(Node):
         """The name of the variable that the step sets."""
         return None
 
-    @property
-    def calls_model(self) -> bool:
-        return self.waits and self.sets
-
     def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None] | None:
         raise NotImplementedError
 
@@ -96,6 +93,18 @@ class VariableStep(Step):
     @property
     def variable(self) -> str | None:
         return self.name
+
+
+@dataclass(frozen=True)
+class ModelStep(VariableStep):
+    """A step that calls a model."""
+
+    waits: ClassVar[bool] = True
+    backend: Backend | str | None = field(default=None, kw_only=True)
+    """The backend that the step names. In a step of a run, None stands for the run's own."""
+    timeout: float | None = field(default=None, kw_only=True)
+    """Seconds for the whole step."""
+    line: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -197,10 +206,9 @@ class ScopeEnd(VariableStep):
 
 
 @dataclass(frozen=True)
-class Gen(VariableStep):
+class Gen(ModelStep):
     """Generate text. `options` are fields of `SamplingParams`, which override those of the run."""
 
-    waits: ClassVar[bool] = True
     options: Mapping[str, Any] = field(default_factory=dict)
     constraint: Constraint | None = None
     parse: Callable[[str], Any] | None = None
@@ -213,9 +221,6 @@ class Gen(VariableStep):
     """Called with the value; rejects it with a ValueError or AssertionError."""
     retries: int = 0
     keep_failed: bool = False
-    timeout: float | None = None
-    """Seconds for the whole step."""
-    line: str | None = None
 
     def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
         assert variable is not None
@@ -223,14 +228,11 @@ class Gen(VariableStep):
 
 
 @dataclass(frozen=True)
-class Select(VariableStep):
+class Select(ModelStep):
     """Append the choice that the model finds most likely."""
 
-    waits: ClassVar[bool] = True
     choices: tuple[str, ...]
     method: ChoicesSamplingMethod
-    timeout: float | None = None
-    line: str | None = None
 
     def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
         assert variable is not None
@@ -248,18 +250,15 @@ class DescribeTools(Step):
 
 
 @dataclass(frozen=True)
-class CallTools(VariableStep):
+class CallTools(ModelStep):
     """Generate tool calls, run them, and append their results."""
 
-    waits: ClassVar[bool] = True
     tools: tuple[Tool[..., Any], ...]
     max_calls: int
     required: bool
     raises: bool
     """The error of a tool fails the step instead of being shown to the model."""
     options: Mapping[str, Any]
-    timeout: float | None = None
-    line: str | None = None
 
     def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
         assert variable is not None

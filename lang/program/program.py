@@ -110,7 +110,7 @@ class Program(Generic[P, R]):
     @overload
     def run(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
-    def run(self, *args: Any, backend: Backend | None, **kwargs: Any) -> R: ...
+    def run(self, *args: Any, backend: Backend | str | None, **kwargs: Any) -> R: ...
     @overload
     def run(self, *args: Any, stream: bool, **kwargs: Any) -> R: ...
     @overload
@@ -166,8 +166,10 @@ class Program(Generic[P, R]):
                 )
 
     def _on_state(self, state: ProgramState, *args: Any, **kwargs: Any) -> Any:
-        """Call the body on the state of another program, with the bound arguments added."""
+        """Call the body on the state of another program, with the bound arguments added. Its steps run on
+        `backend`, if that is given."""
         given = {**self.bound, **kwargs}
+        backend = given.pop("backend", None)
         for name in given:
             if name not in self.arg_names and name in (*NAMES, *RESERVED):
                 raise UnsupportedField(
@@ -176,7 +178,7 @@ class Program(Generic[P, R]):
                     remedy="Give it to the run of that program.",
                 )
         bound = self._signature.bind(*args, **given)
-        return self.body(state, *bound.args, **bound.kwargs)
+        return self.body(state._on(backend), *bound.args, **bound.kwargs)
 
     def _compile(self, given: Mapping[str, Any]) -> tuple[Traced, inspect.Signature, dict[str, Any]]:
         """The traced program, the signature of the arguments still to be given, and the bound options."""

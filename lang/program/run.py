@@ -10,14 +10,18 @@ import threading
 import time
 import uuid
 import weakref
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 from ramify.errors import Cancelled, InvalidRequest, ProgramError, UnsupportedField
 from ramify.lang.backends.base import Backend
+from ramify.lang.backends.router import Router, default_of
+from ramify.lang.calls.target import Target
 from ramify.lang.program.branch import Branch
 from ramify.lang.program.event import Event
-from ramify.lang.program.nodes import Step
+from ramify.lang.program.nodes import ModelStep, Step
 from ramify.lang.program.variables import Variable
 from ramify.lang.trace.calls import Call
 from ramify.loop import SIGNAL_CHECK_S, background_loop, submit
@@ -35,8 +39,19 @@ def set_default_backend(backend: Backend | None) -> None:
     _default_backend = None if backend is None else _checked(backend)
 
 
-def find_backend(backend: Backend | None) -> Backend:
-    """`backend`, or the default one; raises `InvalidRequest` where neither is set."""
+def find_backend(backend: Backend | str | None, router: Router | None = None) -> Backend:
+    """`backend`, or the default one. A name stands for `router`, or for the default backend if that is a
+    `Router`, with this name as its default. Raises `InvalidRequest` where there is none.
+    """
+    if isinstance(backend, str):
+        names = router or _default_backend
+        if not isinstance(names, Router):
+            raise InvalidRequest(
+                f"backend is {backend!r}, and there is no Router that gives names to backends.",
+                field="backend",
+                remedy="Run the program on rm.Router({...}), or pass the backend itself.",
+            )
+        return names.on(backend)
     found = _default_backend if backend is None else _checked(backend)
     if found is None:
         raise InvalidRequest(
@@ -61,11 +76,12 @@ def _checked(backend: Backend) -> Backend:
 
 def cached_model_info(backend: Backend) -> ModelInfo | None:
     """The result of an earlier `model_info`; None before the first."""
-    return _infos.get(backend)
+    return _infos.get(default_of(backend))
 
 
 async def model_info(backend: Backend) -> ModelInfo:
     """The backend's model information, requested once. Runs on the background loop."""
+    backend = default_of(backend)
     info = _infos.get(backend)
     if info is None:
         info = _infos[backend] = await backend.info()
@@ -100,8 +116,13 @@ class Run:
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.program = uuid.uuid4().hex
-        self.backend = backend
-        self.info = info
+        self.router = backend if isinstance(backend, Router) else None
+        """The backends that steps may choose by name."""
+        own = default_of(backend)
+        self.home = Target(own, info, self._name_of(own, info))
+        """The model of all steps that name no other. The content of branches is as this model reads it."""
+        self._own = own
+        self._targets = {own: self.home}
         self.options = options
         self.scope = scope
         self.stream = stream
@@ -110,8 +131,6 @@ class Run:
         """The body is a coroutine, so no read may block."""
         self.caller_loop = asyncio.get_running_loop() if asynchronous else None
         """The event loop of the body and of its async tools."""
-        self.takes_messages = bool(getattr(backend, "takes_messages", False))
-        """The backend takes finished chat messages instead of prompts."""
         self.loop = loop or background_loop()
         """The event loop of the steps and of the backend."""
         self.tasks: set[asyncio.Task[None]] = set()
@@ -124,18 +143,59 @@ class Run:
         """All steps are done."""
         self.started = time.perf_counter()
         self._end_sent = False
-        self._ended: list[str] = []
         self._open_forks: dict[str, int] = {}
         """Fork key → number of its branches that may still be extended."""
         self._numbers = itertools.count()
-        self.queued_calls = 0
-        """Steps in the queues of all branches that will call the model."""
+        self._queued_calls: Counter[Target | Backend | str | None] = Counter()
+        """Steps in the queues of all branches that will call a model, by `backend` of the step."""
         self._keys = itertools.count()
         self._listeners: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self.watch: Callable[[Branch, Step, Variable | None], None] | None = None
         """Called with each step when it is appended."""
         self.root = self.branch(Call(kind="program", name=name))
+
+    @property
+    def backend(self) -> Backend:
+        """The backend of all steps that name no other."""
+        return self.home.backend
+
+    @backend.setter
+    def backend(self, backend: Backend) -> None:
+        self.home.backend = backend
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.home.info
+
+    # --- the models of its steps ---
+
+    def resolved(self, step: Step, backend: Backend | str | None = None) -> Step:
+        """`step` with the backend that it names, else `backend`; None stands for the run's own.
+
+        Raises `InvalidRequest` for an unknown name.
+        """
+        if not isinstance(step, ModelStep):
+            return step
+        named = backend if step.backend is None else step.backend
+        found = None if named is None else default_of(find_backend(named, self.router))
+        return replace(step, backend=None if found is self._own else found)
+
+    async def target(self, step: ModelStep) -> Target:
+        """The model that a resolved step runs on."""
+        backend = step.backend
+        if backend is None:
+            return self.home
+        assert not isinstance(backend, str)
+        if backend not in self._targets:
+            info = await model_info(backend)
+            self._targets.setdefault(backend, Target(backend, info, self._name_of(backend, info)))
+        return self._targets[backend]
+
+    def _name_of(self, backend: Backend, info: ModelInfo) -> str:
+        return (self.router and self.router.name_of(backend)) or info.name
+
+    # --- branches ---
 
     def branch(self, call: Call) -> Branch:
         """Make the program's first branch."""
@@ -162,24 +222,30 @@ class Run:
         """Note that `branch`, and with its last branch a fork, will not be extended. The hint of the next
         request carries their keys."""
         with self._lock:
-            self._ended.append(branch.key)
+            ended = [branch.key]
             for fork in branch.forks[-1:]:
                 self._open_forks[fork] -= 1
                 if not self._open_forks[fork]:
                     del self._open_forks[fork]
-                    self._ended.append(fork)
+                    ended.append(fork)
+            for target in self._targets.values():
+                target.ended.extend(ended)
 
-    def take_ended(self) -> tuple[str, ...]:
-        """The keys of the branches and forks that have ended since the last call."""
+    def take_ended(self, target: Target) -> tuple[str, ...]:
+        """The keys of the branches and forks that have ended since the last call for `target`."""
         with self._lock:
-            ended, self._ended = tuple(self._ended), []
+            ended, target.ended = tuple(target.ended), []
         return ended
 
-    def count_queued(self, calls: int) -> None:
-        """Add `calls` to the number of queued steps that call the model; below 0 for steps taken out."""
-        if calls:
+    def count_queued(self, step: Step, change: Literal[1, -1]) -> None:
+        """Count a step that was queued or taken out, if it calls a model."""
+        if isinstance(step, ModelStep):
             with self._lock:
-                self.queued_calls += calls
+                self._queued_calls[step.backend] += change
+
+    def queued_calls(self, target: Target) -> int:
+        """Steps in the queues of all branches that will call the model of `target`."""
+        return self._queued_calls[None if target is self.home else target.backend]
 
     # --- the end ---
 
@@ -196,10 +262,11 @@ class Run:
             await asyncio.wait(self.tasks)
         if not self._end_sent:
             self._end_sent = True
-            try:
-                await self.backend.end_program(self.program)
-            except Exception as error:  # the program's leases on pages expire on the backend
-                logger.warning("Program %s could not be ended on its backend: %s", self.program, error)
+            for target in self._targets.values():
+                try:
+                    await target.backend.end_program(self.program)
+                except Exception as error:  # the program's leases on pages expire on the backend
+                    logger.warning("Program %s could not be ended on its backend: %s", self.program, error)
         if not self.finished.is_set():
             self.root.call.end_s = self.clock()
             self.finished.set()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 from ramify.errors import InvalidRequest, ProgramError
+from ramify.lang.backends.base import Backend
 from ramify.lang.calls.options import read_options
 from ramify.lang.program import streaming
 from ramify.lang.program.branch import Branch
@@ -44,8 +45,12 @@ class ProgramState:
     writes ``await s.aget("x")`` and ``await s.wait()`` instead.
     """
 
-    def __init__(self, branch: Branch, *, outside: bool = False) -> None:
+    def __init__(
+        self, branch: Branch, *, outside: bool = False, backend: Backend | str | None = None
+    ) -> None:
         self._branch = branch
+        self._backend = backend
+        """Of the steps appended here that name none."""
         self._outside = outside
         """This is the caller's handle: the body may still declare variables."""
         self._body: asyncio.Task[None] | None = None
@@ -55,8 +60,11 @@ class ProgramState:
     # --- appending ---
 
     def __iadd__(self, item: str | Node) -> ProgramState:
-        self._branch.submit(as_node(item))
+        self._submit(as_node(item))
         return self
+
+    def _submit(self, node: Node) -> Variable | None:
+        return self._branch.submit(node, self._backend)
 
     def system(self, content: str | Node | None = None) -> contextlib.AbstractContextManager[None]:
         return self._turn("system", content)
@@ -72,7 +80,7 @@ class ProgramState:
         line = caller_line()
         if content is None:
             return self._branch.block(RoleBegin(role, line), RoleEnd(role))
-        self._branch.submit(Row((RoleBegin(role, line), *as_node(content).steps(), RoleEnd(role))))
+        self._submit(Row((RoleBegin(role, line), *as_node(content).steps(), RoleEnd(role))))
         return contextlib.nullcontext()
 
     def var_scope(self, name: str) -> contextlib.AbstractContextManager[None]:
@@ -89,6 +97,7 @@ class ProgramState:
         required: bool = True,
         errors: Literal["show", "raise"] = "show",
         timeout: float | None = None,
+        backend: Backend | str | None = None,
         **options: Any,
     ) -> ToolTurn:
         """Generate calls of `tools`, run them, and append their results. Returns at once.
@@ -106,6 +115,7 @@ class ProgramState:
             errors: ``show``: an exception of a function is shown to the model as its result. ``raise``: it
                 fails the step.
             timeout: Seconds for the model's turn. Functions have their own timeout (`tool`).
+            backend: As of `gen`.
             options: As of `gen`.
         """
         if errors not in ("show", "raise"):
@@ -120,9 +130,10 @@ class ProgramState:
             raises=errors == "raise",
             options=read_options({"max_tokens": max_tokens, **options}, of="call_tools"),
             timeout=timeout,
+            backend=backend,
             line=caller_line(),
         )
-        variable = self._branch.submit(node)
+        variable = self._submit(node)
         assert variable is not None
 
         def read() -> ToolCalls:
@@ -159,7 +170,15 @@ class ProgramState:
             unsupported("fork(position_ids_offset=...)", "Fork without it.")()
         if size < 1:
             raise ValueError(f"fork size is {size}; it must be at least 1.")
-        return ForkGroup([type(self)(branch) for branch in self._branch.fork(int(size))], self._branch)
+        branches = self._branch.fork(int(size))
+        return ForkGroup([self._at(branch) for branch in branches], self._branch)
+
+    def _at(self, branch: Branch) -> Self:
+        return type(self)(branch, backend=self._backend)
+
+    def _on(self, backend: Backend | str | None) -> Self:
+        """This state, as a handle whose steps run on `backend` unless they name another."""
+        return type(self)(self._branch, backend=self._backend if backend is None else backend)
 
     @contextlib.contextmanager
     def copy(self) -> Iterator[ProgramState]:
@@ -283,6 +302,11 @@ class ProgramState:
     def usage(self) -> Usage:
         """The sum of tokens and times over all requests of this state and its branches."""
         return self._branch.call.usage
+
+    @property
+    def usage_by_model(self) -> dict[str, Usage]:
+        """`usage` for each model, in the order of first use: by its name in the `Router`, else by its own."""
+        return self._branch.call.usage_by_model
 
     @property
     def trace(self) -> Call:

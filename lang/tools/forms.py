@@ -16,7 +16,8 @@ from typing import Any, Protocol
 from ramify.constraint import Constraint, closed_object, json_schema
 from ramify.errors import UnsupportedNode
 from ramify.lang.tools.tool import Tool
-from ramify.messages import ToolPieces
+from ramify.messages import ChatMessage, ToolPieces
+from ramify.messages import ToolCall as WrittenCall
 from ramify.tool_calls.formats import GENERIC, ToolFormat
 from ramify.tool_calls.grammar import calls_after_trigger, calls_or_content
 from ramify.tool_calls.parser import Arguments, CallBegins, CallParser, Content
@@ -36,6 +37,10 @@ class CallForm(Protocol):
 
     def opening(self, required: bool) -> str:
         """The beginning of the turn, which is given to the model."""
+        ...
+
+    def write(self, content: str, calls: WrittenCalls) -> str:
+        """A turn of words and calls, with its opening."""
         ...
 
     def constraint(self, tools: Tools, required: bool, most: int) -> Constraint:
@@ -60,6 +65,11 @@ class TaggedCalls:
 
     def opening(self, required: bool) -> str:
         return self.form.trigger if required else ""
+
+    def write(self, content: str, calls: WrittenCalls) -> str:
+        called = tuple(WrittenCall(id="", name=name, arguments=arguments) for name, arguments in calls)
+        turn = ChatMessage(role="assistant", content=content, tool_calls=called)
+        return plain_turns(self.form, (), (turn,), system_role=True)[0].content
 
     def constraint(self, tools: Tools, required: bool, most: int) -> Constraint:
         described = [tool.described for tool in tools]
@@ -121,6 +131,11 @@ class JsonCalls:
 
     def opening(self, required: bool) -> str:
         return ""
+
+    def write(self, content: str, calls: WrittenCalls) -> str:
+        words = {"text": content} if content else {}
+        listed = [{"name": name, "arguments": json.loads(arguments)} for name, arguments in calls]
+        return json.dumps({**words, "calls": listed}, ensure_ascii=False)
 
     def constraint(self, tools: Tools, required: bool, most: int) -> Constraint:
         definitions: dict[str, Any] = {}

@@ -13,13 +13,16 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec.structs import replace
 
 from ramify.errors import InvalidRequest
 from ramify.lang.calls import retries
 from ramify.lang.calls.chat import Dialogue, begin_turn, end_turn
-from ramify.lang.calls.request import all_of
-from ramify.lang.calls.transcript import Piece, append_text
+from ramify.lang.calls.request import Output, all_of
+from ramify.lang.calls.target import Target
+from ramify.lang.calls.transcript import Piece, append_marked, append_output, append_text, marked
+from ramify.lang.calls.view import View
 from ramify.lang.program.nodes import CallTools
 from ramify.lang.tools.forms import CallForm, JsonCalls, TaggedCalls, Tools, WrittenCalls, native_instructions
 from ramify.lang.tools.tool import ToolCall, shown
@@ -29,7 +32,6 @@ from ramify.tool_calls.formats import FORMATS, GENERIC
 
 if TYPE_CHECKING:
     from ramify.lang.program.branch import Branch
-    from ramify.lang.program.run import Run
 
 logger = logging.getLogger(__name__)
 
@@ -42,41 +44,51 @@ _warned: set[tuple[str, str | None]] = set()
 """Program and line of each `call_tools` that a warning was given for."""
 
 
-def form_of(run: Run) -> CallForm:
-    """The form of calls for the model that `run` runs on."""
-    if run.takes_messages:
+def form_of(target: Target) -> CallForm:
+    """The form of calls for a model."""
+    if target.takes_messages:
         return JsonCalls()
-    chat = run.info.chat_format
+    chat = target.info.chat_format
     native = chat is not None and chat.tools is not None
     return TaggedCalls(FORMATS[chat.tool_format]) if chat is not None and native else TaggedCalls()
 
 
-def pieces_of(branch: Branch, form: CallForm) -> ToolPieces | None:
-    """The texts of the model's own template for tools; None where `form` is generic."""
-    chat = branch.run.info.chat_format
+def pieces_of(target: Target) -> ToolPieces | None:
+    """The texts of the model's own template for tools; None where its form of calls is generic."""
+    form, chat = form_of(target), target.info.chat_format
     native = isinstance(form, TaggedCalls) and form.form.native
     return chat.tools if native and chat is not None else None
 
 
-def describe(branch: Branch, form: CallForm, tools: Tools) -> tuple[Dialogue, Piece | None]:
-    """Append the descriptions of `tools` to the open turn; returns the new content of the branch."""
-    dialogue, tail = branch.dialogue, branch.tail
+class Describe(msgspec.Struct, frozen=True):
+    """The mark of `describe`."""
+
+    tools: Tools
+
+    def write(self, dialogue: Dialogue, tail: Piece | None, target: Target) -> tuple[Dialogue, Piece | None]:
+        return describe(dialogue, tail, target, self.tools)
+
+
+def describe(
+    dialogue: Dialogue, tail: Piece | None, target: Target, tools: Tools
+) -> tuple[Dialogue, Piece | None]:
+    """Append the descriptions of `tools` to the open turn."""
     dialogue = replace(dialogue, tools=dialogue.tools | {tool.name for tool in tools})
-    pieces = pieces_of(branch, form)
+    pieces = pieces_of(target)
     if pieces is None:
-        text = form.instructions(tools)
+        text = form_of(target).instructions(tools)
         if tail is not dialogue.start:
             text = "\n\n" + text  # the turn begins with the caller's own content
-        return dialogue, append_text(tail, text if dialogue.role else text + "\n")
+        return dialogue, append_marked(tail, text if dialogue.role else text + "\n", Describe(tools))
     if dialogue.role != "system" or dialogue.messages:
         raise InvalidRequest(
-            f"The chat template of {branch.run.info.name} describes tools in the first system turn.",
+            f"The chat template of {target.info.name} describes tools in the first system turn.",
             remedy="Write system(..., tools=...) at the beginning.",
         )
     text = native_instructions(pieces, tools)
     if pieces.place == "user":
-        return replace(dialogue, pending=text), tail
-    return dialogue, append_text(tail, text)
+        return replace(dialogue, pending=text), append_marked(tail, "", Describe(tools))
+    return dialogue, append_marked(tail, text, Describe(tools))
 
 
 def in_turns(branch: Branch) -> bool:
@@ -111,37 +123,69 @@ def warn_of_untold(branch: Branch, node: CallTools, turns: bool) -> None:
     )
 
 
-def open_calls(branch: Branch, opening: str, turns: bool) -> Piece | None:
-    """The content of the branch before the generation; opens the assistant turn in a chat."""
-    tail = branch.tail
+def open_calls(view: View, opening: str, turns: bool) -> View:
+    """`view` before the generation of calls: in a chat, with the assistant turn opened."""
+    dialogue, tail = view.dialogue, view.tail
     if turns:
-        branch.dialogue, tail = begin_turn(branch.dialogue, tail, "assistant", branch.run.info)
-    return append_text(tail, opening)
+        dialogue, tail = begin_turn(dialogue, tail, "assistant", view.target.info)
+    tail = append_text(tail, opening)
+    return view._replace(dialogue=dialogue, tail=tail, until=tail)
 
 
-def append_results(branch: Branch, form: CallForm, calls: list[ToolCall], turns: bool) -> Piece | None:
-    """The content of the branch after the results; ends the assistant turn in a chat."""
-    tail, info = branch.tail, branch.run.info
-    pieces = pieces_of(branch, form)
-    results = "\n".join(call.shown.join(GENERIC.result) for call in calls)
-    if not turns:
-        return append_text(tail, f"\n{results}\n" if calls else "\n")
-    dialogue, tail = end_turn(branch.dialogue, tail, "assistant", info)
-    if pieces is not None:
-        for call in calls:
-            text = json.dumps(call.shown, ensure_ascii=False)[1:-1] if pieces.quoted else call.shown
-            dialogue, tail = begin_turn(dialogue, tail, "tool", info)
-            dialogue, tail = end_turn(dialogue, append_text(tail, text), "tool", info, content=call.shown)
-    elif calls:
-        dialogue, tail = begin_turn(dialogue, tail, RESULTS, info)
-        dialogue, tail = end_turn(dialogue, append_text(tail, results), RESULTS, info)
-    branch.dialogue = dialogue
-    return tail
+class CallTurn(msgspec.Struct, frozen=True):
+    """A turn of calls with its results: the mark of all of its pieces."""
+
+    opening: str
+    output: Output
+    words: str
+    """What the model said beside its calls."""
+    written: WrittenCalls
+    shown: tuple[str, ...]
+    """The results."""
+    turns: bool
+    """The calls and the results are turns of a chat, not plain text."""
+
+    def append(self, dialogue: Dialogue, tail: Piece | None, target: Target) -> tuple[Dialogue, Piece | None]:
+        """`write` with this turn as the mark of what is appended."""
+        dialogue, written = self.write(dialogue, tail, target)
+        return dialogue, marked(written, tail, self)
+
+    def write(self, dialogue: Dialogue, tail: Piece | None, target: Target) -> tuple[Dialogue, Piece | None]:
+        info, pieces = target.info, pieces_of(target)
+        if self.turns:
+            dialogue, tail = begin_turn(dialogue, tail, "assistant", info)
+        tail = self._append_calls(tail, target)
+        results = "\n".join(result.join(GENERIC.result) for result in self.shown)
+        if not self.turns:
+            text = f"\n{results}\n" if self.shown else "\n"
+            target.check_text(dialogue, text)
+            return dialogue, append_text(tail, text)
+        dialogue, tail = end_turn(dialogue, tail, "assistant", info)
+        if pieces is not None:
+            for result in self.shown:
+                text = json.dumps(result, ensure_ascii=False)[1:-1] if pieces.quoted else result
+                dialogue, tail = begin_turn(dialogue, tail, "tool", info)
+                dialogue, tail = end_turn(dialogue, append_text(tail, text), "tool", info, content=result)
+        elif self.shown:
+            dialogue, tail = begin_turn(dialogue, tail, RESULTS, info)
+            dialogue, tail = end_turn(dialogue, append_text(tail, results), RESULTS, info)
+        return dialogue, tail
+
+    def _append_calls(self, tail: Piece | None, target: Target) -> Piece | None:
+        """The output as the model that generated it wrote it; for one with another form, in that form."""
+        output, form = self.output, form_of(target)
+        if form != form_of(output.target):
+            return append_text(tail, form.write(self.words, self.written))
+        tail = append_text(tail, self.opening)
+        if target is not output.target:
+            return append_text(tail, output.text)
+        return append_output(tail, output.text, output.ids, output.kept_ids, output.tail)
 
 
-async def run_calls(branch: Branch, node: CallTools, written: WrittenCalls) -> list[ToolCall]:
-    """Run all calls concurrently and return them in order. With `node.raises` the first error is raised."""
-    await_tools = getattr(branch.run.backend, "await_tools", None)
+async def run_calls(branch: Branch, node: CallTools, target: Target, written: WrittenCalls) -> list[ToolCall]:
+    """Run the calls that `target` has written concurrently and return them in order. With `node.raises` the
+    first error is raised."""
+    await_tools = getattr(target.backend, "await_tools", None)
     if await_tools is not None and written:
         await await_tools(branch.run.program, branch.key, tuple(dict.fromkeys(name for name, _ in written)))
     return await all_of(_run_call(branch, node, name, arguments) for name, arguments in written)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from ramify.lang.calls.meta_info import add_usage
 from ramify.lang.calls.transcript import Piece, text_of
 from ramify.lang.trace.tokens import Tokens
@@ -31,6 +33,8 @@ class Call:
     name: str
     line: str | None = None
     """file:line of the `gen` or `select`."""
+    model: str = ""
+    """Of a request: the name of its backend in the run's `Router`, else the model's."""
     start_s: float = 0.0
     end_s: float | None = None
     """None while it runs."""
@@ -59,7 +63,7 @@ class Call:
         self, kind: CallKind, name: str, prompt_end: Piece | None, start_s: float, *, line: str | None = None
     ) -> Call:
         """A new call below this one."""
-        call = Call(kind, name, line or self.line, start_s, prompt_end=prompt_end, parent=self)
+        call = Call(kind, name, line or self.line, self.model, start_s, prompt_end=prompt_end, parent=self)
         self.children.append(call)
         return call
 
@@ -70,6 +74,15 @@ class Call:
         for child in self.children:
             total = add_usage(total, child.usage)
         return total
+
+    @property
+    def usage_by_model(self) -> dict[str, Usage]:
+        """`usage` for each `model` of the requests, in program order of first use."""
+        found: dict[str, Usage] = {}
+        for call in self.walk():
+            if call.sent:
+                found[call.model] = add_usage(found.get(call.model, Usage()), call.own_usage)
+        return found
 
     @property
     def computed_tokens(self) -> int:
@@ -125,7 +138,8 @@ class Call:
         """Plain data, for JSON. ``miss`` of a request: why tokens of its prompt were computed."""
         from ramify.lang.trace.misses import Misses
 
-        return self._to_dict(Misses(self))
+        by_model = {model: msgspec.to_builtins(usage) for model, usage in self.usage_by_model.items()}
+        return {**self._to_dict(Misses(self)), "usage_by_model": by_model}
 
     def _to_dict(self, misses: Misses) -> dict[str, Any]:
         usage, miss = self.usage, misses.why.get(self)
@@ -133,6 +147,7 @@ class Call:
             "kind": self.kind,
             "name": self.name,
             "line": self.line,
+            "model": self.model or None,
             "start_s": self.start_s,
             "end_s": self.end_s,
             "prompt_tokens": usage.prompt_tokens,
@@ -170,17 +185,22 @@ MAX_TEXT = 40
 
 def render(call: Call) -> str:
     """The tree as text: a line a step, with the tokens that it computed, found cached, and generated."""
-    rows = list(_rows(call, "", ""))
+    several = len(call.usage_by_model) > 1
+    rows = list(_rows(call, "", "", several))
     width = max(len(label) for label, _ in rows)
     return "\n".join(f"{label:<{width}}  {figures}".rstrip() for label, figures in rows)
 
 
-def _rows(call: Call, head: str, indent: str) -> Iterator[tuple[str, str]]:
-    yield head + _label(call), _figures(call)
+def _rows(call: Call, head: str, indent: str, models: bool) -> Iterator[tuple[str, str]]:
+    """Label and figures of each step; with `models`, the label has the model."""
+    model = f"  {call.model}" if models and call.model and call.kind != "tool" else ""
+    yield head + _label(call) + model, _figures(call)
     steps = [child for child in call.children if child.kind in STEPS]
     for child in steps:
         last = child is steps[-1]
-        yield from _rows(child, indent + ("└─ " if last else "├─ "), indent + ("   " if last else "│  "))
+        yield from _rows(
+            child, indent + ("└─ " if last else "├─ "), indent + ("   " if last else "│  "), models
+        )
 
 
 def _label(call: Call) -> str:

@@ -1,0 +1,101 @@
+"""Several backends under names, of which each step of a program chooses one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from ramify.errors import InvalidRequest
+from ramify.lang.backends.base import Backend
+from ramify.loop import wait
+from ramify.messages import Generate, ModelInfo, TextChunk
+from ramify.spelling import nearest
+
+
+class Router:
+    """Backends with names: ``gen(..., backend="big")`` in a program that runs on this one.
+
+    A step without `backend` runs on the default. The router's other methods, such as `flush_cache`, are those
+    of its default.
+
+    Args:
+        backends: Name → backend.
+        default: A name; the first one unless given.
+
+    Raises `InvalidRequest` for an unknown name.
+    """
+
+    def __init__(self, backends: Mapping[str, Backend], default: str | None = None) -> None:
+        self.backends = dict(backends)
+        if not self.backends:
+            raise InvalidRequest("A Router needs at least one backend.", field="backends")
+        for name, backend in self.backends.items():
+            if isinstance(backend, Router) or not isinstance(backend, Backend):
+                raise InvalidRequest(
+                    f"{name!r} is {backend!r}, which a Router cannot hold; it holds backends.",
+                    field=f"backends.{name}",
+                )
+        self.default = next(iter(self.backends)) if default is None else default
+        self.pick(self.default, field="default")
+
+    def pick(self, name: str, *, field: str = "backend") -> Backend:
+        """The backend of that name; raises `InvalidRequest` with the nearest name where there is none."""
+        if name not in self.backends:
+            remedy = nearest(name, list(self.backends)) or f"It has {', '.join(self.backends)}."
+            raise InvalidRequest(f"The Router has no backend {name!r}.", field=field, remedy=remedy)
+        return self.backends[name]
+
+    def on(self, name: str) -> Router:
+        """The same backends with another default."""
+        self.pick(name)
+        return Router(self.backends, name)
+
+    def name_of(self, backend: Backend) -> str | None:
+        """The name of a backend; None for one that is not in the router."""
+        return next((name for name, one in self.backends.items() if one is backend), None)
+
+    # --- a backend: the default one ---
+
+    async def info(self) -> ModelInfo:
+        return await self.pick(self.default).info()
+
+    def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        return self.pick(self.default).generate(request)
+
+    async def end_program(self, program: str) -> None:
+        await self.pick(self.default).end_program(program)
+
+    async def aclose(self) -> None:
+        """Close all backends."""
+        results = await asyncio.gather(
+            *(backend.aclose() for backend in self.backends.values()), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "backends" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self.pick(self.default), name)
+
+    # --- for users ---
+
+    def close(self) -> None:
+        """Close all backends."""
+        wait(self.aclose())
+
+    def __enter__(self) -> Router:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def default_of(backend: Backend) -> Backend:
+    """The default of a router; any other backend itself."""
+    return backend.pick(backend.default) if isinstance(backend, Router) else backend
