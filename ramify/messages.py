@@ -147,6 +147,8 @@ class Generate(Message, frozen=True, kw_only=True):
     every_s: float = 0.0
     """The least time between two chunks, in seconds. Where nobody shows text while it is generated, fewer
     chunks leave more processor time for the model."""
+    priority: int = 0
+    """Higher goes first; see `ramify.priority`."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

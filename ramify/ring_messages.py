@@ -61,7 +61,8 @@ class Submit(Message, frozen=True, kw_only=True):
     choices: tuple[ChoiceTokens, ...] = ()
     unconditional: bool = False
     every_s: float = 0.0
-    """See `Generate`."""
+    priority: int = 0
+    """See `Generate`, as for `every_s`."""
 
 
 class Abort(Message, frozen=True, kw_only=True):

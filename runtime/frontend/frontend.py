@@ -21,6 +21,7 @@ from ramify.errors import (
     from_info,
 )
 from ramify.messages import Generate, ModelInfo, SchedulerStats, TextChunk
+from ramify.priority import checked_priority
 from ramify.ring_messages import (
     Abort,
     AwaitTools,
@@ -219,6 +220,7 @@ class Frontend:
         if request.rid in self._outputs:
             raise InvalidRequest(f"A request with the id {request.rid!r} is running.", field="rid")
         self._check_length(request)
+        checked_priority(request.priority)
         request.sampling.check()
         if request.constraint is not None:
             request.constraint.check()

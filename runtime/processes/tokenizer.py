@@ -60,6 +60,7 @@ class PromptTokenizer:
             hint=request.hint,
             scope=request.scope,
             every_s=request.every_s,
+            priority=request.priority,
         )
         if choices is not None:
             healing = request.sampling.token_healing

@@ -4,7 +4,7 @@ scheduler     schedule, run, postprocess: open this first
 request       one request: its tokens by length, its pages, its statistics
 arrival       a submitted message becomes a request; its grammar is compiled
 lifecycle     compiling, waiting, running, ended, and the ways between them
-admission     which waiting requests join; policy: in which order
+admission     which waiting requests join; policy: in which order; precedence: who takes part in a step
 pages         the KV pages of requests, from and to the prefix tree
 forward       one forward pass; overlap: the next one, launched ahead
 next_tokens   choosing tokens; verification: known and draft tokens are kept or not

@@ -1,4 +1,4 @@
-"""Which waiting requests join the batch: in the order of the policy, while tokens and pages last.
+"""Which waiting requests join the batch: by priority, then by the policy, while tokens and pages last.
 
 Example, under the policy `prefix` and with a budget of 100 tokens:
 
@@ -16,16 +16,17 @@ So nothing is computed twice. Every chunk of a prefill can be shared as soon as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from ramify.priority import MOST
 from ramify.radix.lock import Match
 from ramify.runtime.scheduler.pages import RequestPages
 from ramify.runtime.scheduler.policy import FirstComeFirstServed
 from ramify.runtime.scheduler.request import Request, common_prefix
 
 WINDOW = 256
-"""Waiting requests that the policy looks at, oldest first: matching costs about 20 us each."""
+"""Waiting requests that the policy looks at, the first ones: matching costs about 20 us each."""
 
 RESERVED_PAGES = 1
 """Pages left free for every running request, so that decoding does not retract at once what was admitted."""
@@ -36,75 +37,126 @@ OVERTAKING_BATCHES = 4
 more admissions."""
 
 
+ALL = (-MOST, MOST)
+"""All priorities."""
+
+
 class Candidate(NamedTuple):
     request: Request
-    match: Match
+    match: Match | None
+    """None where the policy needs none."""
 
 
 class Admission:
-    """Picks from the waiting requests, which are in the order of arrival.
+    """Picks from the waiting requests. These, and the running ones, are in the order of `Request.order`.
 
-    The policy says who overtakes whom. A request that has been overtaken for long enough goes first
-    (`OVERTAKING`): counted in admissions, so that nobody starves, at any load and on any engine. Only
-    branches of the same fork as the first request may still go before it.
+    Priority and then the policy say who overtakes whom. A request that has been overtaken for long enough
+    goes first (`OVERTAKING`), and keeps its place: counted in admissions, so that nobody starves, at any load
+    and on any engine. Only branches of the same fork as the first request may still go before it.
+
+    retract : called with a running request that yields its place or its pages, and takes it off the list
     """
 
-    def __init__(self, pages: RequestPages, policy: FirstComeFirstServed, max_running: int) -> None:
+    def __init__(
+        self,
+        pages: RequestPages,
+        policy: FirstComeFirstServed,
+        max_running: int,
+        retract: Callable[[Request], None],
+    ) -> None:
         self._pages = pages
         self._policy = policy
         self._max_running = max_running
+        self._retract = retract
         self._admitted = 0
 
     def next(
-        self, waiting: Sequence[Request], running: Sequence[Request], budget: int, now: float
+        self,
+        waiting: Sequence[Request],
+        running: Sequence[Request],
+        budget: int,
+        now: float,
+        joining: tuple[int, int] = ALL,
     ) -> list[Request]:
         """The requests that join now, pages taken; at most as many as prefill within `budget` tokens.
 
-        The first request that does not fit into the pages ends the round: no smaller one overtakes it.
+        The first request that does not fit into the pages ends the round: no smaller one overtakes it. Where
+        places or pages are short, running requests of lower priority are retracted.
+
+        joining : the least and the greatest priority of requests that may join; who is due may have less
         """
         admitted: list[Request] = []
-        chunk = budget
-        room = self._max_running - len(running)
-        if room <= 0 or budget <= 0 or not waiting:
+        chunk, kept = budget, 0
+        least, most = joining
+        if budget <= 0 or not waiting or not (waiting[-1].priority <= most and waiting[0].priority >= least):
             return admitted
-        window = waiting[:WINDOW]
+        if len(running) >= self._max_running and _victim(running, waiting[0]) is None:
+            return admitted
+        window = _window(waiting)
         for place, request in enumerate(window):
             if request.due is None:
                 allowed = OVERTAKING * place + OVERTAKING_BATCHES * self._max_running
                 request.due = self._admitted + allowed
-        if self._policy.needs_match:
-            candidates = [Candidate(request, self._pages.match(request)) for request in window]
-            candidates.sort(key=lambda found: self._order(found, now))
-        else:
-            candidates = [Candidate(request, self._pages.match(request)) for request in window[:room]]
+        if joining != ALL:
+            window = [request for request in window if self._may_join(request, least, most)]
+        match = self._pages.match if self._policy.needs_match else _unmatched
+        candidates = [Candidate(request, match(request)) for request in window]
+        candidates.sort(key=lambda found: self._order(found, now))
         if self._policy.siblings_together:
             candidates = together(candidates)
         prefilling = [request for request in running if request.prefilling]
-        for request, match in candidates:
-            if budget <= 0 or len(admitted) >= room:
+        for request, found in candidates:
+            full = len(running) + len(admitted) + kept >= self._max_running
+            if budget <= 0 or (full and _victim(running, request) is None):
                 break
-            missing = self._being_computed(request, match.length, prefilling)
+            matched = found or self._pages.match(request)
+            missing = self._being_computed(request, matched.length, prefilling)
             if missing is not None:
                 if self._policy.siblings_together and missing <= chunk:
-                    room -= 1  # it joins in the next step: its place is kept
+                    kept += 1  # it joins in the next step: its place is kept
                 continue
-            reserve = RESERVED_PAGES * (len(running) + len(admitted))
-            if not self._pages.try_admit(request, match, reserve) and (
-                running or admitted or not self._pages.admit_alone(request)
-            ):
+            if full:
+                self._retract_for(request, running)
+            if not self._admit(request, matched, running, admitted):
                 break
+            request.overdue = request.due is not None and request.due <= self._admitted
             admitted.append(request)
             self._admitted += 1
             budget -= request.extend_len
             prefilling.append(request)
         return admitted
 
-    def _order(self, found: Candidate, now: float) -> tuple[bool, float, float]:
+    def _may_join(self, request: Request, least: int, most: int) -> bool:
+        assert request.due is not None
+        return request.priority <= most and (request.priority >= least or request.due <= self._admitted)
+
+    def _admit(
+        self, request: Request, match: Match, running: Sequence[Request], admitted: Sequence[Request]
+    ) -> bool:
+        """Take the pages of `request`, if need be those of requests of lower priority."""
+        while True:
+            others = len(running) + len(admitted)
+            if self._pages.try_admit(request, match, RESERVED_PAGES * others):
+                return True
+            if not others:
+                return self._pages.admit_alone(request)
+            if not self._retract_for(request, running):
+                return False
+
+    def _retract_for(self, request: Request, running: Sequence[Request]) -> bool:
+        """Retract one request of lower priority; False where there is none."""
+        victim = _victim(running, request)
+        if victim is not None:
+            self._retract(victim)
+        return victim is not None
+
+    def _order(self, found: Candidate, now: float) -> tuple[bool, int, float, float]:
         request = found.request
         assert request.due is not None
         if request.due <= self._admitted:
-            return False, request.due, request.arrival
-        return True, self._policy.key(request, found.match.length, now), request.arrival
+            return False, 0, request.due, request.arrival
+        matched = 0 if found.match is None else found.match.length
+        return True, -request.priority, self._policy.key(request, matched, now), request.arrival
 
     def _being_computed(self, request: Request, matched: int, prefilling: Sequence[Request]) -> int | None:
         """The number of tokens that `request` shares with one that prefills and that are not computed there.
@@ -115,11 +167,34 @@ class Admission:
         if matched >= limit:
             return None
         for other in prefilling:
-            if other.scope == request.scope:
+            # One of lower priority may sit out.
+            if other.scope == request.scope and other.priority >= request.priority:
                 shared = min(common_prefix(request.ids, other.ids[: other.prompt_len]), limit)
                 if shared > matched:
                     return shared - other.computed_len
         return None
+
+
+def _unmatched(request: Request) -> None:
+    """In the place of a match."""
+
+
+def _window(waiting: Sequence[Request]) -> Sequence[Request]:
+    """The first `WINDOW` requests, and the oldest of the others where these are of lower priority."""
+    window = waiting[:WINDOW]
+    if len(waiting) > WINDOW and waiting[-1].priority < waiting[0].priority:
+        return [*window, min(waiting[WINDOW:], key=lambda request: request.arrival)]
+    return window
+
+
+def _victim(running: Sequence[Request], request: Request) -> Request | None:
+    """The newest running request of the lowest priority, where that is below the priority of `request`."""
+    for other in reversed(running):
+        if other.priority >= request.priority:
+            return None
+        if not other.overdue:
+            return other
+    return None
 
 
 def together(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -11,7 +11,8 @@ import bisect
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ramify.errors import EngineError, RamifyError
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from ramify.runtime.scheduler.constraints.grammars import GrammarStore
 
 log = logging.getLogger("ramify")
+
+ORDER = operator.attrgetter("order")
 
 
 @dataclasses.dataclass(eq=False)
@@ -46,8 +49,11 @@ class Lifecycle:
     """All that were submitted and have not ended, by id."""
     compiling: dict[str, Request] = dataclasses.field(default_factory=dict)
     waiting: list[Request] = dataclasses.field(default_factory=list)
-    """In the order of arrival, as `running`."""
+    """In the order of priority and arrival, as `running`."""
     running: list[Request] = dataclasses.field(default_factory=list)
+    sitting_out: int | None = None
+    """Running requests that the current step leaves out, and with them all waiting ones of lower priority;
+    None where it leaves out nobody."""
 
     def arrive(self, request: Request) -> None:
         self.requests[request.rid] = request
@@ -56,18 +62,25 @@ class Lifecycle:
         self.pages.leases.arrived(request)
 
     def enqueue(self, request: Request) -> None:
-        bisect.insort(self.waiting, request, key=lambda other: other.arrival)
+        bisect.insort(self.waiting, request, key=ORDER)
 
     def start(self, request: Request, now: float) -> None:
         """`request` has been admitted."""
         self.waiting.remove(request)
-        bisect.insort(self.running, request, key=lambda other: other.arrival)
+        bisect.insort(self.running, request, key=ORDER)
         stats = request.stats
         if stats.first_pass is None:
             stats.first_pass = now
             self.programs.started(request)
             stats.cached_tokens = min(request.computed_len, request.prompt_len)
             self.counters.cached_tokens += stats.cached_tokens
+
+    def next_step_wants(self, requests: Sequence[Request]) -> bool:
+        """The next step can want no other requests than these, which are running."""
+        if self.sitting_out is None:
+            return not self.waiting and len(requests) == len(self.running)
+        joining = self.waiting and self.waiting[0].priority >= self.running[0].priority
+        return not joining and len(requests) >= len(self.running) - self.sitting_out
 
     def stop(self, request: Request) -> None:
         if request in self.running:

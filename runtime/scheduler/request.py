@@ -107,6 +107,9 @@ class Request:
         self.scope = submit.scope
         self.every_s = submit.every_s
         self.arrival = arrival
+        self.priority = submit.priority
+        self.order = (-submit.priority, arrival)
+        """Its place among running and among waiting requests: highest priority first, then oldest."""
         self.max_tokens = max_tokens
         self.answer_tokens = self.sampling.max_tokens if any(one.apart for one in submit.preambles) else None
         """The most tokens behind the preambles that are `apart`, until these have ended."""
@@ -141,6 +144,8 @@ class Request:
         """`Programs.served` at the arrival."""
         self.due: int | None = None
         """Once this number of requests has been admitted since the start, no other goes first."""
+        self.overdue = False
+        """It was `due` when it was admitted, so it yields its place to nobody."""
 
     @property
     def head(self) -> Request:

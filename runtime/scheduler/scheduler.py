@@ -37,6 +37,7 @@ from ramify.runtime.scheduler.output import StepOutputs
 from ramify.runtime.scheduler.overlap import OverlapScheduling
 from ramify.runtime.scheduler.pages import RequestPages
 from ramify.runtime.scheduler.policy import POLICIES
+from ramify.runtime.scheduler.precedence import Precedence, Turn
 from ramify.runtime.scheduler.programs.programs import Programs
 from ramify.runtime.scheduler.request import Request, ScheduledRequest
 from ramify.runtime.scheduler.scoring import ComputedSpan, Scorer
@@ -76,7 +77,10 @@ class Scheduler:
         self._requests = requests = Lifecycle(
             pages, programs, self._outputs, grammars, self._drafter, counters, reply, clock
         )
-        self._admission = Admission(pages, POLICIES[config.policy](programs), config.max_running)
+        self._precedence = Precedence(self._drafter.cost)
+        self._admission = Admission(
+            pages, POLICIES[config.policy](programs), config.max_running, requests.retract
+        )
         self._scorer = Scorer(runner, pages, requests)
         sampler, masks = RequestSampler(runner, limits), MaskFiller()
         overlap = OverlapScheduling(runner, pages)
@@ -129,30 +133,33 @@ class Scheduler:
                     self._drafter.learn_cost(len(hidden), self._clock() - began)
             self.counters.steps += 1
         output = self._outputs.take(self._clock())
-        self.counters.step_s += self._clock() - began
+        seconds = self._clock() - began
+        self.counters.step_s += seconds
+        self._precedence.end(seconds)
         if self._config.check_pages:
             self._pages.cache.check()
         return output
 
     def schedule(self, now: float) -> list[ScheduledRequest]:
-        """Give the running requests, oldest first, what they need, then admit waiting ones."""
+        """Give the running requests that take part, highest priority and oldest first, what they need, and
+        admit waiting ones."""
+        requests, precedence = self._requests, self._precedence
+        turn = precedence.begin(requests.running, requests.waiting)
+        plan = self._schedule(turn, now)
+        if not plan and turn.leaves_out:
+            plan = self._schedule(precedence.begin_all(requests.running), now)
+        return plan
+
+    def _schedule(self, turn: Turn, now: float) -> list[ScheduledRequest]:
         budget = self._config.chunk_tokens
         plan: list[ScheduledRequest] = []
-        short_of_pages = False
-        requests = self._requests
-        self._drafter.propose(requests.running)
-        for request in list(requests.running):
-            if request.pages.lock is None:
-                continue  # retracted in this loop, for an older one
-            if not self._make_room(request):
-                short_of_pages = True
-                continue
-            if request.decoding:
-                plan.append(ScheduledRequest(request, request.target_len))
-            elif budget > 0:
-                budget -= self._take(request, budget, plan)
+        requests, retractions = self._requests, self.counters.retractions
+        requests.sitting_out = len(requests.running) - len(turn.first) if turn.leaves_out else None
+        self._drafter.propose(turn.first)
+        budget, short_of_pages = self._go_on(turn.first, budget, plan)
         if not short_of_pages:
-            for request in self._admission.next(requests.waiting, requests.running, budget, now):
+            joining = (turn.least, turn.most)
+            for request in self._admission.next(requests.waiting, requests.running, budget, now, joining):
                 requests.start(request, now)
                 if request.extend_len == 0 and request.scoring is not None:
                     self._scorer.advance(request, now)
@@ -160,7 +167,26 @@ class Scheduler:
                     requests.finish(request, Finish(reason="length"))  # nothing to compute or to sample
                 elif budget > 0:
                     budget -= self._take(request, budget, plan)
+        self._go_on(turn.last, budget, plan)
+        if self.counters.retractions > retractions:
+            return [scheduled for scheduled in plan if scheduled.request.pages.lock is not None]
         return plan
+
+    def _go_on(
+        self, running: Sequence[Request], budget: int, plan: list[ScheduledRequest]
+    ) -> tuple[int, bool]:
+        """Schedule `running`. Returns the budget that is left, and whether one of them was retracted."""
+        retracted = False
+        for request in running:
+            if request.pages.lock is None:
+                continue  # retracted in this step, for another one
+            if not self._make_room(request):
+                retracted = True
+            elif request.decoding:
+                plan.append(ScheduledRequest(request, request.target_len))
+            elif budget > 0:
+                budget -= self._take(request, budget, plan)
+        return budget, retracted
 
     def run(self, plan: Sequence[ScheduledRequest]) -> torch.Tensor:
         """One forward pass: (tokens, hidden size), the states of the scheduled tokens in their order."""
@@ -223,15 +249,16 @@ class Scheduler:
         return stop - request.computed_len
 
     def _make_room(self, request: Request) -> bool:
-        """Find pages for all tokens of `request`, if need be by retracting the newest requests.
+        """Find pages for all tokens of `request`, if need be by retracting the newest requests of the lowest
+        priority.
 
         False where `request` itself was retracted.
         """
         while not self._pages.grow(request):
             if request.drop_draft():
                 continue
-            newest = self._requests.running[-1]
-            self._requests.retract(newest)
-            if newest is request:
+            last = self._requests.running[-1]
+            self._requests.retract(last)
+            if last is request:
                 return False
         return True

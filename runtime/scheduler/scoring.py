@@ -237,6 +237,7 @@ class Scorer:
             sampling=SamplingParams(max_tokens=0),
             hint=None if hint is None else ProgramHint(program=hint.program, name=hint.name),
             scope=head.scope,
+            priority=head.priority,
         )
         request = Request(submit, arrival=head.arrival, max_tokens=0, default_seed=0)
         request.scoring, request.program = ScoringState(choices, span, head), head.program

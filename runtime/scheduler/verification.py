@@ -114,8 +114,8 @@ class Verifier:
 
     def _launcher(self, requests: Sequence[Request]) -> Callable[[torch.Tensor], None] | None:
         """Launches the pass over the tokens that are being chosen, if the next step can want no other."""
-        overlap, lifecycle = self.overlap, self.requests
-        if overlap is None or lifecycle.waiting or len(requests) < len(lifecycle.running):
+        overlap = self.overlap
+        if overlap is None or not self.requests.next_step_wants(requests):
             return None
 
         def launch(tokens: torch.Tensor) -> None:

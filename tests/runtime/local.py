@@ -117,6 +117,7 @@ class LocalScheduler:
         open_end: bool = False,
         choices: Sequence[ChoiceTokens] = (),
         unconditional: bool = False,
+        priority: int = 0,
         **sampling: Any,
     ) -> str:
         rid = f"r{next(self._count)}"
@@ -133,6 +134,7 @@ class LocalScheduler:
                 open_end=open_end,
                 choices=tuple(choices),
                 unconditional=unconditional,
+                priority=priority,
             )
         )
         return rid

@@ -15,6 +15,7 @@ from collections import defaultdict
 from ramify.radix.cache import PrefixCache
 from ramify.ring_messages import Submit
 from ramify.runtime.scheduler.admission import Admission
+from ramify.runtime.scheduler.lifecycle import ORDER
 from ramify.runtime.scheduler.pages import RequestPages
 from ramify.runtime.scheduler.policy import POLICIES
 from ramify.runtime.scheduler.programs.programs import Programs
@@ -72,7 +73,7 @@ class Simulation:
         self._cache = PrefixCache(num_pages, page_size, clock=lambda: self.now)
         self._pages = RequestPages(self._cache, page_size)
         self._programs = Programs()
-        self._admission = Admission(self._pages, POLICIES[policy](self._programs), max_running)
+        self._admission = Admission(self._pages, POLICIES[policy](self._programs), max_running, self._retract)
         self._waiting: list[Request] = []
         self._running: list[Request] = []
         self._work: dict[Request, Work] = {}
@@ -129,7 +130,7 @@ class Simulation:
                 stops.append((request, stop))
         for request in self._admission.next(self._waiting, self._running, budget, self.now):
             self._waiting.remove(request)
-            bisect.insort(self._running, request, key=lambda other: other.arrival)
+            bisect.insort(self._running, request, key=ORDER)
             if request.stats.first_pass is None:
                 request.stats.first_pass, request.stats.cached_tokens = self.now, request.computed_len
                 self._programs.started(request)
@@ -145,13 +146,17 @@ class Simulation:
 
     def _room(self, request: Request) -> bool:
         while not self._pages.grow(request):
-            newest = self._running.pop()
-            self._pages.retract(newest)
-            newest.stats.retractions += 1
-            bisect.insort(self._waiting, newest, key=lambda other: other.arrival)
-            if newest is request:
+            last = self._running[-1]
+            self._retract(last)
+            if last is request:
                 return False
         return True
+
+    def _retract(self, request: Request) -> None:
+        self._running.remove(request)
+        self._pages.retract(request)
+        request.stats.retractions += 1
+        bisect.insort(self._waiting, request, key=ORDER)
 
     def _computed(self, request: Request, stop: int) -> None:
         self._programs.serve(request, stop - request.computed_len)

@@ -102,14 +102,18 @@ class StepCost:
         self._rows_rows = self._rows_rows * fade + rows * rows
         self._rows_seconds = self._rows_seconds * fade + rows * seconds
 
-    def of_a_row(self, rows: int) -> float:
-        """The time of one more row, as a share of the time of a step of `rows` rows."""
+    def of_a_row(self, rows: int, *, bounded: bool = True) -> float:
+        """The time of one more row, as a share of the time of a step of `rows` rows.
+
+        bounded : the slope is at least half the prior
+        """
         if not self._weight:
             return 1.0 / (self.BASE_ROWS + rows)
         mean, seconds = self._rows / self._weight, self._seconds / self._weight
         usual = seconds / (self.BASE_ROWS + mean)
         variance = max(0.0, self._rows_rows / self._weight - mean * mean)
         covariance = self._rows_seconds / self._weight - mean * seconds
-        slope = max(usual / 2, (covariance + self.STIFFNESS * usual) / (variance + self.STIFFNESS))
+        least = usual / 2 if bounded else 0.0
+        slope = max(least, (covariance + self.STIFFNESS * usual) / (variance + self.STIFFNESS))
         step = seconds + slope * (rows - mean)
         return slope / step if step > 0 else 1.0

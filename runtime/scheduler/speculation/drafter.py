@@ -62,11 +62,11 @@ class Drafter:
         self._enabled = enabled
         self._outputs = RecentOutputs()
         self._rates = AcceptanceRates(FIRST_RATES)
-        self._cost = StepCost()
+        self.cost = StepCost()
 
     def propose(self, running: Sequence[Request]) -> None:
-        """Give each decoding request the draft tokens that are worth their rows. After an error there are no
-        drafts any more."""
+        """Give each decoding request of a step the draft tokens that are worth their rows. After an error no
+        request gets any more."""
         if not self._enabled:
             return
         decoding = [request for request in running if request.decoding]
@@ -78,7 +78,7 @@ class Drafter:
 
     def learn_cost(self, rows: int, seconds: float) -> None:
         """A step of decoding requests alone took `seconds`."""
-        self._cost.learn(rows, seconds)
+        self.cost.learn(rows, seconds)
 
     def ended(self, request: Request) -> None:
         """Learn from the last draft, and remember the output."""
@@ -100,7 +100,7 @@ class Drafter:
     def _propose(self, requests: Sequence[Request], rows: int) -> None:
         """rows : tokens that the step computes without drafts"""
         expected = float(len(requests))
-        share = self._cost.of_a_row(rows) * LEAST_GAIN
+        share = self.cost.of_a_row(rows) * LEAST_GAIN
         longest_pause = len(requests) - 1
         room = MOST_IN_STEP
         for request in requests:
@@ -120,7 +120,7 @@ class Drafter:
                 worth.append(token)
                 expected += chance
                 rows += 1
-                share = self._cost.of_a_row(rows) * LEAST_GAIN
+                share = self.cost.of_a_row(rows) * LEAST_GAIN
             if worth:
                 request.add_draft(worth)
                 room -= len(worth)

@@ -1,0 +1,305 @@
+"""Priority: who goes first, that the tokens stay the same, and that nobody starves."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.grammar.compile.job import answer
+from ramify.ring_messages import ChoiceTokens, Submit
+from ramify.runtime.scheduler import precedence
+from ramify.runtime.scheduler.admission import OVERTAKING, OVERTAKING_BATCHES
+from ramify.runtime.scheduler.precedence import PATIENCE_S, SHARE, Precedence
+from ramify.runtime.scheduler.request import Request
+from ramify.runtime.scheduler.speculation.acceptance import StepCost
+from ramify.sampling_params import SamplingParams
+from tests.runtime.local import LocalScheduler, Result
+from tests.runtime.test_overlap import Load, told
+from tests.runtime.test_scheduler import prompt_of
+
+STEP_S, TOKEN_S = 5.5e-3, 0.6e-3
+"""A forward pass: of itself, and for each of its tokens. About as SmolLM2-135M on two cores."""
+
+
+class Timed:
+    """A scheduler whose clock is moved by its forward passes alone."""
+
+    def __init__(self, model: Any, **options: Any) -> None:
+        self.now = 0.0
+        self.local = LocalScheduler(model, clock=lambda: self.now, speculation=False, **options)
+        forward = self.local.runner.forward
+
+        def timed(batch: Any) -> Any:
+            self.now += STEP_S + TOKEN_S * len(batch.ids)
+            return forward(batch)
+
+        self.local.runner.forward = timed
+
+    def time_of(self, rid: str) -> float:
+        """Step until `rid` has ended; returns the seconds that it took from now on."""
+        began = self.now
+        while not self.local.results[rid].ended:
+            self.local.step()
+        return self.now - began
+
+
+def chat(local: LocalScheduler, seed: int = 99, **options: Any) -> str:
+    return local.submit(prompt_of(30, seed), max_tokens=20, ignore_eos=True, **options)
+
+
+def batch(local: LocalScheduler, rows: int, tokens: int = 300) -> list[str]:
+    return [
+        local.submit(prompt_of(20, row), max_tokens=tokens, ignore_eos=True, priority=-1)
+        for row in range(rows)
+    ]
+
+
+# --- tokens -------------------------------------------------------------------------------------
+
+
+class Mixed(Load):
+    """Requests of every kind, with random priorities out of `priorities`, a few at each step."""
+
+    def __init__(self, model: Any, priorities: tuple[int, ...], **options: Any) -> None:
+        super().__init__(model, seed=3, max_running=8, **options)
+        chosen, submit = random.Random(4), self.local.submit
+
+        def submitted(ids: Any, **options: Any) -> str:
+            return submit(ids, priority=chosen.choice(priorities), **options)
+
+        self.local.submit = submitted  # type: ignore[method-assign]
+        self.sat_out = 0
+
+    def run(self) -> list[Result]:
+        scheduler = self.local.scheduler
+        kinds = [*range(11)] * 3
+        self.random.shuffle(kinds)
+        submitted: list[str] = []
+        while kinds or scheduler.busy or self.jobs:
+            if len(submitted) < 6 or scheduler.counters.steps % 3 == 0 or not scheduler.busy:
+                submitted += [self.submit(kinds.pop()) for _ in range(2) if kinds]
+            while self.jobs:
+                scheduler.receive(answer(self.jobs.pop(), self.vocabulary))
+            self.local.step()
+            self.sat_out += bool(scheduler._requests.sitting_out)
+        return [self.local.results[rid] for rid in submitted]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("patience_s", [PATIENCE_S, 0.03])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"overlap": False, "longest": 40},
+        {"overlap": True, "longest": 40, "speculation": True},
+        {"overlap": False, "page_size": 4, "num_pages": 36, "chunk_tokens": 16, "longest": 50},
+        {"overlap": True, "jump_forward": False, "cache": "naive", "policy": "fcfs"},
+    ],
+    ids=["plain", "overlap-and-drafts", "short-of-pages", "no-jumps"],
+)
+def test_the_same_tokens(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, options: Any, patience_s: float
+) -> None:
+    expected = Mixed(tiny_folder, (0,), **options).run()
+    monkeypatch.setattr(precedence, "PATIENCE_S", patience_s)
+    monkeypatch.setattr(precedence, "RIDE", 1.0)
+    load = Mixed(tiny_folder, (-1, -1, -1, -1, 0, 5), **options)
+    found = load.run()
+    assert [told(result) for result in found] == [told(result) for result in expected]
+    assert load.sat_out > 20
+    assert load.local.cache.counts().in_use == 0
+
+
+# --- who goes first -------------------------------------------------------------------------------
+
+
+def test_a_chat_beside_a_batch_takes_little_longer_than_alone(tiny_model: Any) -> None:
+    alone = Timed(tiny_model)
+    usual = alone.time_of(chat(alone.local))
+    beside: dict[int, float] = {}
+    for priority in (-1, 0):
+        timed = Timed(tiny_model, max_running=40, num_pages=2000)
+        batch(timed.local, 60)
+        for _ in range(4):
+            timed.local.step()
+        beside[priority] = timed.time_of(chat(timed.local, priority=priority))
+    assert beside[0] < 1.5 * usual
+    assert beside[-1] > 10 * usual, "without a priority it queues, and shares every step"
+
+
+def test_requests_that_sit_out_compute_nothing_and_go_on_afterwards(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precedence, "RIDE", 1.0)
+    local = LocalScheduler(tiny_model)
+    expected = [
+        result.ids for result in local.complete([prompt_of(20, row) for row in range(3)], max_tokens=9)
+    ]
+    local = LocalScheduler(tiny_model)
+    low = [local.submit(prompt_of(20, row), max_tokens=9, priority=-1) for row in range(3)]
+    for _ in range(3):
+        local.step()
+    before, computed = [len(local.results[rid].ids) for rid in low], local.scheduler.counters.computed_tokens
+    high = chat(local)
+    for _ in range(20):
+        local.step()
+    assert local.results[high].ended
+    assert [len(local.results[rid].ids) for rid in low] == before
+    assert local.scheduler.counters.computed_tokens - computed == 30 + 19
+    assert local.scheduler.counters.retractions == 0
+    local.run()
+    assert [local.results[rid].ids for rid in low] == expected
+
+
+def test_a_place_is_taken_from_the_lowest_priority_and_newest(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model, max_running=3)
+    low: list[str] = []
+    for priority in (-2, -2, -1):
+        low.append(local.submit(prompt_of(20, len(low)), max_tokens=50, ignore_eos=True, priority=priority))
+        local.step()
+    high = chat(local)
+    local.step()
+    running = local.scheduler._requests.running
+    assert [request.rid for request in running] == [high, low[2], low[0]]
+    equal = chat(local, seed=98, priority=-2)
+    local.step()
+    assert equal not in [request.rid for request in running]
+    local.run()
+    assert [local.results[rid].usage.retractions for rid in low] == [0, 1, 0]  # type: ignore[union-attr]
+
+
+def test_pages_are_taken_from_lower_priorities_only(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model, page_size=4, num_pages=48, chunk_tokens=64)
+    low = [local.submit(prompt_of(60, row), max_tokens=30, ignore_eos=True, priority=-1) for row in range(3)]
+    high = local.submit(prompt_of(90, 9), max_tokens=60, ignore_eos=True)
+    local.run()
+    found = {rid: local.results[rid].usage.retractions for rid in (*low, high)}  # type: ignore[union-attr]
+    assert found[high] == 0
+    assert sum(found.values()) > 0
+    assert all(len(local.results[rid].ids) == 30 for rid in low)
+
+
+def test_nobody_waits_for_a_prefix_that_a_lower_priority_computes(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model, chunk_tokens=16)
+    trunk = prompt_of(200)
+    local.submit([*trunk, 1], max_tokens=2, priority=-1)
+    local.step()
+    high = local.submit([*trunk, 2], max_tokens=1)
+    steps = -(-(201 - 16) // 16)
+    for _ in range(steps):
+        local.step()
+    assert local.results[high].ended
+
+
+def test_the_spans_of_choices_have_the_priority_of_their_request(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model, max_running=2)
+    batch(local, 6)
+    local.step()
+    prompt = prompt_of(30, 50)
+    choices = [ChoiceTokens(shared=30, ids=(1, 2, i, 4)) for i in range(5)]
+    rid = local.submit(prompt, choices=choices, max_tokens=0, priority=3)
+    for _ in range(12):
+        local.step()
+    assert local.results[rid].ended
+
+
+def test_rows_that_cost_nothing_do_not_sit_out() -> None:
+    def places(row_s: float) -> int:
+        cost = StepCost()
+        for rows in range(1, 100):
+            cost.learn(rows, 5e-3 + row_s * rows)
+        high, *low = [request(priority) for priority in (0, *[-1] * 200)]
+        for one in low:
+            one.computed_len = one.prompt_len
+        return len(Precedence(cost).begin([high, *low], []).first) - 1
+
+    assert places(0.0) == 200
+    assert 1 <= places(0.6e-3) < 10
+    assert places(5e-3) == 0
+
+
+# --- nobody starves --------------------------------------------------------------------------------
+
+
+def request(priority: int, arrival: float = 0.0) -> Request:
+    submit = Submit(rid=f"{priority}", ids=(1,), sampling=SamplingParams(), priority=priority)
+    return Request(submit, arrival=arrival, max_tokens=1, default_seed=0)
+
+
+@given(
+    steps=st.lists(st.tuples(st.floats(1e-3, 0.1), st.floats(1e-3, 0.5)), min_size=50, max_size=400),
+    waits=st.booleans(),
+)
+@settings(deadline=None)
+def test_lower_priorities_have_their_share_of_the_time(steps: list[tuple[float, float]], waits: bool) -> None:
+    """Whatever the steps take, for those alone and for all together."""
+    turns = Precedence(StepCost())
+    high, low = [request(0)], [request(-1)]
+    low[0].computed_len = 0  # it prefills, so it does not ride along
+    total = shared = 0.0
+    longest = max(seconds for step in steps for seconds in step)
+    for alone_s, together_s in steps:
+        turn = turns.begin(high, low) if waits else turns.begin(high + low, [])
+        takes_part = not turn.leaves_out
+        if not waits:
+            assert (low[0] in turn.first) == takes_part
+        seconds = together_s if takes_part else alone_s
+        turns.end(seconds)
+        total, shared = total + seconds, shared + seconds * takes_part
+        assert shared >= SHARE * (total - PATIENCE_S - longest) - 1e-9
+        assert shared <= SHARE * total + longest + 1e-9
+
+
+def test_time_that_lower_priorities_had_to_themselves_is_no_debt() -> None:
+    turns = Precedence(StepCost())
+    high, low = [request(0)], [request(-1)]
+    for _ in range(100):  # a chat of 0.2 s in every 2 s
+        assert turns.begin(high + low, []).leaves_out
+        turns.end(0.2)
+        turns.begin(low, [])
+        turns.end(1.8)
+
+
+def test_a_step_that_is_shared_gives_prefills_of_lower_priority_the_budget(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of high priority that would fill every chunk do not stop a prefill of low priority."""
+    monkeypatch.setattr(precedence, "PATIENCE_S", 0.01)
+    local = LocalScheduler(tiny_model, chunk_tokens=8, num_pages=2000)
+    low = local.submit(prompt_of(100, 7), max_tokens=2, priority=-1)
+    for seed in range(400):
+        if seed % 3 == 0:
+            local.submit(prompt_of(120, 100 + seed), max_tokens=1)
+        local.step()
+        if local.results[low].ended:
+            return
+    pytest.fail("it never ended")
+
+
+@pytest.mark.parametrize("policy", ["prefix", "fcfs"])
+def test_a_request_that_is_overtaken_too_often_gets_a_place_and_keeps_it(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    """At any time more requests of high priority wait than there are places."""
+    monkeypatch.setattr(precedence, "PATIENCE_S", 0.01)
+    local = LocalScheduler(tiny_model, max_running=2, policy=policy)
+    highs = [local.submit(prompt_of(8, seed), max_tokens=3, ignore_eos=True) for seed in range(6)]
+    low = local.submit(prompt_of(8, 999), max_tokens=12, ignore_eos=True, priority=-1)
+    started = None
+    for seed in range(6, 400):
+        highs.append(local.submit(prompt_of(8, seed), max_tokens=3, ignore_eos=True))
+        local.step()
+        admitted = sum(local.results[rid].ended for rid in highs)
+        if started is None and local.results[low].ids:
+            started = admitted
+        if local.results[low].ended:
+            break
+    assert started is not None
+    assert started <= OVERTAKING * 6 + OVERTAKING_BATCHES * 2 + 20  # and what ends in a pause
+    assert local.results[low].ended
+    assert local.results[low].usage.retractions == 0  # type: ignore[union-attr]
