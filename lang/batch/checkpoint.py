@@ -36,8 +36,9 @@ class _Line(msgspec.Struct):
 class ResultsFile:
     """`path`, opened for appending by this process alone.
 
-    Finished rows take four bytes of memory each. With `retry_failed` the lines of failed rows are removed
-    first. Raises `InvalidRequest` where another process writes the file, and where a line is not a result.
+    Finished rows take four bytes of memory each. The lines of rows that failed transiently are removed first,
+    with `retry_failed` those of all failed rows. Raises `InvalidRequest` where another process writes the
+    file, and where a line is not a result.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, retry_failed: bool = False) -> None:
@@ -101,14 +102,14 @@ class ResultsFile:
     def _read(self, retry_failed: bool) -> None:
         """Read which rows are done, and cut off a torn line."""
         with self.path.open("rb") as file:
-            length, failed = self._scan(file)
-        if failed and retry_failed:
-            self._drop_failed()
+            length, failed = self._scan(file, retry_failed)
+        if failed:
+            self._drop(retry_failed)
         elif length < os.fstat(self._file.fileno()).st_size:
             self._file.truncate(length)
 
-    def _scan(self, file: BinaryIO) -> tuple[int, int]:
-        """The length of the file's complete lines in bytes, and the number of failed rows."""
+    def _scan(self, file: BinaryIO, retry_failed: bool) -> tuple[int, int]:
+        """The length of the file's complete lines in bytes, and the number of failed rows that run again."""
         length = failed = 0
         for number, text in enumerate(file, 1):
             if not text.endswith(b"\n") and (PREFIX.startswith(text[: len(PREFIX)]) or not text.strip(b"\0")):
@@ -117,7 +118,7 @@ class ResultsFile:
             if line is None:
                 raise InvalidRequest(f"{self.path}, line {number}, is not a result of a batch.", field="out")
             self._enter(line, number)
-            failed += line.error is not None
+            failed += _runs_again(line, retry_failed)
             length += len(text)
         return length, failed
 
@@ -130,8 +131,8 @@ class ResultsFile:
         self._done[index] = digest
         self.lines += 1
 
-    def _drop_failed(self) -> None:
-        """Replace the file atomically by one without its failed rows."""
+    def _drop(self, retry_failed: bool) -> None:
+        """Replace the file atomically by one without the failed rows that run again."""
         kept = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")
         try:
             with self.path.open("rb") as old, kept.open("wb") as new:
@@ -139,7 +140,7 @@ class ResultsFile:
                     line = _parse(text)
                     if line is None:
                         break  # torn
-                    if line.error is None:
+                    if not _runs_again(line, retry_failed):
                         new.write(text)
                     else:
                         self._done[line.index] = NOT_DONE
@@ -151,6 +152,10 @@ class ResultsFile:
             kept.unlink(missing_ok=True)
         self._file.close()
         self._file = self._open()
+
+
+def _runs_again(line: _Line, retry_failed: bool) -> bool:
+    return line.error is not None and (retry_failed or bool(line.error.get("transient")))
 
 
 def _parse(text: bytes) -> _Line | None:

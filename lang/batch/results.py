@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ramify.errors import InvalidRequest, ProgramError
+from ramify.errors import InvalidRequest, ProgramError, is_transient
 from ramify.lang.batch import runs
+from ramify.lang.batch.breaker import Breaker
 from ramify.lang.batch.checkpoint import ResultsFile, digest_of
 from ramify.lang.batch.window import Row, Window
 from ramify.lang.calls.meta_info import add_usage
@@ -36,6 +37,11 @@ class BatchSummary:
     usage: Usage = field(default_factory=Usage)
     """The sum over all requests of this run."""
     first_error: str | None = None
+    stopped: str | None = None
+    """Why the batch ended before its last row; None where all rows have a line."""
+    left: int = 0
+    """Rows of a stopped batch that have no line: all of them where the number of rows is known, else those
+    that were read."""
 
     @property
     def rows_per_s(self) -> float:
@@ -66,6 +72,11 @@ class BatchSummary:
         ]
         if self.first_error is not None:
             lines.append(f"first error: {self.first_error}")
+        if self.stopped is not None:
+            lines.append(
+                f"stopped: {self.stopped}\n{self.rows + self.skipped} rows are done, {self.left} are left; "
+                "run the same again to go on"
+            )
         return "\n".join(lines)
 
 
@@ -85,6 +96,7 @@ class Plan:
     """The window's size in rows; None for `LOOK_AHEAD` times the concurrency."""
     retry_failed: bool = False
     progress: bool = False
+    give_up_after: float | None = None
 
 
 def run_in_threads(
@@ -92,30 +104,32 @@ def run_in_threads(
 ) -> BatchSummary:
     """Run ``one(register, values)`` for each row that is not in the results file, and write its line."""
 
-    def work(register: runs.Register, row: Row) -> tuple[Row, ProgramState]:
-        return row, one(register, row.values)
+    def work(register: runs.Register, row: Row) -> ProgramState:
+        return one(register, row.values)
 
     with _Writer(plan, rows) as writer:
-        finished = runs.finished_in_threads(work, writer.window, plan.concurrency)
+        finished = runs.finished_in_threads(work, writer.breaker, plan.concurrency)
         with contextlib.closing(finished):
             for row, state in finished:
                 writer.write(row, state)
+        writer.end()
     return writer.summary
 
 
 async def run_in_tasks(
-    one: Callable[[Any], Awaitable[ProgramState]], rows: Iterable[Any], plan: Plan
+    one: Callable[[runs.Register, Any], Awaitable[ProgramState]], rows: Iterable[Any], plan: Plan
 ) -> BatchSummary:
     """`run_in_threads` in this event loop, which is blocked while a line is written."""
 
-    async def work(row: Row) -> tuple[Row, ProgramState]:
-        return row, await one(row.values)
+    async def work(register: runs.Register, row: Row) -> ProgramState:
+        return await one(register, row.values)
 
     with _Writer(plan, rows) as writer:
-        finished = runs.finished_in_tasks(work, writer.window, plan.concurrency)
+        finished = runs.finished_in_tasks(work, writer.breaker, plan.concurrency)
         async with contextlib.aclosing(finished):
             async for row, state in finished:
                 writer.write(row, state)
+        writer.end()
     return writer.summary
 
 
@@ -132,6 +146,8 @@ class _Writer:
         self._start = digest_of([plan.program, plan.same])
         self._file = ResultsFile(plan.out, retry_failed=plan.retry_failed)
         self.window = Window(self._read(), plan.look_ahead or LOOK_AHEAD * plan.concurrency, plan.columns)
+        self.breaker = Breaker(self.window, plan.give_up_after)
+        self._read_rows = 0
         self.summary = BatchSummary()
         self._stack = contextlib.ExitStack()
         self._stack.callback(self._file.close)
@@ -148,6 +164,7 @@ class _Writer:
     def _read(self) -> Iterator[Row]:
         """The rows that are not in the file."""
         for index, values in enumerate(self._rows):
+            self._read_rows = index + 1
             digest = digest_of(values, self._start)
             if self._file.is_done(index, digest):
                 self.summary.skipped += 1
@@ -166,6 +183,14 @@ class _Writer:
         if name in self._plan.columns:
             return values[name], values
         return values[name], {column: value for column, value in values.items() if column != name}
+
+    def end(self) -> None:
+        """Complete the summary."""
+        summary = self.summary
+        if self.breaker.gave_up:
+            total = len(self._rows) if isinstance(self._rows, Sized) else self._read_rows
+            summary.left = total - summary.rows - summary.skipped
+            summary.stopped = str(self.breaker.reason())
 
     def write(self, row: Row, state: ProgramState) -> None:
         """Append the line of a finished row."""
@@ -214,6 +239,7 @@ def _failure(error: ProgramError) -> dict[str, Any]:
         "variable": error.variable,
         "line": error.line,
         "partial": error.partial,
+        "transient": is_transient(error),
     }
 
 

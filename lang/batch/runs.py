@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import queue
 import threading
-from collections import deque
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -19,23 +17,27 @@ from collections.abc import (
     Iterator,
     Sized,
 )
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from ramify.errors import InvalidRequest
+from ramify.errors import InvalidRequest, ProgramError
+from ramify.lang.batch.breaker import ATTEMPTS, Attempt, Breaker
 from ramify.loop import SIGNAL_CHECK_S, cancel_at_end
 
 if TYPE_CHECKING:
     from ramify.lang.program.run import Run
+    from ramify.lang.program.state import ProgramState
 
-T = TypeVar("T")
+R = TypeVar("R")
+"""A row."""
 
 DEFAULT_CONCURRENCY = 64
 AHEAD = 4
 """Results in order: at most `AHEAD` times the concurrency of rows are running, queued, or wait for an earlier
 row's result to be taken."""
 BACKLOG = 2
-"""Results as they come: rows submitted for each thread, so that no thread is idle while a line is written."""
+"""Rows submitted for each thread, so that no thread is idle while a result is taken."""
 
 
 class Register(Protocol):
@@ -56,11 +58,10 @@ def limit(num_threads: int | Literal["auto"], concurrency: int | None) -> int:
     return found
 
 
-class _Threads:
-    """`concurrency` threads and their current runs, which are cancelled when the batch is abandoned."""
+class _Runs:
+    """The current runs, which are cancelled when the batch is abandoned."""
 
-    def __init__(self, concurrency: int) -> None:
-        self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="ramify-batch")
+    def __init__(self) -> None:
         self._running: set[Run] = set()
         self._abandoned = False
         self._lock = threading.Lock()
@@ -78,116 +79,199 @@ class _Threads:
             with self._lock:
                 self._running.discard(run)
 
-    def submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
-        return self._pool.submit(work, *arguments)
+    def heard_s(self) -> float:
+        """When the backend last sent something for a current run."""
+        with self._lock:
+            return max((run.heard_s for run in self._running), default=0.0)
 
-    def __enter__(self) -> _Threads:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def abandon(self) -> None:
         with self._lock:
             self._abandoned = True
             for run in self._running:
                 run.request_cancel()
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-def run_in_threads(
-    one: Callable[[Register, Any], T], rows: Iterable[Any], concurrency: int, progress_bar: bool
-) -> Iterator[T]:
-    """Yield ``one(register, row)`` for each row, in order, from `concurrency` threads.
-
-    The registered runs are cancelled when the iteration is abandoned, also by Ctrl-C.
-    """
-    pending: deque[Future[T]] = deque()
-    source = iter(rows)
-    with _Threads(concurrency) as threads, progress(rows, progress_bar) as advance:
-
-        def work(row: Any) -> T:
-            try:
-                return one(threads.register, row)
-            finally:
-                advance()
-
-        while True:
-            for row in itertools.islice(source, concurrency * AHEAD - len(pending)):
-                pending.append(threads.submit(work, row))
-            if not pending:
-                break
-            yield pending.popleft().result()
 
 
 def finished_in_threads(
-    one: Callable[[Register, Any], T], rows: Iterator[Any], concurrency: int
-) -> Generator[T, None, None]:
-    """`run_in_threads` with the results as they come. Rows are read as threads become free."""
-    results: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
-    pending = 0
-    with _Threads(concurrency) as threads:
-        while True:
-            for row in itertools.islice(rows, concurrency * BACKLOG - pending):
-                threads.submit(one, threads.register, row).add_done_callback(results.put)
-                pending += 1
-            if not pending:
-                break
-            yield _get(results).result()
-            pending -= 1
+    one: Callable[[Register, R], ProgramState], breaker: Breaker[R], concurrency: int
+) -> Generator[tuple[R, ProgramState], None, None]:
+    """Yield each row of `breaker` with ``one(register, row)``, as they end, from `concurrency` threads.
 
-
-def _get(results: queue.SimpleQueue[T]) -> T:
-    """Wait for the next result; Ctrl-C interrupts it."""
-    while True:
-        with contextlib.suppress(queue.Empty):
-            return results.get(timeout=SIGNAL_CHECK_S)
-
-
-async def run_in_tasks(
-    one: Callable[[Any], Awaitable[T]], rows: Iterable[Any], concurrency: int, progress_bar: bool
-) -> AsyncIterator[T]:
-    """Yield ``await one(row)`` for each row, in order, `concurrency` at a time.
-
-    The remaining tasks are cancelled when the iteration is abandoned.
+    Ends early where the breaker gives up. The registered runs are cancelled when the iteration is abandoned,
+    also by Ctrl-C.
     """
-    slots = asyncio.Semaphore(concurrency)
-    pending: deque[asyncio.Task[T]] = deque()
-    source = iter(rows)
-    with progress(rows, progress_bar) as advance:
+    ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    runs, pending = _Runs(), 0
+    pool = ThreadPoolExecutor(concurrency, thread_name_prefix="ramify-batch")
 
-        async def work(row: Any) -> T:
-            async with slots:
-                try:
-                    return await one(row)
-                finally:
-                    advance()
+    def work(attempt: Attempt[R]) -> tuple[Attempt[R], ProgramState | None]:
+        return attempt, one(runs.register, attempt.row) if breaker.may_run(attempt) else None
 
-        async with cancel_at_end(pending):
-            while True:
-                for row in itertools.islice(source, concurrency * AHEAD - len(pending)):
-                    pending.append(asyncio.create_task(work(row)))
-                if not pending:
-                    break
-                # Not `await pending[0]`: cancelling the caller would cancel that task before the others.
-                await asyncio.wait([pending[0]])
-                yield pending.popleft().result()
+    try:
+        while not _gave_up(breaker, runs):
+            while pending < concurrency * BACKLOG and (attempt := breaker.take(pending)) is not None:
+                pool.submit(work, attempt).add_done_callback(ended.put)
+                pending += 1
+            if not pending and breaker.exhausted:
+                break
+            wait_s = breaker.wait_s()
+            try:
+                attempt, state = ended.get(timeout=SIGNAL_CHECK_S if wait_s is None else wait_s).result()
+            except queue.Empty:
+                continue
+            pending -= 1
+            if _stands(breaker, attempt, state):
+                yield attempt.row, state
+    finally:
+        runs.abandon()
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 async def finished_in_tasks(
-    one: Callable[[Any], Coroutine[Any, Any, T]], rows: Iterator[Any], concurrency: int
-) -> AsyncGenerator[T, None]:
-    """`run_in_tasks` with the results as they come. A row is read when its task can start."""
-    pending: set[asyncio.Task[T]] = set()
-    done: asyncio.Queue[asyncio.Task[T]] = asyncio.Queue()
+    one: Callable[[Register, R], Coroutine[Any, Any, ProgramState]], breaker: Breaker[R], concurrency: int
+) -> AsyncGenerator[tuple[R, ProgramState], None]:
+    """`finished_in_threads` in tasks of this event loop."""
+    ended: asyncio.Queue[asyncio.Task[tuple[Attempt[R], ProgramState]]] = asyncio.Queue()
+    runs, pending = _Runs(), set[asyncio.Task[Any]]()
+
+    async def work(attempt: Attempt[R]) -> tuple[Attempt[R], ProgramState]:
+        return attempt, await one(runs.register, attempt.row)
+
     async with cancel_at_end(pending):
-        while True:
-            for row in itertools.islice(rows, concurrency - len(pending)):
-                task = asyncio.create_task(one(row))
-                task.add_done_callback(done.put_nowait)
+        while not _gave_up(breaker, runs):
+            while len(pending) < concurrency and (attempt := breaker.take(len(pending))) is not None:
+                task = asyncio.create_task(work(attempt))
+                task.add_done_callback(ended.put_nowait)
                 pending.add(task)
-            if not pending:
+            if not pending and breaker.exhausted:
                 break
-            task = await done.get()
+            wait_s = breaker.wait_s()
+            try:
+                async with asyncio.timeout(wait_s):
+                    task = await ended.get()
+            except TimeoutError:
+                continue
             pending.remove(task)
-            yield task.result()
+            attempt, state = task.result()
+            if _stands(breaker, attempt, state):
+                yield attempt.row, state
+
+
+def _gave_up(breaker: Breaker[Any], runs: _Runs) -> bool:
+    if breaker.wait_s() is not None:
+        breaker.heard(runs.heard_s())
+    return breaker.gave_up
+
+
+def _stands(breaker: Breaker[R], attempt: Attempt[R], state: ProgramState | None) -> bool:
+    """Tell `breaker` of a row that has ended; returns whether the result stands."""
+    if state is None:
+        breaker.return_unstarted(attempt)
+        return False
+    breaker.heard(state._branch.run.heard_s)
+    return breaker.ended(attempt, state.error(), state.trace.requests > 0)
+
+
+# --- results in order ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The arguments of a batch whose states are returned in the order of its rows."""
+
+    rows: Iterable[Any]
+    concurrency: int
+    progress: bool
+    give_up_after: float | None
+
+
+class _InOrder:
+    """Rows by number, as an iterator for a breaker, and their states in order.
+
+    No row is read while `AHEAD` times the concurrency of rows have not had their turn; `next` raises
+    StopIteration for as long.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        self._source = enumerate(batch.rows)
+        self._ahead = batch.concurrency * AHEAD
+        self._begun: dict[int, Any] = {}
+        """Row number → row, of the rows that have not ended."""
+        self._ended: dict[int, ProgramState] = {}
+        self._next = 0
+        self.breaker = Breaker(self, batch.give_up_after)
+
+    def __iter__(self) -> _InOrder:
+        return self
+
+    def __next__(self) -> tuple[int, Any]:
+        # Rows that failed transiently are told from a dead backend by the answers that others get.
+        limit = self._ahead + self.breaker.waiting * ATTEMPTS
+        if len(self._begun) + len(self._ended) >= limit:
+            raise StopIteration
+        number, row = next(self._source)
+        self._begun[number] = row
+        return number, row
+
+    def put(self, number: int, state: ProgramState) -> Iterator[ProgramState]:
+        """Note that a row has ended; yields the states whose turn it is."""
+        del self._begun[number]
+        self._ended[number] = state
+        while self._next in self._ended:
+            self._next += 1
+            yield self._ended.pop(self._next - 1)
+
+    def left(self) -> Iterator[tuple[ProgramState | None, Any]]:
+        """After giving up: the state of each row whose turn has not been, or None and the row."""
+        while self._begun or self._ended:
+            yield self._ended.pop(self._next, None), self._begun.pop(self._next, None)
+            self._next += 1
+        for _, row in self._source:
+            yield None, row
+
+
+def run_in_threads(
+    one: Callable[[Register, Any], ProgramState],
+    refuse: Callable[[ProgramError, Any], ProgramState],
+    batch: Batch,
+) -> Iterator[ProgramState]:
+    """Yield ``one(register, row)`` for each row, in order.
+
+    After giving up the other rows are not run: their states are ``refuse(error, row)``.
+    """
+    order = _InOrder(batch)
+    with progress(batch.rows, batch.progress) as advance:
+        finished = finished_in_threads(
+            lambda register, row: one(register, row[1]), order.breaker, batch.concurrency
+        )
+        with contextlib.closing(finished):
+            for (number, _), state in finished:
+                advance()
+                yield from order.put(number, state)
+    for found, row in order.left():
+        yield refuse(order.breaker.reason(), row) if found is None else found
+
+
+async def run_in_tasks(
+    one: Callable[[Register, Any], Coroutine[Any, Any, ProgramState]],
+    refuse: Callable[[ProgramError, Any], Awaitable[ProgramState]],
+    batch: Batch,
+) -> AsyncIterator[ProgramState]:
+    """`run_in_threads` in this event loop."""
+    order = _InOrder(batch)
+    with progress(batch.rows, batch.progress) as advance:
+        finished = finished_in_tasks(
+            lambda register, row: one(register, row[1]), order.breaker, batch.concurrency
+        )
+        async with contextlib.aclosing(finished):
+            async for (number, _), state in finished:
+                advance()
+                for ready in order.put(number, state):
+                    yield ready
+    for found, row in order.left():
+        yield await refuse(order.breaker.reason(), row) if found is None else found
+
+
+# --- progress -----------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

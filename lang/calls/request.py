@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -104,6 +105,7 @@ async def send(
         async with aclosing(chunks):
             async for chunk in chunks:
                 received.append(chunk)
+                run.heard_s = time.perf_counter()
                 call.own_usage = chunk.usage or call.own_usage
                 if call.first_text_s is None and chunk.text:
                     call.first_text_s = run.clock()

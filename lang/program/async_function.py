@@ -9,8 +9,10 @@ import os
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
+from ramify.errors import ProgramError
 from ramify.lang.backends.base import Backend
 from ramify.lang.batch import results, runs
+from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
 from ramify.lang.batch.results import BatchSummary
 from ramify.lang.graph.body import async_body_of
 from ramify.lang.program.program import Batch, Program, Started
@@ -70,11 +72,14 @@ class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
         key: str | None = None,
         look_ahead: int | None = None,
         retry_failed: bool = False,
+        give_up_after: float | None = GIVE_UP_AFTER_S,
         **options: Any,
     ) -> list[ProgramState] | BatchSummary:
         """`Function.run_batch` in this event loop."""
         writing = {"key": key, "look_ahead": look_ahead, "retry_failed": retry_failed}
-        batch = self._batch(options, num_threads, concurrency, progress or progress_bar, out, **writing)
+        batch = self._batch(
+            options, num_threads, concurrency, progress or progress_bar, give_up_after, out, **writing
+        )
         if batch.plan is None:
             return [state async for state in self._states(batch, rows)]
         work = functools.partial(self._run_row, batch, await _info(batch.settings.backend))
@@ -87,21 +92,30 @@ class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
         num_threads: int | Literal["auto"] = "auto",
         concurrency: int | None = None,
         progress_bar: bool = False,
+        give_up_after: float | None = GIVE_UP_AFTER_S,
         **options: Any,
     ) -> AsyncIterator[ProgramState]:
         """The states of `run_batch`, yielded in the order of the rows, which are read as they are needed."""
-        batch = self._batch(options, num_threads, concurrency, progress_bar)
+        batch = self._batch(options, num_threads, concurrency, progress_bar, give_up_after)
         async for state in self._states(batch, rows):
             yield state
 
     async def _states(self, batch: Batch, rows: Iterable[Any]) -> AsyncIterator[ProgramState]:
-        work = functools.partial(self._run_row, batch, await _info(batch.settings.backend))
-        async for state in runs.run_in_tasks(work, rows, batch.limit, batch.progress):
+        info = await _info(batch.settings.backend)
+        work = functools.partial(self._run_row, batch, info)
+
+        async def refuse(error: ProgramError, row: Any) -> ProgramState:
+            return self._refused_row(batch, info, error, row, asynchronous=True)
+
+        async for state in runs.run_in_tasks(work, refuse, batch.in_order(rows)):
             yield state
 
-    async def _run_row(self, batch: Batch, info: ModelInfo, row: Any) -> ProgramState:
+    async def _run_row(
+        self, batch: Batch, info: ModelInfo, register: runs.Register, row: Any
+    ) -> ProgramState:
         started = self._start_row(batch, info, row, asynchronous=True)
-        await _stream(started)
+        with register(started.run):
+            await _stream(started)
         return started.state
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, overload
 from ramify.errors import InvalidRequest
 from ramify.lang.backends.base import Backend
 from ramify.lang.batch import results, runs
+from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
 from ramify.lang.batch.results import BatchSummary
 from ramify.lang.graph.body import body_of
 from ramify.lang.program.program import Batch, Program, Started
@@ -86,6 +87,7 @@ class Function(Program[P, ProgramState]):
         key: str | None = None,
         look_ahead: int | None = None,
         retry_failed: bool = False,
+        give_up_after: float | None = GIVE_UP_AFTER_S,
         **options: Any,
     ) -> list[ProgramState] | Iterator[ProgramState] | BatchSummary:
         """Run the program once for each row, `concurrency` (or `num_threads`) rows at a time.
@@ -95,6 +97,11 @@ class Function(Program[P, ProgramState]):
         that does not fit the program's parameters. With `generator_style` the states are yielded in order,
         and rows are read only as they are needed.
 
+        A row that fails transiently (`ramify.errors.is_transient`) runs again, after a pause in which no row
+        starts (`ramify.lang.batch.breaker`). When nothing has been answered for `give_up_after` seconds
+        (None: no limit), the batch stops: the states of the rows that are left have an error whose
+        `transient` is true, or, with `out`, the summary has `stopped`.
+
         With `out`, each finished row is written as a line of that JSONL file, in the order in which rows
         finish. No states are kept, and a summary is returned. Rows that are in the file already are skipped,
         so a repeated call continues a run that was stopped or killed (`ramify.lang.batch.checkpoint`).
@@ -103,13 +110,17 @@ class Function(Program[P, ProgramState]):
         rows of the file again.
         """
         writing = {"key": key, "look_ahead": look_ahead, "retry_failed": retry_failed}
-        batch = self._batch(options, num_threads, concurrency, progress or progress_bar, out, **writing)
-        work = functools.partial(self._run_row, batch, _info(batch.settings.backend))
+        batch = self._batch(
+            options, num_threads, concurrency, progress or progress_bar, give_up_after, out, **writing
+        )
+        info = _info(batch.settings.backend)
+        work = functools.partial(self._run_row, batch, info)
         if batch.plan is not None:
             if generator_style:
                 raise InvalidRequest("With out there are no states to yield.", field="generator_style")
             return results.run_in_threads(work, rows, batch.plan)
-        states = runs.run_in_threads(work, rows, batch.limit, batch.progress)
+        refuse = functools.partial(self._refused_row, batch, info)
+        states = runs.run_in_threads(work, refuse, batch.in_order(rows))
         return states if generator_style else list(states)
 
     def _run_row(self, batch: Batch, info: ModelInfo, register: runs.Register, row: Any) -> ProgramState:

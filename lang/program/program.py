@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, overload
 
-from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.errors import InvalidRequest, ProgramError, UnsupportedField
 from ramify.lang.backends.base import Backend
 from ramify.lang.batch import results, runs
 from ramify.lang.calls.options import ELSEWHERE, NAMES, read_options
@@ -65,8 +65,12 @@ class Batch:
     limit: int
     """Most rows that run at once."""
     progress: bool
+    give_up_after: float | None
     plan: results.Plan | None
     """How the results file is written; None without one."""
+
+    def in_order(self, rows: Iterable[Any]) -> runs.Batch:
+        return runs.Batch(rows, self.limit, self.progress, self.give_up_after)
 
 
 class Program(Generic[P, R]):
@@ -225,12 +229,21 @@ class Program(Generic[P, R]):
         arguments = functools.partial(self._row, batch.common, row)
         return self._start(batch.settings, info, arguments, asynchronous=asynchronous)
 
+    def _refused_row(
+        self, batch: Batch, info: ModelInfo, error: ProgramError, row: Any, *, asynchronous: bool = False
+    ) -> ProgramState:
+        """The state of a row that is not run, with `error`."""
+        started = self._start_row(batch, info, row, asynchronous=asynchronous)
+        started.run.reject(error)
+        return started.state
+
     def _batch(
         self,
         options: Mapping[str, Any],
         num_threads: int | Literal["auto"],
         concurrency: int | None,
         progress: bool,
+        give_up_after: float | None,
         out: str | os.PathLike[str] | None = None,
         **writing: Any,
     ) -> Batch:
@@ -239,11 +252,16 @@ class Program(Generic[P, R]):
         if "stream" in options:
             raise InvalidRequest("A batch does not stream.", field="stream")
         limit = runs.limit(num_threads, concurrency)
+        if give_up_after is not None and not give_up_after >= 0:
+            raise InvalidRequest(
+                f"give_up_after is {give_up_after}; it must be seconds, or None for no limit.",
+                field="give_up_after",
+            )
         if out is None:
             for name, value in writing.items():
                 if value is not None and value is not False:
                     raise InvalidRequest(f"{name} needs out.", field=name)
-            return Batch(settings, common, limit, progress, None)
+            return Batch(settings, common, limit, progress, give_up_after, None)
         plan = results.Plan(
             out=out,
             program=self.body.__qualname__,
@@ -251,9 +269,10 @@ class Program(Generic[P, R]):
             same={"arguments": common, "options": settings.options},
             concurrency=limit,
             progress=progress,
+            give_up_after=give_up_after,
             **writing,
         )
-        return Batch(settings, common, limit, progress, plan)
+        return Batch(settings, common, limit, progress, give_up_after, plan)
 
     def _row(self, common: Mapping[str, Any], row: Any) -> inspect.BoundArguments:
         """The arguments of a row: a mapping gives them by name, a list or tuple by position."""

@@ -142,6 +142,8 @@ class Run:
         self.finished = Event()
         """All steps are done."""
         self.started = time.perf_counter()
+        self.heard_s = 0.0
+        """When the backend last sent something, as `time.perf_counter` gives it."""
         self._end_sent = False
         self._open_forks: dict[str, int] = {}
         """Fork key → number of its branches that may still be extended."""
@@ -271,6 +273,12 @@ class Run:
             self.root.call.end_s = self.clock()
             self.finished.set()
             self.notify()
+
+    def reject(self, error: ProgramError) -> None:
+        """End the run with `error`, before its body is called."""
+        self.end_body(error)
+        self.root.fail(error)
+        self.finished.set()
 
     async def cancel(self) -> None:
         """Abort the requests in flight; unset variables fail with `cancel_error`. Runs on `loop`.

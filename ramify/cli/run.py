@@ -16,6 +16,7 @@ from typing import Any
 from ramify.cli.run_rows import json_or_text, read_rows, required
 from ramify.cli.target import add_target_flags, engine_of
 from ramify.errors import InvalidRequest, NotFound, ProgramError
+from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,11 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows.add_argument("--columns", metavar="NAME,…", help="the columns to pass (default: all)")
     rows.add_argument("--key", metavar="NAME", help="a column that is copied into each line")
     rows.add_argument("--retry-failed", action="store_true", help="run the rows again that failed before")
+    rows.add_argument(
+        "--give-up-after", type=float, metavar="S", help="seconds without an answer, then stop (default: 300)"
+    )
     rows.add_argument("--progress", action=argparse.BooleanOptionalAction, default=sys.stderr.isatty())
     add_target_flags(parser)
 
 
-ROW_FLAGS = ("output", "concurrency", "look_ahead", "columns", "key", "retry_failed")
+ROW_FLAGS = ("output", "concurrency", "look_ahead", "columns", "key", "retry_failed", "give_up_after")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -119,7 +123,7 @@ def read_arguments(program: Any, pairs: list[str], *, complete: bool = True) -> 
 def _run_rows(
     program: Any, common: dict[str, Any], rows: Iterator[Any], options: argparse.Namespace, backend: Any
 ) -> int:
-    """Exit status 1 where a row failed."""
+    """Exit status 1 where a row failed or was left."""
     summary = program.bind(**common).run_batch(
         rows,
         out=options.output,
@@ -128,12 +132,13 @@ def _run_rows(
         key=options.key,
         look_ahead=options.look_ahead,
         retry_failed=options.retry_failed,
+        give_up_after=GIVE_UP_AFTER_S if options.give_up_after is None else options.give_up_after,
         backend=backend,
     )
     if inspect.isawaitable(summary):
         summary = asyncio.run(_await(summary))
     print(summary)
-    return 1 if summary.failed else 0
+    return 1 if summary.failed or summary.stopped else 0
 
 
 def _run_once(program: Any, arguments: dict[str, Any], backend: Any) -> int:

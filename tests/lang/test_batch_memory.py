@@ -89,7 +89,7 @@ async def test_the_pipeline_itself_keeps_nothing(out):
 
     state = nothing.run(backend=rm.ScriptedBackend([]))
 
-    async def one(values):
+    async def one(register, values):
         return state
 
     rows = Rows(2000)

@@ -1,0 +1,211 @@
+"""A circuit breaker for the rows of a batch: a failing backend is left alone for a while, then probed.
+
+    closed       rows 1 to 64 run; the server dies, and rows 40 to 64 fail transiently
+    open         no row starts for 1 s (doubled each time, up to 30 s, less a random part)
+    half open    row 65 runs alone: it fails, so the circuit opens for 2 s; then row 66 is answered
+    closed       rows 40 to 65, 67, … run
+
+A row that fails transiently is kept, and runs again. Its failure counts where another row was answered since
+the row began or failed last. A row that has failed twice runs alone, after all others, in case it takes the
+server down with it. The third failure stands.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from ramify.errors import ProgramError, is_transient
+
+T = TypeVar("T")
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 30.0
+ATTEMPTS = 3
+"""Transient failures, counted as above, after which a row has failed."""
+GIVE_UP_AFTER_S = 300.0
+"""Default of `give_up_after`."""
+CHECK_S = 1.0
+"""Longest wait in one piece while the circuit is open."""
+
+
+@dataclass(eq=False, slots=True)
+class Attempt(Generic[T]):
+    """A row that was handed out."""
+
+    row: T
+    answered: int
+    """Rows that had been answered when this one began or last failed."""
+    failures: int = 0
+
+
+class Breaker(Generic[T]):
+    """Hands out the rows of `rows` as the circuit allows, and takes back rows that failed transiently.
+
+    Used by one thread, except `may_run`.
+
+    Args:
+        give_up_after: Seconds from a failure on without any answer, after which `gave_up` is true; None for
+            no limit.
+        clock: Seconds; that of `ramify.lang.program.run.Run.heard_s`.
+    """
+
+    def __init__(
+        self,
+        rows: Iterator[T],
+        give_up_after: float | None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self._rows = rows
+        self._give_up_after = give_up_after
+        self._clock, self._draw = clock, draw
+        self._read_all = False
+        self._again: deque[Attempt[T]] = deque()
+        self._suspects: deque[Attempt[T]] = deque()
+        """Rows that run alone."""
+        self._alone: Attempt[T] | None = None
+        self._probe: Attempt[T] | None = None
+        self._open = False
+        self._pauses = 0
+        """Pauses since the circuit was last closed."""
+        self._resume_s = 0.0
+        self._probe_s = 0.0
+        self._failing_since: float | None = None
+        self._answered = 0
+        self.error: BaseException | None = None
+        """The last transient error."""
+
+    @property
+    def waiting(self) -> int:
+        """Rows that were taken back and have not been handed out again."""
+        return len(self._again) + len(self._suspects)
+
+    @property
+    def exhausted(self) -> bool:
+        """Where no row is running: all rows have ended."""
+        return self._read_all and not self.waiting
+
+    @property
+    def gave_up(self) -> bool:
+        return (
+            self._failing_since is not None
+            and self._give_up_after is not None
+            and self._clock() - self._failing_since >= self._give_up_after
+        )
+
+    def reason(self) -> ProgramError:
+        """Why `gave_up`; an error of the rows that were not run."""
+        error = ProgramError(
+            f"The row was not run: the backend gave no answer for {self._give_up_after:g} s. {self.error}",
+            transient=True,
+        )
+        error.__cause__ = self.error
+        return error
+
+    def take(self, running: int) -> Attempt[T] | None:
+        """The next row to start beside `running` others; None where none may start now."""
+        if self._alone is not None:
+            return None
+        if self._open and (self._probe is not None or self._clock() < self._resume_s):
+            return None
+        attempt = self._next(running)
+        if self._open and attempt is not None:
+            self._probe, self._probe_s = attempt, self._clock()
+        return attempt
+
+    def _next(self, running: int) -> Attempt[T] | None:
+        if self._again and not self._open:  # a probe is a new row: the old one may be what fails
+            return self._again.popleft()
+        row = next(self._rows, None)
+        self._read_all = row is None
+        if row is not None:
+            return Attempt(row, self._answered)
+        if self._again:
+            return self._again.popleft()
+        if self._suspects and not running:
+            self._alone = self._suspects.popleft()
+        return self._alone
+
+    def may_run(self, attempt: Attempt[T]) -> bool:
+        """Whether a row that was handed out may still start: the circuit may have opened since."""
+        return not self._open or attempt is self._probe
+
+    def wait_s(self) -> float | None:
+        """Seconds after which `take` or `gave_up` may have another result; None: not before a row has
+        ended."""
+        if not self._open:
+            return None
+        now, ends = self._clock(), [CHECK_S]
+        if self._probe is None:
+            ends.append(self._resume_s - now)
+        if self._failing_since is not None and self._give_up_after is not None:
+            ends.append(self._failing_since + self._give_up_after - now)
+        return min(end for end in ends if end > 0)
+
+    def return_unstarted(self, attempt: Attempt[T]) -> None:
+        """Take back a row that `may_run` did not let start."""
+        self._again.appendleft(attempt)
+
+    def heard(self, when: float) -> None:
+        """The backend has sent something at `when`, in the middle of a row."""
+        if self._failing_since is not None and when > self._failing_since:
+            self._failing_since = None
+        if self._probe is not None and when > self._probe_s:
+            self._close()
+
+    def ended(self, attempt: Attempt[T], error: BaseException | None, answered: bool) -> bool:
+        """Note the end of a row; returns whether its result stands. Otherwise the row was taken back.
+
+        `answered`: the row has sent requests.
+        """
+        self._read_all = False  # `rows` may have more now
+        probed = attempt is self._probe
+        if probed:
+            self._probe = None
+        if attempt is self._alone:
+            self._alone = None
+        if not is_transient(error):
+            if answered:
+                self._answered += 1
+                self._failing_since = None
+                if probed:
+                    self._close()
+            return True
+        self.error = error
+        self._fail(probed, error)
+        if self._answered > attempt.answered:
+            attempt.answered = self._answered
+            attempt.failures += 1
+        if attempt.failures >= ATTEMPTS:
+            return True
+        (self._suspects if attempt.failures == ATTEMPTS - 1 else self._again).append(attempt)
+        return False
+
+    def _close(self) -> None:
+        self._open, self._pauses, self._probe, self._failing_since = False, 0, None, None
+
+    def _fail(self, probed: bool, error: BaseException | None) -> None:
+        now = self._clock()
+        if self._failing_since is None:
+            self._failing_since = now
+        if self._open and not probed:
+            return  # one of the rows that were running when the circuit opened
+        pause = min(FIRST_PAUSE_S * 2 ** min(self._pauses, 10), LONGEST_PAUSE_S)
+        self._open = True
+        self._pauses += 1
+        self._resume_s = now + max(pause * (0.5 + self._draw() / 2), _retry_after(error))
+
+
+def _retry_after(error: BaseException | None) -> float:
+    """The longest pause that the backend asked for, in seconds."""
+    longest = 0.0
+    while error is not None:
+        longest = max(longest, getattr(error, "retry_after", None) or 0.0)
+        error = error.__cause__
+    return longest
