@@ -14,7 +14,7 @@ from ramify.runtime.server.errors import add_error_handlers
 from ramify.runtime.server.middleware import CountResponses, RequireApiKey, UnexpectedErrors
 from ramify.runtime.server.openai import endpoints as openai
 from ramify.runtime.server.openai.responses import endpoint as responses
-from ramify.runtime.server.service import FrontendProtocol, Service
+from ramify.runtime.server.service import IGNORED_HEADER, FrontendProtocol, Service
 from ramify.runtime.server.sglang import endpoints as sglang
 
 
@@ -41,7 +41,7 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
             allow_origins=split_names(config.cors),
             allow_methods=["GET", "POST", "PUT"],
             allow_headers=["*"],
-            expose_headers=["retry-after"],
+            expose_headers=["retry-after", IGNORED_HEADER],
         )
     app.add_middleware(RefuseWebPages, config=config)
     app.add_middleware(CountResponses, metrics=service.metrics)

@@ -6,7 +6,8 @@ accepted and ignored. Every error names its field.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -35,10 +36,14 @@ class BodyTooLarge(InvalidRequest):
 class Fields:
     """The fields of one JSON object. A null counts as a field that was not given."""
 
-    def __init__(self, values: dict[str, msgspec.Raw], path: str = "") -> None:
+    def __init__(
+        self, values: dict[str, msgspec.Raw], path: str = "", ignored: list[str] | None = None
+    ) -> None:
         self._values = values
         self._path = path
         self._taken: set[str] = set()
+        self.ignored: list[str] = [] if ignored is None else ignored
+        """Fields of the whole body that were given and have no effect, such as ``messages[].name``."""
 
     @classmethod
     def parse(cls, body: bytes) -> Fields:
@@ -94,14 +99,32 @@ class Fields:
     def take_object(self, field: str) -> Fields | None:
         """The fields of the object in `field`."""
         values = self.take(field, dict[str, msgspec.Raw])
-        return None if values is None else Fields(values, self.path(field))
+        return None if values is None else Fields(values, self.path(field), self.ignored)
 
     def take_objects(self, field: str) -> list[Fields] | None:
         """The fields of each object in the list in `field`."""
         items = self.take(field, list[dict[str, msgspec.Raw]])
         if items is None:
             return None
-        return [Fields(values, f"{self.path(field)}[{index}]") for index, values in enumerate(items)]
+        return [
+            Fields(values, f"{self.path(field)}[{index}]", self.ignored) for index, values in enumerate(items)
+        ]
+
+    def ignore(self, fields: Mapping[str, Sequence[Any] | None]) -> None:
+        """Take fields that have no effect, and note those that were given in `ignored`.
+
+        `fields` maps a field to the values that it may have, or to None for any.
+        """
+        for field, allowed in fields.items():
+            value = self.take(field, Any)
+            if allowed is not None and value not in _EMPTY and value not in allowed:
+                path = self.path(field)
+                raise UnsupportedField(
+                    f"{path} is {value!r}; only {' and '.join(map(repr, allowed))} is supported.", field=path
+                )
+            name = re.sub(r"\[\d+\]", "[]", self.path(field))
+            if (value is False or value not in _EMPTY) and name not in self.ignored:
+                self.ignored.append(name)
 
     def refuse_rest(self, unsupported: Mapping[str, str] | None = None) -> None:
         """Raise `UnsupportedField` for the first field that was not taken.
@@ -147,6 +170,8 @@ def decode(data: bytes | msgspec.Raw, kind: Any, path: str) -> Any:
         problem = "it is nested too deeply"
     except (msgspec.DecodeError, ValueError) as error:
         problem = str(error)
+        if not path and not bytes(memoryview(data)[:64]).strip():
+            problem = "it is empty; send a JSON object"
     if not problem[:2].isupper():  # keeps "JSON is malformed"
         problem = problem[:1].lower() + problem[1:]
     raise InvalidRequest(f"{path or 'The body'}: {problem}.", field=path or None)
@@ -179,6 +204,6 @@ async def read_body(request: Request) -> bytes:
     return b"".join(parts)
 
 
-def json_response(body: Any) -> Response:
+def json_response(body: Any, headers: Mapping[str, str] | None = None) -> Response:
     """`body` (anything that msgspec encodes) as JSON."""
-    return Response(msgspec.json.encode(body), media_type="application/json")
+    return Response(msgspec.json.encode(body), headers=headers, media_type="application/json")

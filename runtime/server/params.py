@@ -177,15 +177,19 @@ def explain_by_field(path: str | None) -> Explain:
 
 
 async def explained(
-    stream: AsyncGenerator[TextChunk, None], explain: Explain
+    stream: AsyncGenerator[TextChunk, None], explain: Explain, spelled: Mapping[str, str]
 ) -> AsyncGenerator[TextChunk, None]:
-    """`stream`, with `explain` applied to its errors."""
+    """`stream`, with `explain` applied to its errors in constraints. For other errors `spelled` maps our name
+    of a field to the client's."""
     async with aclosing(stream):
         try:
             async for chunk in stream:
                 yield chunk
         except InvalidConstraint as error:
             explain(error)
+            raise
+        except InvalidRequest as error:
+            error.field = spelled.get(error.field or "", error.field)
             raise
 
 

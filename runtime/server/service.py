@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Protocol, cast
 
 from starlette.requests import Request
 
-from ramify.errors import EngineClosed, InvalidRequest
+from ramify.errors import EngineClosed, InvalidRequest, UnsupportedField
 from ramify.messages import Generate, ModelInfo, SchedulerStats, TextChunk, Usage
 from ramify.ring_messages import Snapshot
 from ramify.runtime.config import ServerConfig
@@ -18,6 +18,8 @@ from ramify.runtime.server.admin.metrics import Metrics
 from ramify.runtime.server.admin.recent import Recent
 
 logger = logging.getLogger("ramify.server")
+
+IGNORED_HEADER = "x-ramify-ignored"
 
 
 class FrontendProtocol(Protocol):
@@ -58,6 +60,7 @@ class Service:
         self.started_at = int(time.time())
         self.draining = False
         """The server shuts down: running generations continue, new ones are refused."""
+        self._told_ignored: set[str] = set()
 
     @classmethod
     def of(cls, request: Request) -> Service:
@@ -74,6 +77,25 @@ class Service:
                 f"The request asks for {generations} generations; this server takes at most {limit}.",
                 remedy="Split it over several requests.",
             )
+
+    def tell_ignored(self, fields: Sequence[str]) -> dict[str, str]:
+        """The response header that names `fields`, which were given and have no effect.
+
+        The log names each field once. Raises `UnsupportedField` with ``strict_fields``.
+        """
+        if not fields:
+            return {}
+        if self.config.strict_fields:
+            raise UnsupportedField(
+                f"{fields[0]} has no effect on this server.",
+                field=fields[0],
+                remedy="Leave it out, or start the server without --strict-fields.",
+            )
+        for field in fields:
+            if field not in self._told_ignored:
+                self._told_ignored.add(field)
+                logger.warning("%s is taken and has no effect.", field)
+        return {IGNORED_HEADER: ", ".join(fields)}
 
     async def end_program(self, program: str) -> None:
         """Release the leases of `program`: no further request of it follows."""

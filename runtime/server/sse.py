@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -47,14 +47,17 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], failed: Callable[[RamifyError], bytes] = error_event
+        self,
+        events: AsyncGenerator[bytes, None],
+        failed: Callable[[RamifyError], bytes] = error_event,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self.events = events
         self.failed = failed
         self.status_code = 200
         self.background = None
         # No proxy may hold events back or alter them.
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientGone):

@@ -15,7 +15,7 @@ from ramify.errors import Overloaded, PromptTooLong, WorkerDied
 from ramify.runtime.server.fields import MAX_BODY_BYTES
 from ramify.runtime.server.openai.endpoints import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION
 from ramify.runtime.server.sglang.endpoints import UNSUPPORTED, UNSUPPORTED_SAMPLING
-from tests.server.fake_frontend import MODEL, FakeFrontend, events
+from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
 
 CHAT: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 COMPLETION: Any = {"model": MODEL, "prompt": "hi", "max_tokens": 2}
@@ -93,12 +93,16 @@ def test_unknown_field_with_a_guess(http: httpx.Client, path: str) -> None:
         ({"messages": [{"role": "tool", "content": "hi"}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "tool", "content": "hi", "tool_call_id": "x"}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": "hi", "name": "x"}]}, "messages[0].name"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages[0].content[0].type",
         ),
         ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": None, "max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"store": True}, "store"),
+        ({"service_tier": "priority"}, "service_tier"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
         ({"max_tokens": 10**30}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
@@ -202,10 +206,98 @@ def test_bad_native_field(http: httpx.Client, change: dict[str, Any], param: str
 
 
 @pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("body", [b"", b" \n"])
+def test_an_empty_body(http: httpx.Client, path: str, body: bytes) -> None:
+    message = refused(http.post(path, content=body))["message"]
+    assert message == "The body: it is empty; send a JSON object."
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "field"),
+    [
+        ("/v1/chat/completions", {}, "messages"),
+        ("/v1/responses", {}, "input"),
+        ("/v1/completions", {}, "prompt"),
+        ("/generate", {}, "text"),
+        ("/generate", {"text": None, "input_ids": [5]}, "input_ids"),
+        ("/generate", {"text": None, "prompt_segments": ["x"]}, "prompt_segments"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_is_too_long_is_named_as_the_client_named_it(
+    http: httpx.Client, frontend: FakeFrontend, path: str, change: dict[str, Any], field: str, stream: bool
+) -> None:
+    frontend.fail_first = PromptTooLong("The prompt has 9 tokens.", field="prompt")
+    error = refused(http.post(path, json=BODIES[path] | change | {"stream": stream}))
+    assert (error["param"], error["code"]) == (field, "context_length_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "field"),
+    [
+        ("/v1/chat/completions", {}, "max_tokens"),
+        ("/v1/chat/completions", {"max_tokens": None, "max_completion_tokens": 5}, "max_completion_tokens"),
+        ("/v1/responses", {}, "max_output_tokens"),
+        ("/v1/completions", {}, "max_tokens"),
+        ("/generate", {}, "sampling_params.max_new_tokens"),
+    ],
+)
+def test_so_is_a_budget(
+    http: httpx.Client, frontend: FakeFrontend, path: str, change: dict[str, Any], field: str
+) -> None:
+    frontend.fail_first = PromptTooLong("They exceed the limit.", field="max_tokens")
+    assert refused(http.post(path, json=BODIES[path] | change))["param"] == field
+
+
+IGNORED: dict[str, Any] = {
+    "service_tier": "auto",
+    "prompt_cache_key": "k",
+    "prompt_cache_retention": "24h",
+    "metadata": {"run": "7"},
+    "store": False,
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_fields_without_effect_are_named(
+    frontend: FakeFrontend, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    named = [
+        {"role": "user", "content": "hi", "name": "ann"},
+        {"role": "user", "content": "you", "name": "bo"},
+    ]
+    with LiveServer(FakeFrontend()) as server, httpx.Client(base_url=server.url) as client:
+        for _ in range(2):
+            chat = CHAT | IGNORED | {"messages": named, "modalities": ["text"], "stream": stream}
+            answer = client.post("/v1/chat/completions", json=chat)
+            assert answer.status_code == 200
+            names = {"messages[].name", "modalities", *IGNORED}
+            assert set(answer.headers["x-ramify-ignored"].split(", ")) == names
+        answer = client.post("/v1/completions", json=COMPLETION | IGNORED | {"stream": stream})
+        assert set(answer.headers["x-ramify-ignored"].split(", ")) == set(IGNORED)
+        # The Responses API repeats the metadata, and stores nothing, as store: false asks.
+        answer = client.post("/v1/responses", json=RESPONSE | IGNORED | {"stream": stream})
+        assert set(answer.headers["x-ramify-ignored"].split(", ")) == set(IGNORED) - {"metadata", "store"}
+        for empty in ({"metadata": None}, {"metadata": {}}, {"store": None}, {"user": "ann"}):
+            assert "x-ramify-ignored" not in client.post("/v1/completions", json=COMPLETION | empty).headers
+    said = [record.getMessage() for record in caplog.records]
+    assert sorted(said) == sorted(f"{name} is taken and has no effect." for name in names)
+
+
+def test_fields_without_effect_can_be_refused(frontend: FakeFrontend) -> None:
+    with LiveServer(FakeFrontend(), strict_fields=True) as server:
+        for field, value in IGNORED.items():
+            error = refused(httpx.post(server.url + "/v1/chat/completions", json=CHAT | {field: value}))
+            assert (error["param"], error["code"]) == (field, "unsupported_field")
+            assert "--strict-fields" in error["remedy"]
+        assert httpx.post(server.url + "/v1/chat/completions", json=CHAT).status_code == 200
+        assert server.frontend.requests[1:] == []
+
+
+@pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
         b"not json",
         b"[]",
         b'"text"',

@@ -15,7 +15,6 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 _TEXT_PARTS = ("text",)
 
 _UNSUPPORTED_MESSAGE = {
-    "name": "",
     "function_call": "Use tool_calls.",
     "refusal": "",
     "audio": "",
@@ -37,6 +36,8 @@ def take_messages(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage,
                 message = take_result(item, messages, "tool_call_id", "content", _TEXT_PARTS)
             case _:
                 message = ChatMessage(role=role, content=take_content(item, "content", _TEXT_PARTS))
+        if role != "tool":
+            item.ignore({"name": None})
         item.refuse_rest(_UNSUPPORTED_MESSAGE)
         messages.append(message)
     return tuple(messages)

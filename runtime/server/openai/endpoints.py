@@ -23,9 +23,11 @@ from ramify.runtime.server.openai.formatters import ChatFormatter, CompletionFor
 from ramify.runtime.server.openai.output_format import take_output_format
 from ramify.runtime.server.openai.protocol import ModelCard, ModelList, usage_reply
 from ramify.runtime.server.openai.request import (
+    IGNORED,
     SPELLING,
     UNSUPPORTED,
     ParsedRequest,
+    check_generates,
     check_model,
     parse_request,
     refuse_abort,
@@ -45,19 +47,16 @@ COMPLETION_MAX_TOKENS = 16
 _COMPLETION_SPELLING = SPELLING | {"n": "n", "max_tokens": "max_tokens"}
 _CHAT_SPELLING = _COMPLETION_SPELLING | {"max_completion_tokens": "max_tokens"}
 
+IGNORED_COMPLETION = {**IGNORED, "metadata": None, "store": (False,)}
+IGNORED_CHAT = {**IGNORED_COMPLETION, "modalities": (["text"],)}
 UNSUPPORTED_COMPLETION = UNSUPPORTED | {
-    "store": "",
-    "metadata": "",
     "suffix": "",
     "tools": "Use /v1/chat/completions.",
 }
 UNSUPPORTED_CHAT = UNSUPPORTED | {
-    "store": "",
-    "metadata": "",
     "functions": "Use tools.",
     "function_call": "Use tool_choice.",
     "audio": "",
-    "modalities": "",
     "prediction": "",
     "verbosity": "",
     "web_search_options": "",
@@ -89,10 +88,21 @@ async def chat_completions(request: Request) -> Response:
     if top_logprobs is not None and not want_logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true.", field="top_logprobs")
     sampling = take_sampling(fields, _CHAT_SPELLING)
+    limit = "max_completion_tokens" if fields.given("max_completion_tokens") else "max_tokens"
+    check_generates(sampling, limit)
     if want_logprobs:
         sampling = with_top_logprobs(sampling, top_logprobs)
     service.check_count(sampling.n)
-    parsed = parse_request(fields, [chat.generation(header["id"])], sampling, UNSUPPORTED_CHAT, chat.explain)
+    parsed = parse_request(
+        service,
+        fields,
+        [chat.generation(header["id"])],
+        sampling,
+        explain=chat.explain,
+        spelled={"prompt": "messages", "max_tokens": limit},
+        unsupported=UNSUPPORTED_CHAT,
+        ignored=IGNORED_CHAT,
+    )
     formatter = ChatFormatter(header, want_logprobs, chat.turn_format)
     return await _respond(request, service, parsed, formatter, "/v1/chat/completions")
 
@@ -127,7 +137,14 @@ async def completions(request: Request) -> Response:
         for prompt in prompts
     ]
     parsed = parse_request(
-        fields, generations, sampling, UNSUPPORTED_COMPLETION, explain_by_field(found and found[0])
+        service,
+        fields,
+        generations,
+        sampling,
+        explain=explain_by_field(found and found[0]),
+        spelled={},
+        unsupported=UNSUPPORTED_COMPLETION,
+        ignored=IGNORED_COMPLETION,
     )
     texts = [
         prompt if echo and isinstance(prompt, str) else "" for prompt in prompts for _ in range(parsed.n)
@@ -141,11 +158,11 @@ async def _respond(
 ) -> Response:
     streams = parsed.start(service, endpoint)
     if parsed.stream:
-        return EventStream(_events(streams, parsed, formatter))
+        return EventStream(_events(streams, parsed, formatter), headers=parsed.headers)
     results = await while_connected(request.receive, collect(streams))
     for result in results:
         refuse_abort(result.finish)
-    return json_response(formatter.body(results, parsed.n))
+    return json_response(formatter.body(results, parsed.n), parsed.headers)
 
 
 async def _events(

@@ -1,7 +1,7 @@
 """The fields that all endpoints of OpenAI's API share, and the generations of a parsed request.
 
 - `cache_salt` (vLLM's) is the cache scope.
-- `prompt_cache_key` has no effect: it chooses a cache, and there is only one here.
+- `IGNORED` fields are taken and have no effect.
 - `user`, or `safety_identifier`, is written to the log.
 """
 
@@ -44,15 +44,22 @@ SPELLING = {
 """Sampling options that all endpoints take under our names."""
 
 UNSUPPORTED = {
-    "service_tier": "",
     "moderation": "",
     "prompt_cache_options": "",
-    "prompt_cache_retention": "",
     "guided_decoding_backend": "The engine is chosen by what it enforces.",
     "guided_whitespace_pattern": "Use a json_schema format and its whitespace.",
     "lora_path": "",
 }
 """Fields that no endpoint supports, with a remedy or ""."""
+
+Ignored = Mapping[str, Sequence[Any] | None]
+"""Fields that have no effect on the answer, with the values that they may have, or None for any."""
+
+IGNORED: Ignored = {
+    "service_tier": ("auto", "default"),
+    "prompt_cache_key": None,  # it chooses a cache, and there is only one
+    "prompt_cache_retention": None,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,11 +73,15 @@ class ParsedRequest:
     stream: bool
     include_usage: bool
     user: str | None
+    spelled: Mapping[str, str]
+    """The client's names of fields that the engine's errors name."""
+    headers: Mapping[str, str]
+    """Of the response."""
 
     def start(self, service: Service, endpoint: str) -> list[AsyncGenerator[TextChunk, None]]:
         """The chunks of each generation. A generation begins when its iterator is first read."""
         return [
-            explained(service.generate(request, endpoint, self.user), self.explain)
+            explained(service.generate(request, endpoint, self.user), self.explain, self.spelled)
             for request in self.requests
         ]
 
@@ -95,18 +106,22 @@ def check_model(service: Service, model: str) -> None:
 
 
 def parse_request(
+    service: Service,
     fields: Fields,
     prompts: Sequence[Generate],
     sampling: SamplingParams,
-    unsupported: Mapping[str, str],
+    *,
     explain: Explain,
+    spelled: Mapping[str, str],
+    unsupported: Mapping[str, str],
+    ignored: Ignored,
 ) -> ParsedRequest:
     """The parsed request. `prompts` has one generation for each prompt, without sampling options.
 
     Takes the rest of `fields`, and refuses those that are left then.
     """
     scope: str = fields.take("cache_salt", str, "")
-    fields.take("prompt_cache_key", str)
+    fields.ignore(ignored)
     stream: bool = fields.take("stream", bool, False)
     include_usage = False
     stream_options = fields.take_object("stream_options")
@@ -134,7 +149,19 @@ def parse_request(
         stream=stream,
         include_usage=include_usage,
         user=user,
+        spelled=spelled,
+        headers=service.tell_ignored(fields.ignored),
     )
+
+
+def check_generates(sampling: SamplingParams, field: str) -> None:
+    """Raise `InvalidRequest` for a limit of 0 tokens, which is in `field`: an empty answer tells nothing."""
+    if sampling.max_tokens == 0:
+        raise InvalidRequest(
+            f"{field} is 0; it must be 1 or more.",
+            field=field,
+            remedy="Use /v1/completions to compute a prompt alone.",
+        )
 
 
 def with_top_logprobs(sampling: SamplingParams, top: int | None) -> SamplingParams:

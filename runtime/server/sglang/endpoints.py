@@ -22,7 +22,7 @@ Field names, defaults and bodies are SGLang's (its HTTP server, 0.5). Difference
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -135,6 +135,8 @@ class ParsedRequest:
     stream: bool
     texts: bool
     """Log-probabilities come with the text of their tokens."""
+    spelled: Mapping[str, str]
+    """The client's names of fields that the engine's errors name."""
 
 
 @router.api_route("/generate", methods=["POST", "PUT"])
@@ -142,7 +144,7 @@ async def generate(request: Request) -> Response:
     service = Service.of(request)
     parsed = _parse_request(await read_fields(request), service)
     streams = [
-        explained(service.generate(one, "/generate"), explain_by_field(path))
+        explained(service.generate(one, "/generate"), explain_by_field(path), parsed.spelled)
         for one, path in zip(parsed.requests, parsed.constraint_paths, strict=True)
     ]
     if parsed.stream:
@@ -204,7 +206,7 @@ async def end_program(request: Request) -> Response:
 
 
 def _parse_request(fields: Fields, service: Service) -> ParsedRequest:
-    prompts, batch = _take_prompts(fields, service.frontend.info.vocab_size)
+    prompts, prompt_field, batch = _take_prompts(fields, service.frontend.info.vocab_size)
     count = len(prompts)
     stream: bool = fields.take("stream", bool, False)
     texts: bool = fields.take("return_text_in_logprobs", bool, False)
@@ -253,10 +255,12 @@ def _parse_request(fields: Fields, service: Service) -> ParsedRequest:
         batch=batch or len(requests) > 1,
         stream=stream,
         texts=texts,
+        spelled={"prompt": prompt_field, "max_tokens": "sampling_params.max_new_tokens"},
     )
 
 
-def _take_prompts(fields: Fields, vocab_size: int) -> tuple[list[tuple[Segment, ...]], bool]:
+def _take_prompts(fields: Fields, vocab_size: int) -> tuple[list[tuple[Segment, ...]], str, bool]:
+    """The prompts, the field that they were in, and whether it has a list of them."""
     names = [name for name in ("text", "input_ids", "prompt_segments") if fields.take(name, msgspec.Raw)]
     if len(names) != 1:
         said = " and ".join(names) + " are both given" if names else "The prompt is missing"
@@ -266,7 +270,7 @@ def _take_prompts(fields: Fields, vocab_size: int) -> tuple[list[tuple[Segment, 
     if name == "prompt_segments":
         segments: tuple[Segment, ...] = fields.take(name, tuple[str | tuple[int, ...], ...])
         check_segments(segments, name, vocab_size)
-        return [segments], False
+        return [segments], name, False
     found = take_prompts(fields, name, vocab_size)
     assert found is not None
     prompts, batch = found
@@ -274,7 +278,7 @@ def _take_prompts(fields: Fields, vocab_size: int) -> tuple[list[tuple[Segment, 
         if isinstance(prompt, str) is (name == "input_ids"):
             kind = "token ids" if name == "input_ids" else "a string or a list of strings"
             raise InvalidRequest(f"{name} must be {kind}.", field=name)
-    return [(prompt,) for prompt in prompts], batch
+    return [(prompt,) for prompt in prompts], name, batch
 
 
 def _take_options(

@@ -22,8 +22,10 @@ from ramify.runtime.server.fields import Fields, json_response, read_fields
 from ramify.runtime.server.openai.chat import Dialect, take_chat
 from ramify.runtime.server.openai.output_format import take_text_format
 from ramify.runtime.server.openai.request import (
+    IGNORED,
     SPELLING,
     UNSUPPORTED,
+    check_generates,
     parse_request,
     refuse_abort,
     take_header,
@@ -83,17 +85,25 @@ async def responses(request: Request) -> Response:
     included = _take_included(fields)
     sampling = _take_logprobs(fields, included, take_sampling(fields, _SPELLING))
     metadata = _take_metadata(fields)
+    check_generates(sampling, "max_output_tokens")
     parsed = parse_request(
-        fields, [chat.generation(header["id"])], sampling, UNSUPPORTED_RESPONSE, chat.explain
+        service,
+        fields,
+        [chat.generation(header["id"])],
+        sampling,
+        explain=chat.explain,
+        spelled={"prompt": "input", "max_tokens": "max_output_tokens"},
+        unsupported=UNSUPPORTED_RESPONSE,
+        ignored=IGNORED,
     )
     response = _initial_response(header, fields, sampling, metadata)
     writer = ResponseWriter(response, chat.turn_format, encrypted=ENCRYPTED in included)
     (stream,) = parsed.start(service, PATH)
     events = _events(stream, writer)
     if parsed.stream:
-        return EventStream(events, writer.failed)
+        return EventStream(events, writer.failed, parsed.headers)
     await while_connected(request.receive, _run(events))
-    return json_response(writer.response)
+    return json_response(writer.response, parsed.headers)
 
 
 async def _events(
