@@ -5,33 +5,48 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from ramify.constraint import Constraint
-from ramify.errors import BackendError, UnsupportedNode
+from ramify.errors import UnsupportedNode
+from ramify.lang.tools.forms import TaggedCalls
+from ramify.spelling import nearest
 
 
-def check_answer(text: str, constraint: Constraint) -> None:
-    """Raise `BackendError` unless `constraint` allows `text`."""
-    problem = _problem(text, constraint)
-    if problem:
-        raise BackendError(f"The scripted answer {text!r} breaks its {constraint.kind}: {problem}.")
+class Problem(NamedTuple):
+    """What is wrong with an answer, as the end of a sentence, and the nearest answer that is right."""
+
+    text: str
+    remedy: str | None = None
 
 
-def _problem(text: str, constraint: Constraint) -> str | None:
+def problem_of(
+    text: str, constraint: Constraint, form: TaggedCalls | None = None, opening: str = ""
+) -> Problem | None:
+    """What `constraint` does not allow in `text`; None if it allows it.
+
+    `form` is that of the tool calls in it, and `opening` what the prompt has of the first one.
+    """
     source = constraint.source
+    found: str | None
     match constraint.kind:
         case "choices":
-            return None if text in json.loads(source) else f"it is none of {source}"
+            choices = json.loads(source)
+            return None if text in choices else Problem(f"it is none of {source}", nearest(text, choices))
         case "regex":
-            return None if re.fullmatch(source, text) else f"it does not match {source}"
+            found = None if re.fullmatch(source, text) else f"it does not match {source}"
         case "json_object":
-            return _check_object(text)
+            found = _check_object(text)
         case "json_schema":
-            return _check_schema(text, json.loads(source))
+            found = _check_schema(text, json.loads(source))
         case "structural_tag":
-            return _check_tag(text, json.loads(source))
-    raise UnsupportedNode(f"A scripted backend cannot check a constraint of kind {constraint.kind}.")
+            tag = json.loads(source)["format"]
+            if any(end == len(text) for end in _ends(text, 0, tag)):
+                return None
+            return _check_calls(opening + text, tag, form) if form else Problem("it does not fit the tag")
+        case kind:
+            raise UnsupportedNode(f"A scripted backend cannot check a constraint of kind {kind}.")
+    return Problem(found) if found else None
 
 
 def _check_object(text: str) -> str | None:
@@ -52,10 +67,31 @@ def _check_schema(text: str, schema: Any) -> str | None:
     return f"{failures[0].message} ({failures[0].schema})" if failures else None
 
 
-def _check_tag(text: str, tag: Any) -> str | None:
-    """The problem of `text` under a structural tag; None if it fits."""
-    ends = _ends(text, 0, tag["format"])
-    return None if any(end == len(text) for end in ends) else "it does not fit the structural tag"
+def _check_calls(text: str, tag: Any, form: TaggedCalls) -> Problem:
+    """What is wrong with the tool calls in a text that breaks a structural tag."""
+    schemas = {begin.removesuffix(form.form.call[1]): schema for begin, schema in _tags(tag)}
+    try:
+        _, calls = form.read(text)
+    except ValueError as error:
+        return Problem(str(error).rstrip("."))
+    for name, arguments in calls:
+        if name not in schemas:
+            known = ", ".join(map(repr, schemas))
+            return Problem(f"it calls {name!r}, which is none of the tools {known}", nearest(name, schemas))
+        if found := _check_schema(arguments, schemas[name]):
+            return Problem(f"the arguments of {name}: {found}")
+    return Problem(f"it makes {len(calls)} calls, which do not fit the turn")
+
+
+def _tags(tag: Any) -> Iterator[tuple[str, Any]]:
+    """(begin, JSON schema of the content) of each tag in a structural tag."""
+    if isinstance(tag, list):
+        for one in tag:
+            yield from _tags(one)
+    elif isinstance(tag, dict) and tag.get("type") == "tag":
+        yield tag["begin"], tag["content"]["json_schema"]
+    elif isinstance(tag, dict):
+        yield from _tags(list(tag.values()))
 
 
 def _ends(text: str, start: int, form: dict[str, Any]) -> Iterator[int]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from ramify.constraint import Constraint
 from ramify.errors import BackendError, PromptTooLong, UnsupportedNode
-from ramify.lang.backends.answer_check import check_answer
+from ramify.lang.backends.script import Answer, Answers, Script, Step, text_of
 from ramify.lang.calls.chat import chatml
 from ramify.lang.trace.calls import CURRENT
 from ramify.messages import (
@@ -30,14 +30,7 @@ from ramify.messages import (
     TokenLogprobs,
     Usage,
 )
-
-Answer = str | Callable[[Generate], str] | BaseException
-"""A text, a function that makes one, or an exception to raise."""
-Script = (
-    Mapping[str, Answer | Sequence[Answer] | Mapping[str, float]]
-    | Sequence[Answer]
-    | Callable[[Generate], str]
-)
+from ramify.spelling import nearest
 
 EOS = 0
 LIKELY, UNLIKELY = -0.1, -5.0
@@ -52,11 +45,16 @@ class ScriptedBackend:
     Args:
         answers: A mapping whose keys are names of variables, or else regular expressions that are
             searched in the prompt (first match wins); or a list, used up in the order of the calls; or a
-            function of the `Generate` request. In a mapping, a value may be a list, used up in order;
-            and for a select, its choice, or a mapping of choices to their mean token log-probabilities.
+            function of the `Generate` request. In a mapping, a value may be a list, used up in order.
         chat_format: Pieces of the chat template; None for a model without one. ChatML unless given.
         context_length: Most tokens of prompt and output together.
         name: The model's name.
+
+    An answer is a text; an exception, which is raised; or a function of the request that makes an answer.
+    For a step with a schema it may be a value (a pydantic object, a dataclass, a dict, a number, …), which
+    becomes the JSON that the schema allows. For `call_tools` it may be a `ToolCall`, a dict
+    ``{"name": …, "arguments": {…}}`` or a list of these. For a select it is the choice, or a mapping of
+    choices to their mean token log-probabilities.
 
     An answer that its constraint does not allow, or that is longer than max_tokens under a constraint,
     fails the step. `requests` and `ended` record what was asked for.
@@ -64,14 +62,13 @@ class ScriptedBackend:
 
     def __init__(
         self,
-        answers: Script,
+        answers: Answers,
         *,
         chat_format: ChatFormat | None = chatml(),  # noqa: B008 - frozen
         context_length: int = 1 << 20,
         name: str = "scripted",
     ) -> None:
-        self._answers = answers
-        self._used: dict[str, int] = {}
+        self._script = Script(answers)
         self._chat_format = chat_format
         self._context_length = context_length
         self._name = name
@@ -196,45 +193,25 @@ class ScriptedBackend:
 
     # --- answers ---
 
+    @property
+    def unused(self) -> list[tuple[str | int, Answer]]:
+        """(key or index, answer) of the answers that no step has asked for; a test may assert that there are
+        none."""
+        return self._script.unused
+
     def _answer(self, request: Generate) -> str:
+        step = self._step(request)
+        return text_of(self._script.next(step), step)
+
+    def _step(self, request: Generate) -> Step:
         call = CURRENT.get()
-        found = self._scripted(call.name if call else "", request)
-        if not isinstance(found, str):
-            raise BackendError(f"The script answers with {found!r}, which is no text.")
-        if request.constraint is not None:
-            check_answer(found, request.constraint)
-        return found
-
-    def _scripted(self, name: str, request: Generate) -> Any:
-        found = self._look_up(name, request)
-        if callable(found):
-            found = found(request)
-        if isinstance(found, BaseException):
-            raise found
-        return found
-
-    def _look_up(self, name: str, request: Generate) -> Any:
-        answers = self._answers
-        if callable(answers):
-            return answers
-        if not isinstance(answers, Mapping):
-            return self._next("", answers)
-        if name and name in answers:
-            return self._next(name, answers[name])
-        prompt = self.prompt_text(request)
-        for key, answer in answers.items():
-            if re.search(key, prompt):
-                return self._next(key, answer)
-        raise BackendError(f"The script has no answer for {name or 'an unnamed step'!r}.")
-
-    def _next(self, key: str, answer: Any) -> Any:
-        if not isinstance(answer, Sequence) or isinstance(answer, str):
-            return answer
-        used = self._used.get(key, 0)
-        if used == len(answer):
-            raise BackendError(f"The script's {used} answers {f'for {key!r} ' if key else ''}are used up.")
-        self._used[key] = used + 1
-        return answer[used]
+        return Step(
+            name=call.name if call is not None else "",
+            number=len(self.requests),
+            request=request,
+            prompt=self.prompt_text(request),
+            form=call.form if call is not None else None,
+        )
 
     def _cut(self, text: str, request: Generate) -> tuple[list[int], int, str, Finish]:
         """Output ids, the number of them whose text is visible, visible text after those, and the finish."""
@@ -336,15 +313,18 @@ class ScriptedBackend:
 
     def _preference(self, request: Generate) -> Any:
         """The scripted answer to a select: a choice, or a mapping of choices to scores."""
-        call = CURRENT.get()
         assert request.choices is not None
-        if call is None:
+        if CURRENT.get() is None:
             return None
-        found = self._scripted(call.name, request)
-        for choice in found if isinstance(found, Mapping) else [found]:
+        found = self._script.next(self._step(request))
+        for choice in found.answer if isinstance(found.answer, Mapping) else [found.answer]:
             if choice not in request.choices.texts:
-                raise BackendError(f"The script selects {choice!r}, which is none of the choices.")
-        return found
+                raise BackendError(
+                    f"The script selects {choice!r}, which is none of the choices "
+                    f"{', '.join(map(repr, request.choices.texts))}. {found.place}",
+                    remedy=nearest(str(choice), request.choices.texts),
+                )
+        return found.answer
 
     def _logprobs(self, ids: tuple[int, ...], value: float, top: int) -> TokenLogprobs:
         texts = tuple(self._texts[token] for token in ids)

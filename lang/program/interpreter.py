@@ -43,6 +43,7 @@ from ramify.lang.program.nodes import (
     Text,
 )
 from ramify.lang.program.variables import Variable
+from ramify.lang.tools.forms import TaggedCalls
 from ramify.lang.tools.steps import (
     CallTurn,
     ToolFailed,
@@ -221,6 +222,7 @@ class Interpreter:
         warn_of_untold(branch, node, turns)
         async with self._step("gen", node, variable) as (call, view):
             form, target = form_of(view.target), view.target
+            call.form = form if isinstance(form, TaggedCalls) else None
             opening = form.opening(node.required)
             opened = open_calls(view, opening, turns)
             self._feed(opened.tail, view.tail)

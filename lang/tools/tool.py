@@ -136,15 +136,15 @@ class Tool(Generic[P, R]):
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call that the model made, with its result."""
+    """One call that the model made, with its result; without one, an answer of a `ScriptedBackend`."""
 
     name: str
     arguments: dict[str, Any]
     """The arguments with their declared types; empty where they were invalid."""
-    result: Any
+    result: Any = None
     """The return value of the function; None where the call failed."""
-    error: Exception | None
-    shown: str
+    error: Exception | None = None
+    shown: str = ""
     """The text of the result, or of the error, that the model was shown."""
 
 

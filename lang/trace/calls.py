@@ -17,6 +17,7 @@ from ramify.lang.trace.tokens import Tokens
 from ramify.messages import ChoiceScore, Finish, TokenLogprobs, Usage
 
 if TYPE_CHECKING:
+    from ramify.lang.tools.forms import TaggedCalls
     from ramify.lang.trace.misses import Misses
 
 CallKind = Literal["program", "fork", "gen", "select", "tool", "sample", "attempt"]
@@ -55,6 +56,8 @@ class Call:
     """Log-probabilities of the prompt's last tokens, where they were asked for."""
     choices: tuple[tuple[str, ChoiceScore], ...] = field(default=(), repr=False)
     """The choices of a select and their scores."""
+    form: TaggedCalls | None = field(default=None, repr=False)
+    """How the tool calls of the step are written; None in a step that calls no tools."""
     children: list[Call] = field(default_factory=list)
     prompt_end: Piece | None = field(default=None, repr=False)
     parent: Call | None = field(default=None, repr=False)

@@ -11,6 +11,7 @@ import pytest
 import ramify as rm
 from ramify.errors import BackendError, NotFound, UnsupportedNode
 from ramify.lang.backends.base import Backend
+from ramify.lang.backends.script import Script
 from tests.lang.remote import RawServer, ScriptedFrontend, answer
 from tests.server.fake_frontend import LiveServer
 
@@ -93,8 +94,9 @@ def test_tools_are_called_in_json(server):
         {"name": "clock", "arguments": {}},
     ]
     script = server.frontend.backend
-    script._answers = [json.dumps({"calls": made}), "Wet.", json.dumps({"text": "No more.", "calls": []})]
-    script._used.clear()
+    script._script = Script(
+        [json.dumps({"calls": made}), "Wet.", json.dumps({"text": "No more.", "calls": []})]
+    )
     server.frontend.requests.clear()
     backend = rm.OpenAI(server.frontend.info.name, base_url=server.url + "/v1", api_key="k")
     try:
@@ -110,7 +112,7 @@ def test_tools_are_called_in_json(server):
         )
         assert '{"calls": [{"name": "example"' in first.chat[0].content
     finally:
-        script._answers = SCRIPT
+        script._script = Script(SCRIPT)
         backend.close()
 
 
@@ -134,13 +136,13 @@ def test_completions_take_plain_text(server):
 
     backend = rm.OpenAI(server.frontend.info.name, False, base_url=server.url + "/v1", api_key="k")
     script = server.frontend.backend
-    script._answers = {"assistant\n$": "Hello there.", "!$": "more"}
+    script._script = Script({"assistant\n$": "Hello there.", "!$": "more"})
     try:
         state = plain.run(backend=backend)
         assert state.text() == "Hi, I am the assistant\nHello !more"
         assert server.frontend.requests[-1].constraint.kind == "regex"
     finally:
-        script._answers = SCRIPT
+        script._script = Script(SCRIPT)
 
     @rm.function
     def turns(s):

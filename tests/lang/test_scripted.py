@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
+import enum
+from typing import Literal
+
+import pydantic
 import pytest
 
 import ramify as rm
 from ramify.lang.backends.base import Backend
+from ramify.lang.calls.chat import chatml
+from ramify.runtime.model.tokenizer.chat_format import chat_format
+from tests.lang.chat_templates import TEMPLATES
+from tests.model.test_chat_format import tokenizer
 
 
 @rm.function
@@ -141,3 +151,208 @@ def test_tokens_and_texts_are_inverse():
         "a  b   c",
     ):
         assert backend.decode(backend.encode([text])) == text
+
+
+# --- values and tool calls ----------------------------------------------------------------------
+
+
+class Verdict(pydantic.BaseModel):
+    score: int = pydantic.Field(alias="points")
+    day: datetime.date
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: float = 0.5
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+VERDICT = Verdict(points=3, day=datetime.date(2026, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("answer", "schema", "value"),
+    [
+        (VERDICT, Verdict, VERDICT),
+        ({"points": 3, "day": "2026-01-02"}, Verdict, VERDICT),
+        (Point(1), Point, Point(1)),
+        ([Point(1), {"x": 2}], list[Point], [Point(1), Point(2)]),
+        ([], list[int], []),
+        (3, int, 3),
+        (2.5, float, 2.5),
+        (True, bool, True),
+        (Colour.RED, Colour, Colour.RED),
+        ("red", Colour, Colour.RED),
+        (None, Point | None, None),
+        ({"a": [1, None]}, {"type": "object"}, {"a": [1, None]}),
+        (datetime.date(2026, 1, 2), datetime.date, datetime.date(2026, 1, 2)),
+    ],
+)
+def test_values_are_the_json_that_the_schema_allows(answer, schema, value):
+    assert answered({"x": [answer]}, schema=schema)["x"] == value
+    if not isinstance(answer, list):  # a list is the answers in order
+        assert answered({"x": answer}, schema=schema)["x"] == value
+
+
+def test_a_function_of_the_request_may_make_a_value():
+    assert answered(lambda request: Point(len(request.prompt)), schema=Point)["x"] == Point(1)
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+def search(words: str) -> str:
+    return words.upper()
+
+
+@rm.function
+def agent(s, **options):
+    s += rm.system("You help.", tools=[add, search]) + rm.user("Go.")
+    turn = s.call_tools([add, search], "calls", **options)
+    return [call.result for call in turn], turn.text
+
+
+ADD = {"name": "add", "arguments": {"a": 1, "b": 2}}
+SEARCH = rm.ToolCall("search", {"words": "sea"})
+
+
+@pytest.mark.parametrize(
+    ("answer", "results"),
+    [
+        (ADD, [3]),
+        (SEARCH, ["SEA"]),
+        ([[ADD, SEARCH]], [3, "SEA"]),
+        (lambda request: [SEARCH, ADD], ["SEA", 3]),
+    ],
+)
+@pytest.mark.parametrize("required", [True, False])
+@pytest.mark.parametrize("template", [None, "qwen2.5", "llama-3.1"])
+def test_tool_calls_are_written_as_the_model_would(answer, results, required, template):
+    form = chat_format(tokenizer(TEMPLATES[template])) if template else chatml()
+    backend = rm.ScriptedBackend({"calls": answer}, chat_format=form)
+    if template == "llama-3.1" and len(results) > 1:  # its template has one call a turn
+        with pytest.raises(rm.ProgramError, match="which do not fit the turn"):
+            agent.run(backend=backend, required=required)
+        return
+    state = agent.run(backend=backend, required=required)
+    assert state.ret_value == (results, "")
+    arguments = "parameters" if template == "llama-3.1" else "arguments"
+    assert state.text().count(f'", "{arguments}": {{"') == len(results) + (template is None)
+
+
+def test_a_turn_without_calls_is_words_or_an_empty_list():
+    assert agent.run(backend=rm.ScriptedBackend({"calls": "No."}), required=False).ret_value == ([], "No.")
+    assert agent.run(backend=rm.ScriptedBackend({"calls": [[]]}), required=False).ret_value == ([], "")
+
+
+# --- errors and what is left --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answers", "options", "message"),
+    [
+        (
+            {"verdct": "a", "other": "b"},
+            {"name": "verdict"},
+            "The script has no answer for 'verdict', which is call 1 and wants text. "
+            "Its keys are 'verdct', 'other'. Did you mean verdct?",
+        ),
+        (
+            {"x": []},
+            {"choices": ["yes", "no"]},
+            """The script's 0 answers for 'x' are used up. Call 1, of 'x', wants one of ["yes", "no"].""",
+        ),
+        (
+            ["yes!"],
+            {"choices": ["yes", "no"]},
+            "The script selects 'yes!', which is none of the choices 'yes', 'no'. "
+            "It is answer 1 of 1 in the script, in call 1. Did you mean yes?",
+        ),
+        (
+            {"x": "yess"},
+            {"schema": Literal["yes", "no"]},
+            """The scripted answer 'yess' breaks its choices: it is none of ["yes", "no"]. """
+            "It is the script's answer for 'x', in call 1. Did you mean yes?",
+        ),
+        (
+            {"x": [{"n": 1}]},
+            {"schema": {"type": "object", "required": ["m"]}},
+            """'{"n": 1}' breaks its json_schema: The property 'm' is missing (/required). """
+            """It wants json_schema {"type":"object","required":["m"]}. """
+            "It is answer 1 of 1 for 'x' in the script, in call 1.",
+        ),
+        (
+            {"x": [1, 2]},
+            {"schema": list[int]},
+            "A list in a script is the answers in order; write [[…]] for one answer that is a list.",
+        ),
+        ({"x": object()}, {"schema": Point}, "which has no JSON: "),
+        (
+            {"x": Point(1)},
+            {},
+            "which is no text. It is the script's answer for 'x', in call 1. Write the text",
+        ),
+    ],
+)
+def test_errors_say_where_and_what_was_expected(answers, options, message):
+    @rm.function
+    def program(s):
+        s += "Q:" + rm.gen(**{"name": "x", **options})
+
+    error = program.run(backend=rm.ScriptedBackend(answers)).error()
+    assert f"{__file__}:{error.line.rpartition(':')[2]} failed: " in str(error)
+    assert message in str(error)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (
+            {"name": "serch", "arguments": {}},
+            "it calls 'serch', which is none of the tools 'add', 'search'. ",
+        ),
+        ({"name": "serch", "arguments": {}}, " Did you mean search?"),
+        ({"name": "add", "arguments": {"a": 1}}, "the arguments of add: The property 'b' is missing"),
+        ([[ADD] * 5], "it makes 5 calls, which do not fit the turn. It is answer 1 of 1 for 'calls' in the"),
+        ('\n{"name": "serch", "arguments": {}}\n</tool_call>', " Did you mean search?"),
+        ("\n{", "The output ended inside a call"),
+        (
+            3,
+            "3, which is no tool call. It is the script's answer for 'calls', in call 1. Write rm.",
+        ),
+    ],
+)
+def test_errors_of_tool_calls(answer, message):
+    with pytest.raises(rm.ProgramError) as error:
+        agent.run(backend=rm.ScriptedBackend({"calls": answer}))
+    assert message in str(error.value)
+
+
+def test_the_second_call_is_named():
+    @rm.function
+    def program(s):
+        s += "Q:" + rm.gen("x") + rm.gen("y", schema=int)
+
+    error = program.run(backend=rm.ScriptedBackend(["a", "b", "c"])).error()
+    assert "It is answer 2 of 3 in the script, in call 2." in str(error)
+
+
+@pytest.mark.parametrize(
+    ("answers", "left"),
+    [
+        ({"x": "a", "y": "b", "z": ["c", "d"]}, [("y", "b"), ("z", "c"), ("z", "d")]),
+        ({"x": ["a", "b"]}, [("x", "b")]),
+        ({"^Q": "a"}, []),
+        (["a", "b"], [(1, "b")]),
+        (lambda request: "a", []),
+    ],
+)
+def test_answers_that_were_not_asked_for_are_known(answers, left):
+    backend = rm.ScriptedBackend(answers)
+    assert ask.run(backend=backend)["x"] == "a"
+    assert backend.unused == left

@@ -1,0 +1,201 @@
+"""The answers of a scripted backend: their order, and their text for the step that asks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ramify.constraint import Constraint
+from ramify.errors import BackendError
+from ramify.lang.backends.answer_check import problem_of
+from ramify.lang.tools.forms import TaggedCalls, WrittenCalls
+from ramify.messages import Generate
+from ramify.spelling import nearest
+
+Answer = Any
+"""A text, a value whose JSON the step's schema allows, tool calls, a function of the `Generate` request that
+makes one of these, or an exception to raise."""
+Answers = Mapping[str, Answer] | Sequence[Answer] | Callable[[Generate], Answer]
+
+JSON_KINDS = ("json_schema", "json_object")
+MAX_SHOWN = 200
+"""Most characters of a constraint in a message."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """The step that asks for an answer."""
+
+    name: str
+    """Empty for a step without a name, or one of another process."""
+    number: int
+    """The number of the call, from 1."""
+    request: Generate
+    prompt: str
+    form: TaggedCalls | None
+    """How the step's tool calls are written; None in a step that calls no tools."""
+
+    @property
+    def opening(self) -> str:
+        """The end of the prompt that begins the first tool call."""
+        opening = self.form.opening(True) if self.form is not None else ""
+        return opening if self.prompt.endswith(opening) else ""
+
+    @property
+    def wants(self) -> str:
+        """What the step expects, for messages."""
+        if self.request.choices is not None:
+            return f"one of {json.dumps(self.request.choices.texts, ensure_ascii=False)}"
+        constraint = self.request.constraint
+        if constraint is None:
+            return "text"
+        return "tool calls" if self.form is not None else f"{constraint.kind} {_short(constraint.source)}"
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """An answer and its place in the script, as the last sentence of a message."""
+
+    answer: Answer
+    place: str
+    in_order: bool = False
+    """It is one of a list of answers."""
+
+
+class Script:
+    """The answers that are left."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._used: Counter[str] = Counter()
+
+    @property
+    def unused(self) -> list[tuple[str | int, Answer]]:
+        """(key or index, answer) of the answers that no step has asked for."""
+        if callable(self._answers):
+            return []
+        left: list[tuple[str | int, Answer]] = []
+        if not isinstance(self._answers, Mapping):
+            left += enumerate(self._answers)
+            return left[self._used[""] :]
+        for key, found in self._answers.items():
+            left += [(key, one) for one in (found if _in_order(found) else [found])[self._used[key] :]]
+        return left
+
+    def next(self, step: Step) -> Scripted:
+        """The answer to `step`, which is then used; raises `BackendError` where there is none, and the
+        exceptions that are answers."""
+        found = self._find(step)
+        answer = found.answer(step.request) if callable(found.answer) else found.answer
+        if isinstance(answer, BaseException):
+            raise answer
+        return Scripted(answer, found.place, found.in_order)
+
+    def _find(self, step: Step) -> Scripted:
+        answers = self._answers
+        if callable(answers):
+            return Scripted(answers, f"It is the script's answer to call {step.number}.")
+        if not isinstance(answers, Mapping):
+            return self._take("", answers, step)
+        if step.name and step.name in answers:
+            return self._take(step.name, answers[step.name], step)
+        for key, answer in answers.items():
+            if re.search(key, step.prompt):
+                return self._take(key, answer, step)
+        raise BackendError(
+            f"The script has no answer for {step.name or 'an unnamed step'!r}, which is call {step.number} "
+            f"and wants {step.wants}. Its keys are {', '.join(map(repr, answers)) or 'none'}.",
+            remedy=nearest(step.name, answers),
+        )
+
+    def _take(self, key: str, answer: Any, step: Step) -> Scripted:
+        used = self._used[key]
+        whose = f" for {key!r}" if key else ""
+        if not _in_order(answer):
+            self._used[key] = 1
+            return Scripted(answer, f"It is the script's answer{whose}, in call {step.number}.")
+        if used == len(answer):
+            raise BackendError(
+                f"The script's {used} answers{whose} are used up. Call {step.number}, of "
+                f"{step.name or 'an unnamed step'!r}, wants {step.wants}."
+            )
+        self._used[key] = used + 1
+        place = f"It is answer {used + 1} of {len(answer)}{whose} in the script, in call {step.number}."
+        return Scripted(answer[used], place, True)
+
+
+def _in_order(answer: Any) -> bool:
+    return isinstance(answer, Sequence) and not isinstance(answer, str)
+
+
+def text_of(found: Scripted, step: Step) -> str:
+    """The text of an answer, which the step's constraint allows; raises `BackendError` for another."""
+    answer, constraint = found.answer, step.request.constraint
+    if isinstance(answer, str):
+        text = answer
+    elif step.form is not None:
+        text = step.form.write("", _calls(found)).removeprefix(step.opening)
+    elif constraint is None:
+        raise BackendError(
+            f"The script answers with {answer!r}, which is no text. {found.place}",
+            remedy="Write the text, or give the gen a schema.",
+        )
+    else:
+        text = _json(found, constraint)
+    if constraint is None:
+        return text
+    if problem := problem_of(text, constraint, step.form, step.opening):
+        wanted = f" It wants {step.wants}." if constraint.kind in JSON_KINDS else ""
+        raise BackendError(
+            f"The scripted answer {text!r} breaks its {constraint.kind}: {problem.text}.{wanted} "
+            f"{found.place}",
+            remedy=problem.remedy or _remedy(found, constraint),
+        )
+    return text
+
+
+def _json(found: Scripted, constraint: Constraint) -> str:
+    """The JSON of a value; where the constraint is on plain text, a string without its quotes."""
+    import pydantic_core
+
+    try:
+        value = pydantic_core.to_jsonable_python(found.answer, by_alias=True)
+    except pydantic_core.PydanticSerializationError as error:
+        raise BackendError(
+            f"The script answers with {found.answer!r}, which has no JSON: {error}. {found.place}"
+        ) from error
+    plain = isinstance(value, str) and constraint.kind not in JSON_KINDS
+    return value if plain else json.dumps(value, ensure_ascii=False)
+
+
+def _calls(found: Scripted) -> WrittenCalls:
+    """The tool calls of an answer: (name, arguments as JSON)."""
+    import pydantic_core
+
+    calls: WrittenCalls = []
+    for one in found.answer if _in_order(found.answer) else [found.answer]:
+        call = one if isinstance(one, Mapping) else getattr(one, "__dict__", {})
+        if not isinstance(call.get("name"), str):
+            raise BackendError(
+                f"The script answers with {one!r}, which is no tool call. {found.place}",
+                remedy='Write rm.ToolCall(name, arguments), {"name": …, "arguments": {…}}, a list of these, '
+                "or the text that the model would write.",
+            )
+        arguments = pydantic_core.to_jsonable_python(call.get("arguments", {}), by_alias=True)
+        calls.append((call["name"], json.dumps(arguments, ensure_ascii=False)))
+    return calls
+
+
+def _remedy(found: Scripted, constraint: Constraint) -> str | None:
+    array = constraint.kind == "json_schema" and json.loads(constraint.source).get("type") == "array"
+    if array and found.in_order and not _in_order(found.answer):
+        return "A list in a script is the answers in order; write [[…]] for one answer that is a list."
+    return None
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
