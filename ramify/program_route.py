@@ -183,6 +183,9 @@ class _Served:
     def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
         return self._service.generate(request, PATH)
 
+    async def abort(self, rid: str) -> None:
+        self._service.frontend.abort(rid)
+
     async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
         await self._service.frontend.await_tools(program, branch, tools)
 

@@ -142,6 +142,11 @@ class Engine:
             async for chunk in chunks:
                 yield chunk
 
+    async def abort(self, rid: str) -> None:
+        """End this request, whose stream then ends with finish reason "abort" and its usage."""
+        if self._started:
+            self._frontend.abort(rid)
+
     async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
         """Announce that a branch of a program continues when these tools have returned."""
         if self._started:

@@ -16,7 +16,9 @@ class Backend(Protocol):
 
     A backend that cannot honour a constraint or an option raises `UnsupportedNode` naming it;
     nothing is dropped silently. A backend with a prefix cache may also have a coroutine
-    ``await_tools(program, branch, tools)``: the branch continues when these tools have returned.
+    ``await_tools(program, branch, tools)``: the branch continues when these tools have returned. One that
+    can end a request early and still tell its cost has a coroutine ``abort(rid)``: the chunks of `generate`
+    then end soon, with finish reason "abort" and the usage.
     """
 
     async def info(self) -> ModelInfo:

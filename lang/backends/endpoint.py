@@ -77,6 +77,9 @@ class RuntimeEndpoint:
         """Send a compiled program to the server as one request."""
         return SubmittedProgram(self._http, submission, failed)
 
+    async def abort(self, rid: str) -> None:
+        self._send("/abort_request", {"rid": rid})
+
     async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
         self._send("/await_tools", {"program": program, "branch": branch, "tools": list(tools)})
 

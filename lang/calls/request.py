@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -37,9 +37,13 @@ from ramify.messages import (
 from ramify.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from ramify.lang.backends.base import Backend
     from ramify.lang.program.branch import Branch
 
 T = TypeVar("T")
+
+ABORT_S = 2.0
+"""A cancelled step waits at most this long for the last chunk of its request, which has the usage."""
 
 
 @dataclass(frozen=True)
@@ -100,29 +104,32 @@ async def send(
     )
     received: list[TextChunk] = []
     token = CURRENT.set(call)
+
+    def take(chunk: TextChunk) -> None:
+        received.append(chunk)
+        run.heard_s = time.perf_counter()
+        call.own_usage = chunk.usage or call.own_usage
+        if call.first_text_s is None and chunk.text:
+            call.first_text_s = run.clock()
+        if follow is not None and call.followed:
+            follow.chunks.append(chunk)
+            branch.feed.append(chunk.text)
+            run.notify()
+
     try:
-        chunks = cast("AsyncGenerator[TextChunk, None]", target.backend.generate(request))
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                received.append(chunk)
-                run.heard_s = time.perf_counter()
-                call.own_usage = chunk.usage or call.own_usage
-                if call.first_text_s is None and chunk.text:
-                    call.first_text_s = run.clock()
-                if follow is not None and call.followed:
-                    follow.chunks.append(chunk)
-                    branch.feed.append(chunk.text)
-                    run.notify()
+        await _receive(target.backend, request, take)
     finally:
         CURRENT.reset(token)
         call.text = "".join([chunk.text for chunk in received])
         call.tokens = tokens_of(received)
         call.end_s = run.clock()
         call.first_text_s = _first_text_s(call)
-    last = received[-1] if received else None
+        last = received[-1] if received else None
+        call.finish = last.finish if last is not None else None
+        if call.finish is None:
+            call.own_usage = _least_usage(call.own_usage, received)
     if last is None or last.finish is None:
         raise BackendError("The backend ended a generation without a final chunk.")
-    call.finish = last.finish
     if last.finish.reason == "abort":
         raise Cancelled("The backend aborted the generation.")
     call.scores = concatenated([chunk.prompt_logprobs for chunk in received])
@@ -139,6 +146,37 @@ async def send(
         prompt_logprobs=call.scores,
         choices=last.choices,
     )
+
+
+async def _receive(backend: Backend, request: Generate, take: Callable[[TextChunk], None]) -> None:
+    """Call `take` with each chunk. When it is cancelled it has the backend abort the request, and takes the
+    chunks up to the last one, whose usage counts all that was computed."""
+
+    async def read() -> None:
+        chunks = cast("AsyncGenerator[TextChunk, None]", backend.generate(request))
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                take(chunk)
+
+    abort = getattr(backend, "abort", None)
+    if abort is None:
+        await read()
+        return
+    reader = asyncio.create_task(read())
+    async with cancel_at_end((reader,)):
+        try:
+            await asyncio.wait((reader,))
+        except asyncio.CancelledError:
+            await abort(request.rid)
+            await asyncio.wait((reader,), timeout=ABORT_S)
+            raise
+    reader.result()
+
+
+def _least_usage(known: Usage, received: Sequence[TextChunk]) -> Usage:
+    """`known`, with at least the tokens that have arrived. A chunk of text without ids has one or more."""
+    tokens = sum([max(len(chunk.ids), bool(chunk.text)) for chunk in received])
+    return msgspec.structs.replace(known, completion_tokens=max(known.completion_tokens, tokens))
 
 
 def _first_text_s(call: Call) -> float | None:

@@ -67,8 +67,9 @@ class _PrefixBackend:
         self._lock = threading.Lock()
         self._goes_on = False
         """A request was sent outside the graph."""
-        if (await_tools := getattr(backend, "await_tools", None)) is not None:
-            self.await_tools = await_tools
+        for name in ("await_tools", "abort"):
+            if (method := getattr(backend, name, None)) is not None:
+                setattr(self, name, method)
         run.watch = self._watch
 
     async def info(self) -> ModelInfo:

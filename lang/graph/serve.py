@@ -118,6 +118,8 @@ class _Emitting:
     def __init__(self, job: Job, emit: Emit) -> None:
         self._backend, self._emit = job.backend, emit
         self._each = job.events == "chunks"
+        if (abort := getattr(job.backend, "abort", None)) is not None:
+            self.abort = abort
 
     async def info(self) -> ModelInfo:
         return await self._backend.info()

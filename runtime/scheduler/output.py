@@ -72,6 +72,7 @@ class StepOutputs:
             if request.sampling.prompt_logprobs_start is not None:
                 prompt_logprobs = pack_logprobs(report.prompt_logprobs)
                 report.prompt_logprobs = []
+        aborted = pending.finish is not None and pending.finish.reason == "abort"
         choices: tuple[ChoiceScore, ...] = ()
         if request.scoring is not None and pending.finish is not None and pending.finish.reason == "length":
             choices = request.scoring.choices.scores()
@@ -88,7 +89,7 @@ class StepOutputs:
             context=context,
             overlap=report.overlap.decode() if first else "",
             unenforced=report.unenforced if first else (),
-            usage=request.usage(now) if first or pending.finish is not None else None,
+            usage=request.usage(now, aborted=aborted) if first or pending.finish is not None else None,
             every_s=request.every_s if first else 0.0,
             finish=pending.finish,
         )

@@ -106,6 +106,7 @@ class RequestPages:
         self.cache.free(pages.ids[pages.private_from :])
         self.cache.release(pages.lock)
         request.pages = PageTable()
+        request.stats.reached = request.reached
         request.computed_len = 0
 
     def _slots(self, tokens: int) -> int:

@@ -80,6 +80,8 @@ class RequestStats:
     """Prompt tokens that no earlier request of the program held."""
     cached_tokens: int | None = None
     """Prompt tokens found in the tree at the first admission; None before it."""
+    reached: int = 0
+    """Most tokens whose KV it has had in pages, up to the last time that it gave its pages back."""
     lost: Lost = dataclasses.field(default_factory=lambda: Lost(0, ""))
     """Prompt tokens that would have been found in the tree had they not been evicted."""
     forced_tokens: int = 0
@@ -200,6 +202,17 @@ class Request:
     def prompt_tokens(self) -> int:
         """Tokens of the prompt, and of its choices as far as they are computed."""
         return self.prompt_len if self.scoring is None else self.scoring.choices.tokens
+
+    @property
+    def reached(self) -> int:
+        """Tokens, prompt and output, that were found in the tree or computed so far."""
+        return max(self.stats.reached, self.computed_len)
+
+    @property
+    def reached_prompt_tokens(self) -> int:
+        """`prompt_tokens` without those that were not computed yet."""
+        reached = min(self.reached, self.prompt_len)
+        return reached if self.scoring is None else reached + self.scoring.choices.reached(self)
 
     @property
     def budget_left(self) -> int:
@@ -343,16 +356,20 @@ class Request:
         self.add_draft(rest)
         return added
 
-    def usage(self, now: float) -> Usage:
+    def usage(self, now: float, *, aborted: bool = False) -> Usage:
+        """What it has cost so far. With `aborted`, prompt tokens that were never computed are left out."""
+
         def since_arrival(moment: float | None) -> float:
             return 0.0 if moment is None else moment - self.arrival
 
         stats = self.stats
+        prompt_tokens = self.reached_prompt_tokens if aborted else self.prompt_tokens
+        cached_tokens = min(stats.cached_tokens or 0, prompt_tokens)
         return Usage(
-            prompt_tokens=self.prompt_tokens,
-            cached_tokens=stats.cached_tokens or 0,
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
             distinct_tokens=stats.distinct_tokens,
-            evicted_tokens=stats.lost.tokens,
+            evicted_tokens=min(stats.lost.tokens, prompt_tokens - cached_tokens),
             evicted_by=stats.lost.taker,
             completion_tokens=self.output_len,
             forced_tokens=stats.forced_tokens,

@@ -122,6 +122,16 @@ class ChoiceTree:
         self.resting: list[Request] = []
         """Requests whose spans are computed, and have spans behind them."""
         self.numbers = itertools.count(1)
+        self.done_tokens = 0
+        """Tokens of the spans that are computed, without the first one."""
+
+    def reached(self, head: Request) -> int:
+        """Tokens of all spans but the first, which is `head`, that are computed."""
+        return self.done_tokens + sum(
+            max(0, part.reached - part.length + len(part.scoring.span.tokens))
+            for part in self.open
+            if part is not head and part.scoring is not None
+        )
 
     def alone(self) -> list[ScoredSpan]:
         """The first spans of the choices without the prompt."""
@@ -217,6 +227,8 @@ class Scorer:
         for span in following:
             self._branch(head, tuple(request.ids.tolist()), span)
         choices.open.remove(request)
+        if request is not head:
+            choices.done_tokens += len(request.scoring.span.tokens)
         if request is head and not choices.open:
             self.requests.finish(head, Finish(reason="length"))
             return

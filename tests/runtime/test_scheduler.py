@@ -121,6 +121,45 @@ def test_abort_while_waiting_and_while_running(tiny_model: Any) -> None:
     assert local.cache.counts().in_use == 0
 
 
+@pytest.mark.parametrize("steps", range(8))
+def test_an_abort_tells_what_was_computed_and_no_more(tiny_model: Any, steps: int) -> None:
+    local = LocalScheduler(tiny_model, chunk_tokens=16, max_running=1)
+    local.complete([prompt_of(9)], max_tokens=0)
+    before = local.scheduler.counters.computed_tokens
+    running = local.submit([*prompt_of(9), *prompt_of(40, seed=1)], max_tokens=100, ignore_eos=True)
+    waiting = local.submit(prompt_of(20, seed=2), max_tokens=100)
+    for _ in range(steps):
+        local.step()
+    for rid in (running, waiting):
+        local.scheduler.receive(Abort(rid=rid))
+    local.step()
+    found, never = local.results[running].usage, local.results[waiting].usage
+    assert found is not None
+    assert never is not None
+    decoded = max(found.completion_tokens - 1, 0)  # the last token is sampled, not computed
+    computed = found.prompt_tokens - found.cached_tokens + decoded
+    assert computed == local.scheduler.counters.computed_tokens - before
+    assert found.cached_tokens == (9 if steps else 0)
+    assert (
+        found.completion_tokens == len(local.results[running].ids) == local.scheduler.counters.output_tokens
+    )
+    assert (never.prompt_tokens, never.cached_tokens, never.completion_tokens) == (0, 0, 0)
+
+
+def test_an_abort_after_a_retraction_tells_what_was_computed_before(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model, page_size=4, num_pages=20)
+    rids = [local.submit(prompt_of(16, seed), max_tokens=40, ignore_eos=True) for seed in range(2)]
+    while not local.scheduler.counters.retractions:
+        local.step()
+    retracted = next(rid for rid in rids if rid in {one.rid for one in local.scheduler._requests.waiting})
+    local.scheduler.receive(Abort(rid=retracted))
+    local.step()
+    usage = local.results[retracted].usage
+    assert usage is not None
+    assert usage.prompt_tokens == 16
+    assert usage.completion_tokens == len(local.results[retracted].ids) > 0
+
+
 def test_a_silent_abort_says_nothing(tiny_model: Any) -> None:
     local = LocalScheduler(tiny_model)
     rid = local.submit(prompt_of(20), max_tokens=100, ignore_eos=True)

@@ -212,6 +212,8 @@ def test_an_abort_gives_everything_back(tiny_model: Any, steps: int) -> None:
     result = local.results[rid]
     assert result.finish is not None
     assert (result.finish.reason, result.choices) == ("abort", ())
+    assert result.usage is not None
+    assert result.usage.prompt_tokens == local.scheduler.counters.computed_tokens
     assert idle(local)
 
 

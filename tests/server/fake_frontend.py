@@ -81,11 +81,11 @@ class FakeFrontend:
         self.held = threading.Event()
         """A generation waits for `release`."""
         self.closed = threading.Event()
-        """A generation was closed before its end."""
+        """A generation was closed or aborted before its end."""
         self.idle = threading.Event()
         """Nothing is running any more."""
         self.draining = threading.Event()
-        self._abort = asyncio.Event()
+        self._aborts: dict[str, asyncio.Event] = {}
         self._seen: dict[str, list[bytes]] = {}
 
     @property
@@ -111,6 +111,7 @@ class FakeFrontend:
             raise InvalidRequest("The prompt is too long.", field="prompt")
         self.requests.append(request)
         self.running.add(request.rid)
+        abort = self._aborts[request.rid] = asyncio.Event()
         self.idle.clear()
         usage = Usage(prompt_tokens=len(prompt), cached_tokens=self._cached(prompt, request.scope))
         ended = False
@@ -126,8 +127,8 @@ class FakeFrontend:
                     raise self.fail_after[1]
                 if self.hold_after == i:
                     self.held.set()
-                    await _first_of(self.release, self._abort)
-                    if self._abort.is_set():
+                    await _first_of(self.release, abort)
+                    if abort.is_set():
                         break
                 # A character's text comes with its last byte.
                 before, after = (bytes(ids[:k]).decode(errors="ignore") for k in (i, i + 1))
@@ -144,8 +145,9 @@ class FakeFrontend:
                 )
                 prompt_logprobs = None
                 await asyncio.sleep(0)
-            if self._abort.is_set():
+            if abort.is_set():
                 finish = Finish(reason="abort")
+                self.closed.set()
             ended = True
             yield TextChunk(
                 rid=request.rid,
@@ -174,13 +176,16 @@ class FakeFrontend:
 
     def abort(self, rid_prefix: str) -> int:
         found = [rid for rid in self.running if rid == rid_prefix or rid.startswith(rid_prefix + "-")]
-        if found:
-            self._abort.set()
-        return len(found)
+        return self._abort(found)
 
     def abort_all(self) -> int:
-        self._abort.set()
-        return len(self.running)
+        return self._abort(list(self.running))
+
+    def _abort(self, rids: list[str]) -> int:
+        for rid in rids:
+            if rid in self._aborts:
+                self._aborts[rid].set()
+        return len(rids)
 
     async def stats(self) -> SchedulerStats:
         if self.stats_error is not None:
