@@ -179,6 +179,7 @@ class HttpClient:
                         self._target + path,
                         data=data,
                         headers=headers,
+                        skip_auto_headers=("content-type",),  # aiohttp's says that no body is no JSON
                         proxy=self._proxy,
                         allow_redirects=False,
                     )
