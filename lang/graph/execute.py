@@ -70,7 +70,7 @@ def place_of(call: Call | None) -> str:
     """The path of child indices from the program to `call`, such as ``0.2``: the same in every run of a
     graph."""
     places: list[str] = []
-    while call is not None and call.parent is not None:
+    while call is not None and call.parent is not None and call.kind != "program":
         places.append(str(call.parent.children.index(call)))
         call = call.parent
     return ".".join(reversed(places))

@@ -77,8 +77,9 @@ class GraphBuilder(Run):
 
     def resolved(self, step: Step, backend: Backend | str | None = None) -> Step:
         """`step` with the backend that it names, else `backend`; names are looked up when the graph runs."""
-        unnamed = isinstance(step, ModelStep) and step.backend is None
-        return replace(step, backend=backend) if unnamed else step
+        if isinstance(step, ModelStep) and step.backend is None:
+            return replace(step, backend=backend)
+        return step
 
     def branch(self, call: Call) -> RecordedBranch:
         return RecordedBranch(self, call)

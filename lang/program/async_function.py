@@ -15,6 +15,7 @@ from ramify.lang.batch import results, runs
 from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
 from ramify.lang.batch.results import BatchSummary
 from ramify.lang.graph.body import async_body_of
+from ramify.lang.program.place import PLACE, placed
 from ramify.lang.program.program import Batch, Program, Started
 from ramify.lang.program.run import cached_model_info, model_info
 from ramify.lang.program.state import ProgramState
@@ -47,7 +48,8 @@ class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
     async def _run(self, *args: Any, **kwargs: Any) -> ProgramState:
         settings, own = self._sort(kwargs, "run")
         bound = self._signature.bind(*args, **own)
-        started = self._start(settings, await _info(settings.backend), lambda: bound, asynchronous=True)
+        info = await _info(settings.backend)
+        started = self._start(settings, info, lambda: bound, PLACE.get(), asynchronous=True)
         if settings.stream:
             started.state._body = asyncio.create_task(_stream(started))
         else:
@@ -123,7 +125,8 @@ async def _execute(started: Started) -> None:
     """Await the body and all steps; an exception ends the run and is raised."""
     run = started.run
     try:
-        started.state.ret_value = await started.body()
+        with placed(run, run.root.call):
+            started.state.ret_value = await started.body()
         run.end_body()
         await _on_background(run.finish())
     except BaseException as error:

@@ -16,6 +16,7 @@ from ramify.lang.batch import results, runs
 from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
 from ramify.lang.batch.results import BatchSummary
 from ramify.lang.graph.body import body_of
+from ramify.lang.program.place import PLACE, placed
 from ramify.lang.program.program import Batch, Program, Started
 from ramify.lang.program.run import cached_model_info, model_info
 from ramify.lang.program.state import ProgramState
@@ -53,7 +54,7 @@ class Function(Program[P, ProgramState]):
     def _run(self, *args: Any, **kwargs: Any) -> ProgramState:
         settings, own = self._sort(kwargs, "run")
         bound = self._signature.bind(*args, **own)
-        started = self._start(settings, _info(settings.backend), lambda: bound)
+        started = self._start(settings, _info(settings.backend), lambda: bound, PLACE.get())
         if settings.stream:
             context = contextvars.copy_context()
             thread = functools.partial(context.run, _stream, started)
@@ -134,7 +135,8 @@ def _execute(started: Started) -> None:
     """Call the body and wait for all steps; an exception ends the run and is raised."""
     run = started.run
     try:
-        started.state.ret_value = started.body()
+        with placed(run, run.root.call):
+            started.state.ret_value = started.body()
         run.end_body()
         wait(run.finish())
     except BaseException as error:

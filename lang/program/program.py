@@ -17,6 +17,7 @@ from ramify.lang.calls.options import ELSEWHERE, NAMES, read_options
 from ramify.lang.graph.body import compile_body
 from ramify.lang.graph.prefix import submit_prefix
 from ramify.lang.graph.tracing import Traced, trace_prefix
+from ramify.lang.program.place import PLACE, Place
 from ramify.lang.program.run import Run, find_backend
 from ramify.lang.program.state import ProgramState
 from ramify.lang.program.unsupported import unsupported
@@ -68,6 +69,8 @@ class Batch:
     give_up_after: float | None
     plan: results.Plan | None
     """How the results file is written; None without one."""
+    place: Place | None = None
+    """Of the batch in another program, to whose trace its rows belong; None with a file, which keeps none."""
 
     def in_order(self, rows: Iterable[Any]) -> runs.Batch:
         return runs.Batch(rows, self.limit, self.progress, self.give_up_after)
@@ -204,10 +207,12 @@ class Program(Generic[P, R]):
         settings: Settings,
         info: ModelInfo,
         arguments: Callable[[], inspect.BoundArguments],
+        place: Place | None,
         *,
         asynchronous: bool = False,
     ) -> Started:
-        """Begin a run. `arguments` returns the body's arguments; its errors are those of the run."""
+        """Begin a run, at `place` in another program. `arguments` returns the body's arguments; its errors
+        are those of the run."""
         run = Run(
             self.body.__name__,
             settings.backend,
@@ -216,6 +221,7 @@ class Program(Generic[P, R]):
             scope=settings.scope,
             stream=settings.stream,
             asynchronous=asynchronous,
+            place=place,
         )
         inside = ProgramState(run.root)
 
@@ -227,7 +233,7 @@ class Program(Generic[P, R]):
     def _start_row(self, batch: Batch, info: ModelInfo, row: Any, *, asynchronous: bool = False) -> Started:
         """`_start` for a row of a batch."""
         arguments = functools.partial(self._row, batch.common, row)
-        return self._start(batch.settings, info, arguments, asynchronous=asynchronous)
+        return self._start(batch.settings, info, arguments, batch.place, asynchronous=asynchronous)
 
     def _refused_row(
         self, batch: Batch, info: ModelInfo, error: ProgramError, row: Any, *, asynchronous: bool = False
@@ -261,7 +267,7 @@ class Program(Generic[P, R]):
             for name, value in writing.items():
                 if value is not None and value is not False:
                     raise InvalidRequest(f"{name} needs out.", field=name)
-            return Batch(settings, common, limit, progress, give_up_after, None)
+            return Batch(settings, common, limit, progress, give_up_after, None, PLACE.get())
         plan = results.Plan(
             out=out,
             program=self.body.__qualname__,

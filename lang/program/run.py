@@ -22,6 +22,7 @@ from ramify.lang.calls.target import Target
 from ramify.lang.program.branch import Branch
 from ramify.lang.program.event import Event
 from ramify.lang.program.nodes import ModelStep, Step
+from ramify.lang.program.place import PLACE, Place
 from ramify.lang.program.variables import Variable
 from ramify.lang.trace.calls import Call
 from ramify.loop import SIGNAL_CHECK_S, background_loop, submit
@@ -40,11 +41,13 @@ def set_default_backend(backend: Backend | None) -> None:
 
 
 def find_backend(backend: Backend | str | None, router: Router | None = None) -> Backend:
-    """`backend`, or the default one. A name stands for `router`, or for the default backend if that is a
-    `Router`, with this name as its default. Raises `InvalidRequest` where there is none.
+    """`backend`, or the default one. A name stands for `router`, else for that of the surrounding program or
+    for the default backend, with this name as its default. Raises `InvalidRequest` where there is none.
     """
     if isinstance(backend, str):
-        names = router or _default_backend
+        place = PLACE.get()
+        around = None if place is None else place.run()
+        names = router or (around and around.router) or _default_backend
         if not isinstance(names, Router):
             raise InvalidRequest(
                 f"backend is {backend!r}, and there is no Router that gives names to backends.",
@@ -114,6 +117,7 @@ class Run:
         stream: bool = False,
         asynchronous: bool = False,
         loop: asyncio.AbstractEventLoop | None = None,
+        place: Place | None = None,
     ) -> None:
         self.program = uuid.uuid4().hex
         self.router = backend if isinstance(backend, Router) else None
@@ -141,7 +145,9 @@ class Run:
         """The body has ended, so no step will be appended any more."""
         self.finished = Event()
         """All steps are done."""
-        self.started = time.perf_counter()
+        parent, around = (None, None) if place is None else (place.call(), place.run())
+        self.started: float = time.perf_counter() if around is None else around.started
+        """Of the outermost program, so that all times of a trace count from there."""
         self.heard_s = 0.0
         """When the backend last sent something, as `time.perf_counter` gives it."""
         self._end_sent = False
@@ -155,7 +161,10 @@ class Run:
         self._lock = threading.Lock()
         self.watch: Callable[[Branch, Step, Variable | None], None] | None = None
         """Called with each step when it is appended."""
-        self.root = self.branch(Call(kind="program", name=name))
+        call = Call(kind="program", name=name, start_s=self.clock(), parent=parent)
+        if parent is not None:
+            parent.children.append(call)
+        self.root = self.branch(call)
 
     @property
     def backend(self) -> Backend:

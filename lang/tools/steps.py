@@ -24,6 +24,7 @@ from ramify.lang.calls.target import Target
 from ramify.lang.calls.transcript import Piece, append_marked, append_output, append_text, marked
 from ramify.lang.calls.view import View
 from ramify.lang.program.nodes import CallTools
+from ramify.lang.program.place import placed
 from ramify.lang.tools.forms import CallForm, JsonCalls, TaggedCalls, Tools, WrittenCalls, native_instructions
 from ramify.lang.tools.tool import ToolCall, shown
 from ramify.lang.trace.calls import Call
@@ -203,7 +204,8 @@ async def _run_call(branch: Branch, node: CallTools, name: str, arguments: str) 
         given = tool.read(arguments)
         async with tool.slot:
             call.start_s = run.clock()
-            result = await tool.run(given, run.caller_loop)
+            with placed(run, call):
+                result = await tool.run(given, run.caller_loop)
         text = shown(result)
         call.text = text
         return ToolCall(name, given, result, None, text)

@@ -34,8 +34,6 @@ class Call:
     name: str
     line: str | None = None
     """file:line of the `gen` or `select`."""
-    model: str = ""
-    """Of a request: the name of its backend in the run's `Router`, else the model's."""
     start_s: float = 0.0
     end_s: float | None = None
     """None while it runs."""
@@ -48,6 +46,8 @@ class Call:
     """The text generated so far; of a select, the choice; of a tool, the result that the model is shown."""
     arguments: str | None = None
     """The arguments of a tool, as the JSON text that the model wrote."""
+    model: str = ""
+    """Of a request: the name of its backend in the run's `Router`, else the model's."""
     finish: Finish | None = None
     error: str | None = None
     tokens: Tokens | None = field(default=None, repr=False)
@@ -66,7 +66,7 @@ class Call:
         self, kind: CallKind, name: str, prompt_end: Piece | None, start_s: float, *, line: str | None = None
     ) -> Call:
         """A new call below this one."""
-        call = Call(kind, name, line or self.line, self.model, start_s, prompt_end=prompt_end, parent=self)
+        call = Call(kind, name, line or self.line, start_s, prompt_end=prompt_end, parent=self)
         self.children.append(call)
         return call
 
@@ -112,7 +112,7 @@ class Call:
         """The names of the calls from the program's child down to this one."""
         names: list[str] = []
         call = self
-        while call.parent is not None:
+        while call.parent is not None and call.kind != "program":
             names.append(_label(call).rstrip())
             call = call.parent
         return tuple(reversed(names))

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,9 +23,9 @@ from ramify.lang.calls.transcript import Piece, pieces
 from ramify.lang.trace.calls import Call
 
 Reason = Literal["first", "extends", "diverges", "lost"]
-"""first: no earlier request shares a prefix. extends: the prompt continues the nearest request's whole text.
-diverges: the prompt differs from the nearest request. lost: fewer tokens were cached than the nearest request
-had computed."""
+"""first: no earlier request to the same model shares a prefix. extends: the prompt continues the nearest
+request's whole text. diverges: the prompt differs from the nearest request. lost: fewer tokens were cached
+than the nearest request had computed."""
 
 _WORD = re.compile(r"<\|\w+\|>|\s?\w+|\s?[^\w\s]+|\s+")
 _ID = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{24}\b")
@@ -115,8 +116,8 @@ class Misses:
     def __init__(self, root: Call) -> None:
         self.why: dict[Call, Miss] = {}
         self.cached: dict[Call, Cached] = {}
-        self._texts: list[tuple[str, int]] = []
-        """(prompt and output, index into `_seen`) of the earlier requests, sorted."""
+        self._texts: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        """Model → (prompt and output, index into `_seen`) of its earlier requests, sorted."""
         self._seen: list[Call] = []
         self._token_texts = token_texts(root)
         requests = [call for call in root.walk() if call.sent and call.prompt_end is not None]
@@ -125,7 +126,7 @@ class Misses:
 
     def _explain(self, call: Call) -> None:
         prompt = call.prompt
-        nearest, shared = self._nearest(prompt)
+        nearest, shared = self._nearest(call.model, prompt)
         known = {0: 0, len(prompt): call.tokens_of_prompt}
         if nearest is not None:
             known |= {place: tokens for place, tokens in self._known(nearest).items() if place <= shared}
@@ -134,14 +135,16 @@ class Misses:
             computed = call.own_usage.prompt_tokens - call.own_usage.cached_tokens
             if computed > 1:  # the last token is always computed: it gives the first output
                 self.why[call] = self._miss(call, prompt, nearest, shared, computed, known)
-        bisect.insort(self._texts, (prompt + call.text, len(self._seen)))
+        bisect.insort(self._texts[call.model], (prompt + call.text, len(self._seen)))
         self._seen.append(call)
 
-    def _nearest(self, prompt: str) -> tuple[Call | None, int]:
-        """The earlier request with the longest common prefix, and its length: a neighbour in sorted order."""
-        at = bisect.bisect(self._texts, (prompt, len(self._seen)))
+    def _nearest(self, model: str, prompt: str) -> tuple[Call | None, int]:
+        """The earlier request to `model` with the longest common prefix, and its length: a neighbour in
+        sorted order."""
+        texts = self._texts[model]
+        at = bisect.bisect(texts, (prompt, len(self._seen)))
         found: tuple[int, int] = (0, -1)
-        for text, index in self._texts[max(at - 1, 0) : at + 1]:
+        for text, index in texts[max(at - 1, 0) : at + 1]:
             found = max(found, (_common(prompt, text), index))
         shared, index = found
         return (self._seen[index], shared) if shared else (None, 0)
@@ -208,24 +211,24 @@ class Misses:
         """A request's prompt and output, cut into single tokens where their ids are known."""
         for piece in pieces(call.prompt_end):
             ids = () if isinstance(piece.segment, str) else piece.segment
-            texts = [self._token_texts.get(token, "") for token in ids]
+            texts = [self._token_texts[call.model].get(token, "") for token in ids]
             if ids and "".join(texts) == piece.text:
                 yield from zip(ids, texts, strict=True)
             else:
                 yield None, piece.text
         if call.tokens is not None:
-            for span in call.tokens.spans(call.text, self._token_texts):
+            for span in call.tokens.spans(call.text, self._token_texts[call.model]):
                 yield (span.ids[0] if len(span.ids) == 1 else None), span.text
 
 
-def token_texts(root: Call) -> dict[int, str]:
-    """Token id → text, of all tokens below `root` that came in a chunk of their own."""
-    found: dict[int, str] = {}
+def token_texts(root: Call) -> Mapping[str, dict[int, str]]:
+    """Model → token id → text, of all tokens below `root` that came in a chunk of their own."""
+    found: dict[str, dict[int, str]] = defaultdict(dict)
     for call in root.walk():
         if call.tokens is not None:
             for span in call.tokens.spans(call.text, {}):
                 if len(span.ids) == 1 and span.text:
-                    found.setdefault(span.ids[0], span.text)
+                    found[call.model].setdefault(span.ids[0], span.text)
     return found
 
 

@@ -39,6 +39,7 @@ def report_data(root: Call) -> dict[str, Any]:
             "kind": call.kind,
             "name": call.name,
             "line": call.line,
+            "model": call.model,
             "start": call.start_s,
             "end": call.end_s,
             "first": call.first_text_s,
@@ -55,7 +56,7 @@ def report_data(root: Call) -> dict[str, Any]:
             "children": [data_of(child) for child in call.children],
         }
         if call.tokens is not None:
-            data["spans"] = [_span(span) for span in call.tokens.spans(call.text, known)]
+            data["spans"] = [_span(span) for span in call.tokens.spans(call.text, known[call.model])]
         if call.scores is not None:
             data["scores"] = [list(score) for score in scores_of(call.scores)]
         if call.choices:
@@ -69,7 +70,11 @@ def report_data(root: Call) -> dict[str, Any]:
             data["miss"] = {**miss.to_dict(), "nearest_number": near}
         return data
 
-    return {"root": data_of(root), "texts": texts}
+    models = {
+        model: [usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens]
+        for model, usage in root.usage_by_model.items()
+    }
+    return {"root": data_of(root), "texts": texts, "models": models if len(models) > 1 else {}}
 
 
 def _span(span: Span) -> list[Any]:

@@ -555,3 +555,100 @@ def test_a_program_on_the_state_of_another_may_have_its_own_backend():
         assert prompts(backends.backends["small"])[0].count("<|im_start|>") == 4
     with pytest.raises(rm.UnsupportedField, match="temperature has no effect"):
         program.run(ask.with_options(temperature=0.5), backend=router())
+
+
+def test_a_program_that_another_one_runs_is_in_its_trace():
+    @rm.function
+    def program(s):
+        s += rm.user("T") + rm.assistant(rm.gen("third"))
+        s["third"]
+        inner = ask.run(question="Q", backend="big")
+        s += rm.user("U") + rm.assistant(rm.gen("fourth"))
+        return inner
+
+    backends = router()
+    state = program.run(backend=backends)
+    inner = state.ret_value
+    assert [call.name for call in state.trace.children] == ["third", "ask", "fourth"]
+    assert state.trace.children[1] is inner.trace
+    assert inner.trace.start_s >= state.trace.children[0].end_s
+    assert state.usage_by_model["big"] == inner.usage
+    assert (
+        state.usage_by_model["small"].completion_tokens
+        == state.usage.completion_tokens - inner.usage.completion_tokens
+    )
+    assert "├─ ask" in str(state.trace)
+    hints = [request.hint for request in backends.backends["big"].requests]
+    assert {hint.program for hint in hints}.isdisjoint({backends.backends["small"].requests[0].hint.program})
+    assert hints[0].path == ("gen first",)
+    alone = ask.run(question="Q", backend=backends)
+    assert alone.trace.parent is None
+
+
+def test_rows_of_a_batch_in_a_program_are_in_its_trace(tmp_path):
+    @rm.function
+    def program(s, **options):
+        ask.run_batch([{"question": "a"}, {"question": "b"}], backend="big", **options)
+
+    backends = router()
+    state = program.run(backend=backends)
+    assert [call.name for call in state.trace.children] == ["ask", "ask"]
+    assert list(state.usage_by_model) == ["big"]
+    written = program.run(out=tmp_path / "rows.jsonl", backend=backends)
+    assert written.trace.children == []
+
+
+async def test_programs_that_an_async_program_runs_are_in_its_trace():
+    @rm.function
+    async def inner(s, question):
+        s += rm.user(question) + rm.assistant(rm.gen("first"))
+
+    @rm.function
+    async def program(s):
+        await asyncio.gather(*(inner.run(question=q, backend="big") for q in "ab"))
+        await inner.run_batch([{"question": "c"}], backend="small")
+
+    state = await program.run(backend=router())
+    assert [call.children[0].model for call in state.trace.children] == ["big", "big", "small"]
+    assert (await inner.run(question="d", backend=router())).trace.parent is None
+
+
+def test_a_program_that_a_tool_runs_is_below_the_tool():
+    def research(topic: str) -> str:
+        """Find out."""
+        return ask.run(question=topic, backend="big").ret_value[0]
+
+    @rm.function
+    def program(s):
+        s += rm.user("Go.", tools=[research])
+        s.call_tools([research], "calls")
+
+    written = json.dumps({"name": "research", "arguments": {"topic": "x"}})
+    state = program.run(backend=router(calls=f"\n{written}\n</tool_call>"))
+    assert state["calls"][0].result == "cats"
+    tool = state.trace.children[1]
+    assert (tool.kind, tool.children[0].name) == ("tool", "ask")
+    assert set(state.usage_by_model) == {"small", "big"}
+
+
+def test_a_compiled_program_in_a_program_finds_the_answers_of_its_server():
+    from ramify.lang.graph.execute import place_of
+
+    @rm.function
+    def program(s):
+        s += "Q" + rm.gen("first")
+        s["first"]
+        return ask.compile().run(question="Q", backend="big")
+
+    inner = program.run(backend=router()).ret_value
+    alone = ask.compile().run(question="Q", backend=router())
+    places = [[place_of(call) for call in state.trace.walk()] for state in (inner, alone)]
+    assert places[0] == places[1]
+
+
+def test_misses_are_explained_by_requests_to_the_same_model():
+    state = debate.run("big", backend=router())
+    found = {child["name"]: child["miss"] for child in state.trace.to_dict()["children"]}
+    assert found["second"]["reason"] == "first"
+    assert (found["third"]["reason"], found["third"]["nearest"]) == ("extends", "first")
+    assert (found["fourth"]["reason"], found["fourth"]["nearest"]) == ("extends", "second")
