@@ -159,6 +159,9 @@ class ServerConfig(EngineConfig):
     served_model_name: str | None = None
     live_texts: bool = True
     """The dashboard at / shows ends of prompts and beginnings of outputs. Off: the server keeps neither."""
+    incremental_streaming_output: bool = False
+    """Events of /generate have only new text, ids and output log-probabilities, as SGLang's flag of this name
+    does. Otherwise each has the whole output so far."""
     strict_fields: bool = False
     """Refuse fields of OpenAI's API that have no effect here. Otherwise the log names each once, and the
     response header x-ramify-ignored those of the request."""

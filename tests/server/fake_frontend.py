@@ -137,7 +137,6 @@ class FakeFrontend:
                     rid=request.rid,
                     text=after[len(before) :],
                     ids=(token,),
-                    usage=usage,
                     logprobs=None
                     if sampling.logprobs is None
                     else _logprobs(bytes([token]), sampling.logprobs, 0, first=False),

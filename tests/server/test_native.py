@@ -130,6 +130,41 @@ def test_generate_stream_is_cumulative(http: httpx.Client) -> None:
     assert chunks[-1]["meta_info"]["finish_reason"]["type"] == "length"
 
 
+def stream_with_logprobs(url: str) -> list[Any]:
+    """The events of a stream, up to the last that has text."""
+    body = {
+        "text": ["hello wörld", "and you"],
+        "sampling_params": SRT_KWARGS,
+        "stream": True,
+        "return_logprob": True,
+        "top_logprobs_num": 2,
+    }
+    with httpx.stream("POST", url + "/generate", json=body) as response:
+        return events(response)[:-1]
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_every_event_has_its_lengths(incremental: bool) -> None:
+    """What SGLang's `test_stream_logprobs` asks of a server that was started with the flag."""
+    with LiveServer(FakeFrontend(), incremental_streaming_output=incremental) as server:
+        chunks = stream_with_logprobs(server.url)
+    for index, whole in enumerate(("LO W\xd6RL", "AND YOU ")):
+        before, text = 0, ""
+        for chunk in chunks:
+            if chunk["index"] != index:
+                continue
+            meta = chunk["meta_info"]
+            now = meta["completion_tokens"]
+            new = now - before if incremental else now
+            assert meta["output_token_logprobs_length"] == now
+            assert len(meta["output_token_logprobs"]) == len(meta["output_top_logprobs"]) == new
+            assert len(chunk["output_ids"]) == new
+            text = text + chunk["text"] if incremental else chunk["text"]
+            before = now
+        assert text == whole
+        assert before == 8
+
+
 def test_stop_string(endpoint: SglangEndpoint) -> None:
     answer = endpoint.generate({"text": "hello world", "sampling_params": SRT_KWARGS | {"stop": "WO"}})
     assert answer["text"] == "LO "

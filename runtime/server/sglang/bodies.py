@@ -8,14 +8,21 @@ from ramify.messages import ChoiceScore, Finish, Generate, TokenLogprobs
 from ramify.runtime.server.streams import GenerationResult
 
 
-def generation_body(request: Generate, result: GenerationResult, texts: bool) -> dict[str, Any]:
-    """The body of one generation. With `texts`, log-probabilities have the text of their tokens."""
-    usage = result.usage
+def generation_body(
+    request: Generate, result: GenerationResult, texts: bool, part: GenerationResult | None = None
+) -> dict[str, Any]:
+    """The body of one generation. With `texts`, log-probabilities have the text of their tokens.
+
+    `part`: the output since the body before, where bodies have only that; its lengths count all of it.
+    """
+    usage, part = result.usage, result if part is None else part
+    # Usage comes with the end. Until then every token has come with its id.
+    output_tokens = len(result.ids) if result.finish is None else usage.completion_tokens
     meta: dict[str, Any] = {
         "id": request.rid,
         "finish_reason": result.finish and _finish_reason(result.finish, usage.completion_tokens),
         "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
+        "completion_tokens": output_tokens,
         "cached_tokens": usage.cached_tokens,
         "distinct_tokens": usage.distinct_tokens,
         "evicted_tokens": usage.evicted_tokens,
@@ -38,11 +45,12 @@ def generation_body(request: Generate, result: GenerationResult, texts: bool) ->
         meta["choices"] = [_choice(score) for score in result.choices]
     if request.sampling.logprobs is not None:
         meta["input_token_logprobs"] = _token_logprobs(result.prompt_logprobs, texts)
-        meta["output_token_logprobs"] = _token_logprobs(result.logprobs, texts)
+        meta["output_token_logprobs"] = _token_logprobs(part.logprobs, texts)
+        meta["output_token_logprobs_length"] = sum(len(run.ids) for run in result.logprobs)
         if request.sampling.logprobs:
             meta["input_top_logprobs"] = _top_logprobs(result.prompt_logprobs, texts)
-            meta["output_top_logprobs"] = _top_logprobs(result.logprobs, texts)
-    return {"text": result.text, "output_ids": result.ids, "meta_info": meta}
+            meta["output_top_logprobs"] = _top_logprobs(part.logprobs, texts)
+    return {"text": part.text, "output_ids": part.ids, "meta_info": meta}
 
 
 def _finish_reason(finish: Finish, length: int) -> dict[str, Any]:

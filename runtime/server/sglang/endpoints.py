@@ -148,7 +148,7 @@ async def generate(request: Request) -> Response:
         for one, path in zip(parsed.requests, parsed.constraint_paths, strict=True)
     ]
     if parsed.stream:
-        return EventStream(_events(streams, parsed))
+        return EventStream(_events(streams, parsed, service.config.incremental_streaming_output))
     results = await while_connected(request.receive, collect(streams))
     pairs = zip(parsed.requests, results, strict=True)
     bodies = [generation_body(one, result, parsed.texts) for one, result in pairs]
@@ -357,15 +357,19 @@ def _length_differs(field: str, length: int, count: int) -> InvalidRequest:
 
 
 async def _events(
-    streams: Sequence[AsyncGenerator[TextChunk, None]], parsed: ParsedRequest
+    streams: Sequence[AsyncGenerator[TextChunk, None]], parsed: ParsedRequest, incremental: bool
 ) -> AsyncGenerator[bytes, None]:
-    """Events, each with the whole output so far, as SGLang streams."""
+    """Events, as SGLang streams: each with the whole output so far, or with `incremental` what is new."""
     results = [GenerationResult() for _ in streams]
     async with aclosing(merge(streams)) as chunks:
         async for index, chunk in chunks:
             result = results[index]
             result.add(chunk)
-            body = generation_body(parsed.requests[index], result, parsed.texts)
+            part = None
+            if incremental:
+                part = GenerationResult()
+                part.add(chunk)
+            body = generation_body(parsed.requests[index], result, parsed.texts, part)
             if parsed.batch:
                 body["index"] = index
             yield event(body)
