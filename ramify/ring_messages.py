@@ -2,9 +2,9 @@
 
     frontend ──▶ tokenizer ──▶ scheduler ──▶ detokenizer ──▶ frontend
 
-Data goes one way round; only `Ready`, `Abort` and `Failed` may be sent to any process directly. Every request
-ends in exactly one final message: a `TextChunk` whose `finish` is set, or a `Failed`. This module needs the
-standard library, msgspec and `ramify.messages` alone.
+Data goes one way round; only `Ready`, `Abort`, `Failed` and `Texts` may be sent to any process directly.
+Every request ends in exactly one final message: a `TextChunk` whose `finish` is set, or a `Failed`. This
+module needs the standard library, msgspec and `ramify.messages` alone.
 """
 
 from __future__ import annotations
@@ -100,6 +100,25 @@ class GetStats(Message, frozen=True, kw_only=True):
     """Ask the scheduler for its counters; answered by `Reply` with a `SchedulerStats`."""
 
     rid: str
+
+
+class Tokenize(Message, frozen=True, kw_only=True):
+    """Ask the tokenizer for the ids of prompts; answered by `Texts` or `Failed`.
+
+    `special`: special tokens are added, such as that of the beginning.
+    """
+
+    rid: str
+    prompts: tuple[Generate, ...]
+    special: bool
+
+
+class Detokenize(Message, frozen=True, kw_only=True):
+    """Ask the tokenizer for the text of ids; answered by `Texts` or `Failed`."""
+
+    rid: str
+    ids: tuple[tuple[int, ...], ...]
+    skip_special_tokens: bool
 
 
 class GetSnapshot(Message, frozen=True, kw_only=True):
@@ -246,6 +265,23 @@ class Reply(Message, frozen=True, kw_only=True):
     snapshot: Snapshot | None = None
 
 
+class TokenIds(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """The ids of a prompt, and their entries in the vocabulary."""
+
+    ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+
+
+class Texts(Message, frozen=True, kw_only=True):
+    """Answer to `Tokenize` with `prompts`, and to `Detokenize` with texts: of all ids, and of those that were
+    asked for."""
+
+    rid: str
+    prompts: tuple[TokenIds, ...] = ()
+    whole: tuple[str, ...] = ()
+    text: tuple[str, ...] = ()
+
+
 class Ready(Message, frozen=True, kw_only=True):
     """A process of the ring is up. The tokenizer and the scheduler each fill in what they know."""
 
@@ -260,8 +296,10 @@ class Ready(Message, frozen=True, kw_only=True):
 
 # --- all, by their receiver -------------------------------------------------------------------------
 
-ToTokenizer = Generate | Abort | AwaitTools | EndProgram | FlushCache | GetStats | GetSnapshot
-"""All but `Generate` are passed on unchanged, so that they stay in order with the requests."""
+ToTokenizer = (
+    Generate | Tokenize | Detokenize | Abort | AwaitTools | EndProgram | FlushCache | GetStats | GetSnapshot
+)
+"""From `Abort` on they are passed on unchanged, so that they stay in order with the requests."""
 ToScheduler = (
     Submit
     | Abort
@@ -275,4 +313,4 @@ ToScheduler = (
     | CompilerDied
 )
 ToDetokenizer = StepOutput | Reply | Failed
-ToFrontend = StepText | Reply | Failed | Ready
+ToFrontend = StepText | Reply | Texts | Failed | Ready

@@ -25,6 +25,7 @@ from ramify.priority import checked_priority
 from ramify.ring_messages import (
     Abort,
     AwaitTools,
+    Detokenize,
     EndProgram,
     Failed,
     FlushCache,
@@ -33,7 +34,10 @@ from ramify.ring_messages import (
     Reply,
     Snapshot,
     StepText,
+    Texts,
     ToFrontend,
+    TokenIds,
+    Tokenize,
 )
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.frontend.output_queue import OutputQueue
@@ -67,7 +71,7 @@ class Frontend:
             gave_up=self._fail_all,
         )
         self._outputs: dict[str, OutputQueue] = {}
-        self._replies: dict[str, asyncio.Future[Reply]] = {}
+        self._replies: dict[str, asyncio.Future[Reply | Texts]] = {}
         self._rid_prefix = secrets.token_hex(4)
         self._rid_count = 0
         self._closed: EngineError | None = EngineClosed("The engine has not been started.")
@@ -182,12 +186,14 @@ class Frontend:
 
     async def stats(self) -> SchedulerStats:
         reply = await self._ask(GetStats(rid=self.new_rid()))
+        assert isinstance(reply, Reply)
         assert reply.stats is not None
         return reply.stats
 
     async def snapshot(self, nodes: int, programs: int) -> tuple[SchedulerStats, Snapshot]:
         """The scheduler's state, with at most `nodes` nodes of its tree and `programs` queued programs."""
         reply = await self._ask(GetSnapshot(rid=self.new_rid(), nodes=nodes, programs=programs))
+        assert isinstance(reply, Reply)
         assert reply.stats is not None
         assert reply.snapshot is not None
         return reply.stats, reply.snapshot
@@ -195,6 +201,24 @@ class Frontend:
     async def flush_cache(self) -> None:
         """Drop every cached page that no running request uses."""
         await self._ask(FlushCache(rid=self.new_rid()))
+
+    async def tokenize(self, prompts: Sequence[Generate], *, special: bool) -> tuple[TokenIds, ...]:
+        """The ids of each prompt, with special tokens or without. Raises `InvalidRequest`."""
+        for prompt in prompts:
+            self._check_length(prompt)
+        reply = await self._ask(Tokenize(rid=self.new_rid(), prompts=tuple(prompts), special=special))
+        assert isinstance(reply, Texts)
+        return reply.prompts
+
+    async def detokenize(
+        self, ids: Sequence[tuple[int, ...]], *, skip_special_tokens: bool
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The texts of ids: of all, and with `skip_special_tokens` of all but special tokens."""
+        reply = await self._ask(
+            Detokenize(rid=self.new_rid(), ids=tuple(ids), skip_special_tokens=skip_special_tokens)
+        )
+        assert isinstance(reply, Texts)
+        return reply.whole, reply.text
 
     async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
         """See `AwaitTools`."""
@@ -255,10 +279,12 @@ class Frontend:
         if not self._outputs:
             self._empty.set()
 
-    async def _ask(self, message: GetStats | GetSnapshot | FlushCache) -> Reply:
+    async def _ask(
+        self, message: GetStats | GetSnapshot | FlushCache | Tokenize | Detokenize
+    ) -> Reply | Texts:
         if self._closed is not None:
             raise self._closed
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Reply | Texts] = asyncio.get_running_loop().create_future()
         self._replies[message.rid] = future
         self._ring.send(message)
         try:
@@ -278,7 +304,10 @@ class Frontend:
             output = self._outputs.get(message.rid)
             if output is not None:
                 output.fail(from_info(message.error))
-        elif isinstance(message, Reply):
+            future = self._replies.get(message.rid)
+            if future is not None and not future.done():
+                future.set_exception(from_info(message.error))
+        elif isinstance(message, Reply | Texts):
             future = self._replies.get(message.rid)
             if future is not None and not future.done():
                 future.set_result(message)

@@ -15,7 +15,16 @@ import msgspec
 
 from ramify.errors import InvalidRequest, RamifyError
 from ramify.messages import ChatMessage, Generate, Preamble, Segment
-from ramify.ring_messages import Failed, Ready, Submit, ToTokenizer
+from ramify.ring_messages import (
+    Detokenize,
+    Failed,
+    Ready,
+    Submit,
+    Texts,
+    TokenIds,
+    Tokenize,
+    ToTokenizer,
+)
 from ramify.runtime.model.tokenizer.chat_format import chat_format
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.choice_tokens import ChoiceTokenizer, check_choices
@@ -46,13 +55,8 @@ class PromptTokenizer:
         """Tokenise a request. Raises `InvalidRequest` for an empty prompt, for wrong choices, and where the
         chat template raises."""
         choices = check_choices(request)
-        prompt: tuple[Segment, ...] = request.prompt
-        if request.chat is not None:
-            prompt = (self._render(request),)
         templated = request.chat is not None
-        ids = self._join(prompt, templated=templated)
-        if request.preambles and (start := request.preambles[0].start) and not self._ends_in(ids, start):
-            ids = self._join((*prompt, start), templated=templated)
+        prompt, ids = self._prompt(request, special=not templated)
         submit = Submit(
             rid=request.rid,
             ids=tuple(ids),
@@ -93,6 +97,33 @@ class PromptTokenizer:
             preambles=preambles,
             open_end=bool(request.prompt) and isinstance(request.prompt[-1], str) and not preambles,
         )
+
+    def tokenize(self, message: Tokenize) -> Texts:
+        """The ids of prompts. Raises `InvalidRequest` where the chat template raises."""
+        ids = [self._prompt(prompt, special=message.special)[1] for prompt in message.prompts]
+        tokens = self._tokenizer.convert_ids_to_tokens
+        return Texts(
+            rid=message.rid,
+            prompts=tuple([TokenIds(ids=tuple(one), tokens=tuple(tokens(one))) for one in ids]),
+        )
+
+    def detokenize(self, message: Detokenize) -> Texts:
+        """The text of ids."""
+
+        def texts(skip: bool) -> tuple[str, ...]:
+            return tuple([str(self._tokenizer.decode(ids, skip_special_tokens=skip)) for ids in message.ids])
+
+        return Texts(rid=message.rid, whole=texts(False), text=texts(message.skip_special_tokens))
+
+    def _prompt(self, request: Generate, *, special: bool) -> tuple[tuple[Segment, ...], list[int]]:
+        """The prompt with the chat template's text, and its ids with the start of the first preamble."""
+        prompt: tuple[Segment, ...] = request.prompt
+        if request.chat is not None:
+            prompt = (self._render(request),)
+        ids = self._join(prompt, templated=not special)
+        if request.preambles and (start := request.preambles[0].start) and not self._ends_in(ids, start):
+            ids = self._join((*prompt, start), templated=not special)
+        return prompt, ids
 
     def _ends_in(self, ids: list[int], text: str) -> bool:
         """Whether the prompt ends in `text`, trailing white space aside."""
@@ -166,14 +197,15 @@ class PromptTokenizer:
             raise InvalidRequest(
                 "This model has no chat template.", field="messages", remedy="Send a plain prompt instead."
             )
-        variables: dict[str, Any] = json.loads(request.template_kwargs) if request.template_kwargs else {}
+        variables: dict[str, Any] = {"add_generation_prompt": True}
+        if request.template_kwargs:
+            variables |= json.loads(request.template_kwargs)
         if request.tools:
             variables["tools"] = json.loads(request.tools)
         try:
             rendered = self._tokenizer.apply_chat_template(
                 [_turn(message) for message in request.chat or ()],
                 tokenize=False,
-                add_generation_prompt=True,
                 **variables,
             )
         except Exception as error:  # a template is a program: it may raise anything
@@ -217,12 +249,19 @@ def main() -> None:
     finish_startup()
     while True:
         message = inbox.recv()
-        if not isinstance(message, Generate):
-            if message is not None:
-                scheduler.send(message)
+        if message is None:
+            continue
+        if not isinstance(message, Generate | Tokenize | Detokenize):
+            scheduler.send(message)
             continue
         try:
-            scheduler.send(prompts.submit(message))
+            match message:
+                case Generate():
+                    scheduler.send(prompts.submit(message))
+                case Tokenize():
+                    frontend.send(prompts.tokenize(message))
+                case Detokenize():
+                    frontend.send(prompts.detokenize(message))
         except RamifyError as error:
             frontend.send(Failed(rid=message.rid, error=error.to_info()))
         except Exception as error:

@@ -10,7 +10,7 @@ import pytest
 
 from ramify.errors import InvalidRequest
 from ramify.messages import ChatMessage, Choices, Generate, Preamble, ToolCall
-from ramify.ring_messages import ChoiceTokens
+from ramify.ring_messages import ChoiceTokens, Detokenize, Tokenize
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.tokenizer import PromptTokenizer
 from ramify.sampling_params import SamplingParams
@@ -41,6 +41,25 @@ def test_segments_keep_ids_and_join_texts(prompts: PromptTokenizer, tiny_folder:
         300,
         *ids(prompts, prompt=("c",)),
     ]
+
+
+def test_ids_on_request_are_those_of_the_generation(prompts: PromptTokenizer) -> None:
+    chat = Generate(rid="c", chat=(ChatMessage(role="user", content="hi"),))
+    text = Generate(rid="t", prompt=("héllo world",))
+    found = prompts.tokenize(Tokenize(rid="r", prompts=(chat, text), special=False))
+    for request, one in zip((chat, text), found.prompts, strict=True):
+        assert one.ids == prompts.submit(request).ids
+        assert len(one.tokens) == len(one.ids)
+    ids = tuple(one.ids for one in found.prompts)
+    back = prompts.detokenize(Detokenize(rid="r", ids=(*ids, ()), skip_special_tokens=True))
+    assert back.whole == ("<|user|>hi<|end|><|assistant|>", "héllo world", "")
+    assert back.text[1:] == ("héllo world", "")
+
+
+def test_the_generation_prompt_can_be_left_out(prompts: PromptTokenizer, tiny_folder: Path) -> None:
+    kwargs = '{"add_generation_prompt": false}'
+    chat = (ChatMessage(role="user", content="hi"),)
+    assert decode(ids(prompts, chat=chat, template_kwargs=kwargs), tiny_folder) == "<|user|>hi<|end|>"
 
 
 def test_chat_goes_through_the_template(prompts: PromptTokenizer, tiny_folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
 import httpx
@@ -27,7 +27,7 @@ from ramify.messages import (
     TokenLogprobs,
     Usage,
 )
-from ramify.ring_messages import QueueShare, Snapshot, TreeNode
+from ramify.ring_messages import QueueShare, Snapshot, TokenIds, TreeNode
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.frontend.validation import to_be_validated, validated
 from ramify.runtime.server.serve import bind, run_server
@@ -201,6 +201,20 @@ class FakeFrontend:
 
     async def flush_cache(self) -> None:
         self._seen.clear()
+
+    async def tokenize(self, prompts: Sequence[Generate], *, special: bool) -> tuple[TokenIds, ...]:
+        """Of a special prompt the end is marked."""
+        self.requests.extend(prompts)
+        found = [(*_prompt_bytes(prompt), *([EOS] if special else [])) for prompt in prompts]
+        return tuple(TokenIds(ids=ids, tokens=tuple(map(chr, ids))) for ids in found)
+
+    async def detokenize(
+        self, ids: Sequence[tuple[int, ...]], *, skip_special_tokens: bool
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        def texts(skip: bool) -> tuple[str, ...]:
+            return tuple("".join(chr(i) if i < EOS else "" if skip else "<end>" for i in one) for one in ids)
+
+        return texts(False), texts(skip_special_tokens)
 
     async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
         self.awaited.append((program, branch, tools))

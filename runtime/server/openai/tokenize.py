@@ -1,0 +1,106 @@
+"""``/tokenize`` and ``/detokenize``, as vLLM and SGLang have them, also under ``/v1``.
+
+- ``POST /tokenize`` {model?, prompt, add_special_tokens} or {model?, messages, tools, …,
+  add_generation_prompt, add_special_tokens}, with return_token_strs: {count, max_model_len, tokens,
+  token_strs}. A list of prompts (SGLang) gives lists. The ids are those that a completion or a chat with the
+  same fields begins with.
+- ``POST /detokenize`` {model?, tokens, skip_special_tokens}: {prompt, text}. ``prompt`` is vLLM's, the text
+  of all tokens; ``text`` is SGLang's, without special tokens unless skip_special_tokens is false. A list of
+  lists gives lists.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ramify.errors import InvalidRequest
+from ramify.messages import Generate
+from ramify.runtime.server.fields import Fields, json_response, read_fields
+from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_chat
+from ramify.runtime.server.openai.request import check_model
+from ramify.runtime.server.params import check_segments
+from ramify.runtime.server.service import Service
+
+router = APIRouter()
+
+_CHAT = dataclasses.replace(CHAT_COMPLETIONS, take_format=lambda fields: None)
+
+
+@router.post("/tokenize")
+@router.post("/v1/tokenize")
+async def tokenize(request: Request) -> Response:
+    service = Service.of(request)
+    fields = await read_fields(request)
+    _take_model(fields, service)
+    special: bool | None = fields.take("add_special_tokens", bool)
+    spelled: bool = fields.take("return_token_strs", bool, False)
+    given: str | list[str] | None = fields.take("prompt", str | list[str])
+    chat = fields.given("messages")
+    if (given is None) is not chat:
+        raise InvalidRequest("Give one of prompt and messages.", field="prompt" if chat else "messages")
+    requests = [_take_chat(fields, service)] if chat else _of_texts("" if given is None else given, service)
+    fields.refuse_rest()
+    # Chat templates write special tokens themselves.
+    found = await service.frontend.tokenize(requests, special=not chat if special is None else special)
+    many = isinstance(given, list)
+    ids = [list(one.ids) for one in found]
+    names = [list(one.tokens) for one in found] if spelled else None
+    return json_response(
+        {
+            "count": [len(one) for one in ids] if many else len(ids[0]),
+            "max_model_len": service.frontend.info.context_length,
+            "tokens": ids if many else ids[0],
+            "token_strs": names if many or names is None else names[0],
+        }
+    )
+
+
+@router.post("/detokenize")
+@router.post("/v1/detokenize")
+async def detokenize(request: Request) -> Response:
+    service = Service.of(request)
+    fields = await read_fields(request)
+    _take_model(fields, service)
+    given: list[int | list[int]] | None = fields.take("tokens", list[int | list[int]])
+    skip: bool = fields.take("skip_special_tokens", bool, True)
+    fields.refuse_rest()
+    if given is None:
+        raise InvalidRequest("tokens is missing.", field="tokens")
+    lists = [one for one in given if isinstance(one, list)]
+    if lists and len(lists) < len(given):
+        raise InvalidRequest("tokens must be a list of ids, or a list of such lists.", field="tokens")
+    ids = [tuple(one) for one in lists] or [tuple(one for one in given if isinstance(one, int))]
+    check_segments(((0,), *ids), "tokens", service.frontend.info.vocab_size)  # lists may be empty
+    whole, text = await service.frontend.detokenize(ids, skip_special_tokens=skip)
+    return json_response(
+        {"prompt": whole if lists else whole[0], "text": text if lists else text[0]},
+    )
+
+
+def _take_model(fields: Fields, service: Service) -> None:
+    model: str | None = fields.take("model", str)
+    if model is not None:
+        check_model(service, model)
+
+
+def _of_texts(given: str | list[str], service: Service) -> list[Generate]:
+    texts = [given] if isinstance(given, str) else given
+    return [Generate(rid=service.frontend.new_rid(), prompt=(text,)) for text in texts]
+
+
+def _take_chat(fields: Fields, service: Service) -> Generate:
+    chat = take_chat(fields, service.frontend.info.chat_format, _CHAT).generation(service.frontend.new_rid())
+    generation_prompt: bool = fields.take("add_generation_prompt", bool, True)
+    if generation_prompt:
+        return chat
+    variables: dict[str, Any] = msgspec.json.decode(chat.template_kwargs or "{}")
+    variables["add_generation_prompt"] = False
+    # Reasoning begins behind the generation prompt.
+    return msgspec.structs.replace(
+        chat, template_kwargs=msgspec.json.encode(variables).decode(), preambles=()
+    )
