@@ -42,6 +42,7 @@ from ramify.lang.calls.choices import (
 from ramify.lang.program.fork import ForkGroup as ForkGroup
 from ramify.lang.program.run import set_default_backend as set_default_backend
 from ramify.lang.program.state import ProgramState as ProgramState
+from ramify.lang.tools.mcp import mcp as mcp
 from ramify.lang.tools.tool import Tool as Tool
 from ramify.lang.tools.tool import ToolCall as ToolCall
 from ramify.runtime.engine import Engine as Engine
