@@ -31,6 +31,7 @@ from ramify.messages import (
     Usage,
     concatenated,
 )
+from ramify.retry import RETRY_FOR_S, Retry
 from ramify.runtime.config import ELSEWHERE, EngineConfig
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.sampling_params import SamplingParams
@@ -57,6 +58,9 @@ class Engine:
     ----------
     model : str
         A name, a hub id, a local folder, or a `.gguf` file.
+    retries, retry_for
+        How often, and for how many seconds, a program sends a request again that a dead process has lost or
+        the full queue has refused (`ramify.retry.Retry`).
     **options
         The other fields of `ramify.runtime.config.EngineConfig`.
 
@@ -73,7 +77,14 @@ class Engine:
 
     name = "engine"
 
-    def __init__(self, model: str | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        retries: int | None = None,
+        retry_for: float = RETRY_FOR_S,
+        **options: Any,
+    ) -> None:
         if model is not None:
             options["model"] = model
         for name in options:
@@ -84,6 +95,7 @@ class Engine:
                     remedy=nearest(name, EngineConfig.__dataclass_fields__, ELSEWHERE),
                 )
         self.config = EngineConfig(**options)
+        self.retry = Retry(retries, retry_for)
         self._frontend = Frontend(self.config)
         self._start_lock: asyncio.Lock | None = None
         self._owner: int | None = None

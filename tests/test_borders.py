@@ -28,7 +28,7 @@ LEAVES = {
     "ramify.constraint",
     "ramify.loop",
 }
-LEAVES |= {"ramify.cache", "ramify.ring_messages", "ramify.spelling"}
+LEAVES |= {"ramify.cache", "ramify.retry", "ramify.ring_messages", "ramify.spelling"}
 LEAVES |= {"ramify.graph", "ramify.html.template"}
 LEAVES |= {f"ramify.tool_calls.{name}" for name in ("formats", "grammar", "prompt", "parser")}
 SHARED = LEAVES

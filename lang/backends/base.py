@@ -19,6 +19,8 @@ class Backend(Protocol):
     ``await_tools(program, branch, tools)``: the branch continues when these tools have returned. One that
     can end a request early and still tell its cost has a coroutine ``abort(rid)``: the chunks of `generate`
     then end soon, with finish reason "abort" and the usage.
+    With an attribute `retry`, a `ramify.retry.Retry`, requests are sent again after errors that are
+    `transient`.
     """
 
     async def info(self) -> ModelInfo:

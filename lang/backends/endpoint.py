@@ -21,6 +21,7 @@ from ramify.lang.backends.submitted import SubmittedProgram
 from ramify.lang.program.unsupported import unsupported
 from ramify.loop import wait
 from ramify.messages import Generate, ModelInfo, TextChunk
+from ramify.retry import RETRY_FOR_S, Retry
 
 
 class RuntimeEndpoint:
@@ -31,6 +32,8 @@ class RuntimeEndpoint:
         api_key: Sent as a bearer token.
         verify: TLS verification: False, or the path of a CA bundle.
         timeout_s: Longest silence of the server, in seconds; None waits for ever.
+        retries, retry_for: How often, and for how many seconds, a request is sent again after a failure that
+            may pass (`ramify.retry.Retry`).
     """
 
     def __init__(
@@ -41,14 +44,18 @@ class RuntimeEndpoint:
         chat_template_name: None = None,
         *,
         timeout_s: float | None = None,
+        retries: int | None = None,
+        retry_for: float = RETRY_FOR_S,
     ) -> None:
         if chat_template_name is not None:
             unsupported("chat_template_name", "The server's model brings its own template.")()
         self.base_url = base_url
+        self.retry = Retry(retries, retry_for)
         self._options: dict[str, Any] = {
             "api_key": api_key,
             "verify": True if verify is None else verify,
             "timeout_s": timeout_s,
+            "retry": self.retry,
         }
         self._in_flight: set[asyncio.Task[Any]] = set()
 
@@ -75,7 +82,7 @@ class RuntimeEndpoint:
 
     def submit_program(self, submission: Submission, failed: Callable[[], bool]) -> Backend:
         """Send a compiled program to the server as one request."""
-        return SubmittedProgram(self._http, submission, failed)
+        return SubmittedProgram(self, self._http, submission, failed)
 
     async def abort(self, rid: str) -> None:
         self._send("/abort_request", {"rid": rid})
@@ -94,7 +101,7 @@ class RuntimeEndpoint:
 
     async def _post(self, path: str, body: dict[str, Any]) -> None:
         try:
-            await self._http.post(path, body)
+            await self._http.post(path, body, once=True)
         except RamifyError:
             return  # leases expire by themselves, and a lost server has none
 

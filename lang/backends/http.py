@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import email.utils
 import os
 import ssl
+import time
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -23,12 +26,14 @@ from ramify.errors import (
     InvalidRequest,
     NotFound,
     Overloaded,
+    ProgramError,
     RamifyError,
     RequestTimeout,
     Unauthorized,
     from_info,
 )
 from ramify.loop import in_background
+from ramify.retry import Retry
 
 CONNECT_S = 10.0
 LAST_BYTES_S = 0.5
@@ -61,8 +66,11 @@ class HttpClient:
     which may end before the next request, each request has its own. The number of connections is not limited:
     a program's concurrency is. A client that is never closed is closed with its last reference, silently.
 
-    A request whose connection closes without a byte of an answer is sent once more, as servers close idle
-    connections at any moment: no request of Ramify's does harm when it arrives twice.
+    A request on a kept connection that closes without a byte of an answer is sent once more at once, as
+    servers close idle connections at any moment: no request of Ramify's does harm when it arrives twice.
+
+    Errors that may pass are `transient`: 408, 425, 429 and 5xx except 501; a connection that breaks off; and
+    no connection to a server that has answered before.
 
     The proxy is the environment's (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY), read once.
     """
@@ -74,6 +82,7 @@ class HttpClient:
         *,
         verify: str | bool = True,
         timeout_s: float | None = None,
+        retry: Retry | None = None,
     ) -> None:
         """Args:
             base_url: ``http://`` or ``https://``; the paths of requests are appended.
@@ -81,6 +90,7 @@ class HttpClient:
             verify: TLS verification: False, or the path of a CA bundle. True takes the bundle of
                 ``SSL_CERT_FILE`` or ``SSL_CERT_DIR``, else Mozilla's.
             timeout_s: Longest silence of the server, in seconds; None waits for ever.
+            retry: How `get` and `post` are sent again; a stream never is. None: they are not.
 
         Raises `InvalidRequest` for a bad URL or key, `BackendError` for a proxy that is not HTTP.
         """
@@ -98,16 +108,21 @@ class HttpClient:
         self._proxy = _proxy(parts.scheme, parts.netloc.rpartition("@")[2])
         self._tls = _tls(verify) if parts.scheme == "https" else False
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=timeout_s)
+        self._retry = retry or Retry(0)
+        self._answered = False
+        """The server has answered before. Until then, a server that cannot be reached is a wrong URL."""
         self._kept: tuple[asyncio.AbstractEventLoop, aiohttp.ClientSession] | None = None
         self._close: weakref.finalize[Any, Any] | None = None
 
     async def get(self, path: str) -> Any:
         """The JSON at `path`."""
-        return await self._json("GET", path)
+        return await self._retry.call(lambda: self._json("GET", path))
 
-    async def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The JSON answer to `body`."""
-        return await self._json("POST", path, body)
+    async def post(self, path: str, body: Mapping[str, Any] | None = None, *, once: bool = False) -> Any:
+        """The JSON answer to `body`; with `once`, not sent again."""
+        if once:
+            return await self._json("POST", path, body)
+        return await self._retry.call(lambda: self._json("POST", path, body))
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[bytes]:
         """The body of the answer to `body`, as it comes. Raises the error that another status stands for."""
@@ -138,15 +153,16 @@ class HttpClient:
                 event = decode(data)
                 problem = event.error if isinstance(event, Event) else event.get("error")
                 if isinstance(problem, dict):
-                    raise _error_from_body(problem, 500, None)
+                    code = problem.get("code")
+                    raise _error_from_body(problem, code if isinstance(code, int) else None, None)
                 yield event
-        raise BackendError(f"{self.base_url + path} broke off its answer.")
+        raise BackendError(f"{self.base_url + path} broke off its answer.", transient=True)
 
     async def aclose(self) -> None:
         """Close all connections, from any loop; requests in flight fail."""
-        if self._close is not None and (closing := self._close()) is not None:
+        close, self._kept, self._close = self._close, None, None
+        if close is not None and (closing := close()) is not None:
             await asyncio.wrap_future(closing)
-        self._kept = self._close = None
 
     async def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         async with self._answer(method, path, body) as response:
@@ -170,8 +186,9 @@ class HttpClient:
             except UnicodeEncodeError:
                 raise InvalidRequest("The prompt is not valid Unicode.", field="prompt") from None
             headers["content-type"] = "application/json"
-        with _plainly(self.base_url + path):
+        with self._plainly(self.base_url + path):
             async with self._session() as session:
+                reused: list[bool] = []
 
                 def request() -> Any:
                     return session.request(
@@ -182,16 +199,44 @@ class HttpClient:
                         skip_auto_headers=("content-type",),  # aiohttp's says that no body is no JSON
                         proxy=self._proxy,
                         allow_redirects=False,
+                        trace_request_ctx=reused,
                     )
 
                 try:
                     response = await request()
-                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-                    if method == "GET" or isinstance(error, aiohttp.ClientConnectorError):
-                        raise  # aiohttp has sent it again itself, or no connection was made
+                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                    if method == "GET" or not reused:  # aiohttp sends a GET again itself
+                        raise
                     response = await request()
+                self._answered = True
                 async with response:
                     yield response
+
+    @contextmanager
+    def _plainly(self, url: str) -> Iterator[None]:
+        """Failures of the wire as Ramify's own errors."""
+        try:
+            yield
+        except aiohttp.ConnectionTimeoutError as error:
+            message = f"{url} cannot be reached: no connection within {CONNECT_S:g} s."
+            raise BackendError(message, transient=self._answered) from error
+        except TimeoutError:
+            raise RequestTimeout(f"{url} did not answer in time.", transient=self._answered) from None
+        except aiohttp.ClientHttpProxyError as error:
+            message = f"{url} cannot be reached: the proxy answered {error.status}."
+            raise BackendError(message, transient=_may_pass(error.status)) from error
+        except aiohttp.ClientResponseError as error:
+            reason = error.message.partition("\n")[0].rstrip(":.")
+            raise BackendError(f"{url} answered something that is not HTTP: {reason}.") from error
+        except aiohttp.ClientPayloadError as error:
+            message = f"{url} closed the connection in the middle of its answer."
+            raise BackendError(message, transient=True) from error
+        except (OSError, aiohttp.ClientError) as error:
+            reason = str(error) or type(error).__name__
+            lost = self._answered and not isinstance(error, aiohttp.ClientSSLError)
+            raise BackendError(f"{url} cannot be reached: {reason}.", transient=lost) from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BackendError(f"{url} answered something else than was asked for: {error}.") from error
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[aiohttp.ClientSession]:
@@ -213,6 +258,7 @@ class HttpClient:
             auth=self._login,
             timeout=self._timeout,
             cookie_jar=aiohttp.DummyCookieJar(),
+            trace_configs=[_noting_reuse()],
         )
 
 
@@ -275,27 +321,15 @@ def _tls(verify: str | bool) -> ssl.SSLContext | bool:
     return ssl.create_default_context(cafile=certifi.where())
 
 
-@contextmanager
-def _plainly(url: str) -> Iterator[None]:
-    """Failures of the wire as Ramify's own errors."""
-    try:
-        yield
-    except aiohttp.ConnectionTimeoutError as error:
-        raise BackendError(f"{url} cannot be reached: no connection within {CONNECT_S:g} s.") from error
-    except TimeoutError:
-        raise RequestTimeout(f"{url} did not answer in time.") from None
-    except aiohttp.ClientHttpProxyError as error:
-        raise BackendError(f"{url} cannot be reached: the proxy answered {error.status}.") from error
-    except aiohttp.ClientResponseError as error:
-        reason = error.message.partition("\n")[0].rstrip(":.")
-        raise BackendError(f"{url} answered something that is not HTTP: {reason}.") from error
-    except aiohttp.ClientPayloadError as error:
-        raise BackendError(f"{url} closed the connection in the middle of its answer.") from error
-    except (OSError, aiohttp.ClientError) as error:
-        reason = str(error) or type(error).__name__
-        raise BackendError(f"{url} cannot be reached: {reason}.") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BackendError(f"{url} answered something else than was asked for: {error}.") from error
+def _noting_reuse() -> aiohttp.TraceConfig:
+    """Appends to a request's list where a kept connection is used."""
+
+    async def note(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
+        context.trace_request_ctx.append(True)
+
+    noting = aiohttp.TraceConfig()
+    noting.on_connection_reuseconn.append(note)
+    return noting
 
 
 async def _event_data(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
@@ -309,8 +343,7 @@ async def _event_data(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 
 def _error_of(response: aiohttp.ClientResponse, answer: bytes) -> RamifyError:
-    retry_after = response.headers.get("retry-after", "")
-    seconds = float(retry_after) if retry_after.replace(".", "", 1).isdigit() else None
+    retry_after = retry_after_s(response.headers.get("retry-after", ""))
     try:
         body = msgspec.json.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -319,12 +352,27 @@ def _error_of(response: aiohttp.ClientResponse, answer: bytes) -> RamifyError:
     if not isinstance(problem, dict):
         text = answer.decode(errors="replace")[:500]
         problem = {"message": text or f"{response.url} answered {response.status}."}
-    return _error_from_body(problem, response.status, seconds)
+    return _error_from_body(problem, response.status, retry_after)
 
 
-def _error_from_body(problem: Mapping[str, Any], status: int, retry_after: float | None) -> RamifyError:
-    """OpenAI's error object, to which a Ramify server adds its own code and pointer, as an exception."""
-    message = str(problem.get("message") or f"The endpoint answered {status}.")
+def retry_after_s(header: str) -> float | None:
+    """The seconds of a ``Retry-After``, which holds seconds or a date (RFC 9110, 10.2.3); None for others."""
+    if header.replace(".", "", 1).isdecimal():
+        return float(header)
+    try:
+        return max(email.utils.parsedate_to_datetime(header).timestamp() - time.time(), 0.0)
+    except ValueError:
+        return None
+
+
+def _error_from_body(
+    problem: Mapping[str, Any], status: int | None, retry_after: float | None
+) -> RamifyError:
+    """OpenAI's error object, to which a Ramify server adds its own code and pointer, as an exception.
+
+    `status` is None for an event of a stream, which has none.
+    """
+    message = str(problem.get("message") or f"The endpoint answered {status or 'an error'}.")
     field = problem.get("param") if isinstance(problem.get("param"), str) else None
     code, pointer = problem.get("code"), problem.get("pointer")
     if isinstance(code, str):
@@ -332,5 +380,18 @@ def _error_from_body(problem: Mapping[str, Any], status: int, retry_after: float
             ErrorInfo(code=code, message=message, field=field, pointer=pointer, retry_after=retry_after)
         )
         if type(known) is not RamifyError:
-            return known
-    return _BY_STATUS.get(status, BackendError)(message, field=field, retry_after=retry_after)
+            return remote(known)
+    kind = _BY_STATUS.get(status or 500, BackendError)
+    return kind(message, field=field, retry_after=retry_after, transient=_may_pass(status or 500))
+
+
+def remote(error: RamifyError) -> RamifyError:
+    """The error that a Ramify server has sent, `transient` by its status: a server that shuts down may come
+    back. Not so the time limit of a step, which would pass again, or an error of unknown kind."""
+    stays = isinstance(error, RequestTimeout | ProgramError) or type(error) is RamifyError
+    error.transient = _may_pass(error.status) and not stays
+    return error
+
+
+def _may_pass(status: int) -> bool:
+    return status in (408, 425, 429) or (status >= 500 and status != 501)

@@ -19,6 +19,7 @@ from ramify.lang.backends.http import HttpClient
 from ramify.lang.calls.chat import chatml
 from ramify.loop import wait
 from ramify.messages import Finish, Generate, ModelInfo, TextChunk, TokenLogprobs, Usage, concatenated
+from ramify.retry import RETRY_FOR_S, Retry
 from ramify.sampling_params import SamplingParams
 
 OPENAI_URL = "https://api.openai.com/v1"
@@ -50,6 +51,8 @@ class OpenAI:
             one property is an enumeration of them. A `select` is then what the model would write in
             JSON, not a score.
         timeout_s: Longest silence of the endpoint, in seconds; None waits for ever.
+        retries, retry_for: How often, and for how many seconds, a request is sent again after a failure that
+            may pass (`ramify.retry.Retry`).
     """
 
     def __init__(
@@ -62,6 +65,8 @@ class OpenAI:
         extensions: bool | None = None,
         json_choices: bool = False,
         timeout_s: float | None = None,
+        retries: int | None = None,
+        retry_for: float = RETRY_FOR_S,
     ) -> None:
         self.model_name = model_name
         self.takes_messages = is_chat_model
@@ -70,10 +75,11 @@ class OpenAI:
         self._extensions = extensions
         self._json_choices = json_choices
         self._timeout_s = timeout_s
+        self.retry = Retry(retries, retry_for)
 
     @functools.cached_property
     def _http(self) -> HttpClient:
-        return HttpClient(self._base_url, self._api_key, timeout_s=self._timeout_s)
+        return HttpClient(self._base_url, self._api_key, timeout_s=self._timeout_s, retry=self.retry)
 
     async def info(self) -> ModelInfo:
         """Known without a request. The chat format serves `text()` alone; messages are sent as messages."""

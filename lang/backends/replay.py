@@ -40,6 +40,7 @@ class RecordingBackend:
         self.backend = backend
         self.path = Path(path)
         self.takes_messages = bool(getattr(backend, "takes_messages", False))
+        self.retry = getattr(backend, "retry", None)
         self._numbers = itertools.count()
         self.path.write_bytes(b"")
         self._begun = False
@@ -56,7 +57,7 @@ class RecordingBackend:
         number, path = next(self._numbers), recording.call_path(CURRENT.get())
         chunks: list[TextChunk] = []
         error: ErrorInfo | None = None
-        ended = False
+        ended = again = False
         try:
             answer = cast("AsyncGenerator[TextChunk, None]", self.backend.generate(request))
             async with aclosing(answer):
@@ -66,18 +67,20 @@ class RecordingBackend:
             ended = True
         except RamifyError as raised:
             error, ended = raised.to_info(), True
+            again = raised.transient and getattr(self.retry, "retries", 0) != 0
             raise
         finally:
-            self._write(
-                Exchange(
-                    number=number,
-                    path=path,
-                    request=recording.bare(request),
-                    chunks=tuple(msgspec.structs.replace(chunk, rid="") for chunk in chunks),
-                    error=error,
-                    ended=ended,
+            if not again:  # the recording has the attempt that answers
+                self._write(
+                    Exchange(
+                        number=number,
+                        path=path,
+                        request=recording.bare(request),
+                        chunks=tuple(msgspec.structs.replace(chunk, rid="") for chunk in chunks),
+                        error=error,
+                        ended=ended,
+                    )
                 )
-            )
 
     async def end_program(self, program: str) -> None:
         await self.backend.end_program(program)

@@ -2,7 +2,8 @@
 
 The graph runs at both ends. Locally no request is sent: its answer is read from the one stream of events in
 which the server reports the whole program. So the local `ProgramState` is the same as if the program had run
-here.
+here. Where the stream breaks off by a failure that may pass, finished answers stay, and each request that is
+left is sent by itself.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any, cast
 import msgspec
 
 from ramify.errors import BackendError, ErrorInfo, RamifyError, from_info
-from ramify.lang.backends.base import Submission
-from ramify.lang.backends.http import HttpClient
+from ramify.lang.backends.base import Backend, Submission
+from ramify.lang.backends.http import HttpClient, remote
 from ramify.lang.graph.execute import place_of
 from ramify.lang.trace.calls import CURRENT
 from ramify.messages import Generate, ModelInfo, TextChunk
@@ -33,7 +34,11 @@ class _ProgramEvent(msgspec.Struct, frozen=True, kw_only=True):
 class SubmittedProgram:
     """The backend of one run; its `end_program` ends the work at the server."""
 
-    def __init__(self, http: HttpClient, submission: Submission, failed: Callable[[], bool]) -> None:
+    def __init__(
+        self, endpoint: Backend, http: HttpClient, submission: Submission, failed: Callable[[], bool]
+    ) -> None:
+        self._endpoint = endpoint
+        self.retry = getattr(endpoint, "retry", None)
         self._http = http
         self._body = {
             "graph": msgspec.to_builtins(submission.graph),
@@ -48,6 +53,10 @@ class SubmittedProgram:
         self._answers: dict[str, asyncio.Queue[list[TextChunk] | RamifyError]] = {}
         self._error: RamifyError | None = None
         """Set when the stream has ended; later requests raise it."""
+        self._lost: set[str] = set()
+        """The places of requests that failed at the server and may be sent again."""
+        self._alone = False
+        """Requests were sent by themselves."""
 
     async def info(self) -> ModelInfo:
         raise BackendError("A submitted program does not ask for its model.")
@@ -55,7 +64,14 @@ class SubmittedProgram:
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
         if self._reader is None:
             self._reader = asyncio.create_task(self._read())
-        answers = self._of(place_of(CURRENT.get()))
+        place = place_of(CURRENT.get())
+        answers = self._of(place)
+        if place in self._lost or (self._error is not None and self._error.transient and answers.empty()):
+            self._alone = True
+            async with aclosing(cast("Any", self._endpoint.generate(request))) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            return
         while True:
             if self._error is not None and answers.empty():
                 raise self._error
@@ -73,6 +89,8 @@ class SubmittedProgram:
         if self._failed():
             self._reader.cancel()
         await asyncio.wait((self._reader,))
+        if self._alone:
+            await self._endpoint.end_program(program)
 
     async def aclose(self) -> None:
         """The connections belong to the endpoint."""
@@ -86,7 +104,7 @@ class SubmittedProgram:
             async with aclosing(cast("Any", self._http.events("/v1/programs", self._body))) as events:
                 async for event in events:
                     found = msgspec.convert(event, _ProgramEvent)
-                    failed = None if found.failed is None else from_info(found.failed)
+                    failed = None if found.failed is None else remote(from_info(found.failed))
                     if found.request is None:
                         error = failed or error
                         continue
@@ -94,6 +112,8 @@ class SubmittedProgram:
                     answers.put_nowait(found.chunks)
                     if failed is not None:
                         answers.put_nowait(failed)
+                        if failed.transient:
+                            self._lost.add(found.request)
         except RamifyError as raised:
             error = raised
         except msgspec.ValidationError as wrong:
@@ -101,6 +121,7 @@ class SubmittedProgram:
                 f"{self._http.base_url} sent something else than events of a program: {wrong}."
             )
         finally:
+            error.transient |= bool(self._lost)  # the server has not run what came after a lost request
             self._error = error
             for answers in self._answers.values():
                 answers.put_nowait(error)

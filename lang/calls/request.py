@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from ramify.constraint import Constraint
 from ramify.errors import BackendError, Cancelled, UnsupportedNode
+from ramify.lang.calls.delivery import Delivery
 from ramify.lang.calls.hints import hint_of
 from ramify.lang.calls.meta_info import meta_info
 from ramify.lang.calls.target import Target
@@ -37,13 +36,9 @@ from ramify.messages import (
 from ramify.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from ramify.lang.backends.base import Backend
     from ramify.lang.program.branch import Branch
 
 T = TypeVar("T")
-
-ABORT_S = 2.0
-"""A cancelled step waits at most this long for the last chunk of its request, which has the usage."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +79,9 @@ async def send(
         follow: The variable that receives each chunk while it is generated, if the run streams.
         next_use: When the branch continues from here, where the step knows it.
 
-    Raises the backend's errors, `Cancelled` where the backend aborts, and `BackendError` where the chunks end
-    without a final one.
+    A request that fails by an error that may pass is sent again, as the backend's `retry` says. Raises the
+    backend's errors, `Cancelled` where the backend aborts, and `BackendError` where the chunks end without a
+    final one.
     """
     run, target = branch.run, view.target
     call.model, call.prompt_end = target.name, view.tail
@@ -102,24 +98,13 @@ async def send(
         every_s=0.0 if call.followed else HELD_S,
         **_prompt(branch, view),
     )
-    received: list[TextChunk] = []
+    delivery = Delivery(branch, target, call, follow if call.followed else None)
     token = CURRENT.set(call)
-
-    def take(chunk: TextChunk) -> None:
-        received.append(chunk)
-        run.heard_s = time.perf_counter()
-        call.own_usage = chunk.usage or call.own_usage
-        if call.first_text_s is None and chunk.text:
-            call.first_text_s = run.clock()
-        if follow is not None and call.followed:
-            follow.chunks.append(chunk)
-            branch.feed.append(chunk.text)
-            run.notify()
-
     try:
-        await _receive(target.backend, request, take)
+        rid = await delivery.receive(request)
     finally:
         CURRENT.reset(token)
+        received = delivery.received
         call.text = "".join([chunk.text for chunk in received])
         call.tokens = tokens_of(received)
         call.end_s = run.clock()
@@ -134,7 +119,7 @@ async def send(
         raise Cancelled("The backend aborted the generation.")
     call.scores = concatenated([chunk.prompt_logprobs for chunk in received])
     return Output(
-        rid=request.rid,
+        rid=rid,
         target=target,
         text=call.text,
         ids=call.tokens.ids,
@@ -146,31 +131,6 @@ async def send(
         prompt_logprobs=call.scores,
         choices=last.choices,
     )
-
-
-async def _receive(backend: Backend, request: Generate, take: Callable[[TextChunk], None]) -> None:
-    """Call `take` with each chunk. When it is cancelled it has the backend abort the request, and takes the
-    chunks up to the last one, whose usage counts all that was computed."""
-
-    async def read() -> None:
-        chunks = cast("AsyncGenerator[TextChunk, None]", backend.generate(request))
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                take(chunk)
-
-    abort = getattr(backend, "abort", None)
-    if abort is None:
-        await read()
-        return
-    reader = asyncio.create_task(read())
-    async with cancel_at_end((reader,)):
-        try:
-            await asyncio.wait((reader,))
-        except asyncio.CancelledError:
-            await abort(request.rid)
-            await asyncio.wait((reader,), timeout=ABORT_S)
-            raise
-    reader.result()
 
 
 def _least_usage(known: Usage, received: Sequence[TextChunk]) -> Usage:

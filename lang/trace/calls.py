@@ -39,6 +39,8 @@ class Call:
     """None while it runs."""
     own_usage: Usage = field(default_factory=Usage)
     """The usage of this request alone, without its children."""
+    resent: int = 0
+    """How often the request was sent again after a failure that may pass."""
     first_text_s: float | None = None
     followed: bool = False
     """The text may be streamed to a reader."""
@@ -161,6 +163,7 @@ class Call:
             "completion_tokens": usage.completion_tokens,
             "forced_tokens": usage.forced_tokens,
             "arguments": self.arguments,
+            "resent": self.resent,
             "text": self.text,
             "finish_reason": self.finish.reason if self.finish else None,
             "error": self.error,
@@ -223,7 +226,8 @@ def _figures(call: Call) -> str:
     )
     if call.kind in ("program", "fork"):
         return figures
-    return f"{figures}  {outcome}"
+    resent = f"  sent again {call.resent}x" if call.resent else ""
+    return f"{figures}{resent}  {outcome}"
 
 
 def _shorten(text: str) -> str:

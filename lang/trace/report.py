@@ -49,6 +49,7 @@ def report_data(root: Call) -> dict[str, Any]:
             "forced": usage.forced_tokens,
             "requests": call.requests,
             "arguments": call.arguments,
+            "resent": call.resent,
             "text": call.text,
             "finish": None if call.finish is None else call.finish.reason,
             "error": call.error,

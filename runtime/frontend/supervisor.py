@@ -155,7 +155,9 @@ class RingSupervisor:
             if ring is not None:
                 await asyncio.to_thread(ring.stop)
             if count > RESTART_LIMIT:
-                raise WorkerDied(f"Workers died {count} times within {RESTART_WINDOW_S:g} s.")
+                raise WorkerDied(
+                    f"Workers died {count} times within {RESTART_WINDOW_S:g} s.", transient=False
+                )
             await self._start_ring()
         except Exception as failure:
             if isinstance(failure, RamifyError):

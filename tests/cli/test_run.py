@@ -10,7 +10,7 @@ import pytest
 
 from ramify.cli import main
 from ramify.cli.run import load, read_arguments
-from ramify.errors import InvalidRequest, NotFound, WorkerDied
+from ramify.errors import InvalidRequest, NotFound
 from tests.server.fake_frontend import FakeFrontend, LiveServer
 
 PROGRAM = """
@@ -69,7 +69,7 @@ def test_async_program(server: LiveServer, file: str, capsys: pytest.CaptureFixt
 
 
 def test_a_failed_step(server: LiveServer, file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    server.frontend.fail_first = WorkerDied("The scheduler died.")
+    server.frontend.fail_first = NotFound("No such model.")
     assert main.main(["run", f"{file}:later", "name=abcd", "--endpoint", server.url]) == 2
     out, err = capsys.readouterr()
     assert "failed" in out

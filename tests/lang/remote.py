@@ -61,26 +61,44 @@ class RawServer:
     """
 
     def __init__(
-        self, answer: Callable[[str], bytes | None], *, keeps: bool = False, tls: ssl.SSLContext | None = None
+        self,
+        answer: Callable[[str], bytes | None],
+        *,
+        keeps: bool = False,
+        tls: ssl.SSLContext | None = None,
+        port: int = 0,
     ) -> None:
-        self._answer, self._keeps, self._tls = answer, keeps, tls
+        self._answer, self._keeps, self._tls, self.port = answer, keeps, tls, port
         self.bodies: list[Any] = []
         self.heads: list[str] = []
         """Of the requests, in their order."""
         self.connections = 0
         self.closed = threading.Semaphore(0)
         """Released for each connection that ends."""
+        self._writers: list[asyncio.StreamWriter] = []
+        self._tasks: list[asyncio.Future[None]] = []
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        server = await asyncio.start_server(self._one, "127.0.0.1", 0, ssl=self._tls)
+        server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, ssl=self._tls)
         scheme = "http" if self._tls is None else "https"
-        self.url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        self.port = server.sockets[0].getsockname()[1]
+        self.url = f"{scheme}://127.0.0.1:{self.port}"
         self._ready.set()
         async with server:
             await self._stop.wait()
+            server.close()
+            for _ in range(8):  # a connection that is being accepted takes some turns of the loop
+                await asyncio.sleep(0)
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        self._tasks.append(asyncio.ensure_future(self._one(reader, writer)))
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1

@@ -198,7 +198,7 @@ def test_an_error_of_the_server_keeps_its_kind_and_field():
         s += "Long:" + rm.gen("x")
 
     with LiveServer(Full([])) as server:
-        backend = rm.RuntimeEndpoint(server.url)
+        backend = rm.RuntimeEndpoint(server.url, retries=0)
         full = ask.run(backend=backend).error().__cause__
         assert (type(full), full.retry_after) == (Overloaded, 2.0)
         too_long = long.run(backend=backend).error().__cause__
@@ -252,7 +252,7 @@ STREAM = "text/event-stream"
 )
 def test_a_server_that_misbehaves(reply, error, message):
     with RawServer(lambda path: INFO if path == "/get_model_info" else reply) as server:
-        backend = rm.RuntimeEndpoint(server.url)
+        backend = rm.RuntimeEndpoint(server.url, retries=0)
         failed = ask.run(backend=backend).error()
         assert isinstance(failed.__cause__, error)
         assert message in str(failed)

@@ -406,7 +406,7 @@ def test_cancelling_a_submitted_program_ends_its_work(server: LiveServer, fronte
 
 
 def test_errors_of_a_submitted_program_keep_their_kind(server: LiveServer, frontend: FakeFrontend) -> None:
-    backend = rm.RuntimeEndpoint(server.url)
+    backend = rm.RuntimeEndpoint(server.url, retries=0)
     frontend.fail_after = (2, EngineError("The device is lost."))
     failed = program.compile().run_batch([{"topic": "tea"}], backend=backend)[0].error()
     assert failed is not None
@@ -473,7 +473,7 @@ def test_a_server_that_tells_nonsense(told: str, message: str) -> None:
         return answer(f"data: {told}\n\ndata: [DONE]\n\n".encode(), kind="text/event-stream")
 
     with RawServer(say) as server:
-        backend = rm.RuntimeEndpoint(server.url)
+        backend = rm.RuntimeEndpoint(server.url, retries=0)
         with pytest.raises(rm.ProgramError, match=message):
             program.compile().run("tea", backend=backend)
         backend.close()

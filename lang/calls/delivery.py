@@ -1,0 +1,144 @@
+"""The chunks of one request, over several attempts where one breaks off by a failure that may pass.
+
+Where nobody has seen text of the broken attempt, the next one begins from nothing. Where a reader has, the
+output must be the same again, so it must be greedy or seeded:
+
+    attempt 1   "Once upon a"         shown, then the connection is lost
+    attempt 2   "Once upon a time."   begins with what was shown; the reader gets " time."
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from ramify.errors import BackendError, RamifyError
+from ramify.lang.backends.base import Backend
+from ramify.lang.calls.target import Target
+from ramify.lang.program.variables import Variable
+from ramify.lang.trace.calls import Call
+from ramify.loop import cancel_at_end
+from ramify.messages import Generate, TextChunk, TokenLogprobs
+from ramify.retry import Retry
+
+if TYPE_CHECKING:
+    from ramify.lang.program.branch import Branch
+
+
+ABORT_S = 2.0
+"""A cancelled step waits at most this long for the last chunk of its request, which has the usage."""
+
+
+class Delivery:
+    """One request of `branch` to `target`.
+
+    `reader` receives each chunk while it is generated; None where nobody reads.
+    """
+
+    def __init__(self, branch: Branch, target: Target, call: Call, reader: Variable | None) -> None:
+        self._branch, self._backend, self._call, self._reader = branch, target.backend, call, reader
+        self.received: list[TextChunk] = []
+        """The chunks of the last attempt that gave any."""
+        self._shown = ""
+        """The longest text of the attempts that broke off; the reader has it."""
+        self._shown_ids = 0
+
+    async def receive(self, request: Generate) -> str:
+        """Receive all chunks, and return the id of the last attempt. Raises the error of the last attempt, and `BackendError` where an attempt does
+        not begin with what the reader has."""
+        run, call = self._branch.run, self._call
+        retry = getattr(self._backend, "retry", None) or Retry(0)
+        repeatable = request.sampling.temperature == 0.0 or request.sampling.seed is not None
+        with retry.attempts() as attempts:
+            while True:
+                try:
+                    await self._attempt(request)
+                    return request.rid
+                except RamifyError as error:
+                    if self._reader is not None:
+                        self._note_shown()
+                    if (self._shown and not repeatable) or not await attempts.again(error):
+                        raise
+                call.resent += 1
+                request = msgspec.structs.replace(request, rid=run.next_rid())
+
+    async def _attempt(self, request: Generate) -> None:
+        run, call = self._branch.run, self._call
+        received: list[TextChunk] = []
+        chars = ids = 0
+
+        def take(chunk: TextChunk) -> None:
+            nonlocal chars, ids
+            received.append(chunk)
+            self.received = received
+            run.heard_s = time.perf_counter()
+            call.own_usage = chunk.usage or call.own_usage
+            if call.first_text_s is None and chunk.text:
+                call.first_text_s = run.clock()
+            if self._reader is not None:
+                self._show(chunk, chars, ids)
+                chars, ids = chars + len(chunk.text), ids + len(chunk.ids)
+
+        await _receive(self._backend, request, take)
+
+    def _show(self, chunk: TextChunk, chars: int, ids: int) -> None:
+        """Give the reader what it lacks of `chunk`, before which the attempt has given `chars` and `ids`."""
+        assert self._reader is not None
+        known = self._shown[chars : chars + len(chunk.text)]
+        ended_early = chunk.finish is not None and chars + len(chunk.text) < len(self._shown)
+        if ended_early or not chunk.text.startswith(known):
+            raise BackendError(
+                "The answer broke off, and sent again it does not begin with the text that was streamed.",
+                remedy="Run it again, or without stream=True.",
+            )
+        rest = _without(chunk, len(known), max(self._shown_ids - ids, 0))
+        self._reader.chunks.append(rest)
+        self._branch.feed.append(rest.text)
+        self._branch.run.notify()
+
+    def _note_shown(self) -> None:
+        self._shown = max(self._shown, "".join([chunk.text for chunk in self.received]), key=len)
+        self._shown_ids = max(self._shown_ids, sum(len(chunk.ids) for chunk in self.received))
+
+
+def _without(chunk: TextChunk, chars: int, ids: int) -> TextChunk:
+    """`chunk` without its first `chars` characters and `ids` tokens."""
+    if not chars and not ids:
+        return chunk
+    logprobs = chunk.logprobs
+    if logprobs is not None:
+        fields = TokenLogprobs.__struct_fields__
+        logprobs = TokenLogprobs(**{field: getattr(logprobs, field)[ids:] for field in fields})
+    return msgspec.structs.replace(
+        chunk, text=chunk.text[chars:], ids=chunk.ids[ids:], logprobs=logprobs, forced=(), pieces=()
+    )
+
+
+async def _receive(backend: Backend, request: Generate, take: Callable[[TextChunk], None]) -> None:
+    """Call `take` with each chunk. When it is cancelled it has the backend abort the request, and takes the
+    chunks up to the last one, whose usage counts all that was computed."""
+
+    async def read() -> None:
+        chunks = cast("AsyncGenerator[TextChunk, None]", backend.generate(request))
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                take(chunk)
+
+    abort = getattr(backend, "abort", None)
+    if abort is None:
+        await read()
+        return
+    reader = asyncio.create_task(read())
+    async with cancel_at_end((reader,)):
+        try:
+            await asyncio.wait((reader,))
+        except asyncio.CancelledError:
+            await abort(request.rid)
+            await asyncio.wait((reader,), timeout=ABORT_S)
+            raise
+    reader.result()
