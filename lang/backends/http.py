@@ -22,11 +22,11 @@ import msgspec
 
 from ramify.errors import (
     BackendError,
+    EngineClosed,
     ErrorInfo,
     InvalidRequest,
     NotFound,
     Overloaded,
-    ProgramError,
     RamifyError,
     RequestTimeout,
     Unauthorized,
@@ -70,7 +70,8 @@ class HttpClient:
     servers close idle connections at any moment: no request of Ramify's does harm when it arrives twice.
 
     Errors that may pass are `transient`: 408, 425, 429 and 5xx except 501; a connection that breaks off; and
-    no connection to a server that has answered before.
+    no connection to a server that has answered before. A Ramify server's errors are so by their kind: an
+    internal error (500) is the request's fault or stays.
 
     The proxy is the environment's (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY), read once.
     """
@@ -386,10 +387,10 @@ def _error_from_body(
 
 
 def remote(error: RamifyError) -> RamifyError:
-    """The error that a Ramify server has sent, `transient` by its status: a server that shuts down may come
-    back. Not so the time limit of a step, which would pass again, or an error of unknown kind."""
-    stays = isinstance(error, RequestTimeout | ProgramError) or type(error) is RamifyError
-    error.transient = _may_pass(error.status) and not stays
+    """An error that a Ramify server has sent: `transient` by its kind, and where the server shuts down, as it
+    may come back."""
+    if isinstance(error, EngineClosed):
+        error.transient = True
     return error
 
 

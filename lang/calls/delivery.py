@@ -49,8 +49,11 @@ class Delivery:
         self._shown_ids = 0
 
     async def receive(self, request: Generate) -> str:
-        """Receive all chunks, and return the id of the last attempt. Raises the error of the last attempt, and `BackendError` where an attempt does
-        not begin with what the reader has."""
+        """Receive all chunks, and return the id of the attempt that gave them.
+
+        Raises the error of the last attempt, and `BackendError` where an attempt does not begin with what the
+        reader has.
+        """
         run, call = self._branch.run, self._call
         retry = getattr(self._backend, "retry", None) or Retry(0)
         repeatable = request.sampling.temperature == 0.0 or request.sampling.seed is not None
