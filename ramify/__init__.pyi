@@ -39,6 +39,8 @@ from ramify.lang.calls.choices import token_length_normalized as token_length_no
 from ramify.lang.calls.choices import (
     unconditional_likelihood_normalized as unconditional_likelihood_normalized,
 )
+from ramify.lang.graph.conditions import repeat as repeat
+from ramify.lang.graph.conditions import when as when
 from ramify.lang.program.fork import ForkGroup as ForkGroup
 from ramify.lang.program.run import set_default_backend as set_default_backend
 from ramify.lang.program.state import ProgramState as ProgramState

@@ -11,7 +11,7 @@ import contextlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
 
@@ -24,6 +24,8 @@ MAX_BRANCHES = 1024
 """Most branches of one graph, branch 0 included."""
 MAX_DEPTH = 64
 """Most nested forks."""
+MAX_OF = 256
+"""Most nodes that an `Either` chooses from."""
 
 Role = Literal["system", "user", "assistant"]
 Method = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
@@ -47,6 +49,28 @@ SCALARS: dict[Scalar, tuple[type, ...]] = {
     "bool": (bool,),
 }
 """Scalar → the Python types of its JSON values. The first one converts a value to the scalar."""
+
+
+def argument_at(name: str, value: Any, path: Sequence[str | int]) -> Any:
+    """What is at `path` in the `value` of the argument `name`. Raises `InvalidRequest` where nothing is."""
+    for depth, key in enumerate(path):
+        try:
+            value = value[key]
+        except (TypeError, LookupError):
+            place = "".join(f"[{one!r}]" for one in path[: depth + 1])
+            raise InvalidRequest(f"The argument {name!r} has nothing at {place}.", field=name) from None
+    return value
+
+
+def argument_text(name: str, value: Any, path: Sequence[str | int], then: Iterable[Change]) -> str:
+    """What is at `path` in an argument, as Python's `str` writes it: ``True``, ``1.0``, ``[1, 2]``.
+
+    Raises `InvalidRequest` where nothing is there, and for a change of something that is no text.
+    """
+    value, then = argument_at(name, value, path), tuple(then)
+    if then and not isinstance(value, str):
+        raise InvalidRequest(f"{name!r} is {value!r}, which has no {then[0]}().", field=name)
+    return changed(str(value), then)
 
 
 def scalar_text(text: str, path: Sequence[str | int], kind: Scalar) -> str:
@@ -76,9 +100,11 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
 
 
 class Argument(Part, frozen=True, kw_only=True, tag_field="from", tag="argument"):
-    """The value of an argument."""
+    """The value of an argument, or a value in it, as Python's `str` writes it."""
 
     name: str
+    path: tuple[str | Annotated[int, msgspec.Meta(ge=0)], ...] = ()
+    """Field names and list indices, outermost first."""
 
 
 class Result(Part, frozen=True, kw_only=True, tag_field="from", tag="node"):
@@ -94,6 +120,15 @@ class Result(Part, frozen=True, kw_only=True, tag_field="from", tag="node"):
     """Field names and list indices, outermost first."""
 
 
+class Guard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A condition of a node: the text of `value` is one of `among`."""
+
+    value: Argument | Result
+    among: tuple[str, ...]
+    negated: bool = False
+    """The condition holds where the text is none of `among`."""
+
+
 class Node(
     msgspec.Struct,
     frozen=True,
@@ -105,6 +140,9 @@ class Node(
     """One step of one branch."""
 
     branch: int = 0
+    when: tuple[Guard, ...] = ()
+    """The node is skipped unless all of these hold. They are tested in order up to the first that does not.
+    A skipped node has no result."""
 
 
 class Text(Node, frozen=True, kw_only=True, tag="text"):
@@ -168,11 +206,20 @@ class Join(Node, frozen=True, kw_only=True, tag="join"):
     mode: Literal["gather", "append"] = "gather"
 
 
-AnyNode = Text | RoleBegin | RoleEnd | ScopeBegin | ScopeEnd | Gen | Select | Fork | Join
+class Either(Node, frozen=True, kw_only=True, tag="either"):
+    """Set a variable to the result of the first of these earlier nodes that was not skipped. Where all were,
+    this node is skipped."""
+
+    name: str | None = None
+    of: tuple[int, ...]
+
+
+AnyNode = Text | RoleBegin | RoleEnd | ScopeBegin | ScopeEnd | Gen | Select | Fork | Join | Either
+WITH_RESULT = Gen | Select | ScopeEnd | Either
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A program without control flow."""
+    """A program whose control flow is known before it runs: conditions decide which nodes are skipped."""
 
     name: str = "program"
     arguments: tuple[str, ...] = ()
@@ -192,9 +239,10 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
         for name, value in row.items():
             if name not in self.arguments:
                 raise InvalidRequest(f"The graph has no argument {name!r}.", field=f"{field}.{name}")
-            if not isinstance(value, str):
+            if not _is_json(value):
                 raise InvalidRequest(
-                    f"{field}.{name} must be text, not {type(value).__name__}.", field=f"{field}.{name}"
+                    f"{field}.{name} must be JSON, and holds something else: {value!r:.80}.",
+                    field=f"{field}.{name}",
                 )
 
     @property
@@ -213,6 +261,19 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
         return sum(widest.values())
 
 
+def _is_json(value: Any) -> bool:
+    match value:
+        case str() | bool() | int() | None:
+            return type(value) in (str, bool, int, type(None))
+        case float():
+            return math.isfinite(value)
+        case list():
+            return all(map(_is_json, value))
+        case dict():
+            return all(type(key) is str and _is_json(item) for key, item in value.items())
+    return False
+
+
 class _Check:
     """The state of `Graph.check` as it goes through the nodes."""
 
@@ -221,7 +282,8 @@ class _Check:
         self.parents: dict[int, int | None] = {0: None}
         self.depths = {0: 0}
         self.ended: set[int] = set()
-        self.scopes: set[tuple[int, str]] = set()
+        self.scopes: dict[tuple[int, str], tuple[Guard, ...]] = {}
+        """(branch, name) of each open scope → its conditions."""
         self.here = ""
         """The path of the node that is being checked."""
 
@@ -246,16 +308,21 @@ class _Check:
             self._one(index, node)
 
     def _one(self, index: int, node: AnyNode) -> None:
+        for place, guard in enumerate(node.when):
+            self._part(index, guard.value, f"when[{place}].value")
+            if isinstance(node, Fork | Join | Either):
+                self._wrong("when", "forks, joins and either cannot be skipped")
         match node:
             case Text():
                 for place, part in enumerate(node.parts):
                     self._part(index, part, f"parts[{place}]")
             case ScopeBegin():
-                self.scopes.add((node.branch, node.name))
+                self.scopes[node.branch, node.name] = node.when
             case ScopeEnd():
                 if (node.branch, node.name) not in self.scopes:
                     self._wrong("name", f"the scope {node.name!r} has not begun in branch {node.branch}")
-                self.scopes.discard((node.branch, node.name))
+                if self.scopes.pop((node.branch, node.name)) != node.when:
+                    self._wrong("when", f"the scope {node.name!r} began under other conditions")
             case Gen():
                 self._gen(node)
             case Select():
@@ -266,6 +333,12 @@ class _Check:
                 self._fork(node)
             case Join():
                 self._join(node)
+            case Either():
+                if not 0 < len(node.of) <= MAX_OF:
+                    self._wrong("of", f"there must be 1 to {MAX_OF} nodes")
+                for place, earlier in enumerate(node.of):
+                    if isinstance(self._source(index, earlier, f"of[{place}]"), Either):
+                        self._wrong(f"of[{place}]", f"node {earlier} is an either; name the nodes in it")
             case _:
                 return  # a role is checked by its type, and by the chat template when it runs
 
@@ -274,20 +347,29 @@ class _Check:
             self._wrong(where, f"the graph has no argument {part.name!r}")
         if not isinstance(part, Result):
             return
-        if not 0 <= part.node < len(self.graph.nodes):
-            self._wrong(where, f"there is no node {part.node}")
-        if part.node >= index:
-            self._wrong(where, f"node {part.node} does not come before this one, and a graph has no cycles")
-        source = self.graph.nodes[part.node]
-        if not isinstance(source, Gen | Select | ScopeEnd):
-            self._wrong(where, f"node {part.node} has no result")
-        outputs = (source.options.get("n") or 1) if isinstance(source, Gen) else 1
-        if (part.index is None) != (outputs == 1) or not 0 <= (part.index or 0) < outputs:
-            self._wrong(where, f"node {part.node} has {outputs} outputs, and index is {part.index}")
+        source = self._source(index, part.node, where)
+        sources = [self.graph.nodes[one] for one in source.of] if isinstance(source, Either) else [source]
+        outputs = {(source.options.get("n") or 1) if isinstance(source, Gen) else 1 for source in sources}
+        if outputs != {1} and len(sources) > 1:
+            self._wrong(where, f"a node that node {part.node} stands for has several outputs")
+        (count,) = outputs
+        if (part.index is None) != (count == 1) or not 0 <= (part.index or 0) < count:
+            self._wrong(where, f"node {part.node} has {count} outputs, and index is {part.index}")
         if part.path and part.type is None:
             self._wrong(where, "a path needs the type of what is there")
-        if part.type is not None and (not isinstance(source, Gen) or outputs > 1):
+        if part.type is not None and (count > 1 or not all(isinstance(one, Gen) for one in sources)):
             self._wrong(where, "only the single output of a gen has values of a type in it")
+
+    def _source(self, index: int, place: int, where: str) -> Gen | Select | ScopeEnd | Either:
+        """The earlier node `place`, which has a result."""
+        if not 0 <= place < len(self.graph.nodes):
+            self._wrong(where, f"there is no node {place}")
+        if place >= index:
+            self._wrong(where, f"node {place} does not come before this one, and a graph has no cycles")
+        source = self.graph.nodes[place]
+        if not isinstance(source, WITH_RESULT):
+            self._wrong(where, f"node {place} has no result")
+        return source
 
     def _gen(self, node: Gen) -> None:
         try:
@@ -338,6 +420,6 @@ class _Check:
                 self._wrong("children", f"branch {child} has been joined")
             self.ended.add(child)
 
-    def _wrong(self, where: str, problem: str) -> None:
+    def _wrong(self, where: str, problem: str) -> NoReturn:
         field = f"{self.here}.{where}"
         raise InvalidRequest(f"{field}: {problem}.", field=field)

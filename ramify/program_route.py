@@ -62,13 +62,13 @@ async def programs(request: Request) -> Response:
     return json_response({"rows": answers})
 
 
-def _take_job(fields: Fields, service: Service, stream: bool) -> tuple[Job, list[dict[str, str]]]:
+def _take_job(fields: Fields, service: Service, stream: bool) -> tuple[Job, list[dict[str, Any]]]:
     graph: Graph | None = fields.take("graph", Graph)
     if graph is None:
         raise InvalidRequest("graph is missing.", field="graph")
     graph.check()
-    arguments: dict[str, str] | None = fields.take("arguments", dict[str, str])
-    rows: list[dict[str, str]] | None = fields.take("rows", list[dict[str, str]])
+    arguments: dict[str, Any] | None = fields.take("arguments", dict[str, Any])
+    rows: list[dict[str, Any]] | None = fields.take("rows", list[dict[str, Any]])
     options: dict[str, Any] = fields.take("sampling_params", dict[str, Any], {})
     scope: str = fields.take("cache_scope", str, "")
     events: Events = fields.take("events", Events, "nodes")
@@ -96,7 +96,7 @@ def _take_job(fields: Fields, service: Service, stream: bool) -> tuple[Job, list
     return job, rows
 
 
-async def _whole(job: Job, rows: list[dict[str, str]], at_once: int) -> list[dict[str, Any]]:
+async def _whole(job: Job, rows: list[dict[str, Any]], at_once: int) -> list[dict[str, Any]]:
     """The summary of each row."""
     answers: list[dict[str, Any]] = [{}] * len(rows)
     async with aclosing(_row_events(job, rows, at_once)) as events:
@@ -108,7 +108,7 @@ async def _whole(job: Job, rows: list[dict[str, str]], at_once: int) -> list[dic
     return answers
 
 
-async def _events(job: Job, rows: list[dict[str, str]], at_once: int) -> AsyncGenerator[bytes, None]:
+async def _events(job: Job, rows: list[dict[str, Any]], at_once: int) -> AsyncGenerator[bytes, None]:
     # Ramify's own client handles the failures of requests itself.
     first = len(rows) == 1 and job.events == "nodes"
     async with aclosing(_row_events(job, rows, at_once)) as events:
@@ -137,7 +137,7 @@ class Event(NamedTuple):
 
 
 async def _row_events(
-    job: Job, rows: list[dict[str, str]], at_once: int
+    job: Job, rows: list[dict[str, Any]], at_once: int
 ) -> AsyncGenerator[Event | None, None]:
     """The events of all rows, `at_once` rows at a time, and None after `SILENCE_S` without one.
 
@@ -146,7 +146,7 @@ async def _row_events(
     queue: asyncio.Queue[Event | Exception] = asyncio.Queue()
     places = asyncio.Semaphore(at_once)
 
-    async def one(number: int, row: dict[str, str]) -> None:
+    async def one(number: int, row: dict[str, Any]) -> None:
         async with places:
             try:
                 summary = await run_row(job, row, lambda data: queue.put_nowait(Event(number, data, False)))

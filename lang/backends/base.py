@@ -49,7 +49,8 @@ class Submission:
     """A graph to run once, and how."""
 
     graph: Graph
-    arguments: Mapping[str, str]
+    arguments: Mapping[str, Any]
+    """By name, as JSON."""
     options: Mapping[str, Any]
     """Sampling options, as fields of `SamplingParams`, for every gen that does not set its own."""
     scope: str

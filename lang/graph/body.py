@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ramify.graph import Argument, Result, changed
+from ramify.graph import Argument, Result, argument_at, argument_text
 from ramify.lang.backends.base import RunsPrograms, Submission
 from ramify.lang.calls.choices import METHODS
 from ramify.lang.graph.execute import Execution, Row, execute
-from ramify.lang.graph.symbolic import SymbolicText, SymbolicValue
+from ramify.lang.graph.symbolic import SymbolicArgument, SymbolicText, SymbolicValue
 from ramify.lang.graph.tracing import Traced, TracedState, trace
 from ramify.lang.program.nodes import Gen, ResultRef, Select
 from ramify.lang.program.state import ProgramState
-from ramify.lang.program.variables import GatheredVariable, Variable
+from ramify.lang.program.variables import GatheredVariable, Skipped, Variable
 
 
 def compile_body(
@@ -40,9 +40,10 @@ def body_of(traced: Traced, left: inspect.Signature, like: Callable[..., Any]) -
     def body(s: ProgramState, *args: Any, **kwargs: Any) -> Any:
         row = left.bind(*args, **kwargs).arguments
         execution = _start(traced, s, row)
-        for variable in _read(traced, execution):
+        for variable, conditional in _read(traced, execution):
             s._block_on(variable.ready)
-            variable.read()
+            if not (conditional and isinstance(variable.error, Skipped)):
+                variable.read()
         return _Result(traced, execution, row).value(traced.returned)
 
     return _signed(body, left)
@@ -55,9 +56,10 @@ def async_body_of(traced: Traced, left: inspect.Signature, like: Callable[..., A
     async def body(s: ProgramState, *args: Any, **kwargs: Any) -> Any:
         row = left.bind(*args, **kwargs).arguments
         execution = _start(traced, s, row)
-        for variable in _read(traced, execution):
+        for variable, conditional in _read(traced, execution):
             await variable.ready.wait()
-            variable.read()
+            if not (conditional and isinstance(variable.error, Skipped)):
+                variable.read()
         return _Result(traced, execution, row).value(traced.returned)
 
     return _signed(body, left)
@@ -94,13 +96,14 @@ def stays_here(steps: Mapping[int, Gen | Select]) -> bool:
     )
 
 
-def _read(traced: Traced, execution: Execution) -> Iterator[Variable]:
-    """The variables that the body reads, in order: reading a failed one ends the program."""
-    for variable in traced.reads:
+def _read(traced: Traced, execution: Execution) -> Iterator[tuple[Variable, bool]]:
+    """The variables that the body reads, in order, and whether under a condition. Reading a failed one ends
+    the program."""
+    for variable, conditional in traced.reads:
         for part in _parts(variable):
             source = traced.sources.get(part)
             if isinstance(source, Result):
-                yield execution.outcomes[source.node]
+                yield execution.outcomes[source.node], conditional
 
 
 def _parts(variable: Variable) -> Iterator[Variable]:
@@ -119,7 +122,9 @@ class _Result:
 
     def value(self, value: Any) -> Any:
         kind = type(value)
-        if kind is SymbolicText:
+        if kind is SymbolicArgument and not (part := value.parts[0]).then:
+            return argument_at(self._name(part), self._row[self._name(part)], part.path)
+        if issubclass(kind, SymbolicText):
             return "".join([part if isinstance(part, str) else self._text(part) for part in value.parts])
         if kind is SymbolicValue:
             return self._outcome(value._source).value()
@@ -131,10 +136,15 @@ class _Result:
             return kind([self.value(item) for item in value])
         return value
 
+    def _name(self, part: ResultRef) -> str:
+        source = self._traced.sources[part.variable]
+        assert isinstance(source, Argument)
+        return source.name
+
     def _text(self, part: ResultRef) -> str:
         source = self._traced.sources[part.variable]
         if isinstance(source, Argument):
-            return changed(self._row[source.name], part.then)
+            return argument_text(source.name, self._row[source.name], part.path, part.then)
         return self._outcome(part).read()
 
     def _outcome(self, part: ResultRef) -> ResultRef:

@@ -13,12 +13,12 @@ from ramify.errors import InvalidRequest
 from ramify.lang.calls.choices import METHODS
 from ramify.lang.program import nodes
 from ramify.lang.program.branch import Branch
-from ramify.lang.program.variables import Variable
+from ramify.lang.program.variables import Variable, skipped
 from ramify.lang.trace.calls import Call
 from ramify.sampling_params import SamplingParams
 
-Row = Mapping[str, str]
-"""The arguments of one run."""
+Row = Mapping[str, Any]
+"""The arguments of one run, as JSON."""
 
 
 @dataclass
@@ -97,7 +97,15 @@ class _Submitter:
             case graph.Join():
                 branch.splice(branches[child] for child in node.children)
             case _:
-                variable = branch.submit(self._steps.get(place) or self._step(place, node))
+                step = self._steps.get(place) or self._step(place, node)
+                if node.when:
+                    guards = self._guards(node.when)
+                    if guards is None:
+                        outcome = self.execution.outcomes[place] = Variable(step.variable)
+                        outcome.fail(skipped(step.variable))
+                        return
+                    step = nodes.Guarded(step, guards) if guards else step
+                variable = branch.submit(step)
                 if variable is not None:
                     self.execution.outcomes[place] = variable
 
@@ -132,8 +140,24 @@ class _Submitter:
                 return nodes.Select(
                     node.name, node.choices, METHODS[node.method], timeout=node.timeout, line=line
                 )
+            case graph.Either():
+                return nodes.Either(node.name, tuple(self.execution.outcomes[one] for one in node.of))
             case _:
                 raise AssertionError(f"{type(node).__name__} is no step")
+
+    def _guards(self, when: tuple[graph.Guard, ...]) -> tuple[nodes.Guard, ...] | None:
+        """The conditions on results; None where one on an argument, before all on results, does not hold."""
+        guards: list[nodes.Guard] = []
+        for guard in when:
+            if isinstance(guard.value, graph.Argument):
+                if (self._argument(guard.value) in guard.among) == guard.negated:
+                    return None
+            else:
+                guards.append(nodes.Guard(self._result_ref(guard.value), guard.among, guard.negated))
+        return tuple(guards)
+
+    def _argument(self, part: graph.Argument) -> str:
+        return graph.argument_text(part.name, self._row[part.name], part.path, part.then)
 
     def _result_ref(self, part: graph.Result) -> nodes.ResultRef:
         return nodes.ResultRef(
@@ -145,7 +169,7 @@ class _Submitter:
         for part in node.parts:
             match part:
                 case graph.Argument():
-                    parts.append(graph.changed(self._row[part.name], part.then))
+                    parts.append(self._argument(part))
                 case graph.Result():
                     parts.append(self._result_ref(part))
                 case _:

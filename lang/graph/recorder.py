@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Generator, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Generator, Iterator, Sequence
 from dataclasses import replace
 from types import CellType
 from typing import Any, Literal, NamedTuple, NoReturn, cast, get_args, get_origin
+
+import msgspec
 
 import ramify.graph as graph
 from ramify.errors import ProgramError
 from ramify.lang.backends.base import Backend
 from ramify.lang.calls.choices import METHODS
 from ramify.lang.calls.options import resolve_options
-from ramify.lang.graph.symbolic import About, NotConcrete, Symbolic, SymbolicText, SymbolicValue
+from ramify.lang.graph.symbolic import (
+    About,
+    NotConcrete,
+    Symbolic,
+    SymbolicArgument,
+    SymbolicText,
+    SymbolicValue,
+)
 from ramify.lang.program.branch import Branch
 from ramify.lang.program.nodes import (
     CallTools,
     DescribeTools,
+    Either,
     Fork,
     Gen,
+    Guard,
+    Guarded,
     Interpolated,
     ModelStep,
+    Node,
     ResultRef,
     RoleBegin,
     RoleEnd,
@@ -66,17 +80,24 @@ class GraphBuilder(Run):
         self.lines: dict[int, str] = {}
         self.steps: dict[int, Gen | Select] = {}
         self.values: list[tuple[int, int, str, Any]] = []
-        self.reads: list[Variable] = []
+        self.reads: list[tuple[Variable, bool]] = []
+        """Each variable that the body read, and whether it read it under a condition."""
         self.sources: dict[Variable, Source] = {}
+        self.setters: dict[Variable, VariableStep] = {}
+        """Variable of a result → its step, or for an `Either` the step of its first node."""
         self.submitted: list[Submitted] = []
         """The steps before the first refusal, of all branches, in the order of the program."""
         self.refused: NotConcrete | None = None
         """The first refusal, even if the program caught it."""
         self.known = 0
         """Number of nodes at the first refusal."""
+        self.guards: tuple[graph.Guard, ...] = ()
+        """The conditions of the steps that are added now."""
 
     def resolved(self, step: Step, backend: Backend | str | None = None) -> Step:
         """`step` with the backend that it names, else `backend`; names are looked up when the graph runs."""
+        if isinstance(step, Guarded):
+            return replace(step, step=self.resolved(step.step, backend))
         if isinstance(step, ModelStep) and step.backend is None:
             return replace(step, backend=backend)
         return step
@@ -84,12 +105,12 @@ class GraphBuilder(Run):
     def branch(self, call: Call) -> RecordedBranch:
         return RecordedBranch(self, call)
 
-    def argument(self, name: str) -> SymbolicText:
+    def argument(self, name: str) -> SymbolicArgument:
         """A placeholder for an argument that is given only when the graph runs."""
         variable = Variable(name)
         self.sources[variable] = graph.Argument(name=name)
         remedy = f"Give it when compiling: compile({name}=...)."
-        return SymbolicText(About(f"The argument {name!r}", remedy, self.refuse), (ResultRef(variable),))
+        return SymbolicArgument(About(f"The argument {name!r}", remedy, self.refuse), (ResultRef(variable),))
 
     def refuse(self, error: NotConcrete) -> None:
         if self.body_done.is_set():
@@ -109,8 +130,12 @@ class GraphBuilder(Run):
         raise error
 
     def add(self, node: graph.AnyNode, line: str | None = None) -> int:
-        """Append a node; returns its index."""
+        """Append a node under the conditions of its place in the program; returns its index."""
         place = len(self.nodes)
+        if self.guards and not isinstance(node, graph.Either):
+            if isinstance(node, graph.Fork | graph.Join):
+                self.refuse_node("A fork cannot depend on a condition.")
+            node = msgspec.structs.replace(node, when=self.guards)
         if line is not None:
             self.lines[place] = line
         self.nodes.append(node)
@@ -131,6 +156,16 @@ class GraphBuilder(Run):
         return outcome() if several == 1 else [outcome(index) for index in range(several)]
 
 
+def _kind_of(step: VariableStep) -> tuple[str, object]:
+    """Equal for steps whose values have the same type."""
+    if not isinstance(step, Gen):
+        return "text", None
+    several = resolve_options(step.options).n
+    if several > 1:
+        return "list", several
+    return ("text", None) if _is_text(step) else ("typed", repr(step.kind))
+
+
 def _is_text(step: Gen) -> bool:
     """The value is the generated text itself."""
     if get_origin(step.kind) is Literal:
@@ -148,10 +183,57 @@ class RecordedBranch(Branch):
         builder.branches += 1
         self._busy = False
         self._recorder = Recorder(self)
+        self._conditional: dict[str, list[Variable]] = {}
+        """Variables that the steps of one `when` have set, by name."""
+
+    def submit(self, node: Node, backend: Backend | str | None = None) -> Variable | None:
+        before = dict(self.variables)
+        variable = super().submit(node, backend)
+        conditional, self._conditional = self._conditional, {}
+        for name, variables in conditional.items():
+            if self.variables[name] is variables[-1]:
+                self._merge(name, [*reversed(variables), *filter(None, [before.get(name)])])
+        return variable
+
+    @contextlib.contextmanager
+    def under(self, guards: Sequence[Guard]) -> Iterator[None]:
+        """The steps in the block are skipped unless all `guards` hold."""
+        before, outer = dict(self.variables), self.builder.guards
+        self.builder.guards = (*outer, *self._recorder.guards_of(guards))
+        try:
+            yield
+        finally:
+            self.builder.guards = outer
+        for name, variable in list(self.variables.items()) if guards else ():
+            if before.get(name) is not variable:
+                self._merge(name, [variable, *filter(None, [before.get(name)])])
+
+    def _merge(self, name: str, variables: Sequence[Variable]) -> None:
+        """Let `name` stand for the first of `variables` whose step is not skipped."""
+        builder = self.builder
+        of: dict[int, None] = {}
+        for variable in variables:
+            source = builder.sources.get(variable)
+            if not isinstance(source, graph.Result):
+                builder.refuse_node(f"{name!r} is set by a call under a condition, and before by no call.")
+            node = builder.nodes[source.node]
+            of |= dict.fromkeys(node.of if isinstance(node, graph.Either) else (source.node,))
+        place = builder.add(graph.Either(branch=self.number, name=name, of=tuple(of)))
+        merged = self.variables[name] = Variable(name)
+        builder.sources[merged] = graph.Result(node=place)
+        setters = [builder.setters[variable] for variable in variables]
+        builder.setters[merged] = setters[0]
+        if len({_kind_of(step) for step in setters}) > 1:
+            about = About(f"{name!r}, which steps of several types set,", BY_STEPS, builder.refuse)
+            merged.resolve(SymbolicValue(about, ResultRef(merged)))
+        else:
+            merged.resolve(builder.value_of(setters[0], merged))
 
     def _submit(self, step: Step, statement: Statement) -> Variable | None:
         variable = self._declare(step)
         step.run(self._recorder, variable)
+        if isinstance(step, Guarded) and step.variable is not None and variable is not None:
+            self._conditional.setdefault(step.variable, []).append(variable)
         if self.builder.refused is None:
             self.builder.submitted.append(Submitted(self.key, step, variable))
         return variable
@@ -176,6 +258,8 @@ class RecordedBranch(Branch):
             self.builder.refuse_node(
                 f"{value._about.what} cannot be kept in the variable {name!r} of the state."
             )
+        if self.builder.guards:
+            self.builder.refuse_node(f"{name!r} cannot be set under a condition.")
         super().set_variable(name, value)
         self.builder.values.append((len(self.builder.nodes), self.number, name, value))
 
@@ -197,6 +281,24 @@ class Recorder:
     def __init__(self, branch: RecordedBranch) -> None:
         self._number, self._builder = branch.number, branch.builder
 
+    def guards_of(self, guards: Sequence[Guard]) -> tuple[graph.Guard, ...]:
+        return tuple(
+            graph.Guard(value=self._source(guard.value), among=guard.among, negated=guard.negated)
+            for guard in guards
+        )
+
+    def guarded(self, node: Guarded, variable: Variable | None) -> Awaitable[None]:
+        outer = self._builder.guards
+        self._builder.guards = (*outer, *self.guards_of(node.guards))
+        try:
+            node.step.run(self, variable)
+        finally:
+            self._builder.guards = outer
+        return Done()
+
+    def either(self, node: Either, variable: Variable) -> NoReturn:
+        raise AssertionError("only a graph has such a step")
+
     def text(self, node: Text) -> None:
         self._append((node.value,))
 
@@ -210,14 +312,15 @@ class Recorder:
             return graph.Result(
                 node=source.node, index=part.index, then=part.then, type=part.type, path=part.path
             )
-        return graph.Argument(name=source.name, then=part.then)
+        return graph.Argument(name=source.name, then=part.then, path=part.path)
 
     def _append(self, parts: Sequence[str | Source]) -> None:
         """Add text, merged with a text node of the same branch right before."""
         nodes = self._builder.nodes
         last = nodes[-1] if nodes else None
-        if isinstance(last, graph.Text) and last.branch == self._number:
-            nodes[-1] = graph.Text(branch=self._number, parts=_tied((*last.parts, *parts)))
+        guards = self._builder.guards
+        if isinstance(last, graph.Text) and last.branch == self._number and last.when == guards:
+            nodes[-1] = graph.Text(branch=self._number, parts=_tied((*last.parts, *parts)), when=guards)
         elif parts := _tied(parts):
             self._builder.add(graph.Text(branch=self._number, parts=parts))
 
@@ -268,6 +371,7 @@ class Recorder:
 
     def _resolve(self, step: VariableStep, variable: Variable, place: int) -> None:
         self._builder.sources[variable] = graph.Result(node=place)
+        self._builder.setters[variable] = step
         variable.resolve(self._builder.value_of(step, variable))
 
     def fork(self, node: Fork) -> None:

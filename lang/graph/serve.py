@@ -12,11 +12,11 @@ from typing import Any, Literal, cast
 import msgspec
 
 from ramify.errors import EngineError, RamifyError, from_info
-from ramify.graph import Gen, Graph, ScopeEnd, Select
+from ramify.graph import WITH_RESULT, Either, Graph
 from ramify.lang.backends.base import Backend
 from ramify.lang.graph.execute import Row, execute, place_of
 from ramify.lang.program.run import Run
-from ramify.lang.program.variables import Variable
+from ramify.lang.program.variables import Skipped, Variable
 from ramify.lang.trace.calls import CURRENT
 from ramify.messages import Generate, ModelInfo, TextChunk
 
@@ -78,12 +78,14 @@ async def run_row(job: Job, row: Row, emit: Emit) -> dict[str, Any]:
 def _node(graph: Graph, place: int, variable: Variable) -> dict[str, Any]:
     """The event about one node that has ended."""
     node = graph.nodes[place]
-    assert isinstance(node, Gen | Select | ScopeEnd)
+    assert isinstance(node, WITH_RESULT)
     event: dict[str, Any] = {"node": place, "branch": node.branch, "name": node.name}
+    if isinstance(variable.error, Skipped):
+        return {**event, "skipped": True}
     if variable.error is not None:
         return {**event, "failed": problem_of(variable.error).to_info()}
     event["value"] = variable.value
-    if variable.call is not None:
+    if variable.call is not None and not isinstance(node, Either):
         event["usage"] = variable.call.usage
         if variable.call.finish is not None:
             event["finish_reason"] = variable.call.finish.reason

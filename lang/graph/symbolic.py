@@ -126,6 +126,16 @@ class SymbolicText(Symbolic, Node):
         return SymbolicText(self._about, parts)
 
 
+class SymbolicArgument(SymbolicText):
+    """An argument, or a value in it: any JSON, which is put into text as Python's `str` writes it."""
+
+    def __getitem__(self, key: Any) -> SymbolicArgument:
+        (part,) = self.parts
+        if type(key) not in (str, int) or isinstance(part, str) or part.then:
+            refuse(self, "its items")
+        return SymbolicArgument(self._about, (replace(part, path=(*part.path, key)),))
+
+
 class SymbolicValue(Symbolic):
     """A typed result, or a part of one.
 
@@ -183,7 +193,7 @@ def piece(value: Any, conversion: str, spec: Any) -> Any:
     """One piece of an f-string: a string or symbolic text."""
     if conversion in ("", "s") and type(spec) is str and not spec:
         value = _text_of(value)
-        if type(value) is SymbolicText:
+        if issubclass(type(value), SymbolicText):
             return value
     if conversion:
         value = CONVERSIONS[conversion](value)
@@ -210,7 +220,7 @@ def join(separator: Any, items: Any) -> Any:
 
 def _put_together(separator: str, items: Iterable[Any]) -> Any:
     items = list(items)
-    unknown = next((item for item in items if type(item) is SymbolicText), None)
+    unknown = next((item for item in items if issubclass(type(item), SymbolicText)), None)
     if unknown is None or not all(_is_text(item) for item in items):
         return separator.join(items)
     parts: list[Any] = []
@@ -223,7 +233,7 @@ def call(function: Any, value: Any) -> Any:
     """``function(value)``, where the function may be `str` or `type`."""
     if function is str:
         value = _text_of(value)
-        if type(value) is SymbolicText:
+        if issubclass(type(value), SymbolicText):
             return value
     if function is type and issubclass(type(value), Symbolic):
         refuse(value, "its type")

@@ -30,8 +30,8 @@ class Traced:
     """Node index → the gen or select as written, with its Python types and functions."""
     values: list[tuple[int, int, str, Any]]
     """Variables that the program set: (index of the next node, branch, name, value)."""
-    reads: list[Variable]
-    """The variables that the program read, in order."""
+    reads: list[tuple[Variable, bool]]
+    """The variables that the program read, in order, and whether it read them under a condition."""
     sources: dict[Variable, Source]
     """Variable of the trace → the argument or node that it stands for."""
     returned: Any
@@ -138,14 +138,15 @@ class TracedState(ProgramState):
 
     def __getitem__(self, name: str) -> Any:
         variable = self._branch.variable(name)
-        self._branch.builder.reads.append(variable)
+        builder = self._branch.builder
+        builder.reads.append((variable, bool(builder.guards)))
         return variable.value
 
     get_var = __getitem__
 
     def get(self, name: str, kind: Any = None) -> Any:
         value = self[name]
-        known = type(value) is SymbolicText and kind is str
+        known = issubclass(type(value), SymbolicText) and kind is str
         if kind is None or known or (type(value) is SymbolicValue and value._kind is kind):
             return value
         return self._branch.builder.refuse_node(f"{name!r} is read as another type than its own.")

@@ -8,9 +8,11 @@ from ramify.errors import UnsupportedNode
 from ramify.graph import (
     AnyNode,
     Argument,
+    Either,
     Fork,
     Gen,
     Graph,
+    Guard,
     Join,
     Result,
     RoleBegin,
@@ -58,11 +60,21 @@ class GraphView:
                 depths.update(dict.fromkeys(node.children, depths[node.branch] + 1))
             indent = "  " * depths[node.branch]
             rows.append(
-                (f"{place:>4}  {indent}{self._branch(node)}{self.label(place)}", self._lines.get(place))
+                (
+                    f"{place:>4}  {indent}{self._branch(node)}{self._conditions(node)}{self.label(place)}",
+                    self._lines.get(place),
+                )
             )
         width = max(len(row) for row, _ in rows)
         listed = [row if line is None else f"{row:<{width}}  {line}" for row, line in rows]
         return "\n".join([f"{self._graph.name}({', '.join(self._graph.arguments)})", *listed])
+
+    def _conditions(self, node: AnyNode) -> str:
+        return f"if {' and '.join(map(self._condition, node.when))}: " if node.when else ""
+
+    def _condition(self, guard: Guard) -> str:
+        among = " or ".join(map(repr, guard.among))
+        return f"{self._part(guard.value)} is {'not ' if guard.negated else ''}{among}"
 
     def _branch(self, node: AnyNode) -> str:
         return f"[{node.branch}] " if node.branch else ""
@@ -71,13 +83,13 @@ class GraphView:
         """A flowchart for Mermaid (https://mermaid.js.org): the calls, and which others each waits for.
 
         A solid arrow leads from a call that comes before, in the same branch or across a fork or join.
-        A dashed arrow leads from a call whose result is put into the text.
+        A dashed arrow leads from a call of another branch whose result is put into the text, or is tested.
         """
         lines = ["flowchart TD"]
         for place, node in enumerate(self._graph.nodes):
             if isinstance(node, Gen | Select):
-                branch = f"[{node.branch}] " if node.branch else ""
-                lines.append(f'  n{place}(["{(branch + self.label(place)).translate(MERMAID)}"])')
+                label = self._branch(node) + self._conditions(node) + self.label(place)
+                lines.append(f'  n{place}(["{label.translate(MERMAID)}"])')
         for before, after, arrow in self._waits():
             lines.append(f"  n{before} {arrow} n{after}")
         return "\n".join(lines) + "\n"
@@ -86,24 +98,37 @@ class GraphView:
         """For each call, the calls that it waits for, with Mermaid's arrow."""
         pending: dict[int, dict[int, str]] = {0: {}}
         """Branch → the calls that its next call waits for."""
+        before: dict[int, set[int]] = {0: set()}
+        """Branch → all calls that come before its next one."""
         for place, node in enumerate(self._graph.nodes):
             waits = pending[node.branch]
+            used = [guard.value for guard in node.when]
+            if isinstance(node, Text):
+                used += [part for part in node.parts if not isinstance(part, str)]
+            for part in used:
+                if isinstance(part, Result):
+                    waits |= dict.fromkeys(self._calls(part.node) - before[node.branch], "-.->")
             match node:
-                case Text():
-                    for part in node.parts:
-                        if isinstance(part, Result):
-                            waits.setdefault(part.node, "-.->")
                 case Fork():
                     for child in node.children:
-                        pending[child] = dict(waits)
+                        pending[child], before[child] = dict(waits), set(before[node.branch])
                 case Join():
                     for child in node.children:
+                        before[node.branch] |= before[child]
                         for call, arrow in pending[child].items():
                             waits.setdefault(call, arrow)
                 case Gen() | Select():
                     for call, arrow in waits.items():
                         yield call, place, arrow
                     pending[node.branch] = {place: "-->"}
+                    before[node.branch].add(place)
+
+    def _calls(self, place: int) -> set[int]:
+        """The calls whose result node `place` may have."""
+        node = self._graph.nodes[place]
+        if isinstance(node, Either):
+            return {call for earlier in node.of for call in self._calls(earlier)}
+        return {place} if isinstance(node, Gen | Select) else set()
 
     def label(self, place: int) -> str:
         """A short description of a node."""
@@ -126,6 +151,8 @@ class GraphView:
             case Select():
                 listed = _in_brackets(map(repr, node.choices))
                 return f"select {node.name or ''}".rstrip() + self._on(place) + listed
+            case Either():
+                return f"{node.name} = {' or '.join(f'node {earlier}' for earlier in node.of)}"
             case Fork():
                 return f"fork into {_listed(node.children)}"
             case Join():
@@ -141,7 +168,7 @@ class GraphView:
 
     def _source(self, part: Argument | Result) -> str:
         if isinstance(part, Argument):
-            return part.name
+            return part.name + "".join(f"[{key!r}]" for key in part.path)
         source = self._graph.nodes[part.node]
         name = getattr(source, "name", None) or f"node {part.node}"
         which = "" if part.index is None else f" {part.index}"

@@ -261,8 +261,8 @@ class Branch:
         with self._lock:
             others = False
             for step, _, _ in self._queue:
-                if isinstance(step, ModelStep):
-                    if step.backend is own:
+                if isinstance(bare := step.bare, ModelStep):
+                    if bare.backend is own:
                         return True
                     others = True
             return bool(self._queue) and not others

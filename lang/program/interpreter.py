@@ -30,8 +30,10 @@ from ramify.lang.calls.view import View
 from ramify.lang.program.nodes import (
     CallTools,
     DescribeTools,
+    Either,
     Fork,
     Gen,
+    Guarded,
     Interpolated,
     ModelStep,
     RoleBegin,
@@ -42,7 +44,7 @@ from ramify.lang.program.nodes import (
     Splice,
     Text,
 )
-from ramify.lang.program.variables import Variable
+from ramify.lang.program.variables import Skipped, Variable, skipped
 from ramify.lang.tools.forms import TaggedCalls
 from ramify.lang.tools.steps import (
     CallTurn,
@@ -240,6 +242,25 @@ class Interpreter:
         self._feed(shown, view.tail, text_of(opened.tail, view.tail) + output.text)
         branch.dialogue, branch.tail = done.append(branch.dialogue, branch.tail, self._run.home)
         variable.resolve(ToolCalls(calls, text), text=opening + output.text, meta=lambda: output.meta)
+
+    async def guarded(self, node: Guarded, variable: Variable | None) -> None:
+        for guard in node.guards:
+            await guard.value.variable.ready.wait()
+            if (guard.value.read() in guard.among) == guard.negated:
+                if variable is not None:
+                    variable.fail(skipped(node.variable))
+                return
+        waiting = node.step.run(self, variable)
+        if waiting is not None:
+            await waiting
+
+    async def either(self, node: Either, variable: Variable) -> None:
+        for source in node.of:
+            await source.ready.wait()
+            if not isinstance(source.error, Skipped):
+                variable.take(source)
+                return
+        variable.fail(skipped(node.name))
 
     # --- helpers ---
 

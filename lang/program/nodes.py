@@ -35,6 +35,8 @@ class Visitor(Protocol):
     def gen(self, node: Gen, variable: Variable) -> Awaitable[None]: ...
     def select(self, node: Select, variable: Variable) -> Awaitable[None]: ...
     def call_tools(self, node: CallTools, variable: Variable) -> Awaitable[None]: ...
+    def guarded(self, node: Guarded, variable: Variable | None) -> Awaitable[None]: ...
+    def either(self, node: Either, variable: Variable) -> Awaitable[None]: ...
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,11 @@ class Step(Node):
     def variable(self) -> str | None:
         """The name of the variable that the step sets."""
         return None
+
+    @property
+    def bare(self) -> Step:
+        """The step without its conditions."""
+        return self
 
     def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None] | None:
         raise NotImplementedError
@@ -288,6 +295,54 @@ class Splice(Step):
 
     def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
         return visitor.splice(self)
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A condition: the text of `value` is one of `among`, or with `negated` is none of them."""
+
+    value: ResultRef
+    among: tuple[str, ...]
+    negated: bool = False
+
+
+@dataclass(frozen=True)
+class Guarded(Step):
+    """A step that is skipped unless all conditions hold."""
+
+    waits: ClassVar[bool] = True
+    step: Step
+    guards: tuple[Guard, ...]
+
+    @property
+    def sets(self) -> bool:  # type: ignore[override]
+        return self.step.sets
+
+    @property
+    def variable(self) -> str | None:
+        return self.step.variable
+
+    @property
+    def bare(self) -> Step:
+        return self.step
+
+    def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
+        return visitor.guarded(self, variable)
+
+    def abandon(self, error: Exception) -> None:
+        self.step.abandon(error)
+
+
+@dataclass(frozen=True)
+class Either(VariableStep):
+    """Set a variable to the first of `of` whose step was not skipped."""
+
+    waits: ClassVar[bool] = True
+    of: tuple[Variable, ...]
+
+    def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
+        assert variable is not None
+        return visitor.either(self, variable)
 
 
 def as_node(item: object) -> Node:

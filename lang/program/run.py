@@ -21,7 +21,7 @@ from ramify.lang.backends.router import Router, default_of
 from ramify.lang.calls.target import Target
 from ramify.lang.program.branch import Branch
 from ramify.lang.program.event import Event
-from ramify.lang.program.nodes import ModelStep, Step
+from ramify.lang.program.nodes import Guarded, ModelStep, Step
 from ramify.lang.program.place import PLACE, Place
 from ramify.lang.program.variables import Variable
 from ramify.lang.trace.calls import Call
@@ -186,6 +186,8 @@ class Run:
 
         Raises `InvalidRequest` for an unknown name.
         """
+        if isinstance(step, Guarded):
+            return replace(step, step=self.resolved(step.step, backend))
         if not isinstance(step, ModelStep):
             return step
         named = backend if step.backend is None else step.backend
@@ -250,9 +252,9 @@ class Run:
 
     def count_queued(self, step: Step, change: Literal[1, -1]) -> None:
         """Count a step that was queued or taken out, if it calls a model."""
-        if isinstance(step, ModelStep):
+        if isinstance(bare := step.bare, ModelStep):
             with self._lock:
-                self._queued_calls[step.backend] += change
+                self._queued_calls[bare.backend] += change
 
     def queued_calls(self, target: Target) -> int:
         """Steps in the queues of all branches that will call the model of `target`."""

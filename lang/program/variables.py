@@ -19,6 +19,12 @@ class UnknownVariable(ProgramError, KeyError):
     code = "unknown_variable"
 
 
+class Skipped(ProgramError):
+    """A variable was read whose step was skipped, because its condition did not hold."""
+
+    code = "skipped"
+
+
 class Variable:
     """Set once, by `resolve` or `fail`. Read `value` only after `ready` is set."""
 
@@ -42,6 +48,11 @@ class Variable:
     def resolve(self, value: Any, *, text: str | None = None, meta: Callable[[], Any] | None = None) -> None:
         self.value, self.text, self._meta = value, text, meta
         self.ready.set()
+
+    def take(self, other: Variable) -> None:
+        """Set it to the result of `other`; raises that one's error."""
+        self.call, self.kind = other.call, other.kind
+        self.resolve(other.read(), text=other.text, meta=lambda: other.meta)
 
     @property
     def meta(self) -> Any:
@@ -81,6 +92,11 @@ class GatheredVariable(Variable):
             else:
                 values = [part.value for part in self.parts]
                 self.resolve(values, meta=lambda: [part.meta for part in self.parts])
+
+
+def skipped(name: str | None) -> Skipped:
+    what = "The variable" if name is None else repr(name)
+    return Skipped(f"{what} was not set: the condition of its step did not hold.", variable=name)
 
 
 def unknown_variable(name: str, known: Iterable[str]) -> UnknownVariable:

@@ -274,8 +274,8 @@ def test_arguments_are_given_once():
     for wrong in ({}, {"topic": "a", "style": "b"}):
         with pytest.raises(TypeError):
             compiled.run(**wrong, backend=rm.ScriptedBackend([]))
-    with pytest.raises(rm.InvalidRequest, match="topic must be text, not int"):
-        compiled.run(topic=3, backend=rm.ScriptedBackend([]))
+    with pytest.raises(rm.InvalidRequest, match="topic must be JSON"):
+        compiled.run(topic=b"tea", backend=rm.ScriptedBackend([]))
     with pytest.raises(TypeError, match="nothing"):
         everything.compile(nothing=1)
     with pytest.raises(rm.InvalidRequest, match="one output"):

@@ -237,7 +237,7 @@ FORK = {"kind": "fork", "children": [1, 2]}
         (graph(text("a"), arguments=["a", "a"]), "graph.arguments", "named twice"),
         (graph(gen(), arguments=["a"]), "arguments", "lacks the argument 'a'"),
         ({**graph(gen()), "arguments": {"a": "b"}}, "arguments.a", "no argument 'a'"),
-        ({**graph(gen()), "arguments": {"a": 1}}, "arguments[...]", "expected `str`"),
+        ({**graph(gen()), "arguments": [1]}, "arguments", "expected `object`"),
         ({**graph(gen()), "arguments": {}, "rows": [{}]}, "rows", "both given"),
         ({**graph(gen()), "rows": []}, "rows", "0 rows"),
         ({**graph(gen()), "rows": [{}, {"a": "b"}]}, "rows[1].a", "no argument 'a'"),

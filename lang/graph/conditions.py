@@ -1,0 +1,121 @@
+"""Conditions and bounded loops: nodes with conditions in a graph, Python where a program is not compiled."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+from ramify.errors import InvalidRequest
+from ramify.lang.graph.recorder import RecordedBranch
+from ramify.lang.graph.symbolic import Symbolic, SymbolicText, SymbolicValue, refuse
+from ramify.lang.program.nodes import Guard, Guarded, Node, ResultRef, Row, as_node
+from ramify.lang.program.state import ProgramState
+
+Outcome = str | bool | int
+
+
+def when(value: Any, cases: Mapping[Outcome, str | Node], default: str | Node | None = None) -> Node:
+    """The one of `cases` that `value` chooses: text, turns, and calls to append.
+
+        s += rm.user("A bug or a question?") + rm.assistant(rm.select("kind", ["bug", "question"]))
+        s += rm.when(s["kind"], {"bug": rm.user("Which version?") + rm.assistant(rm.gen("version"))})
+
+    Args:
+        value: The result of a `select`, a field of type str, bool or Literal, or an argument. In a compiled
+            program the server decides.
+        cases: What to append for each value.
+        default: What to append for any other value; None for nothing.
+
+    A variable that only a case not taken sets cannot be read. Raises `InvalidRequest` for a case that is no
+    str, bool or int.
+    """
+    for case in cases:
+        if type(case) not in (str, bool, int):
+            raise InvalidRequest(f"The case {case!r} is no str, bool or int.", field="cases")
+    source = _source(value)
+    if source is None:
+        chosen = cases.get(value, default)
+        return Row(()) if chosen is None else as_node(chosen)
+    steps: list[Guarded] = []
+    for case, item in cases.items():
+        steps += _guarded(as_node(item), Guard(source, (str(case),)))
+    if default is not None:
+        steps += _guarded(as_node(default), Guard(source, tuple(map(str, cases)), negated=True))
+    return Row(tuple(steps))
+
+
+def repeat(s: ProgramState, body: Callable[[ProgramState], Any], *, until: Any, at_most: int) -> Any:
+    """Call ``body(s)``, which appends to `s`, until it returns `until`; at most `at_most` times.
+
+        def improve(s):
+            s += rm.user("Improve it.") + rm.assistant(rm.gen("draft"))
+            s += rm.user("Good enough?") + rm.assistant(rm.select("good", ["yes", "no"]))
+            return s["good"]
+
+        rm.repeat(s, improve, until="yes", at_most=3)
+
+    Args:
+        body: A function, plain or ``async``; of an ``async`` one, await the call of `repeat`.
+        until: A value, or several in a tuple, list or set. In a compiled program the server compares.
+        at_most: The number of rounds of the compiled graph.
+
+    Returns nothing: read the variables that the last round has set. Raises `InvalidRequest` where `at_most`
+    is below 1.
+    """
+    if at_most < 1:
+        raise InvalidRequest(f"at_most is {at_most}; it must be at least 1.", field="at_most")
+    wanted = tuple(until) if isinstance(until, tuple | list | set | frozenset) else (until,)
+    rounds = _rounds(s, wanted, at_most)
+    next(rounds)
+    if inspect.iscoroutinefunction(body):
+        return _repeat_async(rounds, body, s)
+    try:
+        while True:
+            rounds.send(body(s))
+    except StopIteration:
+        return None
+
+
+async def _repeat_async(rounds: Any, body: Callable[[ProgramState], Any], s: ProgramState) -> None:
+    try:
+        while True:
+            rounds.send(await body(s))
+    except StopIteration:
+        return
+
+
+def _rounds(s: ProgramState, wanted: Collection[Any], at_most: int) -> Any:
+    """A generator that is sent what each round has returned, and that ends after the last round."""
+    branch = s._branch
+    guards: tuple[Guard, ...] = ()
+    for _ in range(at_most):
+        if isinstance(branch, RecordedBranch):
+            with branch.under(guards):
+                value = yield
+        else:
+            value = yield
+        source = _source(value)
+        if source is not None:
+            guards = (*guards, Guard(source, tuple(map(str, wanted)), negated=True))
+        elif value in wanted:
+            return
+
+
+def _source(value: Any) -> ResultRef | None:
+    """The result or argument that a symbolic value stands for; None for any other value."""
+    if not issubclass(type(value), Symbolic):
+        return None
+    text = value.as_text() if type(value) is SymbolicValue else value
+    parts = text.parts if text is not None and issubclass(type(text), SymbolicText) else ()
+    if len(parts) != 1 or not isinstance(parts[0], ResultRef):
+        refuse(value, "a comparison")
+    return parts[0]
+
+
+def _guarded(node: Node, guard: Guard) -> Iterator[Guarded]:
+    for step in node.steps():
+        if isinstance(step, Guarded):
+            yield Guarded(step.step, (guard, *step.guards))
+        else:
+            yield Guarded(step, (guard,))
