@@ -46,6 +46,11 @@ class RecordingBackend:
         self._begun = False
         self._lock = threading.Lock()
 
+    @property
+    def unused(self) -> list[Generate]:
+        """Empty, so that a test that asserts this of a `ReplayBackend` can be recorded."""
+        return []
+
     async def info(self) -> ModelInfo:
         info = await self.backend.info()
         self._begin(info)
@@ -124,6 +129,8 @@ class ReplayBackend:
         self._header, exchanges = recording.read(path)
         self.takes_messages = self._header.takes_messages
         self._exchanges = exchanges
+        self.refused: list[NotRecorded] = []
+        """The errors of requests that were not recorded, also where the program caught them."""
         self._left: dict[bytes, list[Exchange]] = defaultdict(list)
         for exchange in exchanges:
             self._left[recording.key_of(exchange.request)].append(exchange)
@@ -160,7 +167,8 @@ class ReplayBackend:
     def _take(self, request: Generate) -> Exchange:
         left = self._left.get(recording.key_of(request))
         if not left:
-            raise self._refusal(request)
+            self.refused.append(self._refusal(request))
+            raise self.refused[-1]
         path = recording.call_path(CURRENT.get())
         index = next((index for index, exchange in enumerate(left) if exchange.path == path), 0)
         return left.pop(index)

@@ -1,0 +1,90 @@
+"""Fixtures for pytest, in every project that has Ramify installed: `ramify_replay` and `ramify_backend`.
+
+A test that uses `ramify_replay` as its backend records what `ramify_backend` answers, once, and replays that
+from then on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from ramify.lang.backends.base import Backend
+
+FOLDER = "recordings"
+OPTION = "--ramify-record"
+
+_PASSED = pytest.StashKey[bool]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    words = "Record anew what the backends of tests with `ramify_replay` answer."
+    parser.getgroup("ramify").addoption(OPTION, action="store_true", help=words)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report = yield
+    if report.when == "call":
+        item.stash[_PASSED] = report.passed
+    return report
+
+
+@pytest.fixture
+def ramify_backend() -> Backend:
+    """The backend that `ramify_replay` records. A project defines its own, of any scope, in a conftest.py."""
+    pytest.fail(
+        "There is no backend to record. Define a fixture ramify_backend in conftest.py, which returns an "
+        "Engine or a RuntimeEndpoint.",
+        pytrace=False,
+    )
+
+
+@pytest.fixture
+def ramify_replay(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """A backend that answers as `ramify_backend` did when the test was recorded.
+
+    The recording is ``recordings/<module>/<test>.jsonl`` beside the test. It is made where it is missing, and
+    anew with ``--ramify-record``, and kept if the test passes. A missing one fails the test where the
+    environment variable CI is set. A request that was not recorded fails with the difference.
+    """
+    from ramify.lang.backends.replay import RecordingBackend, ReplayBackend
+
+    path = recording_of(request.node)
+    wanted = request.config.getoption(OPTION)
+    if path.exists() and not wanted:
+        replay = ReplayBackend(path)
+        yield replay
+        if replay.refused and request.node.stash.get(_PASSED, False):  # the program caught the error
+            pytest.fail(f"{replay.refused[0]}", pytrace=False)
+        return
+    if not wanted and os.environ.get("CI", "").lower() not in ("", "0", "false"):
+        pytest.fail(
+            f"There is no recording {path}, and CI is set. Run the test where CI is not set, and commit the "
+            f"file; or give {OPTION}.",
+            pytrace=False,
+        )
+    backend = request.getfixturevalue("ramify_backend")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(f".{os.getpid()}.new")
+    yield RecordingBackend(backend, unfinished)
+    if request.node.stash.get(_PASSED, False) and unfinished.stat().st_size:
+        unfinished.replace(path)
+    else:
+        unfinished.unlink()
+
+
+def recording_of(test: pytest.Item) -> Path:
+    """The path of a test's recording; a name that is no file name gets a hash."""
+    name = ".".join(test.nodeid.split("::")[1:])
+    plain = re.sub(r"[^\w.\[\]-]", "_", name)[:100]
+    if plain != name:
+        plain += f"-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return test.path.parent / FOLDER / test.path.stem / f"{plain}.jsonl"
