@@ -29,6 +29,7 @@ from ramify.lang.program.run import call_backend
 from ramify.lang.program.state import ProgramState
 from ramify.lang.tools.tool import Tool, as_tools, make_tool
 from ramify.lang.typed.schema import Schema, dtype_schema, schema_of
+from ramify.priority import checked_priority
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,6 +69,7 @@ def gen(
     keep_failed: bool = False,
     timeout: float | None = None,
     backend: Backend | str | None = None,
+    priority: int | None = None,
     **options: Any,
 ) -> Node:
     """Generate text, append it, and set the variable `name` to it.
@@ -90,6 +92,8 @@ def gen(
             with `RequestTimeout` as the cause.
         backend: The backend of this step, or its name in the `Router` that the program runs on. Its model is
             shown the program so far in its own chat template and tokens.
+        priority: Of the requests of this step, between -100 and 100: higher goes first. By default that of
+            `run`, else that of the backend, else 0; in a batch -1.
         options: Fields of `ramify.sampling_params.SamplingParams`, or SGLang's spellings of them:
             max_new_tokens, min_new_tokens, sampling_seed, return_logprob, top_logprobs_num,
             logprob_start_len. With n > 1 the variable holds a list, whose first output is appended.
@@ -115,7 +119,7 @@ def gen(
     options = {"max_tokens": max_tokens, **options} if max_tokens is not None else options
     if choices is not None:
         options |= {"validate": validate, "retries": retries or None}
-        return _scored(name, choices, options, choices_method, timeout, backend, line)
+        return _scored(name, choices, options, choices_method, timeout, backend, priority, line)
     if choices_method is not None:
         raise InvalidRequest("choices_method needs choices.", field="choices_method")
     wanted = _schema(constraints)
@@ -131,6 +135,7 @@ def gen(
         keep_failed=keep_failed,
         timeout=_seconds(timeout),
         backend=backend,
+        priority=None if priority is None else checked_priority(priority),
         line=line,
     )
 
@@ -152,6 +157,7 @@ def _scored(
     method: ChoicesSamplingMethod | None,
     timeout: float | None,
     backend: Backend | str | None,
+    priority: int | None,
     line: str | None,
 ) -> Node:
     """The `select` of a `gen` with choices; raises `UnsupportedField` for options that have no effect."""
@@ -159,7 +165,7 @@ def _scored(
     for extra, value in options.items():
         if value is not None:
             raise UnsupportedField(f"A gen with choices scores them, so {extra} has no effect.", field=extra)
-    return _select(name, choices, temperature, method, timeout, backend, line)
+    return _select(name, choices, temperature, method, timeout, backend, priority, line)
 
 
 def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Node:
@@ -180,14 +186,16 @@ def select(
     *,
     timeout: float | None = None,
     backend: Backend | str | None = None,
+    priority: int | None = None,
 ) -> Node:
     """Append the choice that the model finds most likely, scored by `choices_method`.
 
-    After `timeout` seconds the step fails with `RequestTimeout` as the cause. `backend` as in `gen`.
+    After `timeout` seconds the step fails with `RequestTimeout` as the cause. `backend` and `priority` as in
+    `gen`.
     """
     if choices is None:
         raise InvalidRequest("select needs choices.", field="choices")
-    return _select(name, choices, temperature, choices_method, timeout, backend, caller_line())
+    return _select(name, choices, temperature, choices_method, timeout, backend, priority, caller_line())
 
 
 def _select(
@@ -197,6 +205,7 @@ def _select(
     method: ChoicesSamplingMethod | None,
     timeout: float | None,
     backend: Backend | str | None,
+    priority: int | None,
     line: str | None,
 ) -> Node:
     if isinstance(choices, str) or not choices or not all(isinstance(one, str) and one for one in choices):
@@ -209,6 +218,7 @@ def _select(
         method or token_length_normalized,
         timeout=_seconds(timeout),
         backend=backend,
+        priority=None if priority is None else checked_priority(priority),
         line=line,
     )
 

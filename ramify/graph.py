@@ -17,6 +17,7 @@ import msgspec
 
 from ramify.constraint import Constraint
 from ramify.errors import InvalidRequest, ProgramError
+from ramify.priority import checked_priority
 from ramify.sampling_params import SamplingParams
 
 MAX_NODES = 4096
@@ -180,6 +181,8 @@ class Gen(Node, frozen=True, kw_only=True, tag="gen"):
     """Stop strings beside those in `options`."""
     timeout: float | None = None
     """Seconds for the whole step."""
+    priority: int | None = None
+    """Of its requests; None: that of the run."""
 
 
 class Select(Node, frozen=True, kw_only=True, tag="select"):
@@ -189,6 +192,7 @@ class Select(Node, frozen=True, kw_only=True, tag="select"):
     choices: tuple[str, ...]
     method: Method = "token_length_normalized"
     timeout: float | None = None
+    priority: int | None = None
 
 
 class Fork(Node, frozen=True, kw_only=True, tag="fork"):
@@ -328,7 +332,7 @@ class _Check:
             case Select():
                 if not node.choices or not all(node.choices):
                     self._wrong("choices", "there must be choices, and none may be empty")
-                self._timeout(node.timeout)
+                self._limits(node)
             case Fork():
                 self._fork(node)
             case Join():
@@ -382,7 +386,7 @@ class _Check:
         if node.constraint is not None:
             with self._below("constraint"):
                 node.constraint.check()
-        self._timeout(node.timeout)
+        self._limits(node)
 
     @contextlib.contextmanager
     def _below(self, where: str) -> Iterator[None]:
@@ -393,9 +397,13 @@ class _Check:
             error.field = ".".join(filter(None, (self.here, where, error.field)))
             raise
 
-    def _timeout(self, timeout: float | None) -> None:
+    def _limits(self, node: Gen | Select) -> None:
+        timeout = node.timeout
         if timeout is not None and not 0 < timeout < math.inf:
             self._wrong("timeout", f"it is {timeout}, and must be a number above 0")
+        if node.priority is not None:
+            with self._below(""):
+                checked_priority(node.priority)
 
     def _fork(self, node: Fork) -> None:
         if not node.children:

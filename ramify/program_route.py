@@ -6,7 +6,7 @@ The body:
 - ``arguments``: one object of texts, or ``rows``: a list of them. Without either the graph runs once.
 - ``sampling_params``: fields of `ramify.sampling_params.SamplingParams` (or SGLang's spellings) for every gen
   that does not set its own.
-- ``cache_scope``: as in ``POST /generate``.
+- ``cache_scope``, ``priority``: as in ``POST /generate``.
 - ``stream``: answer with server-sent events, ended by ``[DONE]``.
 - ``events``, with ``stream``: ``nodes`` (the default) sends ``{row, node, branch, name, value, usage,
   finish_reason}`` for each gen, select and scope as it ends. ``requests`` sends ``{row, request, chunks}``
@@ -34,6 +34,7 @@ from ramify.lang.graph.serve import Events, Job, run_row
 from ramify.loop import cancel_at_end
 from ramify.messages import Generate, ModelInfo, TextChunk
 from ramify.runtime.server.fields import Fields, json_response, read_fields
+from ramify.runtime.server.params import take_priority
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import DONE, EventStream, while_connected
 from ramify.runtime.server.sse import event as sse_event
@@ -70,6 +71,9 @@ def _take_job(fields: Fields, service: Service, stream: bool) -> tuple[Job, list
     arguments: dict[str, Any] | None = fields.take("arguments", dict[str, Any])
     rows: list[dict[str, Any]] | None = fields.take("rows", list[dict[str, Any]])
     options: dict[str, Any] = fields.take("sampling_params", dict[str, Any], {})
+    options = read_options(options, of="sampling_params")
+    if fields.given("priority"):
+        options["priority"] = take_priority(fields)
     scope: str = fields.take("cache_scope", str, "")
     events: Events = fields.take("events", Events, "nodes")
     fields.refuse_rest()
@@ -89,7 +93,7 @@ def _take_job(fields: Fields, service: Service, stream: bool) -> tuple[Job, list
         graph=graph,
         backend=_Served(service),
         info=service.frontend.info,
-        options=read_options(options, of="sampling_params"),
+        options=options,
         scope=scope,
         events=events,
     )

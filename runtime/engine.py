@@ -31,6 +31,7 @@ from ramify.messages import (
     Usage,
     concatenated,
 )
+from ramify.priority import checked_priority
 from ramify.retry import RETRY_FOR_S, Retry
 from ramify.runtime.config import ELSEWHERE, EngineConfig
 from ramify.runtime.frontend.frontend import Frontend
@@ -61,6 +62,8 @@ class Engine:
     retries, retry_for
         How often, and for how many seconds, a program sends a request again that a dead process has lost or
         the full queue has refused (`ramify.retry.Retry`).
+    priority : int, optional
+        Of requests for which the program sets none, between -100 and 100: higher goes first.
     **options
         The other fields of `ramify.runtime.config.EngineConfig`.
 
@@ -83,6 +86,7 @@ class Engine:
         *,
         retries: int | None = None,
         retry_for: float = RETRY_FOR_S,
+        priority: int | None = None,
         **options: Any,
     ) -> None:
         if model is not None:
@@ -96,6 +100,7 @@ class Engine:
                 )
         self.config = EngineConfig(**options)
         self.retry = Retry(retries, retry_for)
+        self.priority = None if priority is None else checked_priority(priority)
         self._frontend = Frontend(self.config)
         self._start_lock: asyncio.Lock | None = None
         self._owner: int | None = None
@@ -185,12 +190,19 @@ class Engine:
         constraint: Constraint | None = None,
         preambles: Sequence[Preamble] = (),
         scope: str = "",
+        priority: int | None = None,
         **sampling: Any,
     ) -> Completion:
         """Generate once and wait. `sampling` takes the fields of `SamplingParams`."""
         return wait(
             self.acomplete(
-                prompt, chat=chat, constraint=constraint, preambles=preambles, scope=scope, **sampling
+                prompt,
+                chat=chat,
+                constraint=constraint,
+                preambles=preambles,
+                scope=scope,
+                priority=priority,
+                **sampling,
             )
         )
 
@@ -199,12 +211,16 @@ class Engine:
         prompts: Sequence[str | Sequence[Segment]],
         *,
         constraint: Constraint | None = None,
+        priority: int | None = None,
         **sampling: Any,
     ) -> list[Completion]:
         """Generate for all `prompts` at the same time. Results have the order of the prompts."""
 
         async def gather() -> list[Completion]:
-            calls = (self.acomplete(prompt, constraint=constraint, **sampling) for prompt in prompts)
+            calls = (
+                self.acomplete(prompt, constraint=constraint, priority=priority, **sampling)
+                for prompt in prompts
+            )
             return await asyncio.gather(*calls)
 
         return wait(gather())
@@ -217,6 +233,7 @@ class Engine:
         constraint: Constraint | None = None,
         preambles: Sequence[Preamble] = (),
         scope: str = "",
+        priority: int | None = None,
         **sampling: Any,
     ) -> Completion:
         """As `complete`, on any event loop."""
@@ -233,6 +250,7 @@ class Engine:
             preambles=tuple(preambles),
             scope=scope,
             every_s=HELD_S,
+            priority=(self.priority or 0) if priority is None else priority,
         )
         if asyncio.get_running_loop() is background_loop():
             return await self._collect(request)

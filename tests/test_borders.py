@@ -29,6 +29,7 @@ LEAVES = {
     "ramify.loop",
 }
 LEAVES |= {"ramify.cache", "ramify.retry", "ramify.ring_messages", "ramify.spelling"}
+LEAVES |= {"ramify.priority"}
 LEAVES |= {"ramify.graph", "ramify.html.template"}
 LEAVES |= {f"ramify.tool_calls.{name}" for name in ("formats", "grammar", "prompt", "parser")}
 SHARED = LEAVES

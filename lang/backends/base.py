@@ -20,7 +20,9 @@ class Backend(Protocol):
     can end a request early and still tell its cost has a coroutine ``abort(rid)``: the chunks of `generate`
     then end soon, with finish reason "abort" and the usage.
     With an attribute `retry`, a `ramify.retry.Retry`, requests are sent again after errors that are
-    `transient`.
+    `transient`. One that honours `Generate.priority` has an
+    attribute ``priority``: of requests for which the program sets none, or None. In a batch None stands for
+    `ramify.priority.BATCH`.
     """
 
     async def info(self) -> ModelInfo:
@@ -52,7 +54,8 @@ class Submission:
     arguments: Mapping[str, Any]
     """By name, as JSON."""
     options: Mapping[str, Any]
-    """Sampling options, as fields of `SamplingParams`, for every gen that does not set its own."""
+    """Sampling options, as fields of `SamplingParams`, and ``priority``, for every gen that does not set its
+    own."""
     scope: str
     stream: bool
     """Send text as it is generated, not only when a request has ended."""

@@ -21,6 +21,7 @@ from ramify.lang.backends.submitted import SubmittedProgram
 from ramify.lang.program.unsupported import unsupported
 from ramify.loop import wait
 from ramify.messages import Generate, ModelInfo, TextChunk
+from ramify.priority import checked_priority
 from ramify.retry import RETRY_FOR_S, Retry
 
 
@@ -34,6 +35,7 @@ class RuntimeEndpoint:
         timeout_s: Longest silence of the server, in seconds; None waits for ever.
         retries, retry_for: How often, and for how many seconds, a request is sent again after a failure that
             may pass (`ramify.retry.Retry`).
+        priority: Of requests for which the program sets none, between -100 and 100: higher goes first.
     """
 
     def __init__(
@@ -46,11 +48,13 @@ class RuntimeEndpoint:
         timeout_s: float | None = None,
         retries: int | None = None,
         retry_for: float = RETRY_FOR_S,
+        priority: int | None = None,
     ) -> None:
         if chat_template_name is not None:
             unsupported("chat_template_name", "The server's model brings its own template.")()
         self.base_url = base_url
         self.retry = Retry(retries, retry_for)
+        self.priority = None if priority is None else checked_priority(priority)
         self._options: dict[str, Any] = {
             "api_key": api_key,
             "verify": True if verify is None else verify,

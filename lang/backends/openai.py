@@ -19,6 +19,7 @@ from ramify.lang.backends.http import HttpClient
 from ramify.lang.calls.chat import chatml
 from ramify.loop import wait
 from ramify.messages import Finish, Generate, ModelInfo, TextChunk, TokenLogprobs, Usage, concatenated
+from ramify.priority import checked_priority
 from ramify.retry import RETRY_FOR_S, Retry
 from ramify.sampling_params import SamplingParams
 
@@ -53,6 +54,8 @@ class OpenAI:
         timeout_s: Longest silence of the endpoint, in seconds; None waits for ever.
         retries, retry_for: How often, and for how many seconds, a request is sent again after a failure that
             may pass (`ramify.retry.Retry`).
+        priority: Of requests for which the program sets none, in SGLang's sense: higher goes first. Sent to
+            endpoints with `extensions`, refused for others. Without it batches are sent without a priority.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class OpenAI:
         timeout_s: float | None = None,
         retries: int | None = None,
         retry_for: float = RETRY_FOR_S,
+        priority: int | None = None,
     ) -> None:
         self.model_name = model_name
         self.takes_messages = is_chat_model
@@ -76,6 +80,8 @@ class OpenAI:
         self._json_choices = json_choices
         self._timeout_s = timeout_s
         self.retry = Retry(retries, retry_for)
+        if priority is not None:
+            self.priority = checked_priority(priority)
 
     @functools.cached_property
     def _http(self) -> HttpClient:
@@ -108,6 +114,14 @@ class OpenAI:
             if not await self._has_extensions():
                 raise UnsupportedNode("This endpoint has no cache scopes.", field="cache_scope")
             body["cache_salt"] = request.scope
+        if request.priority:
+            if not await self._has_extensions():
+                raise UnsupportedNode(
+                    "This endpoint has no priorities.",
+                    field="priority",
+                    remedy="If it has SGLang's, say OpenAI(extensions=True).",
+                )
+            body["priority"] = request.priority
         path = "/chat/completions" if self.takes_messages else "/completions"
         chunks = _text_chunks(self._http, path, body, request.rid)
         async with aclosing(cast("Any", chunks)):

@@ -21,7 +21,7 @@ from ramify.lang.backends.recording import Exchange, Header
 from ramify.lang.trace.calls import CURRENT
 from ramify.messages import Generate, ModelInfo, TextChunk
 
-PASSED_ON = ("abort", "await_tools", "flush_cache", "get_model_name", "get_server_info")
+PASSED_ON = ("abort", "await_tools", "flush_cache", "get_model_name", "get_server_info", "priority")
 
 
 class NotRecorded(BackendError):

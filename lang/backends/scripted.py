@@ -60,6 +60,8 @@ class ScriptedBackend:
     fails the step. `requests` and `ended` record what was asked for.
     """
 
+    priority: int | None = None
+
     def __init__(
         self,
         answers: Answers,

@@ -40,10 +40,12 @@ class SubmittedProgram:
         self._endpoint = endpoint
         self.retry = getattr(endpoint, "retry", None)
         self._http = http
+        options = dict(submission.options)
         self._body = {
             "graph": msgspec.to_builtins(submission.graph),
             "arguments": dict(submission.arguments),
-            "sampling_params": msgspec.to_builtins(submission.options),
+            "priority": options.pop("priority", None),
+            "sampling_params": msgspec.to_builtins(options),
             "cache_scope": submission.scope,
             "stream": True,
             "events": "chunks" if submission.stream else "requests",

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.priority import checked_priority
 from ramify.sampling_params import SamplingParams
 from ramify.spelling import nearest
 
@@ -25,7 +26,9 @@ SPELLINGS = {
 
 LOGPROB_OPTIONS = ("return_logprob", "top_logprobs_num", "logprob_start_len", "return_text_in_logprobs")
 
-NAMES = frozenset(SamplingParams.__struct_fields__) | SPELLINGS.keys() | frozenset(LOGPROB_OPTIONS)
+NAMES = (
+    frozenset(SamplingParams.__struct_fields__) | SPELLINGS.keys() | frozenset(LOGPROB_OPTIONS) | {"priority"}
+)
 """Every known option."""
 
 ELSEWHERE = {
@@ -47,7 +50,8 @@ ELSEWHERE = {
 
 
 def read_options(given: Mapping[str, Any], *, of: str) -> dict[str, Any]:
-    """`given` as fields of `SamplingParams`, without those that are None, checked for type and range.
+    """`given` as fields of `SamplingParams`, without those that are None, checked for type and range; and
+    ``priority``, which is no sampling option.
 
     Raises `UnsupportedField` for an unknown name and `InvalidRequest` for a wrong value. `of` names the
     function that was given the options, for error messages.
@@ -65,15 +69,21 @@ def read_options(given: Mapping[str, Any], *, of: str) -> dict[str, Any]:
         options["stop"] = (options["stop"],)
     if options.get("top_k") == -1:
         options["top_k"] = 0
+    if "priority" in options:
+        checked_priority(options["priority"])
     resolve_options(options)
     return options
 
 
 def resolve_options(*layers: Mapping[str, Any]) -> SamplingParams:
-    """The options of one call, where later layers win. Raises `InvalidRequest` with the wrong field."""
+    """The sampling options of one call, where later layers win; without ``priority``, which is none.
+
+    Raises `InvalidRequest` with the wrong field.
+    """
     merged: dict[str, Any] = {}
     for layer in layers:
         merged.update(layer)
+    merged.pop("priority", None)
     try:
         return msgspec.convert(merged, SamplingParams, str_keys=True).check()
     except msgspec.ValidationError as error:

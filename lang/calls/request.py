@@ -96,6 +96,7 @@ async def send(
         hint=hint_of(branch, call, target, next_use),
         scope=run.scope,
         every_s=0.0 if call.followed else HELD_S,
+        priority=_priority(branch, call, target),
         **_prompt(branch, view),
     )
     delivery = Delivery(branch, target, call, follow if call.followed else None)
@@ -137,6 +138,14 @@ def _least_usage(known: Usage, received: Sequence[TextChunk]) -> Usage:
     """`known`, with at least the tokens that have arrived. A chunk of text without ids has one or more."""
     tokens = sum([max(len(chunk.ids), bool(chunk.text)) for chunk in received])
     return msgspec.structs.replace(known, completion_tokens=max(known.completion_tokens, tokens))
+
+
+def _priority(branch: Branch, call: Call, target: Target) -> int:
+    """The step's priority, else that of the run, else that of the backend."""
+    for given in (call.priority, branch.run.options.get("priority")):
+        if given is not None:
+            return int(given)
+    return target.priority
 
 
 def _first_text_s(call: Call) -> float | None:

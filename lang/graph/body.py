@@ -79,7 +79,7 @@ def _start(traced: Traced, s: ProgramState, row: Row) -> Execution:
     execution: Execution | None = None
     if isinstance(run.backend, RunsPrograms) and not stays_here(traced.steps):
         run.backend = run.backend.submit_program(
-            Submission(traced.graph, dict(row), run.options, run.scope, run.stream),
+            Submission(traced.graph, dict(row), run.submitted_options, run.scope, run.stream),
             lambda: execution is None or execution.failed,
         )
     execution = execute(traced.graph, root, row, steps=traced.steps, lines=traced.lines, values=traced.values)

@@ -134,11 +134,17 @@ class _Submitter:
                     constraint=node.constraint,
                     stop=node.stop,
                     timeout=node.timeout,
+                    priority=node.priority,
                     line=line,
                 )
             case graph.Select():
                 return nodes.Select(
-                    node.name, node.choices, METHODS[node.method], timeout=node.timeout, line=line
+                    node.name,
+                    node.choices,
+                    METHODS[node.method],
+                    timeout=node.timeout,
+                    priority=node.priority,
+                    line=line,
                 )
             case graph.Either():
                 return nodes.Either(node.name, tuple(self.execution.outcomes[one] for one in node.of))

@@ -45,7 +45,7 @@ def submit_prefix(s: ProgramState, prefix: GraphPrefix) -> ProgramState:
         graph.check()
     except InvalidRequest:  # too large for one graph: the body runs without
         return s
-    submission = Submission(graph, {}, run.options, run.scope, run.stream)
+    submission = Submission(graph, {}, run.submitted_options, run.scope, run.stream)
     run.backend = _PrefixBackend(run, prefix, run.backend, submission)
     return s
 

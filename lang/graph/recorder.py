@@ -348,6 +348,7 @@ class Recorder:
             constraint=node.constraint,
             stop=node.stop,
             timeout=node.timeout,
+            priority=node.priority,
         )
         return self._outcome(node, made, variable)
 
@@ -360,6 +361,7 @@ class Recorder:
             choices=node.choices,
             method=cast(graph.Method, method),
             timeout=node.timeout,
+            priority=node.priority,
         )
         return self._outcome(node, made, variable)
 

@@ -286,6 +286,7 @@ class Interpreter:
             target = await self._run.target(node)
             view = branch.view(target)
             call.model, call.prompt_end = target.name, view.tail
+            call.priority = node.priority
             yield call, view
         except asyncio.CancelledError:
             call.error = "cancelled"

@@ -111,6 +111,8 @@ class ModelStep(VariableStep):
     """The backend that the step names. In a step of a run, None stands for the run's own."""
     timeout: float | None = field(default=None, kw_only=True)
     """Seconds for the whole step."""
+    priority: int | None = field(default=None, kw_only=True)
+    """Of its requests; None: that of the run."""
     line: str | None = field(default=None, kw_only=True)
 
 

@@ -210,6 +210,7 @@ class Program(Generic[P, R]):
         place: Place | None,
         *,
         asynchronous: bool = False,
+        in_batch: bool = False,
     ) -> Started:
         """Begin a run, at `place` in another program. `arguments` returns the body's arguments; its errors
         are those of the run."""
@@ -222,6 +223,7 @@ class Program(Generic[P, R]):
             stream=settings.stream,
             asynchronous=asynchronous,
             place=place,
+            in_batch=in_batch,
         )
         inside = ProgramState(run.root)
 
@@ -233,7 +235,9 @@ class Program(Generic[P, R]):
     def _start_row(self, batch: Batch, info: ModelInfo, row: Any, *, asynchronous: bool = False) -> Started:
         """`_start` for a row of a batch."""
         arguments = functools.partial(self._row, batch.common, row)
-        return self._start(batch.settings, info, arguments, batch.place, asynchronous=asynchronous)
+        return self._start(
+            batch.settings, info, arguments, batch.place, asynchronous=asynchronous, in_batch=True
+        )
 
     def _refused_row(
         self, batch: Batch, info: ModelInfo, error: ProgramError, row: Any, *, asynchronous: bool = False
@@ -272,7 +276,10 @@ class Program(Generic[P, R]):
             out=out,
             program=self.body.__qualname__,
             columns=self.arg_names,
-            same={"arguments": common, "options": settings.options},
+            same={
+                "arguments": common,
+                "options": {name: value for name, value in settings.options.items() if name != "priority"},
+            },
             concurrency=limit,
             progress=progress,
             give_up_after=give_up_after,

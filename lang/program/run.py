@@ -27,6 +27,7 @@ from ramify.lang.program.variables import Variable
 from ramify.lang.trace.calls import Call
 from ramify.loop import SIGNAL_CHECK_S, background_loop, submit
 from ramify.messages import ModelInfo
+from ramify.priority import BATCH
 
 logger = logging.getLogger(__name__)
 
@@ -118,12 +119,14 @@ class Run:
         asynchronous: bool = False,
         loop: asyncio.AbstractEventLoop | None = None,
         place: Place | None = None,
+        in_batch: bool = False,
     ) -> None:
         self.program = uuid.uuid4().hex
         self.router = backend if isinstance(backend, Router) else None
         """The backends that steps may choose by name."""
         own = default_of(backend)
-        self.home = Target(own, info, self._name_of(own, info))
+        self._in_batch = in_batch
+        self.home = self._target(own, info)
         """The model of all steps that name no other. The content of branches is as this model reads it."""
         self._own = own
         self._targets = {own: self.home}
@@ -202,11 +205,18 @@ class Run:
         assert not isinstance(backend, str)
         if backend not in self._targets:
             info = await model_info(backend)
-            self._targets.setdefault(backend, Target(backend, info, self._name_of(backend, info)))
+            self._targets.setdefault(backend, self._target(backend, info))
         return self._targets[backend]
 
-    def _name_of(self, backend: Backend, info: ModelInfo) -> str:
-        return (self.router and self.router.name_of(backend)) or info.name
+    def _target(self, backend: Backend, info: ModelInfo) -> Target:
+        name = (self.router and self.router.name_of(backend)) or info.name
+        given, usual = getattr(backend, "priority", 0), BATCH if self._in_batch else 0
+        return Target(backend, info, name, usual if given is None else given)
+
+    @property
+    def submitted_options(self) -> Mapping[str, Any]:
+        """The options for a graph that a backend runs, its priority included."""
+        return {"priority": self.home.priority, **self.options} if self.home.priority else self.options
 
     # --- branches ---
 

@@ -33,6 +33,7 @@ from ramify.lang.typed.partial import Partial
 from ramify.lang.typed.partial_stream import ObjectStream, snapshot
 from ramify.lang.typed.schema import convert, schema_of
 from ramify.messages import Usage
+from ramify.priority import checked_priority
 
 T = TypeVar("T")
 
@@ -98,6 +99,7 @@ class ProgramState:
         errors: Literal["show", "raise"] = "show",
         timeout: float | None = None,
         backend: Backend | str | None = None,
+        priority: int | None = None,
         **options: Any,
     ) -> ToolTurn:
         """Generate calls of `tools`, run them, and append their results. Returns at once.
@@ -115,7 +117,7 @@ class ProgramState:
             errors: ``show``: an exception of a function is shown to the model as its result. ``raise``: it
                 fails the step.
             timeout: Seconds for the model's turn. Functions have their own timeout (`tool`).
-            backend: As of `gen`.
+            backend, priority: As of `gen`.
             options: As of `gen`.
         """
         if errors not in ("show", "raise"):
@@ -131,6 +133,7 @@ class ProgramState:
             options=read_options({"max_tokens": max_tokens, **options}, of="call_tools"),
             timeout=timeout,
             backend=backend,
+            priority=None if priority is None else checked_priority(priority),
             line=caller_line(),
         )
         variable = self._submit(node)

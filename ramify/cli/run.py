@@ -17,6 +17,7 @@ from ramify.cli.run_rows import json_or_text, read_rows, required
 from ramify.cli.target import add_target_flags, engine_of
 from ramify.errors import InvalidRequest, NotFound, ProgramError
 from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
+from ramify.priority import BATCH, MOST
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="key=value",
         help="its arguments; a value is read as JSON unless the parameter is a str or the JSON is not valid",
+    )
+    parser.add_argument(
+        "--priority",
+        type=int,
+        metavar="N",
+        help=f"of its requests, -{MOST} to {MOST}: higher goes first (default: 0, with --input {BATCH})",
     )
     rows = parser.add_argument_group("for each row of a file")
     rows.add_argument("--input", metavar="FILE", help="rows of arguments: .csv, .jsonl or .parquet")
@@ -67,7 +74,7 @@ def _once(options: argparse.Namespace) -> Callable[[Any], int]:
             raise InvalidRequest(f"--{name.replace('_', '-')} needs --input.", field=name)
     program = load(options.program)
     arguments = read_arguments(program, options.arguments)
-    return functools.partial(_run_once, program, arguments)
+    return functools.partial(_run_once, program.with_options(priority=options.priority), arguments)
 
 
 def _rows(options: argparse.Namespace) -> Callable[[Any], int]:
@@ -134,6 +141,7 @@ def _run_rows(
         retry_failed=options.retry_failed,
         give_up_after=GIVE_UP_AFTER_S if options.give_up_after is None else options.give_up_after,
         backend=backend,
+        priority=options.priority,
     )
     if inspect.isawaitable(summary):
         summary = asyncio.run(_await(summary))

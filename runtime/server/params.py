@@ -15,6 +15,7 @@ import msgspec
 from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint, InvalidRequest
 from ramify.messages import ProgramHint, Segment, TextChunk
+from ramify.priority import checked_priority
 from ramify.runtime.server.fields import Fields
 from ramify.sampling_params import SamplingParams
 
@@ -57,6 +58,12 @@ def check_sampling(sampling: SamplingParams, spelled: Mapping[str, str]) -> Samp
         theirs = spelled.get(ours, ours)
         message = error.message.replace(ours, theirs, 1)
         raise InvalidRequest(message, field=theirs, remedy=error.remedy) from None
+
+
+def take_priority(fields: Fields, default: int = 0) -> int:
+    """The field ``priority``, as SGLang has it."""
+    given: int | None = fields.take("priority", int)
+    return default if given is None else checked_priority(given, fields.path("priority"))
 
 
 FieldConstraint = tuple[str, Constraint]

@@ -19,12 +19,14 @@ class Reply(msgspec.Struct, kw_only=True):
     """Base of all bodies."""
 
 
-class GenerationReply(Reply):
+class GenerationReply(Reply, kw_only=True):
     """Base of the bodies of generations, whole and streamed."""
 
     id: str
     created: int
     model: str
+    service_tier: str | msgspec.UnsetType = msgspec.UNSET
+    """Where the request names one."""
 
 
 class PromptTokensDetails(Reply):

@@ -3,6 +3,7 @@
 - `cache_salt` (vLLM's) is the cache scope.
 - `IGNORED` fields are taken and have no effect.
 - `user`, or `safety_identifier`, is written to the log.
+- `priority` is SGLang's: higher goes first. Without it `service_tier` stands for one (`TIERS`).
 """
 
 from __future__ import annotations
@@ -10,16 +11,27 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from ramify.errors import Cancelled, InvalidRequest, NotFound
 from ramify.messages import HELD_S, Finish, Generate, TextChunk
+from ramify.priority import BATCH
 from ramify.runtime.server.fields import Fields
-from ramify.runtime.server.params import Explain, check_sampling, explained, split_choices
+from ramify.runtime.server.params import (
+    Explain,
+    check_sampling,
+    explained,
+    split_choices,
+    take_priority,
+)
 from ramify.runtime.server.service import Service
 from ramify.sampling_params import SamplingParams
+
+ServiceTier = Literal["auto", "default", "flex", "priority"]
+TIERS = {"auto": 0, "default": 0, "flex": BATCH, "priority": 1}
+"""The priority that a service tier stands for."""
 
 SPELLING = {
     name: name
@@ -56,7 +68,6 @@ Ignored = Mapping[str, Sequence[Any] | None]
 """Fields that have no effect on the answer, with the values that they may have, or None for any."""
 
 IGNORED: Ignored = {
-    "service_tier": ("auto", "default"),
     "prompt_cache_key": None,  # it chooses a cache, and there is only one
     "prompt_cache_retention": None,
 }
@@ -88,11 +99,13 @@ class ParsedRequest:
 
 def take_header(service: Service, fields: Fields, prefix: str) -> dict[str, Any]:
     """The fields that every response body starts with. Raises `NotFound` for a model that is not served."""
+    tier = fields.take("service_tier", ServiceTier)
     model: str | None = fields.take("model", str)
     if model is None:
         raise InvalidRequest("model is missing.", field="model", remedy=f"This is {service.model_name!r}.")
     check_model(service, model)
-    return {"id": prefix + service.frontend.new_rid(), "created": int(time.time()), "model": model}
+    header = {"id": prefix + service.frontend.new_rid(), "created": int(time.time()), "model": model}
+    return header if tier is None else {**header, "service_tier": "default" if tier == "auto" else tier}
 
 
 def check_model(service: Service, model: str) -> None:
@@ -131,6 +144,7 @@ def parse_request(
         include_usage = stream_options.take("include_usage", bool, False)
         stream_options.refuse_rest({"include_obfuscation": "", "continuous_usage_stats": ""})
     user = _take_user(fields)
+    priority = take_priority(fields, TIERS[fields.take("service_tier", ServiceTier, "auto")])
     fields.refuse_rest(unsupported)
     choices = [(prompt, options) for prompt in prompts for options in split_choices(sampling)]
     return ParsedRequest(
@@ -141,6 +155,7 @@ def parse_request(
                 sampling=options,
                 scope=scope,
                 every_s=0.0 if stream else HELD_S,
+                priority=priority,
             )
             for index, (prompt, options) in enumerate(choices)
         ],

@@ -49,6 +49,7 @@ from ramify.runtime.server.params import (
     only_constraint,
     split_choices,
     take_constraints,
+    take_priority,
     take_prompts,
     take_sampling,
 )
@@ -109,7 +110,6 @@ UNSUPPORTED = {
     "return_entropy": "",
     "custom_logit_processor": "",
     "background": "",
-    "priority": "",
     "extra_key": "Use cache_scope.",
     "require_reasoning": "",
 }
@@ -223,6 +223,7 @@ def _parse_request(fields: Fields, service: Service) -> ParsedRequest:
     if hint is not None:
         check_hint(hint, "program")
     scope: str = fields.take("cache_scope", str, "")
+    priority = take_priority(fields)
     rids = _take_rids(fields, count, service)
     fields.refuse_rest(UNSUPPORTED)
 
@@ -246,6 +247,7 @@ def _parse_request(fields: Fields, service: Service) -> ParsedRequest:
                 preambles=preambles,
                 hint=hint,
                 scope=scope,
+                priority=priority,
             )
             check_choices(request, _SCORING_SPELLING)
             requests.append(request)

@@ -188,6 +188,7 @@ def _initial_response(
         id=header["id"],
         created_at=header["created"],
         model=header["model"],
+        service_tier=header.get("service_tier", msgspec.UNSET),
         instructions=fields.take("instructions", str),
         max_output_tokens=sampling.max_tokens,
         metadata=metadata,

@@ -129,6 +129,8 @@ class ResponseReply(Reply):
     previous_response_id: None = None
     store: bool = False
     truncation: str = "disabled"
+    service_tier: str | msgspec.UnsetType = msgspec.UNSET
+    """Where the request names one."""
     ramify: ChoiceExtras | msgspec.UnsetType = msgspec.UNSET
 
 
