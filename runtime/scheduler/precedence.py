@@ -3,9 +3,9 @@
 Example, with a chat of priority 0 beside 128 requests of priority -1:
 
     chat alone            7 ms a step      the others keep their pages and sit out
-    after 1.0 s of that   others owed 0.25 s: a fourth of the time that they sat out
+    after 0.5 s of that   the others are owed 0.25 s: half of the time that they sat out
     step of all           90 ms            owed 0.16 s
-    chat alone            0.36 s, until 0.25 s are owed again; so the others have a fifth of the time
+    chat alone            0.18 s, until 0.25 s are owed again: the others have a third of the time
 
 A step of many rows takes several times as long as a step of one (on the CPU), and that is what a request of
 high priority would wait for at each of its tokens. Where rows cost next to nothing (on a GPU), requests that
@@ -21,10 +21,10 @@ from ramify.priority import MOST
 from ramify.runtime.scheduler.request import Request
 from ramify.runtime.scheduler.speculation.acceptance import StepCost
 
-SHARE = 0.2
+SHARE = 1 / 3
 """Requests that sit out have at least this share of the time of all steps, beyond `PATIENCE_S`."""
 
-PATIENCE_S = 1.0
+PATIENCE_S = 0.5
 """Seconds of steps that requests may sit out before their share is due."""
 
 RIDE = 1.25
