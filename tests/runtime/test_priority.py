@@ -297,7 +297,6 @@ def test_a_request_that_is_overtaken_too_often_gets_a_place_and_keeps_it(
         local.step()
         if place is None and low in [request.rid for request in running]:
             place = sum(local.results[rid].ended for rid in highs)
-            assert local.results[low].ids == []
             monkeypatch.setattr(precedence, "PATIENCE_S", 0.01)
         if local.results[low].ended:
             break
