@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from ramify.constraint import Constraint, ebnf, json_schema, structural_tag
@@ -11,6 +12,7 @@ from ramify.constraint import regex as regex_constraint
 from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField
 from ramify.lang.backends.base import Backend
 from ramify.lang.calls.choices import ChoicesSamplingMethod, token_length_normalized
+from ramify.lang.calls.limits import Bounds, Limit, holding
 from ramify.lang.calls.options import read_options
 from ramify.lang.program.async_function import AsyncFunction
 from ramify.lang.program.caller import caller_line
@@ -323,6 +325,28 @@ def assistant_begin() -> Node:
 
 def assistant_end() -> Node:
     return RoleEnd("assistant")
+
+
+def limit(
+    *, timeout: float | None = None, max_total_tokens: int | None = None, max_calls: int | None = None
+) -> AbstractContextManager[Limit]:
+    """A ``with`` block, in plain and in async code, that limits what the steps appended in it may spend.
+
+    The limit also holds for branches that are forked in the block, and for runs that begin in it. Blocks may
+    be nested: all their limits hold. A step that would exceed one fails, with `BudgetExceeded` as the cause,
+    and requests in flight are ended; after `ProgramState.recover` the program goes on. The block's variable
+    has what was spent so far: `seconds`, `tokens` and `calls`.
+
+    Args:
+        timeout: Seconds of wall clock from the beginning of the block.
+        max_total_tokens: Prompt and completion tokens of all requests, as `Usage` counts them. Also those of
+            failed steps count.
+        max_calls: Requests to the model. A `select` is one, and so is each sample and each retry of a `gen`.
+    """
+    bounds = Bounds(timeout, max_total_tokens, max_calls)
+    if not bounds:
+        raise InvalidRequest("limit needs timeout, max_total_tokens or max_calls.", field="max_total_tokens")
+    return holding(bounds, f"the limit at {caller_line()}")
 
 
 def flush_cache(backend: Backend | None = None) -> Any:

@@ -1,5 +1,6 @@
 """The public names and the modules that hold them: for type checkers, and for the lazy import at run time."""
 
+from ramify.errors import BudgetExceeded as BudgetExceeded
 from ramify.errors import Cancelled as Cancelled
 from ramify.errors import CompileError as CompileError
 from ramify.errors import InvalidConstraint as InvalidConstraint
@@ -17,6 +18,7 @@ from ramify.lang.api import gen as gen
 from ramify.lang.api import gen_int as gen_int
 from ramify.lang.api import gen_string as gen_string
 from ramify.lang.api import get_server_info as get_server_info
+from ramify.lang.api import limit as limit
 from ramify.lang.api import select as select
 from ramify.lang.api import system as system
 from ramify.lang.api import system_begin as system_begin

@@ -13,6 +13,7 @@
     │   ├── WorkerDied            503  a process of the engine died; the request may be sent again
     │   └── EngineClosed          503  shut down, draining, or never started
     ├── RequestTimeout            504  a time limit set by the caller passed
+    ├── BudgetExceeded            400  a limit on the time, tokens or calls of a program is reached
     ├── BackendError              502  a remote endpoint answered with an error
     └── ProgramError                   a step of a program failed; raised where its variable is read
         ├── UnsupportedNode            this backend cannot run that step
@@ -134,6 +135,26 @@ class EngineClosed(EngineError):
 class RequestTimeout(RamifyError):
     code = "timeout"
     status = 504
+
+
+class BudgetExceeded(RamifyError):
+    """A limit of a program, or of a block of it, is reached. It is the cause of the steps' `ProgramError`.
+
+    `field` is the option: ``timeout``, ``max_total_tokens`` or ``max_calls``. `bound` is its value and
+    `spent` what was spent of it when the step ended, in seconds, tokens or calls. Both are None where the
+    error was sent by a server. A step may also be refused with less than `bound` spent, where its prompt does
+    not fit into the rest.
+    """
+
+    code = "budget_exceeded"
+    status = 400
+
+    def __init__(
+        self, message: str, *, bound: float | None = None, spent: float | None = None, **fields: Any
+    ) -> None:
+        super().__init__(message, **fields)
+        self.bound = bound
+        self.spent = spent
 
 
 class BackendError(RamifyError):

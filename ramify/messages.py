@@ -32,6 +32,17 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     """Base of all messages; the tag is the class name."""
 
 
+class LimitHint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A limit that a request counts for, of a program or of a block of it."""
+
+    id: str
+    """The same for all requests that count for this limit."""
+    max_total_tokens: int | None = None
+    """Most prompt and output tokens of all its requests together, as `Usage` counts them."""
+    seconds_left: float | None = None
+    """Until the limit's time is over, from the arrival of this request on."""
+
+
 class ProgramHint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a client tells the runtime of the program that a request belongs to."""
 
@@ -55,6 +66,8 @@ class ProgramHint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Branches and forks that have ended: their leases end."""
     calls_left: int | None = None
     """The number of calls of the program after this one; None where it is not known."""
+    limits: tuple[LimitHint, ...] = ()
+    """The limits that the request counts for, outermost first. Past one of them it ends: see `Finish`."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,11 +236,24 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.total_s - self.first_token_s if self.first_token_s else 0.0
 
 
+class ReachedLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit that ended a request."""
+
+    id: str
+    """As in its `LimitHint`."""
+    tokens: int
+    """What all requests of the limit had cost by then."""
+    timed_out: bool
+    """Its time was over; else its tokens."""
+
+
 class Finish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a generation ended; `matched` is the stop string or stop token id that ended it."""
 
     reason: FinishReason
     matched: str | int | None = None
+    limit: ReachedLimit | None = None
+    """With reason "abort": the limit of its program that ended it."""
 
 
 class Unenforced(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ The body:
 - ``sampling_params``: fields of `ramify.sampling_params.SamplingParams` (or SGLang's spellings) for every gen
   that does not set its own.
 - ``cache_scope``, ``priority``: as in ``POST /generate``.
+- ``timeout``, ``max_total_tokens``, ``max_calls``: what each run of the graph may spend, as for ``run``.
 - ``stream``: answer with server-sent events, ended by ``[DONE]``.
 - ``events``, with ``stream``: ``nodes`` (the default) sends ``{row, node, branch, name, value, usage,
   finish_reason}`` for each gen, select and scope as it ends. ``requests`` sends ``{row, request, chunks}``
@@ -29,6 +30,7 @@ from starlette.responses import Response
 
 from ramify.errors import InvalidRequest, from_info
 from ramify.graph import Graph
+from ramify.lang.calls.limits import Bounds
 from ramify.lang.calls.options import read_options
 from ramify.lang.graph.serve import Events, Job, run_row
 from ramify.loop import cancel_at_end
@@ -75,6 +77,11 @@ def _take_job(fields: Fields, service: Service, stream: bool) -> tuple[Job, list
     if fields.given("priority"):
         options["priority"] = take_priority(fields)
     scope: str = fields.take("cache_scope", str, "")
+    bounds = Bounds(
+        timeout=fields.take("timeout", float),
+        max_total_tokens=fields.take("max_total_tokens", int),
+        max_calls=fields.take("max_calls", int),
+    )
     events: Events = fields.take("events", Events, "nodes")
     fields.refuse_rest()
     if arguments is not None and rows is not None:
@@ -95,6 +102,7 @@ def _take_job(fields: Fields, service: Service, stream: bool) -> tuple[Job, list
         info=service.frontend.info,
         options=options,
         scope=scope,
+        bounds=bounds,
         events=events,
     )
     return job, rows

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from ramify.graph import Graph
+from ramify.lang.calls.limits import Bounds
 from ramify.messages import Generate, ModelInfo, TextChunk
 
 
@@ -57,6 +58,8 @@ class Submission:
     """Sampling options, as fields of `SamplingParams`, and ``priority``, for every gen that does not set its
     own."""
     scope: str
+    bounds: Bounds
+    """What the run may spend."""
     stream: bool
     """Send text as it is generated, not only when a request has ended."""
 

@@ -47,6 +47,7 @@ class SubmittedProgram:
             "priority": options.pop("priority", None),
             "sampling_params": msgspec.to_builtins(options),
             "cache_scope": submission.scope,
+            **{name: value for name, value in vars(submission.bounds).items() if value is not None},
             "stream": True,
             "events": "chunks" if submission.stream else "requests",
         }

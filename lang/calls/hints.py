@@ -32,4 +32,5 @@ def hint_of(branch: Branch, call: Call, target: Target, next_use: NextUse | None
         forks=branch.forks,
         ended=run.take_ended(target),
         calls_left=run.queued_calls(target) if run.body_done.is_set() else None,
+        limits=tuple([limit.hint(target.backend) for limit in branch.limits]),
     )

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from ramify.constraint import Constraint
-from ramify.errors import BackendError, Cancelled, UnsupportedNode
+from ramify.errors import BackendError, Cancelled, RamifyError, UnsupportedNode
 from ramify.lang.calls.delivery import Delivery
 from ramify.lang.calls.hints import hint_of
+from ramify.lang.calls.limits import begin_call, check_answer
 from ramify.lang.calls.meta_info import meta_info
 from ramify.lang.calls.target import Target
 from ramify.lang.calls.transcript import ends_on_token, prompt_of
@@ -80,13 +81,17 @@ async def send(
         next_use: When the branch continues from here, where the step knows it.
 
     A request that fails by an error that may pass is sent again, as the backend's `retry` says. Raises the
-    backend's errors, `Cancelled` where the backend aborts, and `BackendError` where the chunks end without a
-    final one.
+    backend's errors, `Cancelled` where the backend aborts, `BudgetExceeded` before and after a request that
+    exceeds a limit, and `BackendError` where the chunks end without a final one.
     """
     run, target = branch.run, view.target
     call.model, call.prompt_end = target.name, view.tail
     if ends_on_token(view.tail):
         sampling = msgspec.structs.replace(sampling, token_healing=False)
+    limits, wanted = branch.limits, sampling.max_tokens
+    if limits:
+        sampling = begin_call(limits, sampling)
+    cut = sampling.max_tokens != wanted
     call.followed = follow is not None and run.stream
     request = Generate(
         rid=run.next_rid(),
@@ -103,6 +108,10 @@ async def send(
     token = CURRENT.set(call)
     try:
         rid = await delivery.receive(request)
+    except RamifyError as error:
+        if cut and error.field == "max_tokens":
+            check_answer(limits, None, cut=True)
+        raise
     finally:
         CURRENT.reset(token)
         received = delivery.received
@@ -114,8 +123,12 @@ async def send(
         call.finish = last.finish if last is not None else None
         if call.finish is None:
             call.own_usage = _least_usage(call.own_usage, received)
+        for limit in limits:
+            limit.spend(call.own_usage, target.backend)
     if last is None or last.finish is None:
         raise BackendError("The backend ended a generation without a final chunk.")
+    if limits:
+        check_answer(limits, last.finish, cut=cut and last.finish.reason == "length")
     if last.finish.reason == "abort":
         raise Cancelled("The backend aborted the generation.")
     call.scores = concatenated([chunk.prompt_logprobs for chunk in received])

@@ -11,6 +11,7 @@ from typing import Any
 from ramify.graph import Argument, Result, argument_at, argument_text
 from ramify.lang.backends.base import RunsPrograms, Submission
 from ramify.lang.calls.choices import METHODS
+from ramify.lang.calls.limits import tightest
 from ramify.lang.graph.execute import Execution, Row, execute
 from ramify.lang.graph.symbolic import SymbolicArgument, SymbolicText, SymbolicValue
 from ramify.lang.graph.tracing import Traced, TracedState, trace
@@ -79,7 +80,9 @@ def _start(traced: Traced, s: ProgramState, row: Row) -> Execution:
     execution: Execution | None = None
     if isinstance(run.backend, RunsPrograms) and not stays_here(traced.steps):
         run.backend = run.backend.submit_program(
-            Submission(traced.graph, dict(row), run.submitted_options, run.scope, run.stream),
+            Submission(
+                traced.graph, dict(row), run.submitted_options, run.scope, tightest(run.limits), run.stream
+            ),
             lambda: execution is None or execution.failed,
         )
     execution = execute(traced.graph, root, row, steps=traced.steps, lines=traced.lines, values=traced.values)

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from ramify.errors import InvalidRequest, ProgramError
 from ramify.lang.backends.base import Backend, RunsPrograms, Submission
+from ramify.lang.calls.limits import tightest
 from ramify.lang.graph.body import stays_here
 from ramify.lang.graph.tracing import GraphPrefix
 from ramify.lang.program.branch import Branch
@@ -45,7 +46,7 @@ def submit_prefix(s: ProgramState, prefix: GraphPrefix) -> ProgramState:
         graph.check()
     except InvalidRequest:  # too large for one graph: the body runs without
         return s
-    submission = Submission(graph, {}, run.submitted_options, run.scope, run.stream)
+    submission = Submission(graph, {}, run.submitted_options, run.scope, tightest(run.limits), run.stream)
     run.backend = _PrefixBackend(run, prefix, run.backend, submission)
     return s
 

@@ -14,6 +14,7 @@ import ramify.graph as graph
 from ramify.errors import ProgramError
 from ramify.lang.backends.base import Backend
 from ramify.lang.calls.choices import METHODS
+from ramify.lang.calls.limits import LIMITS
 from ramify.lang.calls.options import resolve_options
 from ramify.lang.graph.symbolic import (
     About,
@@ -75,6 +76,7 @@ class GraphBuilder(Run):
 
     def __init__(self, name: str) -> None:
         self.branches = 0
+        self.limits_outside = LIMITS.get()
         super().__init__(name, _Nowhere(), NO_MODEL, {})
         self.nodes: list[graph.AnyNode] = []
         self.lines: dict[int, str] = {}
@@ -230,6 +232,8 @@ class RecordedBranch(Branch):
             merged.resolve(builder.value_of(setters[0], merged))
 
     def _submit(self, step: Step, statement: Statement) -> Variable | None:
+        if statement.limits != self.builder.limits_outside:
+            self.builder.refuse_node("The program sets a limit for a block, which a graph cannot.")
         variable = self._declare(step)
         step.run(self._recorder, variable)
         if isinstance(step, Guarded) and step.variable is not None and variable is not None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import msgspec
@@ -14,6 +14,7 @@ import msgspec
 from ramify.errors import EngineError, RamifyError, from_info
 from ramify.graph import WITH_RESULT, Either, Graph
 from ramify.lang.backends.base import Backend
+from ramify.lang.calls.limits import Bounds, Limit
 from ramify.lang.graph.execute import Row, execute, place_of
 from ramify.lang.program.run import Run
 from ramify.lang.program.variables import Skipped, Variable
@@ -40,6 +41,8 @@ class Job:
     """Sampling options for every gen that does not set its own, as fields of `SamplingParams`."""
     scope: str
     events: Events
+    bounds: Bounds = field(default_factory=Bounds)
+    """What each run may spend."""
 
 
 async def run_row(job: Job, row: Row, emit: Emit) -> dict[str, Any]:
@@ -51,7 +54,17 @@ async def run_row(job: Job, row: Row, emit: Emit) -> dict[str, Any]:
     backend = job.backend if nodes else _Emitting(job, emit)
     loop = asyncio.get_running_loop()
     stream = job.events == "chunks"
-    run = Run(job.graph.name, backend, job.info, job.options, scope=job.scope, stream=stream, loop=loop)
+    limits = (Limit(job.bounds, f"the run of {job.graph.name!r}"),) if job.bounds else ()
+    run = Run(
+        job.graph.name,
+        backend,
+        job.info,
+        job.options,
+        scope=job.scope,
+        stream=stream,
+        loop=loop,
+        limits=limits,
+    )
     execution = execute(job.graph, run.root, row)
     results: dict[int, dict[str, Any]] = {}
     if nodes:

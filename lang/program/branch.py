@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ramify.errors import ProgramError
 from ramify.lang.calls.chat import Dialogue, turn
+from ramify.lang.calls.limits import LIMITS, Limits, combined
 from ramify.lang.calls.transcript import EMPTY, Piece, append_output, text_of
 from ramify.lang.calls.view import View, extended
 from ramify.lang.program.event import Event
@@ -67,6 +68,10 @@ class Branch:
         """The statement that raised `error`; None where the branch was made to fail from outside."""
         self._block: Statement | None = None
         """The innermost ``with`` block that the body is in."""
+        self.limits: Limits = ()
+        """Hold for the step that runs now."""
+        self._inherited_limits = run.limits if parent is None else parent._limits_here()
+        """Hold for all steps of the branch."""
         self.joined = False
         self._end_noted = False
         self._interpreter = Interpreter(self)
@@ -83,18 +88,22 @@ class Branch:
 
         Steps that name no backend run on `backend`.
         """
-        return self._submit_all(node, Statement(self._block), backend)
+        return self._submit_all(node, Statement(self._block, self._limits_here()), backend)
 
     @contextlib.contextmanager
     def block(self, begin: Node, end: Node) -> Iterator[None]:
         """Submit `begin`, and at the end of the ``with`` block `end`. The whole block is one statement."""
-        block = self._block = Statement(self._block, block=True)
+        block = self._block = Statement(self._block, self._limits_here(), block=True)
         self._submit_all(begin, block)
         try:
             yield
         finally:
             block.open, self._block = False, block.outer
         self._submit_all(end, block)
+
+    def _limits_here(self) -> Limits:
+        """The limits that hold for what is appended now."""
+        return combined(self._inherited_limits, LIMITS.get())
 
     def _submit_all(
         self, node: Node, statement: Statement, backend: Backend | str | None = None

@@ -13,6 +13,7 @@ from ramify.constraint import choices
 from ramify.errors import InvalidRequest, ProgramError, RamifyError, RequestTimeout, UnsupportedNode
 from ramify.lang.calls.chat import begin_turn, end_turn
 from ramify.lang.calls.choices import token_length_normalized
+from ramify.lang.calls.limits import Limits, deadline
 from ramify.lang.calls.options import DEFAULT_MAX_TOKENS, resolve_options
 from ramify.lang.calls.request import Output, all_of, send
 from ramify.lang.calls.retries import attempt, final_value
@@ -127,10 +128,11 @@ class Interpreter:
             raise UnsupportedNode(
                 f"{self._run.info.name} takes whole messages only: branches cannot be joined."
             )
-        for child in node.children:
-            await child.idle().wait()
-            if child.error is not None:
-                raise child.error
+        async with _within(None, self._branch.limits):
+            for child in node.children:
+                await child.idle().wait()
+                if child.error is not None:
+                    raise child.error
         tail = self._branch.tail
         for child in node.children:
             tail = append_pieces(tail, pieces(child.tail, child.fork_point))
@@ -142,7 +144,7 @@ class Interpreter:
             sampling = resolve_options(OPTION_DEFAULTS, self._run.options, node.options)
             if node.stop:
                 sampling = msgspec.structs.replace(sampling, stop=(*sampling.stop, *node.stop))
-            async with _within(node.timeout):
+            async with _within(node.timeout, self._branch.limits):
                 if node.retries:
                     await self._attempts(call, view.target, sampling, node, variable)
                     return
@@ -199,7 +201,7 @@ class Interpreter:
             if target.takes_messages:
                 await self._constrained_select(call, view, node, variable)
                 return
-            async with _within(node.timeout):
+            async with _within(node.timeout, branch.limits):
                 chosen = await choose(branch, call, view, node.choices, node.method)
             call.text = chosen.text
         by = None if target is self._run.home else target
@@ -214,7 +216,7 @@ class Interpreter:
                 f"by {node.method}."
             )
         sampling = SamplingParams(temperature=0.0)
-        async with _within(node.timeout):
+        async with _within(node.timeout, self._branch.limits):
             output = await send(self._branch, call, view, sampling, choices(node.choices))
         self._append(append_text(self._branch.tail, output.text))
         variable.resolve(output.text, text=output.text, meta=lambda: output.meta)
@@ -230,11 +232,12 @@ class Interpreter:
             self._feed(opened.tail, view.tail)
             sampling = resolve_options(OPTION_DEFAULTS, self._run.options, node.options)
             constraint = form.constraint(node.tools, node.required, node.max_calls)
-            async with _within(node.timeout):
+            async with _within(node.timeout, branch.limits):
                 output = await send(branch, call, opened, sampling, constraint, variable, next_use="tool")
             text, written = form.read(opening + output.text)
         try:
-            calls = await run_calls(branch, node, target, written)
+            async with _within(None, branch.limits):
+                calls = await run_calls(branch, node, target, written)
         except ToolFailed as error:
             raise _located(error, node, call) from error.__cause__
         done = CallTurn(opening, output, text, written, tuple(one.shown for one in calls), turns)
@@ -301,14 +304,19 @@ class Interpreter:
 
 
 @contextlib.asynccontextmanager
-async def _within(seconds: float | None) -> AsyncIterator[None]:
-    """Cancel the block after `seconds` and raise `RequestTimeout`; None sets no limit."""
+async def _within(seconds: float | None, limits: Limits) -> AsyncIterator[None]:
+    """Cancel the block after `seconds` and raise `RequestTimeout`; None sets no limit. Where the time of one
+    of `limits` is over before, raise `BudgetExceeded`."""
+    until = deadline(limits)
+    first = until is not None and (seconds is None or until.seconds_left < seconds)
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(until.seconds_left if until is not None and first else seconds) as scope:
             yield
     except TimeoutError:
-        if seconds is None:
+        if not scope.expired():
             raise
+        if until is not None and first:
+            raise until.limit.time_is_over() from None
         raise RequestTimeout(
             f"It took longer than {seconds:g} s.",
             field="timeout",

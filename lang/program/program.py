@@ -13,6 +13,8 @@ from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, overload
 from ramify.errors import InvalidRequest, ProgramError, UnsupportedField
 from ramify.lang.backends.base import Backend
 from ramify.lang.batch import results, runs
+from ramify.lang.calls.limits import LIMITS, Bounds, Limit, Limits, combined
+from ramify.lang.calls.limits import NAMES as BOUNDS
 from ramify.lang.calls.options import ELSEWHERE, NAMES, read_options
 from ramify.lang.graph.body import compile_body
 from ramify.lang.graph.prefix import submit_prefix
@@ -43,6 +45,10 @@ class Settings:
     stream: bool
     scope: str
     compiled: bool
+    bounds: Bounds
+    """Of each run."""
+    limits: Limits
+    """Those of the blocks that the call stands in."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,12 @@ class Program(Generic[P, R]):
     @overload
     def run(self, *args: Any, stream: bool, **kwargs: Any) -> R: ...
     @overload
+    def run(self, *args: Any, timeout: float | None, **kwargs: Any) -> R: ...
+    @overload
+    def run(self, *args: Any, max_total_tokens: int | None, **kwargs: Any) -> R: ...
+    @overload
+    def run(self, *args: Any, max_calls: int | None, **kwargs: Any) -> R: ...
+    @overload
     def run(self, *args: Any, temperature: float, **kwargs: Any) -> R: ...
     @overload
     def run(self, *args: Any, max_new_tokens: int, **kwargs: Any) -> R: ...
@@ -131,7 +143,9 @@ class Program(Generic[P, R]):
 
         Beside the program's own arguments it takes `backend`, `stream` (run the body in a new thread or task
         and return at once), `cache_scope`, `compiled` (trace the body and run its graph; a body that cannot
-        be traced is called once more and runs as it is), and default sampling options for every `gen`.
+        be traced is called once more and runs as it is), `timeout`, `max_total_tokens` and `max_calls` (as
+        `limit`, for the run; a parameter of the program goes before an option of that name), and default
+        sampling options for every `gen`.
         An exception of the body, Ctrl-C, or cancelling an async run, cancels the requests in flight and is
         raised. The error of a step is raised where its variable is read.
         """
@@ -149,10 +163,11 @@ class Program(Generic[P, R]):
         given = {**self.bound, **kwargs}
         backend, stream = given.pop("backend", None), given.pop("stream", False)
         scope, compiled = given.pop("cache_scope", ""), given.pop("compiled", False)
+        bounds = Bounds(**{name: given.pop(name, None) for name in BOUNDS if name not in self.arg_names})
         own = {name: given.pop(name) for name in list(given) if name in self.arg_names or name not in NAMES}
         self._refuse_unknown(own, of)
         options = read_options(given, of=of)
-        return Settings(options, find_backend(backend), stream, scope, compiled), own
+        return Settings(options, find_backend(backend), stream, scope, compiled, bounds, LIMITS.get()), own
 
     def _refuse_unknown(self, own: Iterable[str], of: str) -> None:
         """Refuse a name that is no parameter of the program and no option of `of`.
@@ -165,7 +180,7 @@ class Program(Generic[P, R]):
             return
         for name in own:
             if name not in self.arg_names:
-                remedy = nearest(name, [*self.arg_names, *sorted(NAMES), *RESERVED], ELSEWHERE)
+                remedy = nearest(name, [*self.arg_names, *sorted(NAMES), *RESERVED, *BOUNDS], ELSEWHERE)
                 if of == "run_batch":
                     raise UnsupportedField(f"run_batch has no option {name!r}.", field=name, remedy=remedy)
                 raise TypeError(
@@ -178,11 +193,13 @@ class Program(Generic[P, R]):
         given = {**self.bound, **kwargs}
         backend = given.pop("backend", None)
         for name in given:
-            if name not in self.arg_names and name in (*NAMES, *RESERVED):
+            if name not in self.arg_names and name in (*NAMES, *RESERVED, *BOUNDS):
                 raise UnsupportedField(
                     f"{self.body.__qualname__} runs as a part of another program, so {name} has no effect.",
                     field=name,
-                    remedy="Give it to the run of that program.",
+                    remedy="Call it in a block: with rm.limit(...)."
+                    if name in BOUNDS
+                    else "Give it to the run of that program.",
                 )
         bound = self._signature.bind(*args, **given)
         return self.body(state._on(backend), *bound.args, **bound.kwargs)
@@ -214,6 +231,10 @@ class Program(Generic[P, R]):
     ) -> Started:
         """Begin a run, at `place` in another program. `arguments` returns the body's arguments; its errors
         are those of the run."""
+        around = None if place is None else place.run()
+        limits = settings.limits if around is None else combined(around.limits, settings.limits)
+        if settings.bounds:
+            limits = (*limits, Limit(settings.bounds, f"the run of {self.body.__name__!r}"))
         run = Run(
             self.body.__name__,
             settings.backend,
@@ -224,6 +245,7 @@ class Program(Generic[P, R]):
             asynchronous=asynchronous,
             place=place,
             in_batch=in_batch,
+            limits=limits,
         )
         inside = ProgramState(run.root)
 
@@ -299,7 +321,7 @@ class Program(Generic[P, R]):
 
     def _bind(self, bound: Mapping[str, Any]) -> dict[str, Any]:
         for name in bound:
-            if name not in self.arg_names and name not in NAMES and name not in RESERVED:
+            if name not in (*self.arg_names, *NAMES, *RESERVED, *BOUNDS):
                 raise TypeError(f"{self.body.__qualname__} has no parameter {name!r} to bind.")
         return {**self.bound, **bound}
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from ramify.errors import Cancelled, InvalidRequest, ProgramError, UnsupportedField
 from ramify.lang.backends.base import Backend
 from ramify.lang.backends.router import Router, default_of
+from ramify.lang.calls.limits import Limits
 from ramify.lang.calls.target import Target
 from ramify.lang.program.branch import Branch
 from ramify.lang.program.event import Event
@@ -120,6 +121,7 @@ class Run:
         loop: asyncio.AbstractEventLoop | None = None,
         place: Place | None = None,
         in_batch: bool = False,
+        limits: Limits = (),
     ) -> None:
         self.program = uuid.uuid4().hex
         self.router = backend if isinstance(backend, Router) else None
@@ -131,6 +133,8 @@ class Run:
         self._own = own
         self._targets = {own: self.home}
         self.options = options
+        self.limits = limits
+        """Hold for all steps."""
         self.scope = scope
         self.stream = stream
         """The caller may iterate over the text while the program runs."""

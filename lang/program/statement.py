@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ramify.lang.calls.chat import Dialogue
+from ramify.lang.calls.limits import Limits
 from ramify.lang.calls.transcript import Piece
 
 if TYPE_CHECKING:
@@ -28,11 +29,13 @@ class Statement:
     s["plan"]                 and after it to before the block
     """
 
-    __slots__ = ("before", "open", "outer")
+    __slots__ = ("before", "limits", "open", "outer")
 
-    def __init__(self, outer: Statement | None, *, block: bool = False) -> None:
+    def __init__(self, outer: Statement | None, limits: Limits, *, block: bool = False) -> None:
         self.outer = outer
         """The block that the statement stands in."""
+        self.limits = limits
+        """Hold for the statement's steps."""
         self.open = block
         """A block that the body has not left."""
         self.before: Content | None = None
@@ -40,6 +43,7 @@ class Statement:
 
     def begin(self, branch: Branch) -> None:
         """Called before each step: keep what precedes the first one."""
+        branch.limits = self.limits
         if self.before is None:
             self.before = Content(branch.tail, branch.dialogue, dict(branch.scopes))
 

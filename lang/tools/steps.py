@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from ramify.errors import InvalidRequest
 from ramify.lang.calls import retries
 from ramify.lang.calls.chat import Dialogue, begin_turn, end_turn
+from ramify.lang.calls.limits import LIMITS
 from ramify.lang.calls.request import Output, all_of
 from ramify.lang.calls.target import Target
 from ramify.lang.calls.transcript import Piece, append_marked, append_output, append_text, marked
@@ -198,6 +199,7 @@ async def _run_call(branch: Branch, node: CallTools, name: str, arguments: str) 
     call = branch.call.child("tool", name, None, run.clock(), line=node.line)
     call.arguments = arguments
     given: dict[str, object] = {}
+    LIMITS.set(branch.limits)  # for programs that the function runs; the task of the call ends with it
     try:
         if tool is None:
             raise ValueError(f"There is no function {name}.")

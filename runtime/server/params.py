@@ -155,6 +155,9 @@ def check_hint(hint: ProgramHint, path: str) -> None:
     """Raise `InvalidRequest` for an impossible hint. `path` is its field."""
     if not hint.program:
         raise InvalidRequest(f"{path}.program is missing.", field=f"{path}.program")
+    for index, limit in enumerate(hint.limits):
+        if not limit.id:
+            raise InvalidRequest(f"{path}.limits[{index}].id is empty.", field=f"{path}.limits[{index}].id")
     for name, value in (("lease_s", hint.lease_s), ("calls_left", hint.calls_left or 0)):
         if value < 0:
             raise InvalidRequest(f"{path}.{name} is {value}; it must be 0 or more.", field=f"{path}.{name}")

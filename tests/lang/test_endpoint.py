@@ -169,7 +169,7 @@ def ask(s):
 
 
 def test_streaming_and_cancelling_over_http(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("ramify.lang.calls.request.ABORT_S", 0.01)  # the script goes on after an abort
+    monkeypatch.setattr("ramify.lang.calls.delivery.ABORT_S", 0.01)  # the script goes on after an abort
     frontend = ScriptedFrontend(lambda request: "one two three")
     with LiveServer(frontend) as server:
         backend = rm.RuntimeEndpoint(server.url)

@@ -85,7 +85,7 @@ async def test_a_cancelled_run_reads_the_last_chunk():
 
 
 def test_a_backend_that_does_not_answer_the_abort_is_closed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("ramify.lang.calls.request.ABORT_S", 0.01)
+    monkeypatch.setattr("ramify.lang.calls.delivery.ABORT_S", 0.01)
     backend = Counting(answers=False)
 
     @rm.function

@@ -1,0 +1,238 @@
+"""Limits on what a program, or a block of it, may spend: time, tokens, and requests to the model.
+
+    with rm.limit(max_total_tokens=500):     holds for the steps that are appended in the block,
+        s += rm.gen("draft")                 and for those of branches that are forked in it
+
+A `Limit` counts what its steps have spent. The runtime is told of it with each request (`LimitHint`), as only
+the runtime knows what the requests that are in flight at the same time have cost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from ramify.errors import BudgetExceeded, InvalidRequest
+from ramify.messages import Finish, LimitHint, Usage
+from ramify.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from ramify.lang.backends.base import Backend
+
+REMEDY = "Raise it; or go on outside of it, after s.recover()."
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The options of a limit; None sets no bound.
+
+    timeout : seconds of wall clock from the beginning of the run or block
+    max_total_tokens : prompt and completion tokens of all requests, as `Usage` counts them
+    max_calls : requests to the model: a `select` is one, and each sample and each retry of a `gen`
+    """
+
+    timeout: float | None = None
+    max_total_tokens: int | None = None
+    max_calls: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            kinds: tuple[type, ...] = (int, float) if name == "timeout" else (int,)
+            if value is not None and (type(value) not in kinds or not value > 0):
+                more = "more than 0" if name == "timeout" else "a whole number, 1 or more"
+                raise InvalidRequest(f"{name} is {value!r}; it must be {more}.", field=name)
+
+    def __bool__(self) -> bool:
+        return any(value is not None for value in vars(self).values())
+
+
+NAMES = tuple(field.name for field in fields(Bounds))
+
+
+class Limit:
+    """A limit that holds since it was made, and what its steps have spent."""
+
+    def __init__(self, bounds: Bounds, where: str) -> None:
+        self.bounds = bounds
+        self.where = where
+        """For error messages."""
+        self.id = uuid.uuid4().hex
+        self.calls = 0
+        """Requests sent."""
+        self.tokens = 0
+        """Prompt and completion tokens of the requests that have ended."""
+        self._tokens_on: Counter[Backend] = Counter()
+        self._began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since the beginning."""
+        return time.monotonic() - self._began
+
+    @property
+    def seconds_left(self) -> float | None:
+        timeout = self.bounds.timeout
+        return None if timeout is None else timeout - self.seconds
+
+    @property
+    def tokens_left(self) -> int | None:
+        most = self.bounds.max_total_tokens
+        return None if most is None else most - self.tokens
+
+    def spend(self, usage: Usage, backend: Backend) -> None:
+        tokens = usage.prompt_tokens + usage.completion_tokens
+        self.tokens += tokens
+        self._tokens_on[backend] += tokens
+
+    def hint(self, backend: Backend) -> LimitHint:
+        """The limit for a request to `backend`, which sums what the limit's requests there have cost."""
+        most = self.bounds.max_total_tokens
+        return LimitHint(
+            id=self.id,
+            max_total_tokens=None if most is None else most - self.tokens + self._tokens_on[backend],
+            seconds_left=self.seconds_left,
+        )
+
+    def time_is_over(self) -> BudgetExceeded:
+        timeout, seconds = self.bounds.timeout, self.seconds
+        return BudgetExceeded(
+            f"timeout={timeout:g} of {self.where} is over: {seconds:.2f} s have passed.",
+            field="timeout",
+            bound=timeout,
+            spent=seconds,
+            remedy=REMEDY,
+        )
+
+    def tokens_are_spent(self, known: int = 0) -> BudgetExceeded:
+        """`known`: what the limit's requests have cost as the runtime says."""
+        most, spent = self.bounds.max_total_tokens, max(self.tokens, known)
+        rest = ", and this step does not fit into the rest" if spent < (most or 0) else ""
+        return BudgetExceeded(
+            f"max_total_tokens={most} of {self.where}: {spent} tokens are spent in {self.calls} calls{rest}.",
+            field="max_total_tokens",
+            bound=most,
+            spent=spent,
+            remedy=REMEDY,
+        )
+
+    def calls_are_spent(self) -> BudgetExceeded:
+        return BudgetExceeded(
+            f"max_calls={self.bounds.max_calls} of {self.where}: {self.calls} calls are spent.",
+            field="max_calls",
+            bound=self.bounds.max_calls,
+            spent=self.calls,
+            remedy=REMEDY,
+        )
+
+
+Limits = tuple[Limit, ...]
+"""Outermost first."""
+
+LIMITS: ContextVar[Limits] = ContextVar("ramify_limits", default=())
+"""The limits of the blocks that the running code is in."""
+
+
+@contextlib.contextmanager
+def holding(bounds: Bounds, where: str) -> Iterator[Limit]:
+    """A ``with`` block whose steps have a limit more."""
+    limit = Limit(bounds, where)
+    token = LIMITS.set((*LIMITS.get(), limit))
+    try:
+        yield limit
+    finally:
+        LIMITS.reset(token)
+
+
+def combined(outer: Limits, inner: Limits) -> Limits:
+    """The limits of both, each once."""
+    return tuple(dict.fromkeys((*outer, *inner))) if outer and inner else outer or inner
+
+
+def tightest(limits: Limits) -> Bounds:
+    """What is left of all limits together."""
+
+    def least(values: Iterable[float | None]) -> float | None:
+        return min((value for value in values if value is not None), default=None)
+
+    tokens = least(one.tokens_left for one in limits)
+    calls = least(
+        None if one.bounds.max_calls is None else one.bounds.max_calls - one.calls for one in limits
+    )
+    seconds = least(one.seconds_left for one in limits)
+    return Bounds(
+        timeout=None if seconds is None else max(seconds, 1e-3),
+        max_total_tokens=None if tokens is None else max(int(tokens), 1),
+        max_calls=None if calls is None else max(int(calls), 1),
+    )
+
+
+class Deadline(NamedTuple):
+    """The next moment at which the time of a limit is over."""
+
+    seconds_left: float
+    limit: Limit
+
+
+def deadline(limits: Limits) -> Deadline | None:
+    """The earliest deadline, of the innermost limit that has it; raises `BudgetExceeded` where it is past."""
+    found: Deadline | None = None
+    for limit in reversed(limits):
+        left = limit.seconds_left
+        if left is not None and left <= 0:
+            raise limit.time_is_over()
+        if left is not None and (found is None or left < found.seconds_left):
+            found = Deadline(left, limit)
+    return found
+
+
+def begin_call(limits: Limits, sampling: SamplingParams) -> SamplingParams:
+    """Count a request for each limit. Returns `sampling` with max_tokens cut to what is left.
+
+    Raises `BudgetExceeded` for the innermost limit that does not allow the request, and counts nothing then.
+    """
+    deadline(limits)
+    for limit in reversed(limits):
+        most = limit.bounds.max_calls
+        if most is not None and limit.calls >= most:
+            raise limit.calls_are_spent()
+        left = limit.tokens_left
+        if left is not None and left < max(sampling.min_tokens, 1):
+            raise limit.tokens_are_spent()
+    for limit in limits:
+        limit.calls += 1
+        left = limit.tokens_left
+        if left is not None and (sampling.max_tokens is None or sampling.max_tokens > left):
+            sampling = msgspec.structs.replace(sampling, max_tokens=left)
+    return sampling
+
+
+def check_answer(limits: Limits, finish: Finish | None, *, cut: bool) -> None:
+    """Raise `BudgetExceeded` for the innermost limit that an answer, which is counted, has exceeded.
+
+    `cut`: it ended at the max_tokens that `begin_call` set.
+    """
+    reached = None if finish is None else finish.limit
+    if reached is not None and reached.timed_out:
+        timed = [one for one in limits if one.bounds.timeout is not None]
+        raise _named(timed, reached.id).time_is_over()
+    counted = [one for one in limits if one.bounds.max_total_tokens is not None]
+    for limit in reversed(counted):
+        if limit.tokens_left is not None and limit.tokens_left < 0:
+            raise limit.tokens_are_spent()
+    if reached is not None:
+        raise _named(counted, reached.id).tokens_are_spent(reached.tokens)
+    if cut:
+        raise min(counted, key=lambda one: one.tokens_left or 0).tokens_are_spent()
+
+
+def _named(limits: Sequence[Limit], id: str) -> Limit:
+    """The limit with this id; else, where a server has set limits of its own, the innermost."""
+    return next((one for one in limits if one.id == id), limits[-1])
