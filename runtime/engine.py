@@ -16,6 +16,7 @@ import msgspec
 
 from ramify.constraint import Constraint
 from ramify.errors import EngineClosed, EngineError, UnsupportedField
+from ramify.html.fragment import fragment, head, text
 from ramify.loop import background_loop, submit, wait
 from ramify.messages import (
     HELD_S,
@@ -50,6 +51,12 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
+
+    def _repr_html_(self) -> str:
+        usage = self.usage
+        counts = f"{usage.prompt_tokens:,} prompt tokens, {usage.cached_tokens:,} cached"
+        facts = (self.finish.reason, counts, f"{usage.completion_tokens:,} output tokens")
+        return fragment([head("Completion", *facts), text([(self.text, True)])])
 
 
 class Engine:

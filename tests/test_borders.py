@@ -30,7 +30,7 @@ LEAVES = {
 }
 LEAVES |= {"ramify.cache", "ramify.retry", "ramify.ring_messages", "ramify.spelling"}
 LEAVES |= {"ramify.priority"}
-LEAVES |= {"ramify.graph", "ramify.html.template"}
+LEAVES |= {"ramify.graph", "ramify.html.template", "ramify.html.fragment"}
 LEAVES |= {f"ramify.tool_calls.{name}" for name in ("formats", "grammar", "prompt", "parser")}
 SHARED = LEAVES
 

@@ -62,6 +62,11 @@ class BatchSummary:
         """The share of prompt tokens that were cached."""
         return self.usage.cached_tokens / self.usage.prompt_tokens if self.usage.prompt_tokens else 0.0
 
+    def _repr_html_(self) -> str:
+        from ramify.lang.notebook.pages import batch_page
+
+        return batch_page(self)
+
     def __str__(self) -> str:
         skipped = f", {self.skipped} were done before" if self.skipped else ""
         lines = [

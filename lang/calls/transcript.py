@@ -52,6 +52,8 @@ class Piece(msgspec.Struct, frozen=True):
     """The text of a chat template ends here, so that no token spans this piece and the next one."""
     mark: Mark | Generated | None = None
     """None: `text` and `segment` are the program's text, or the output of the run's own model."""
+    generated: bool = False
+    """`text` is a model's output."""
 
 
 def append_text(tail: Piece | None, text: str) -> Piece | None:
@@ -78,11 +80,14 @@ def append_output(
     than that of the content, `by`, is kept as text with its ids beside it.
     """
     if not kept_ids:
-        return append_text(tail, text)
-    kept = text.removesuffix(cut)
-    if by is None:
-        return append_text(Piece(tail, ids[:kept_ids], kept), cut)
-    return append_text(Piece(tail, kept, kept, mark=Generated(by, ids[:kept_ids])), cut)
+        return _append_generated(tail, text)
+    kept, mark = text.removesuffix(cut), None if by is None else Generated(by, ids[:kept_ids])
+    segment = kept if by is not None else ids[:kept_ids]
+    return _append_generated(Piece(tail, segment, kept, mark=mark, generated=True), cut)
+
+
+def _append_generated(tail: Piece | None, text: str) -> Piece | None:
+    return Piece(tail, text, text, generated=True) if text else tail
 
 
 def append_pieces(tail: Piece | None, new: Iterable[Piece]) -> Piece | None:

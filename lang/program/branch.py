@@ -63,6 +63,8 @@ class Branch:
         self.children: list[Branch] = []
         self.feed: list[str] = []
         """All text in order of arrival, kept only in runs that stream."""
+        self.running: Variable | None = None
+        """The variable of the step that runs now."""
         self.error: ProgramError | None = None
         self._failed: Statement | None = None
         """The statement that raised `error`; None where the branch was made to fail from outside."""
@@ -233,6 +235,7 @@ class Branch:
             while (entry := self._next()) is not None:
                 step, variable, statement = entry
                 statement.begin(self)
+                self.running = variable
                 waiting = step.run(self._interpreter, variable)
                 if waiting is not None:
                     await waiting
@@ -249,7 +252,7 @@ class Branch:
             return None
 
     def _become_idle(self) -> None:
-        self._busy = False
+        self._busy, self.running = False, None
         self._end_if_complete()
         self.call.end_s = self.run.clock()
         if self._idle is not None:

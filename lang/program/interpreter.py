@@ -218,7 +218,7 @@ class Interpreter:
         sampling = SamplingParams(temperature=0.0)
         async with _within(node.timeout, self._branch.limits):
             output = await send(self._branch, call, view, sampling, choices(node.choices))
-        self._append(append_text(self._branch.tail, output.text))
+        self._append(self._branch.after(self._branch.tail, output))
         variable.resolve(output.text, text=output.text, meta=lambda: output.meta)
 
     async def call_tools(self, node: CallTools, variable: Variable) -> None:

@@ -316,14 +316,41 @@ class ProgramState:
         """The tree of calls, which can be printed."""
         return self._branch.call
 
+    def show(self) -> None:
+        """Show the program while it runs, and wait until its steps are done: in a notebook the turns,
+        variables and usage, updated in place; elsewhere the text as it comes. Only a run with ``stream=True``
+        can be seen while it runs.
+
+        The state of a running async program is shown by a thread of its own, and the call returns at once.
+        """
+        from ramify.lang.notebook.live import show
+
+        show(self)
+
+    def _repr_html_(self) -> str:
+        from ramify.lang.notebook.pages import state_page
+
+        return state_page(self)
+
+    def _ipython_display_(self) -> None:
+        from ramify.lang.notebook.live import follow, in_notebook
+
+        if self._all_done().is_set() or not in_notebook():
+            raise NotImplementedError  # IPython then shows what does not change: HTML or text
+        follow(self)
+
     def cancel(self) -> None:
         """Abort the program. Unfinished steps fail with `Cancelled` as the cause."""
         self._branch.run.request_cancel()
 
+    @property
+    def _status(self) -> str:
+        branch = self._branch
+        return "failed" if branch.error or branch.run.error else "ended" if branch.ended else "running"
+
     def __repr__(self) -> str:
         branch = self._branch
-        status = "failed" if branch.error or branch.run.error else "ended" if branch.ended else "running"
-        return f"<ProgramState {branch.run.root.call.name} {status} {sorted(branch.variables)}>"
+        return f"<ProgramState {branch.run.root.call.name} {self._status} {sorted(branch.variables)}>"
 
     # --- waiting ---
 

@@ -180,7 +180,7 @@ class CallTurn(msgspec.Struct, frozen=True):
             return append_text(tail, form.write(self.words, self.written))
         tail = append_text(tail, self.opening)
         if target is not output.target:
-            return append_text(tail, output.text)
+            return append_output(tail, output.text, (), 0, "")
         return append_output(tail, output.text, output.ids, output.kept_ids, output.tail)
 
 

@@ -118,7 +118,7 @@ class Call:
         names: list[str] = []
         call = self
         while call.parent is not None and call.kind != "program":
-            names.append(_label(call).rstrip())
+            names.append(label_of(call).rstrip())
             call = call.parent
         return tuple(reversed(names))
 
@@ -177,6 +177,11 @@ class Call:
     def __str__(self) -> str:
         return render(self)
 
+    def _repr_html_(self) -> str:
+        from ramify.lang.notebook.pages import call_page
+
+        return call_page(self)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the tree as one HTML file that loads nothing else."""
         from ramify.lang.trace.report import report
@@ -203,7 +208,7 @@ def render(call: Call) -> str:
 def _rows(call: Call, head: str, indent: str, models: bool) -> Iterator[tuple[str, str]]:
     """Label and figures of each step; with `models`, the label has the model."""
     model = f"  {call.model}" if models and call.model and call.kind != "tool" else ""
-    yield head + _label(call) + model, _figures(call)
+    yield head + label_of(call) + model, _figures(call)
     steps = [child for child in call.children if child.kind in STEPS]
     for child in steps:
         last = child is steps[-1]
@@ -212,7 +217,7 @@ def _rows(call: Call, head: str, indent: str, models: bool) -> Iterator[tuple[st
         )
 
 
-def _label(call: Call) -> str:
+def label_of(call: Call) -> str:
     return call.name if call.kind in ("program", "fork") else f"{call.kind} {call.name}"
 
 

@@ -1,0 +1,111 @@
+"""Fragments of HTML for notebooks: escaped, of bounded size, without scripts or anything loaded.
+
+Colours are translucent over the page's own, so that they can be read on light and dark pages.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Iterator, Sequence
+
+FOLD = 1500
+"""Characters of a text that are shown; the rest is folded."""
+MOST = 8000
+"""Characters of a text that a fragment holds."""
+
+STYLE = (
+    ".ramify{font:13px/1.5 system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif;"
+    "max-width:1000px;text-align:left}"
+    ".ramify .head{display:flex;flex-wrap:wrap;gap:4px 14px;align-items:baseline;margin:2px 0 6px}"
+    ".ramify .head b{font-size:14px}"
+    ".ramify .soft{opacity:.7;font-size:12px}"
+    ".ramify .turn{margin:4px 0;padding:4px 10px 6px;border-left:3px solid rgba(128,128,128,.45);"
+    "border-radius:0 6px 6px 0;background:rgba(128,128,128,.09)}"
+    ".ramify .turn.assistant{border-left-color:rgba(64,132,214,.8)}"
+    ".ramify .turn.system{border-left-color:rgba(150,100,200,.7)}"
+    ".ramify .role{font-size:11px;opacity:.7;display:block}"
+    ".ramify .text{white-space:pre-wrap;overflow-wrap:anywhere}"
+    ".ramify mark{background:rgba(46,160,67,.24);color:inherit;border-radius:3px;padding:0 1px}"
+    ".ramify .bad{margin:6px 0;padding:4px 10px;border-left:3px solid rgba(219,68,68,.9);"
+    "border-radius:0 6px 6px 0;background:rgba(219,68,68,.13);white-space:pre-wrap;overflow-wrap:anywhere}"
+    ".ramify summary{cursor:pointer;opacity:.8}"
+    ".ramify table{border-collapse:collapse;margin:4px 0;border:0;font-size:12px}"
+    ".ramify td,.ramify th{text-align:left;vertical-align:top;padding:2px 12px 2px 0;border:0;"
+    "font-variant-numeric:tabular-nums;background:none;white-space:nowrap}"
+    ".ramify td:last-child{white-space:normal;overflow-wrap:anywhere}"
+    ".ramify tr{background:none;border-top:1px solid rgba(128,128,128,.22)}"
+    ".ramify code,.ramify .mono{font-family:ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;"
+    "font-size:12px;background:none;color:inherit}"
+)
+
+Run = tuple[str, bool]
+"""A text, and whether a model generated it."""
+
+
+def fragment(parts: Iterable[str]) -> str:
+    """HTML that stands alone, of the given HTML."""
+    return f'<div class="ramify"><style>{STYLE}</style>{"".join(parts)}</div>'
+
+
+def tag(name: str, content: str, css: str = "") -> str:
+    """An element with HTML in it."""
+    attribute = f' class="{html.escape(css)}"' if css else ""
+    return f"<{name}{attribute}>{content}</{name}>"
+
+
+def escaped(text: object, most: int = FOLD) -> str:
+    """`text` as HTML, cut after `most` characters."""
+    shown = str(text)
+    return html.escape(shown if len(shown) <= most else shown[: most - 1] + "…")
+
+
+def head(title: str, *facts: str) -> str:
+    """A line of a title and facts; empty facts are left out."""
+    return tag(
+        "div",
+        tag("b", escaped(title)) + "".join(tag("span", escaped(fact), "soft") for fact in facts if fact),
+        "head",
+    )
+
+
+def table(rows: Iterable[Sequence[str]], names: Sequence[str] = ()) -> str:
+    """A table of cells of HTML."""
+    lines = [tag("tr", "".join(tag("th", escaped(name)) for name in names))] if names else []
+    lines += [tag("tr", "".join(tag("td", cell) for cell in row)) for row in rows]
+    return tag("table", "".join(lines))
+
+
+def details(summary: str, content: str, *, open: bool = False) -> str:
+    """HTML that is folded under `summary`, a text."""
+    return f"<details{' open' if open else ''}><summary>{escaped(summary)}</summary>{content}</details>"
+
+
+def text(runs: Iterable[Run], *, end: bool = False) -> str:
+    """Text with generated parts marked. What is beyond `FOLD` characters is folded; of text beyond `MOST`
+    only the number of characters is told. With `end` the beginning is left out instead."""
+    listed = [run for run in runs if run[0]]
+    total = sum(len(part) for part, _ in listed)
+    if end and total > FOLD:
+        left = tag("span", f"{total - FOLD:,} characters, then …", "soft")
+        return tag("div", left + _spans(_cut(listed, total - FOLD, total)), "text")
+    shown = _spans(_cut(listed, 0, FOLD))
+    if total > FOLD:
+        rest = _spans(_cut(listed, FOLD, MOST))
+        if total > MOST:
+            rest += tag("span", f" … and {total - MOST:,} characters that are not shown", "soft")
+        shown += details(f"… {total - FOLD:,} more characters", rest)
+    return tag("div", shown, "text")
+
+
+def _cut(runs: Iterable[Run], start: int, end: int) -> Iterator[Run]:
+    """The characters from `start` to `end`."""
+    place = 0
+    for part, generated in runs:
+        yield part[max(start - place, 0) : max(end - place, 0)], generated
+        place += len(part)
+
+
+def _spans(runs: Iterable[Run]) -> str:
+    return "".join(
+        tag("mark", html.escape(part)) if generated else html.escape(part) for part, generated in runs if part
+    )

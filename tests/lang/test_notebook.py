@@ -1,0 +1,325 @@
+"""What notebooks show of states, traces, batches and completions, and the view of a running program."""
+
+from __future__ import annotations
+
+import html
+import re
+import sys
+import threading
+from types import ModuleType
+
+import pytest
+
+import ramify as rm
+from ramify.html.fragment import FOLD, MOST, text
+from ramify.messages import Finish, Usage
+from ramify.runtime.engine import Completion
+from tests.browser import needs_browser, rendered, words
+from tests.lang.backends import Holding
+
+NASTY = """<script>document.title='broken'</script> & "quotes' <b>"""
+
+
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+@rm.function
+def talk(s, topic):
+    s += rm.system("Be brief.", tools=[add]) + rm.user("About " + topic)
+    s += rm.assistant("I say: " + rm.gen("first") + rm.select("pick", ["yes", "no"]))
+    s += rm.user("2 + 3?")
+    s.call_tools([add], "calls")
+    forks = s.fork(2)
+    forks += rm.user("Why?") + rm.assistant(rm.gen("why"))
+    forks.join()
+    s += rm.user("End.") + rm.assistant(rm.gen("last"))
+
+
+CALL = '\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+ANSWERS = {"first": "cats" + NASTY, "pick": "no", "calls": CALL, "why": "Because.", "last": "Done."}
+
+
+def shown(page):
+    """The text of a page, without its style."""
+    return html.unescape(re.sub(r"<[^>]+>", "\n", re.sub(r"<style>.*?</style>", "", page)))
+
+
+def marked(page):
+    """The generated texts of a page."""
+    return [html.unescape(found) for found in re.findall(r"<mark>(.*?)</mark>", page, re.DOTALL)]
+
+
+def check(page):
+    """The page is escaped, loads nothing and runs nothing."""
+    assert page.startswith('<div class="ramify">')
+    assert not re.search(r"<script|https?://|src=|href=|url\(|@import|\son\w+=", page)
+    assert page.count("<b>") == 1  # the title's
+    assert page.count("<div") == page.count("</div>")
+    assert page.count("<details") == page.count("</details>")
+
+
+def test_a_state_shows_turns_with_what_was_generated():
+    state = talk.run(NASTY, backend=rm.ScriptedBackend(ANSWERS))
+    page = state._repr_html_()
+    check(page)
+    assert f"About {NASTY}" in shown(page)
+    assert marked(page) == ["cats" + NASTY, "no", 'add({"a": 2, "b": 3})', "Done.", "Because.", "Because."]
+    assert re.findall(r'class="turn (\w+)"', page)[:5] == ["system", "user", "assistant", "user", "assistant"]
+    assert "<|im_start|>" not in page
+    assert "[tools: add]" in shown(page)
+    assert "'Done.'" in shown(page)  # the variable
+    assert f"{state.trace.requests} requests" in shown(page)
+    assert repr(NASTY)[1:-1] not in page
+
+
+def test_a_failed_state_shows_the_error_its_line_and_the_partial_output():
+    @rm.function
+    def program(s):
+        s += "Q: " + rm.gen("year", schema=int, validate=refuse)
+
+    def refuse(value):
+        raise ValueError("<never>")
+
+    state = program.run(backend=rm.ScriptedBackend({"year": "1998"}))
+    page = state._repr_html_()
+    check(page)
+    assert "failed" in shown(page)
+    assert "<never>" in shown(page)
+    assert __file__ in shown(page)
+    assert marked(page) == ["1998"]
+
+
+def test_long_texts_are_folded_and_bounded():
+    backend = rm.ScriptedBackend({**ANSWERS, "last": "x " * 10_000})
+    state = talk.run("word " * 100_000, backend=backend, max_tokens=20_000)
+    for page, told in (
+        (state._repr_html_(), "more characters"),
+        (state.trace._repr_html_(), "characters, then"),
+    ):
+        check(page)
+        assert len(page) < 5 * MOST
+        assert told in page
+    folded = text([("a" * FOLD, False), ("b" * 10, True)])
+    assert folded.index("</summary>") < folded.index("b" * 10)
+    assert "1,000 characters that are not shown" in text([("a" * (MOST + 1000), False)])
+    assert text([("a" * FOLD + "b", False)], end=True).endswith("a" * (FOLD - 1) + "b</div>")
+
+
+def test_many_turns_calls_and_variables_are_counted():
+    @rm.function
+    def program(s):
+        for number in range(300):
+            s += rm.user(f"Turn {number}.") + rm.assistant(rm.gen(f"x{number}"))
+        s.fork(20).join()
+
+    state = program.run(backend=rm.ScriptedBackend(lambda request: "ok"))
+    page = shown(state._repr_html_())
+    assert "560 earlier turns" in page
+    assert "Turn 299." in page
+    assert "250 more" in page
+    assert "4 more branches" in page
+    assert "171 more calls" in shown(state.trace._repr_html_())
+
+
+def test_a_value_whose_repr_fails():
+    class Broken:
+        def __repr__(self):
+            raise RuntimeError
+
+    @rm.function
+    def program(s):
+        s["x"] = Broken()
+
+    page = program.run(backend=rm.ScriptedBackend([]))._repr_html_()
+    assert "<Broken, whose repr raised RuntimeError>" in shown(page)
+
+
+def test_a_trace_shows_a_row_for_each_call():
+    state = talk.run(NASTY, backend=rm.ScriptedBackend(ANSWERS))
+    page = state.trace._repr_html_()
+    check(page)
+    rows = re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)
+    calls = list(state.trace.walk())
+    assert len(rows) == len(calls) + 1
+    assert "model" not in rows[0]
+    for row, call in zip(rows[1:], calls, strict=True):
+        assert call.name in shown(row)
+        assert ("<summary>prompt</summary>" in row) == call.sent
+    assert "About" + " " + NASTY in shown(page)
+
+
+def test_the_models_are_shown_where_there_are_several():
+    @rm.function
+    def program(s):
+        s += rm.user("Q") + rm.assistant(rm.gen("first") + rm.gen("last", backend="<big>"))
+
+    backends = rm.Router({"small": rm.ScriptedBackend(ANSWERS), "<big>": rm.ScriptedBackend(ANSWERS)})
+    state = program.run(backend=backends)
+    assert marked(state._repr_html_()) == ["cats" + NASTY, "Done."]
+    for page in (state._repr_html_(), state.trace._repr_html_()):
+        check(page)
+        assert "small · <big>" in shown(page)
+
+
+def test_a_batch_and_a_completion(tmp_path):
+    rows = [{"topic": "a"}, {"topic": "b"}]
+    backend = rm.ScriptedBackend(
+        {"first": [f"x {NASTY}", ValueError(NASTY)], **dict.fromkeys(["pick"], "no")}
+    )
+    summary = talk.run_batch(rows, out=tmp_path / "out.jsonl", backend=backend, concurrency=1)
+    page = summary._repr_html_()
+    check(page)
+    assert "2\n" in shown(page)
+    assert f"first error: {summary.first_error}" in shown(page)
+    usage = Usage(prompt_tokens=12345, cached_tokens=3, completion_tokens=5)
+    page = Completion(text=NASTY, ids=(), finish=Finish(reason="stop"), usage=usage)._repr_html_()
+    check(page)
+    assert marked(page) == [NASTY]
+    assert "12,345 prompt tokens, 3 cached" in shown(page)
+
+
+@needs_browser
+@pytest.mark.parametrize("colors", ["#ffffff #111111", "#111111 #dddddd"])
+def test_a_browser_shows_all_of_it(colors, tmp_path):
+    background, ink = colors.split()
+    state = talk.run(NASTY, backend=rm.ScriptedBackend(ANSWERS))
+    page = (
+        f"<body style='background:{background};color:{ink}'>{state._repr_html_()}{state.trace._repr_html_()}"
+    )
+    (tmp_path / "page.html").write_text(f"<!doctype html><meta charset=utf-8><title>fine</title>{page}")
+    document = rendered((tmp_path / "page.html").as_uri(), profile=tmp_path / "profile")
+    assert "<title>fine</title>" in document
+    assert f"About {NASTY}" in words(document)
+    assert "add({&quot;a&quot;: 2" in document or 'add({"a": 2' in document
+
+
+# --- while it runs ------------------------------------------------------------------------------
+
+
+class Screen:
+    """IPython's display, with what it showed last."""
+
+    def __init__(self, shell="ZMQInteractiveShell"):
+        self.pages = []
+        self.module = ModuleType("IPython")
+        self.module.get_ipython = lambda: type(shell, (), {})()
+        self.module.display = ModuleType("IPython.display")
+        self.module.display.display = self.display
+
+    def display(self, page, *, raw, display_id):
+        assert raw
+        assert display_id
+        self.pages.append(page)
+        self.displayed()
+        return self
+
+    def displayed(self):
+        """Called after the first page of a display."""
+
+    def update(self, page, *, raw):
+        assert raw
+        self.pages.append(page)
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    made = Screen()
+    monkeypatch.setitem(sys.modules, "IPython", made.module)
+    monkeypatch.setitem(sys.modules, "IPython.display", made.module.display)
+    return made
+
+
+def test_a_running_state_shows_what_has_come():
+    backend = Holding(ANSWERS)
+    state = talk.run("x", backend=backend, stream=True)
+    next(state.text_iter("first"))
+    page = state._repr_html_()
+    check(page)
+    assert marked(page) == ["cats"]
+    assert "running" in shown(page)
+    assert "not set yet" in shown(page)
+    backend.release.set()
+    state.sync()
+    assert marked(state._repr_html_())[-1] == "Because."
+
+
+def test_a_notebook_is_updated_until_the_program_is_done(screen):
+    backend = Holding(ANSWERS)
+    state = talk.run("x", backend=backend, stream=True)
+    next(state.text_iter("first"))
+    screen.displayed = backend.release.set
+    state.show()
+    first, last = screen.pages[0], screen.pages[-1]
+    assert last["text/html"] == state._repr_html_()
+    assert last["text/plain"] == repr(state)
+    assert "running" in shown(first["text/html"])
+
+
+def test_displaying_a_running_state_shows_its_end(screen):
+    backend = Holding(ANSWERS)
+    state = talk.run("x", backend=backend, stream=True)
+    backend.started.block()
+    state._ipython_display_()  # returns while the program waits for the backend
+    assert not state._all_done().is_set()
+    backend.release.set()
+    state.sync()
+    for thread in threading.enumerate():
+        if thread.name == "ramify-view":
+            thread.join()
+    assert screen.pages[-1]["text/html"] == state._repr_html_()
+    with pytest.raises(NotImplementedError):
+        state._ipython_display_()
+
+
+def test_a_state_that_fails_is_shown_and_not_raised(screen):
+    state = talk.run("x", backend=rm.ScriptedBackend({}), stream=True)
+    state.show()
+    assert "failed" in shown(screen.pages[-1]["text/html"])
+
+
+async def test_an_async_program_is_shown_without_blocking_its_loop(screen):
+    backend = Holding(ANSWERS)
+
+    @rm.function
+    async def program(s):
+        s += rm.user("Q") + rm.assistant(rm.gen("first"))
+        await s.aget("first")
+
+    state = await program.run(backend=backend, stream=True)
+    await backend.started.wait()
+    state.show()
+    backend.release.set()
+    await state.wait()
+    assert state["first"].startswith("cats")
+
+
+def test_a_terminal_gets_text(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "IPython", Screen("TerminalInteractiveShell").module)
+    for stream in (True, False):
+        state = talk.run("x", backend=rm.ScriptedBackend(ANSWERS), stream=stream)
+        state.show()
+        said = capsys.readouterr().out
+        assert said.startswith(state.text())
+        assert "6 requests" in said
+        with pytest.raises(NotImplementedError):
+            state._ipython_display_()
+    talk.run("x", backend=rm.ScriptedBackend({}), stream=True).show()
+    assert "failed: gen 'first'" in capsys.readouterr().out
+
+
+def test_in_a_real_shell(monkeypatch):
+    shell_module = pytest.importorskip("IPython.core.interactiveshell")
+    capture = pytest.importorskip("IPython.utils.capture")
+    shell = shell_module.InteractiveShell.instance()
+    try:
+        shell.user_ns["state"] = talk.run("x", backend=rm.ScriptedBackend(ANSWERS), stream=True)
+        with capture.capture_output() as output:
+            shell.run_cell("state.show()")
+        assert "text/html" in output.outputs[-1].data
+        data, _ = shell.display_formatter.format(shell.user_ns["state"])
+        assert data["text/html"] == shell.user_ns["state"]._repr_html_()
+        assert data["text/plain"] == repr(shell.user_ns["state"])
+    finally:
+        shell_module.InteractiveShell.clear_instance()
