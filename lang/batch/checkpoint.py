@@ -1,4 +1,11 @@
-"""The results file of a batch: one line per finished row, and the rows that a second run can skip.
+"""The results file of a batch: headers that say what was run, and a line for each finished row.
+
+    {"ramify_results": 1, "header": "5f3a09c1", "program": {"name": "classify"}, "model": …, "code": …}
+    {"index": 1, "header": "5f3a09c1", "digest": "283e8c37d51b22f0", "key": "8", "outputs": …}
+
+A row is known by its key, or else by its content; equal rows are counted (`copy`). Of several lines of a row
+the last one counts, and the others are removed when the file is closed. A program that has changed writes a
+header of its own before its first line.
 
 A line is written with one system call when its row has ended, so a killed process leaves complete lines and
 at most one torn line, which the next run cuts off. The file is flushed to the disk at most once in `SYNC_S`
@@ -8,76 +15,181 @@ A lock keeps two processes from writing one file at a time.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
-import zlib
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
 from ramify.errors import InvalidRequest
+from ramify.lang.batch.fingerprint import Record, difference
 
+VERSION = 1
 SYNC_S = 1.0
-NOT_DONE = 0
-PREFIX = b'{"index":'
+HEADER = b'{"ramify_results":'
+LINE = b'{"index":'
+RERUN = ("changed", "failed", "missing")
+"""Words of `rerun`. changed: rows whose results are of another program, or of other options. failed: rows
+that failed. missing: rows without a result; those of another program are kept."""
 
 
 class _Line(msgspec.Struct):
     """The fields of a line that the next run reads."""
 
     index: int
+    header: str
     digest: str
-    error: dict[str, Any] | None
+    copy: int = 0
+    key: Any = None
+    error: dict[str, Any] | None = None
+
+
+class Identity(NamedTuple):
+    """How a row is known, and what its line says about that."""
+
+    identity: int
+    fields: dict[str, Any]
+
+
+def read_rerun(text: str | None) -> frozenset[str]:
+    """The words of `rerun`, which are separated by commas."""
+    words = frozenset(word.strip() for word in (text or "").split(",") if word.strip())
+    for word in sorted(words - set(RERUN)):
+        raise InvalidRequest(f"rerun is {word!r}; it is one of {', '.join(RERUN)}.", field="rerun")
+    return words
 
 
 class ResultsFile:
-    """`path`, opened for appending by this process alone.
+    """`path`, opened for appending by this process alone; with `read_only`, only looked at.
 
-    Finished rows take four bytes of memory each. The lines of rows that failed transiently are removed first,
-    with `retry_failed` those of all failed rows. Raises `InvalidRequest` where another process writes the
-    file, and where a line is not a result.
+    Args:
+        record: What is run now (`ramify.lang.batch.fingerprint`).
+        key: The name of the key column, if rows are known by one.
+        rerun: Words of `RERUN`.
+
+    Rows take 16 bytes of memory each. Raises `InvalidRequest` where another process writes the file, where a
+    line is not a result, and where the program has changed and `rerun` does not say what is to happen.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, retry_failed: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        record: Record,
+        key: str | None = None,
+        rerun: frozenset[str] = frozenset(),
+        *,
+        read_only: bool = False,
+    ) -> None:
+        from ramify.lang.batch.finished import FinishedRows
+
         self.path = Path(path)
-        self.lines = 0
-        """Number of rows in the file when it was opened."""
-        self._done = array("I")
-        """Row index → digest of the row; `NOT_DONE` for a row that is not in the file."""
-        self._file = self._open()
+        self._record = {**record, "key": {} if key is None else {"name": key}}
+        self._key, self._rerun = key, rerun
+        self._difference: str | None = None
+        """Of the newest header that is another program's."""
+        self._ids: dict[str, bool] = {}
+        """Headers in the file → whether they are of the program as it is now."""
+        self._header: str | None = None
+        """The id of the header of new lines; None while it has not been written."""
+        self._changed = False
+        self._length = self._lines = 0
+        self._file: Any = None if read_only else self._open()
         try:
-            self._read(retry_failed)
+            if self.path.exists():
+                with self.path.open("rb") as file:
+                    self._done = FinishedRows(self._scan(file))
+            else:
+                self._done = FinishedRows(())
+            self._replaced = self._lines - len(self._done)
+            if self._changed and not rerun & {"changed", "missing"}:
+                raise self._refusal()
         except BaseException:
-            self._file.close()
+            if self._file is not None:
+                self._file.close()
             raise
+        if self._file is not None and self._length < os.fstat(self._file.fileno()).st_size:
+            self._file.truncate(self._length)
         self._synced = time.monotonic()
 
-    def is_done(self, index: int, digest: int) -> bool:
-        """Whether row `index` is in the file; raises `InvalidRequest` where its digest differs."""
-        found = self._done[index] if index < len(self._done) else NOT_DONE
-        if found not in (NOT_DONE, digest):
-            raise InvalidRequest(
-                f"{self.path} has results of other rows: its row {index} was run on another input, "
-                "by another program, or with other options.",
-                field="out",
-                remedy="Give another file, or delete this one.",
-            )
-        return found != NOT_DONE
+    # --- rows ---
 
-    def append(self, line: Mapping[str, Any]) -> None:
+    def see(self, index: int, values: Any) -> tuple[Identity, int]:
+        """How row `index` of the input is known, and the status of its result; 0 where it has to run.
+
+        Raises `InvalidRequest` where an earlier row has the same key.
+        """
+        from ramify.lang.batch.finished import OUTDATED, STATUS, TRANSIENT
+
+        digest = _hash(_canonical(values))
+        fields: dict[str, Any] = {"digest": f"{digest:016x}"}
+        if self._key is not None:
+            identity = _key_identity(values[self._key])
+            if before := self._done.place(identity):
+                raise InvalidRequest(
+                    f"Rows {before - 1} and {index} of the input have the same {self._key}: "
+                    f"{values[self._key]!r}.",
+                    field="key",
+                    remedy="Name a column whose values differ, or none.",
+                )
+            self._done.set_place(identity, index + 1)
+        else:
+            copy = self._done.place(digest)
+            self._done.set_place(digest, copy + 1)
+            identity = _copy(digest, copy)
+            if copy:
+                fields["copy"] = copy
+                self._done.set_place(identity, index + 1)
+        found = Identity(identity, fields)
+        word = self._done.word(identity)
+        if not word or word & ~STATUS != digest & (0xFFFFFFFF & ~STATUS):
+            return found, 0
+        if word & OUTDATED and not self._rerun & {"changed", "missing"}:
+            raise self._refusal()
+        status = word & STATUS & ~OUTDATED
+        again = (
+            (word & OUTDATED and "changed" in self._rerun)
+            or status == TRANSIENT
+            or (status > 1 and "failed" in self._rerun)
+        )
+        return found, 0 if again else status
+
+    def append(self, index: int, row: Identity, line: Mapping[str, Any]) -> None:
         """Add the line of a finished row."""
-        rest = memoryview(encode(line) + b"\n")
+        if self._header is None:
+            self._header = self._new_id()
+            header = {"ramify_results": VERSION, "header": self._header, **self._record}
+            self._write(encode(header))
+            self._ids[self._header] = True
+        self._write(encode({"index": index, "header": self._header, **row.fields, **line}))
+        self._replaced += self._done.word(row.identity) != 0
+
+    @property
+    def others(self) -> int:
+        """Number of results of rows that were not in the input, once it was read to its end."""
+        return self._done.count(seen=False)
+
+    def close(self) -> None:
+        if self._file is None:
+            return
+        try:
+            self._sync()
+            if self._replaced:
+                self._drop_replaced()
+        finally:
+            self._file.close()
+
+    # --- writing ---
+
+    def _write(self, data: bytes) -> None:
+        rest = memoryview(data + b"\n")
         while rest:
             rest = rest[self._file.write(rest) :]
         if time.monotonic() - self._synced > SYNC_S:
             self._sync()
-
-    def close(self) -> None:
-        self._sync()
-        self._file.close()
 
     def _sync(self) -> None:
         os.fsync(self._file.fileno())
@@ -99,87 +211,163 @@ class ResultsFile:
             os.close(folder)
         return file
 
-    def _read(self, retry_failed: bool) -> None:
-        """Read which rows are done, and cut off a torn line."""
-        with self.path.open("rb") as file:
-            length, failed = self._scan(file, retry_failed)
-        if failed:
-            self._drop(retry_failed)
-        elif length < os.fstat(self._file.fileno()).st_size:
-            self._file.truncate(length)
+    def _new_id(self) -> str:
+        """A short name for the new header, which no other header of the file has."""
+        text = encode([self._record, sorted(self._ids)])
+        return hashlib.blake2b(text, digest_size=4).hexdigest()
 
-    def _scan(self, file: BinaryIO, retry_failed: bool) -> tuple[int, int]:
-        """The length of the file's complete lines in bytes, and the number of failed rows that run again."""
-        length = failed = 0
-        for number, text in enumerate(file, 1):
-            if not text.endswith(b"\n") and (PREFIX.startswith(text[: len(PREFIX)]) or not text.strip(b"\0")):
-                break  # torn
-            line = _parse(text)
-            if line is None:
-                raise InvalidRequest(f"{self.path}, line {number}, is not a result of a batch.", field="out")
-            self._enter(line, number)
-            failed += _runs_again(line, retry_failed)
-            length += len(text)
-        return length, failed
+    def _drop_replaced(self) -> None:
+        """Replace the file atomically by one with the last line of each row."""
+        from ramify.lang.batch.finished import last_of_each
 
-    def _enter(self, line: _Line, number: int) -> None:
-        index, digest = line.index, int(line.digest, 16)
-        if index >= len(self._done):
-            self._done.extend([NOT_DONE] * (index + 1 - len(self._done)))
-        if self._done[index] != NOT_DONE:
-            raise InvalidRequest(f"{self.path}, line {number}: row {index} is in it twice.", field="out")
-        self._done[index] = digest
-        self.lines += 1
-
-    def _drop(self, retry_failed: bool) -> None:
-        """Replace the file atomically by one without the failed rows that run again."""
-        kept = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")
+        ids, headers = array("Q"), []
+        with self.path.open("rb") as old:
+            for text in old:
+                line = _parse(text)
+                if line is not None:
+                    ids.append(self._identity(line))
+                    headers.append(line.header)
+        last = last_of_each(ids)
+        kept = {header for header, stays in zip(headers, last, strict=True) if stays}
+        lines = iter(last)
+        new_path = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")
         try:
-            with self.path.open("rb") as old, kept.open("wb") as new:
+            with self.path.open("rb") as old, new_path.open("wb") as new:
                 for text in old:
-                    line = _parse(text)
-                    if line is None:
-                        break  # torn
-                    if not _runs_again(line, retry_failed):
+                    if next(lines) if text.startswith(LINE) else _header(text).get("header") in kept:
                         new.write(text)
-                    else:
-                        self._done[line.index] = NOT_DONE
-                        self.lines -= 1
                 new.flush()
                 os.fsync(new.fileno())
-            os.replace(kept, self.path)
+            os.replace(new_path, self.path)
         finally:
-            kept.unlink(missing_ok=True)
-        self._file.close()
-        self._file = self._open()
+            new_path.unlink(missing_ok=True)
+
+    # --- reading ---
+
+    def _scan(self, file: BinaryIO) -> Iterator[tuple[int, int]]:
+        """Identity and word of each line; sets what is known of the headers and the length of the file's
+        whole lines in bytes."""
+        from ramify.lang.batch.finished import FAILED, OK, OUTDATED, STATUS, TRANSIENT
+
+        for number, text in enumerate(file, 1):
+            if not text.endswith(b"\n") and _is_torn(text):
+                break
+            if text.startswith(HEADER):
+                self._read_header(text, number)
+            else:
+                line = _parse(text)
+                if line is None or line.header not in self._ids:
+                    raise self._wrong_line(number, text)
+                status = OK
+                if line.error is not None:
+                    status = TRANSIENT if line.error.get("transient") else FAILED
+                if not self._ids[line.header]:
+                    status |= OUTDATED
+                self._lines += 1
+                yield self._identity(line), int(line.digest, 16) & (0xFFFFFFFF & ~STATUS) | status
+            self._length += len(text)
+
+    def _read_header(self, text: bytes, number: int) -> None:
+        record = _header(text)
+        if record.get("ramify_results") != VERSION or not isinstance(record.get("header"), str):
+            raise InvalidRequest(
+                f"{self.path}, line {number}, is a header of another version of Ramify.",
+                field="out",
+                remedy="Give another file.",
+            )
+        if record.get("key") != self._record["key"]:
+            was, now = record.get("key", {}).get("name"), self._key
+            raise InvalidRequest(
+                f"{self.path} has rows that are known by {was or 'their content'}, not by "
+                f"{now or 'their content'}.",
+                field="key",
+                remedy=f"Give key {was!r}, or another file." if was else "Give no key, or another file.",
+            )
+        found = difference(record, self._record)
+        self._ids[record["header"]] = found is None
+        self._changed = found is not None
+        if found is None:
+            self._header = record["header"]
+        else:
+            self._difference = found
+
+    def _identity(self, line: _Line) -> int:
+        if self._key is not None:
+            return _key_identity(line.key)
+        return _copy(int(line.digest, 16), line.copy)
+
+    def _refusal(self) -> InvalidRequest:
+        return InvalidRequest(
+            f"{self.path} has results of another batch: {self._difference}.",
+            field="out",
+            remedy='Give another file, or rerun="changed" (--rerun changed) to run these rows again, or '
+            'rerun="missing" to keep their results and run the others.',
+        )
+
+    def _wrong_line(self, number: int, text: bytes) -> InvalidRequest:
+        if text.startswith(LINE) and b'"digest":' in text and not self._ids:
+            return InvalidRequest(
+                f"{self.path} was written by an earlier version of Ramify, which did not note what was run.",
+                field="out",
+                remedy="Give another file, or delete this one; the results in it stay readable.",
+            )
+        return InvalidRequest(f"{self.path}, line {number}, is not a result of a batch.", field="out")
 
 
-def _runs_again(line: _Line, retry_failed: bool) -> bool:
-    return line.error is not None and (retry_failed or bool(line.error.get("transient")))
+def rows_of(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """The lines of a results file that are results, as they stand there."""
+    with open(path, "rb") as file:
+        for text in file:
+            if text.startswith(LINE) and text.endswith(b"\n"):
+                yield msgspec.json.decode(text)
 
 
 def _parse(text: bytes) -> _Line | None:
     """The fields of a line; None where it is torn or not a result."""
-    if not text.endswith(b"\n"):
+    if not text.endswith(b"\n") or not text.startswith(LINE):
         return None
     try:
         line = msgspec.json.decode(text, type=_Line)
-        if line.index < 0 or not 0 < int(line.digest, 16) < 1 << 32:
+        if line.index < 0 or line.copy < 0 or not 0 <= int(line.digest, 16) < 1 << 64:
             return None
     except (msgspec.DecodeError, ValueError):
         return None
     return line
 
 
+def _header(text: bytes) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_torn(text: bytes) -> bool:
+    whole = any(prefix.startswith(text[: len(prefix)]) for prefix in (HEADER, LINE))
+    return whole or not text.strip(b"\0")
+
+
 # --- rows as bytes ------------------------------------------------------------------------------
 
 
-def digest_of(value: Any, start: int = 0) -> int:
-    """CRC-32 of `value` as JSON, after a digest `start`; never `NOT_DONE`.
+def _hash(data: bytes, kind: bytes = b"") -> int:
+    """64 bits. They tell rows apart that differ by mistake, not ones that were forged."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8, person=kind).digest(), "big")
 
-    It detects a row that was changed by mistake, not one that was forged.
-    """
-    return zlib.crc32(msgspec.json.encode(value, enc_hook=_stable, order="deterministic"), start) or 1
+
+def _key_identity(key: Any) -> int:
+    """The same for a key and for what its line holds."""
+    return _hash(_canonical(msgspec.json.decode(encode(key))), b"key")
+
+
+def _copy(digest: int, copy: int) -> int:
+    """The identity of the row that is equal to `copy` rows before it."""
+    return _hash(f"{digest} {copy}".encode()) if copy else digest
+
+
+def _canonical(value: Any) -> bytes:
+    return msgspec.json.encode(value, enc_hook=_stable, order="deterministic")
 
 
 def encode(value: Any) -> bytes:

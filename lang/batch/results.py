@@ -5,16 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ramify.errors import InvalidRequest, ProgramError, is_transient
 from ramify.lang.batch import runs
 from ramify.lang.batch.breaker import Breaker
-from ramify.lang.batch.checkpoint import ResultsFile, digest_of
+from ramify.lang.batch.checkpoint import ResultsFile, read_rerun
+from ramify.lang.batch.fingerprint import Record
+from ramify.lang.batch.table import check_table, write_table
 from ramify.lang.batch.window import Row, Window
 from ramify.lang.calls.meta_info import add_usage
+from ramify.lang.trace.calls import Call
+from ramify.lang.trace.report import together
 from ramify.messages import Usage
 
 if TYPE_CHECKING:
@@ -22,6 +28,10 @@ if TYPE_CHECKING:
 
 LOOK_AHEAD = 16
 """Default size of the window, in rows per row that runs at once."""
+TRACE_ROWS = 16
+"""Default number of rows in a trace report."""
+TRACEBACK_FRAMES, TRACEBACK_CHARS = 8, 4000
+"""The most of a traceback that a line has: the innermost frames of the user's code."""
 
 
 @dataclass(slots=True)
@@ -36,6 +46,10 @@ class BatchSummary:
     duration_s: float = 0.0
     usage: Usage = field(default_factory=Usage)
     """The sum over all requests of this run."""
+    failed_before: int = 0
+    """Skipped rows that had failed in an earlier run."""
+    others: int = 0
+    """Results in the file of rows that are not in the input; 0 where the batch was stopped."""
     first_error: str | None = None
     stopped: str | None = None
     """Why the batch ended before its last row; None where all rows have a line."""
@@ -69,6 +83,8 @@ class BatchSummary:
 
     def __str__(self) -> str:
         skipped = f", {self.skipped} were done before" if self.skipped else ""
+        if self.failed_before:
+            skipped += f" ({self.failed_before} of them failed: rerun failed runs them again)"
         lines = [
             f"{self.rows} rows in {self.duration_s:.1f} s ({self.rows_per_s:.1f} rows/s), "
             f"{self.failed} failed{skipped}",
@@ -77,6 +93,8 @@ class BatchSummary:
         ]
         if self.first_error is not None:
             lines.append(f"first error: {self.first_error}")
+        if self.others:
+            lines.append(f"the file has {self.others} more results, of rows that are not in this input")
         if self.stopped is not None:
             lines.append(
                 f"stopped: {self.stopped}\n{self.rows + self.skipped} rows are done, {self.left} are left; "
@@ -90,93 +108,68 @@ class Plan:
     """The arguments of a batch that writes a results file."""
 
     out: str | os.PathLike[str]
+    """The results file; or a table of the results that ends in ``.parquet``, beside a ``.jsonl``."""
     program: str
     columns: list[str]
     """The program's parameters."""
-    same: Any
-    """The arguments and sampling options that all rows share. A file with others is refused."""
     concurrency: int
     key: str | None = None
     look_ahead: int | None = None
     """The window's size in rows; None for `LOOK_AHEAD` times the concurrency."""
-    retry_failed: bool = False
+    rerun: str | None = None
+    """Words of `ramify.lang.batch.checkpoint.RERUN`."""
+    trace: str | os.PathLike[str] | None = None
+    """The report of the first `trace_rows` rows that end."""
+    trace_rows: int = TRACE_ROWS
     progress: bool = False
     give_up_after: float | None = None
 
+    def __post_init__(self) -> None:
+        for name, value in (("look_ahead", self.look_ahead), ("trace_rows", self.trace_rows)):
+            if value is not None and value < 1:
+                raise InvalidRequest(f"{name} is {value}; it must be at least 1.", field=name)
+        read_rerun(self.rerun)
+        if self.table is not None:
+            check_table(self.table)
 
-def run_in_threads(
-    one: Callable[[runs.Register, Any], ProgramState], rows: Iterable[Any], plan: Plan
-) -> BatchSummary:
-    """Run ``one(register, values)`` for each row that is not in the results file, and write its line."""
+    @property
+    def table(self) -> Path | None:
+        return Path(self.out) if Path(self.out).suffix == ".parquet" else None
 
-    def work(register: runs.Register, row: Row) -> ProgramState:
-        return one(register, row.values)
-
-    with _Writer(plan, rows) as writer:
-        finished = runs.finished_in_threads(work, writer.breaker, plan.concurrency)
-        with contextlib.closing(finished):
-            for row, state in finished:
-                writer.write(row, state)
-        writer.end()
-    return writer.summary
-
-
-async def run_in_tasks(
-    one: Callable[[runs.Register, Any], Awaitable[ProgramState]], rows: Iterable[Any], plan: Plan
-) -> BatchSummary:
-    """`run_in_threads` in this event loop, which is blocked while a line is written."""
-
-    async def work(register: runs.Register, row: Row) -> ProgramState:
-        return await one(register, row.values)
-
-    with _Writer(plan, rows) as writer:
-        finished = runs.finished_in_tasks(work, writer.breaker, plan.concurrency)
-        async with contextlib.aclosing(finished):
-            async for row, state in finished:
-                writer.write(row, state)
-        writer.end()
-    return writer.summary
+    @property
+    def jsonl(self) -> Path:
+        return Path(self.out) if self.table is None else self.table.with_suffix(".jsonl")
 
 
-class _Writer:
-    """The results file of one run of a batch, with its window of rows and its summary."""
+class RowReader:
+    """The rows of the input that have to run, in the order of the window; counts the others.
 
-    def __init__(self, plan: Plan, rows: Iterable[Any]) -> None:
-        if plan.look_ahead is not None and plan.look_ahead < 1:
-            raise InvalidRequest(
-                f"look_ahead is {plan.look_ahead}; it must be at least 1.", field="look_ahead"
-            )
+    `read_only` leaves the results file as it is.
+    """
+
+    def __init__(self, plan: Plan, rows: Iterable[Any], record: Record, *, read_only: bool = False) -> None:
         self._plan = plan
         self._rows = rows
-        self._start = digest_of([plan.program, plan.same])
-        self._file = ResultsFile(plan.out, retry_failed=plan.retry_failed)
+        self.file = ResultsFile(plan.jsonl, record, plan.key, read_rerun(plan.rerun), read_only=read_only)
         self.window = Window(self._read(), plan.look_ahead or LOOK_AHEAD * plan.concurrency, plan.columns)
-        self.breaker = Breaker(self.window, plan.give_up_after)
-        self._read_rows = 0
         self.summary = BatchSummary()
-        self._stack = contextlib.ExitStack()
-        self._stack.callback(self._file.close)
-        self._advance = self._stack.enter_context(runs.progress(rows, plan.progress))
-        self._began = time.perf_counter()
-
-    def __enter__(self) -> _Writer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.summary.duration_s = time.perf_counter() - self._began
-        self._stack.close()
+        self.read = 0
+        """Rows read so far."""
+        self.skipped: Callable[[], None] = lambda: None
+        """Called for each row that need not run."""
 
     def _read(self) -> Iterator[Row]:
-        """The rows that are not in the file."""
-        for index, values in enumerate(self._rows):
-            self._read_rows = index + 1
-            digest = digest_of(values, self._start)
-            if self._file.is_done(index, digest):
+        for position, values in enumerate(self._rows):
+            index, values = values if isinstance(values, Numbered) else (position, values)
+            self.read = position + 1
+            key, arguments = self._split(index, values)
+            identity, status = self.file.see(index, values)
+            if status:
                 self.summary.skipped += 1
-                self._advance()
+                self.summary.failed_before += status > 1
+                self.skipped()
             else:
-                key, arguments = self._split(index, values)
-                yield Row(index, arguments, digest, key)
+                yield Row(index, arguments, identity, key)
 
     def _split(self, index: int, values: Any) -> tuple[Any, Any]:
         """A row's key and the program's arguments. A key column that is not a parameter is removed."""
@@ -189,26 +182,103 @@ class _Writer:
             return values[name], values
         return values[name], {column: value for column, value in values.items() if column != name}
 
+
+class Numbered(NamedTuple):
+    """A row of a sample, with its number in the whole input."""
+
+    number: int
+    values: Any
+
+
+def run_in_threads(
+    one: Callable[[runs.Register, Any], ProgramState], rows: Iterable[Any], plan: Plan, record: Record
+) -> BatchSummary:
+    """Run ``one(register, values)`` for each row that is not in the results file, and write its line."""
+
+    def work(register: runs.Register, row: Row) -> ProgramState:
+        return one(register, row.values)
+
+    with _Writer(plan, rows, record) as writer:
+        finished = runs.finished_in_threads(work, writer.breaker, plan.concurrency)
+        with contextlib.closing(finished):
+            for row, state in finished:
+                writer.write(row, state)
+        writer.end()
+    return writer.summary
+
+
+async def run_in_tasks(
+    one: Callable[[runs.Register, Any], Awaitable[ProgramState]],
+    rows: Iterable[Any],
+    plan: Plan,
+    record: Record,
+) -> BatchSummary:
+    """`run_in_threads` in this event loop, which is blocked while a line is written."""
+
+    async def work(register: runs.Register, row: Row) -> ProgramState:
+        return await one(register, row.values)
+
+    with _Writer(plan, rows, record) as writer:
+        finished = runs.finished_in_tasks(work, writer.breaker, plan.concurrency)
+        async with contextlib.aclosing(finished):
+            async for row, state in finished:
+                writer.write(row, state)
+        writer.end()
+    return writer.summary
+
+
+class _Writer:
+    """The results file of one run of a batch, with its window of rows and its summary."""
+
+    def __init__(self, plan: Plan, rows: Iterable[Any], record: Record) -> None:
+        self._plan = plan
+        self._rows = rows
+        self.reader = RowReader(plan, rows, record)
+        self._file = self.reader.file
+        self.window = self.reader.window
+        self.breaker = Breaker(self.window, plan.give_up_after)
+        self.summary = self.reader.summary
+        self._traces: list[tuple[float, Call]] = []
+        """When runs began, and their calls, for the report."""
+        self._stack = contextlib.ExitStack()
+        self._stack.callback(self._file.close)
+        self._bar = self._stack.enter_context(runs.progress(rows, plan.progress))
+        self.reader.skipped = self._bar.skip
+        self._began = time.perf_counter()
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.summary.duration_s = time.perf_counter() - self._began
+        self._stack.close()
+        if self._plan.trace is not None and self._traces:
+            name = f"{self._plan.program}, {len(self._traces)} rows"
+            together(name, self._traces).save(self._plan.trace)
+
     def end(self) -> None:
-        """Complete the summary."""
+        """Complete the summary, and write the table if there is one."""
         summary = self.summary
         if self.breaker.gave_up:
-            total = len(self._rows) if isinstance(self._rows, Sized) else self._read_rows
+            total = len(self._rows) if isinstance(self._rows, Sized) else self.reader.read
             summary.left = total - summary.rows - summary.skipped
             summary.stopped = str(self.breaker.reason())
+        else:
+            summary.others = self._file.others
+        if self._plan.table is not None:
+            self._file.close()
+            write_table(self._plan.jsonl, self._plan.table)
 
     def write(self, row: Row, state: ProgramState) -> None:
         """Append the line of a finished row."""
         error = state.error()
-        line = {"index": row.index, "digest": f"{row.digest:08x}"}
-        if self._plan.key is not None:
-            line["key"] = row.key
+        key = {} if self._plan.key is None else {"key": row.key}
         try:
-            self._file.append({**line, **_outcome(state, error)})
+            self._file.append(row.index, row.identity, {**key, **_outcome(state, error)})
         except (TypeError, ValueError) as problem:  # an output that is not JSON
             error = ProgramError(f"The outputs cannot be written as JSON: {problem}")
             nothing = {"outputs": {}, "returned": None, "error": _failure(error)}
-            self._file.append({**line, **nothing, "usage": _usage(state)})
+            self._file.append(row.index, row.identity, {**key, **nothing, "usage": _usage(state)})
         summary = self.summary
         summary.rows += 1
         summary.usage = add_usage(summary.usage, state.usage)
@@ -217,8 +287,15 @@ class _Writer:
         else:
             summary.failed += 1
             summary.first_error = summary.first_error or str(error)
+        if self._plan.trace is not None and len(self._traces) < self._plan.trace_rows:
+            self._traces.append((state._branch.run.started, state.trace))
         seconds = time.perf_counter() - self._began
-        self._advance(failed=summary.failed, tok_s=round(summary.usage.completion_tokens / seconds))
+        self._bar.advance(
+            failed=summary.failed,
+            **({"skipped": summary.skipped} if summary.skipped else {}),
+            tok_s=round(summary.usage.completion_tokens / seconds),
+            cached=f"{summary.cached_share:.0%}",
+        )
 
 
 def _outcome(state: ProgramState, error: ProgramError | None) -> dict[str, Any]:
@@ -238,14 +315,23 @@ def _outcome(state: ProgramState, error: ProgramError | None) -> dict[str, Any]:
 
 def _failure(error: ProgramError) -> dict[str, Any]:
     cause = error.__cause__
+    frames = _users_frames(error if cause is None else cause)
     return {
         "type": type(error if cause is None else cause).__name__,
         "message": str(error),
         "variable": error.variable,
-        "line": error.line,
+        "line": error.line or (f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None),
+        "traceback": "".join(traceback.format_list(frames[-TRACEBACK_FRAMES:]))[-TRACEBACK_CHARS:] or None,
         "partial": error.partial,
         "transient": is_transient(error),
     }
+
+
+def _users_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of an exception without those of this package."""
+    walked = traceback.walk_tb(error.__traceback__)
+    found = [pair for pair in walked if not pair[0].f_globals.get("__name__", "").startswith("ramify.")]
+    return list(traceback.StackSummary.extract(iter(found)))
 
 
 def _usage(state: ProgramState) -> dict[str, Any]:

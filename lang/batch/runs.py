@@ -239,13 +239,13 @@ def run_in_threads(
     After giving up the other rows are not run: their states are ``refuse(error, row)``.
     """
     order = _InOrder(batch)
-    with progress(batch.rows, batch.progress) as advance:
+    with progress(batch.rows, batch.progress) as bar:
         finished = finished_in_threads(
             lambda register, row: one(register, row[1]), order.breaker, batch.concurrency
         )
         with contextlib.closing(finished):
             for (number, _), state in finished:
-                advance()
+                bar.advance()
                 yield from order.put(number, state)
     for found, row in order.left():
         yield refuse(order.breaker.reason(), row) if found is None else found
@@ -258,13 +258,13 @@ async def run_in_tasks(
 ) -> AsyncIterator[ProgramState]:
     """`run_in_threads` in this event loop."""
     order = _InOrder(batch)
-    with progress(batch.rows, batch.progress) as advance:
+    with progress(batch.rows, batch.progress) as bar:
         finished = finished_in_tasks(
             lambda register, row: one(register, row[1]), order.breaker, batch.concurrency
         )
         async with contextlib.aclosing(finished):
             async for (number, _), state in finished:
-                advance()
+                bar.advance()
                 for ready in order.put(number, state):
                     yield ready
     for found, row in order.left():
@@ -274,19 +274,33 @@ async def run_in_tasks(
 # --- progress -----------------------------------------------------------------------------------
 
 
+class Progress:
+    """A progress bar, where one is shown."""
+
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+
+    def advance(self, **figures: Any) -> None:
+        """A row has ended; `figures` are shown behind the bar."""
+        if self._bar is not None:
+            if figures:
+                self._bar.set_postfix(figures, refresh=False)
+            self._bar.update()
+
+    def skip(self) -> None:
+        """A row need not run. It does not count for the speed, from which the time left is computed."""
+        if self._bar is not None:
+            for count in ("n", "initial", "last_print_n"):
+                setattr(self._bar, count, getattr(self._bar, count) + 1)
+
+
 @contextlib.contextmanager
-def progress(rows: Iterable[Any], shown: bool) -> Iterator[Callable[..., None]]:
-    """A function that advances a progress bar by one row and shows figures on it; a no-op unless `shown`."""
+def progress(rows: Iterable[Any], shown: bool) -> Iterator[Progress]:
+    """Progress through `rows`, on a bar if it is to be `shown`."""
     if not shown:
-        yield lambda **figures: None
+        yield Progress(None)
         return
     import tqdm
 
     with tqdm.tqdm(total=len(rows) if isinstance(rows, Sized) else None, unit="row") as bar:
-
-        def advance(**figures: Any) -> None:
-            if figures:
-                bar.set_postfix(figures, refresh=False)
-            bar.update()
-
-        yield advance
+        yield Progress(bar)

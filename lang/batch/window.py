@@ -33,7 +33,8 @@ class Row:
     """The row's number in the input, from 0."""
     values: Any
     """The program's arguments as a mapping, list or tuple; any other type fails the row."""
-    digest: int = 0
+    identity: Any = None
+    """How the results file knows the row."""
     key: Any = None
 
 

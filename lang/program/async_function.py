@@ -73,19 +73,28 @@ class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
         out: str | os.PathLike[str] | None = None,
         key: str | None = None,
         look_ahead: int | None = None,
-        retry_failed: bool = False,
+        rerun: str | None = None,
+        trace: str | os.PathLike[str] | None = None,
+        trace_rows: int | None = None,
         give_up_after: float | None = GIVE_UP_AFTER_S,
         **options: Any,
     ) -> list[ProgramState] | BatchSummary:
         """`Function.run_batch` in this event loop."""
-        writing = {"key": key, "look_ahead": look_ahead, "retry_failed": retry_failed}
+        writing = {
+            "key": key,
+            "look_ahead": look_ahead,
+            "rerun": rerun,
+            "trace": trace,
+            "trace_rows": trace_rows,
+        }
         batch = self._batch(
             options, num_threads, concurrency, progress or progress_bar, give_up_after, out, **writing
         )
         if batch.plan is None:
             return [state async for state in self._states(batch, rows)]
-        work = functools.partial(self._run_row, batch, await _info(batch.settings.backend))
-        return await results.run_in_tasks(work, rows, batch.plan)
+        info = await _info(batch.settings.backend)
+        work = functools.partial(self._run_row, batch, info)
+        return await results.run_in_tasks(work, rows, batch.plan, self._record(batch, info))
 
     async def iter_batch(
         self,

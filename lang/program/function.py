@@ -87,7 +87,9 @@ class Function(Program[P, ProgramState]):
         out: str | os.PathLike[str] | None = None,
         key: str | None = None,
         look_ahead: int | None = None,
-        retry_failed: bool = False,
+        rerun: str | None = None,
+        trace: str | os.PathLike[str] | None = None,
+        trace_rows: int | None = None,
         give_up_after: float | None = GIVE_UP_AFTER_S,
         **options: Any,
     ) -> list[ProgramState] | Iterator[ProgramState] | BatchSummary:
@@ -105,12 +107,26 @@ class Function(Program[P, ProgramState]):
 
         With `out`, each finished row is written as a line of that JSONL file, in the order in which rows
         finish. No states are kept, and a summary is returned. Rows that are in the file already are skipped,
-        so a repeated call continues a run that was stopped or killed (`ramify.lang.batch.checkpoint`).
+        so a repeated call continues a run that was stopped or killed (`ramify.lang.batch.checkpoint`); rows
+        that failed transiently run again. A file ``NAME.parquet`` is written at the end, from
+        ``NAME.jsonl``.
+
+        `key` names a column that is copied into each line, and by which rows are known; without it they are
+        known by their content. The file says what was run (`ramify.lang.batch.fingerprint`): a changed
+        program, or other options, raise `InvalidRequest` with the difference, unless `rerun` has
+        ``"changed"`` (run rows again that are not up to date) or ``"missing"`` (keep them). ``"failed"``
+        runs failed rows again; several words are separated by commas.
+
         `look_ahead` rows (default: 16 times the concurrency) are read in advance, so that rows which share a
-        prefix run together. `key` names a column that is copied into each line. `retry_failed` runs failed
-        rows of the file again.
+        prefix run together. `trace` is the path of an HTML report of the first `trace_rows` rows (16).
         """
-        writing = {"key": key, "look_ahead": look_ahead, "retry_failed": retry_failed}
+        writing = {
+            "key": key,
+            "look_ahead": look_ahead,
+            "rerun": rerun,
+            "trace": trace,
+            "trace_rows": trace_rows,
+        }
         batch = self._batch(
             options, num_threads, concurrency, progress or progress_bar, give_up_after, out, **writing
         )
@@ -119,7 +135,7 @@ class Function(Program[P, ProgramState]):
         if batch.plan is not None:
             if generator_style:
                 raise InvalidRequest("With out there are no states to yield.", field="generator_style")
-            return results.run_in_threads(work, rows, batch.plan)
+            return results.run_in_threads(work, rows, batch.plan, self._record(batch, info))
         refuse = functools.partial(self._refused_row, batch, info)
         states = runs.run_in_threads(work, refuse, batch.in_order(rows))
         return states if generator_style else list(states)

@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, overload
 from ramify.errors import InvalidRequest, ProgramError, UnsupportedField
 from ramify.lang.backends.base import Backend
 from ramify.lang.batch import results, runs
+from ramify.lang.batch.fingerprint import Record, record_of
 from ramify.lang.calls.limits import LIMITS, Bounds, Limit, Limits, combined
 from ramify.lang.calls.limits import NAMES as BOUNDS
 from ramify.lang.calls.options import ELSEWHERE, NAMES, read_options
@@ -298,16 +299,17 @@ class Program(Generic[P, R]):
             out=out,
             program=self.body.__qualname__,
             columns=self.arg_names,
-            same={
-                "arguments": common,
-                "options": {name: value for name, value in settings.options.items() if name != "priority"},
-            },
             concurrency=limit,
             progress=progress,
             give_up_after=give_up_after,
-            **writing,
+            **{name: value for name, value in writing.items() if value is not None},
         )
         return Batch(settings, common, limit, progress, give_up_after, plan)
+
+    def _record(self, batch: Batch, info: ModelInfo) -> Record:
+        """What a batch runs, for its results file."""
+        settings = batch.settings
+        return record_of(self, settings.options, batch.common, settings.backend, info)
 
     def _row(self, common: Mapping[str, Any], row: Any) -> inspect.BoundArguments:
         """The arguments of a row: a mapping gives them by name, a list or tuple by position."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -16,6 +17,22 @@ def report(call: Call) -> str:
     """The HTML of the tree below `call`."""
     template = files(__package__).joinpath("report.html").read_text(encoding="utf-8")
     return fill(template, call.name, {"/*DATA*/": script(report_data(call))})
+
+
+def together(name: str, runs: Sequence[tuple[float, Call]]) -> Call:
+    """Finished runs below one call. The times of each are moved to the clock of the first: `runs` are the
+    moments at which they began, in seconds, and their calls."""
+    root = Call("program", name)
+    first = min(began for began, _ in runs)
+    for began, call in runs:
+        for one in call.walk():
+            one.start_s += began - first
+            one.end_s = None if one.end_s is None else one.end_s + began - first
+            one.first_text_s = None if one.first_text_s is None else one.first_text_s + began - first
+        call.parent = root
+        root.children.append(call)
+    root.end_s = max(call.end_s or call.start_s for call in root.children)
+    return root
 
 
 def report_data(root: Call) -> dict[str, Any]:

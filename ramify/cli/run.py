@@ -45,7 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     rows.add_argument("--columns", metavar="NAME,…", help="the columns to pass (default: all)")
     rows.add_argument("--key", metavar="NAME", help="a column that is copied into each line")
-    rows.add_argument("--retry-failed", action="store_true", help="run the rows again that failed before")
+    rows.add_argument(
+        "--rerun",
+        metavar="WHICH",
+        help="run failed rows again; changed ones; or only missing ones, also if the program changed",
+    )
+    rows.add_argument("--trace", metavar="FILE.html", help="write a report of the first rows that end")
+    rows.add_argument("--trace-rows", type=int, metavar="N", help="rows in that report (default: 16)")
     rows.add_argument(
         "--give-up-after", type=float, metavar="S", help="seconds without an answer, then stop (default: 300)"
     )
@@ -53,7 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target_flags(parser)
 
 
-ROW_FLAGS = ("output", "concurrency", "look_ahead", "columns", "key", "retry_failed", "give_up_after")
+ROW_FLAGS = (
+    *("output", "concurrency", "look_ahead", "columns", "key", "rerun", "give_up_after"),
+    *("trace", "trace_rows"),
+)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -138,7 +147,9 @@ def _run_rows(
         progress=options.progress,
         key=options.key,
         look_ahead=options.look_ahead,
-        retry_failed=options.retry_failed,
+        rerun=options.rerun,
+        trace=options.trace,
+        trace_rows=options.trace_rows,
         give_up_after=GIVE_UP_AFTER_S if options.give_up_after is None else options.give_up_after,
         backend=backend,
         priority=options.priority,
@@ -146,7 +157,7 @@ def _run_rows(
     if inspect.isawaitable(summary):
         summary = asyncio.run(_await(summary))
     print(summary)
-    return 1 if summary.failed or summary.stopped else 0
+    return 1 if summary.failed or summary.failed_before or summary.stopped else 0
 
 
 def _run_once(program: Any, arguments: dict[str, Any], backend: Any) -> int:

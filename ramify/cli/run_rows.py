@@ -143,7 +143,7 @@ def _parquet(path: str, program: Any) -> Iterator[Any]:
         raise InvalidRequest(
             f"{path} needs pyarrow, which is not installed.",
             field="input",
-            remedy="pip install pyarrow, or convert the file to .jsonl.",
+            remedy='pip install "ramify-llm[parquet]", or convert the file to .jsonl.',
         ) from None
 
     def rows() -> Iterator[Any]:

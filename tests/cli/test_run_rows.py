@@ -60,6 +60,7 @@ def run(folder: Path, server: LiveServer, *arguments: str, name: str = "greet") 
 
 def results(folder: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if "index" in line]
     return sorted(lines, key=lambda line: line["index"])
 
 
@@ -87,7 +88,45 @@ def test_going_on(folder: Path, server: LiveServer, capsys: pytest.CaptureFixtur
     assert "1 rows in" in (out := capsys.readouterr().out)
     assert "5 were done before" in out
     assert run(folder, server, "count=2", "--input", str(rows)) == 2
-    assert "has results of other rows" in capsys.readouterr().err
+    assert "the argument count was not there, is 2. Give another file" in capsys.readouterr().err
+    assert run(folder, server, "count=2", "--input", str(rows), "--rerun", "changed") == 0
+    assert "6 rows in" in capsys.readouterr().out
+
+
+def test_failed_rows_are_reported_until_they_run_again(
+    folder: Path, server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = write(folder / "rows.csv", "name\nab\nnobody\n")
+    assert run(folder, server, "--input", str(rows)) == 1
+    assert run(folder, server, "--input", str(rows)) == 1
+    assert "2 were done before (1 of them failed" in capsys.readouterr().out
+    program = folder / "greeting.py"
+    write(program, program.read_text().replace("raise ValueError", "print"))
+    assert run(folder, server, "--input", str(rows), "--rerun", "failed") == 2
+    assert "the body of greet changed: line 4 was raise ValueError" in capsys.readouterr().err
+    assert run(folder, server, "--input", str(rows), "--rerun", "failed,missing") == 0
+    assert "1 rows in" in capsys.readouterr().out
+
+
+def test_the_line_and_the_traceback_of_a_body_are_in_its_row(folder: Path, server: LiveServer) -> None:
+    rows = write(folder / "rows.csv", "name\nnobody\n")
+    assert run(folder, server, "--input", str(rows)) == 1
+    error = results(folder)[0]["error"]
+    assert error["line"] == f"{folder / 'greeting.py'}:7"
+    assert error["traceback"].endswith('raise ValueError("There is nobody.")\n')
+    assert "ramify/lang" not in error["traceback"]
+
+
+def test_a_report_of_the_first_rows(folder: Path, server: LiveServer) -> None:
+    rows = write(folder / "rows.jsonl", "\n".join(json.dumps({"name": f"n{i}"}) for i in range(5)))
+    report = folder / "trace.html"
+    assert run(folder, server, "--input", str(rows), "--trace", str(report), "--trace-rows", "3") == 0
+    data = report.read_text().partition('id="data">')[2].partition("</script>")[0]
+    root = json.loads(data.replace("<\\/", "</"))["root"]
+    assert root["name"] == "greet, 3 rows"
+    assert [child["name"] for child in root["children"]] == ["greet"] * 3
+    assert root["requests"] == 3
+    assert max(child["end"] for child in root["children"]) == root["end"]
 
 
 def test_an_async_program_and_an_argument_named_like_an_option(folder: Path, server: LiveServer) -> None:
@@ -174,7 +213,9 @@ def test_parquet_without_pyarrow(
 ) -> None:
     rows = write(folder / "rows.parquet", "PAR1")
     assert run(folder, server, "--input", str(rows)) == 2
-    assert "needs pyarrow, which is not installed. pip install pyarrow" in capsys.readouterr().err
+    assert (
+        'needs pyarrow, which is not installed. pip install "ramify-llm[parquet]"' in capsys.readouterr().err
+    )
 
 
 def test_parquet(folder: Path, server: LiveServer) -> None:

@@ -1,16 +1,18 @@
-"""The memory of a batch with a results file grows by four bytes a row."""
+"""The memory of a batch with a results file grows by 16 bytes a row."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import random
 import sys
-from pathlib import Path
+import tracemalloc
 
 import pytest
 
 import ramify as rm
 from ramify.lang.batch.checkpoint import ResultsFile
+from ramify.lang.batch.finished import FinishedRows
 from ramify.lang.batch.results import Plan, run_in_tasks
 from ramify.messages import Finish, TextChunk, Usage
 
@@ -77,7 +79,7 @@ def test_runs_are_not_kept(out, name):
     found = program.run_batch(rows, out=out, concurrency=4, backend=Forgetting([]))
     summary = asyncio.run(found) if asyncio.iscoroutine(found) else found
     assert (summary.rows, summary.failed) == (1000, 0)
-    assert out.read_bytes().count(b"\n") == 1000
+    assert out.read_bytes().count(b"\n") == 1001
     assert rows.kept < 1
 
 
@@ -93,25 +95,46 @@ async def test_the_pipeline_itself_keeps_nothing(out):
         return state
 
     rows = Rows(2000)
-    plan = Plan(out=out, program="nothing", columns=["text"], same=None, concurrency=8)
-    summary = await run_in_tasks(one, rows, plan)
+    plan = Plan(out=out, program="nothing", columns=["text"], concurrency=8)
+    summary = await run_in_tasks(one, rows, plan, {"program": {"name": "nothing"}})
     assert summary.rows == rows.count
     assert rows.kept < 0.5
 
 
-def resident_bytes():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc/self/statm")
-def test_resuming_takes_four_bytes_a_row(out):
+def test_resuming_takes_sixteen_bytes_a_row(out):
+    rows, record = 200_000, {"program": {"name": "p"}}
     with out.open("w") as file:
-        for index in range(200_000):
-            file.write(f'{{"index":{index},"digest":"0000000a","outputs":{{}},"error":null}}\n')
-    before = resident_bytes()
-    results = ResultsFile(out)
-    assert results.lines == 200_000
-    assert results.is_done(199_999, 10)
-    assert not results.is_done(200_000, 10)
-    assert resident_bytes() - before < 4e6
+        file.write('{"ramify_results":1,"header":"a","program":{"name":"p"},"key":{"name":"id"}}\n')
+        for index in range(rows):
+            line = f'"header":"a","digest":"0","key":{index},"outputs":{{}},"error":null'
+            file.write(f'{{"index":{index},{line}}}\n')
+    tracemalloc.start()
+    results = ResultsFile(out, record, "id")
+    assert results.others == rows
+    for index in range(0, rows, 1000):
+        assert results._done.word(results.see(index, {"id": index})[0].identity)
+    assert results.others == rows - 200
+    kept, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 16.5 * rows
+    assert most < 64 * rows
     results.close()
+
+
+def test_rows_that_are_seen_are_kept_in_arrays():
+    """Identities that are new, in any order, among others that are known."""
+    draw = random.Random(3)
+    known = [draw.getrandbits(64) for _ in range(3000)]
+    rows = FinishedRows([(identity, 17) for identity in known])
+    seen = [draw.choice(known) if draw.random() < 0.3 else draw.getrandbits(64) for _ in range(3000)]
+    places = {}
+    for place, identity in enumerate(seen, 1):
+        assert rows.place(identity) == places.get(identity, 0)
+        rows.set_place(identity, place)
+        places[identity] = place
+    for identity in seen:
+        assert rows.place(identity) == places[identity]
+        assert rows.word(identity) == (17 if identity in known else 0)
+    assert len(rows) == 3000
+    assert rows.count(seen=True) == len(set(known) & set(seen))
+    assert len(rows._new) < 300

@@ -60,7 +60,9 @@ def out(tmp_path):
 
 
 def lines(out):
-    return [json.loads(line) for line in out.read_text().splitlines()]
+    """The results, without headers."""
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    return [line for line in found if "index" in line]
 
 
 def test_a_line_a_row(program, out):
@@ -144,22 +146,6 @@ def test_a_torn_line_is_cut_off(program, out, torn):
     assert len(lines(out)) == 3
 
 
-@pytest.mark.parametrize(
-    ("rows", "options"),
-    [
-        ([{"n": 1}, {"n": 5}], {}),
-        ([{"n": 1}, {"n": 2}], {"factor": 3}),
-        ([{"n": 1}, {"n": 2}], {"temperature": 0.5}),
-    ],
-)
-def test_results_of_other_rows_are_refused(program, out, rows, options):
-    run(program, [{"n": 1}, {"n": 2}], out=out)
-    before = out.read_bytes()
-    with pytest.raises(InvalidRequest, match="has results of other rows: its row"):
-        run(program, rows, out=out, **options)
-    assert out.read_bytes() == before
-
-
 @pytest.mark.parametrize("content", [b"a,b\n1,2\n", b"notes", b'{"index":0}\n', b'{"index":0,"x' + b"\n"])
 def test_a_file_of_something_else_is_left_alone(program, out, content):
     out.write_bytes(content)
@@ -168,15 +154,8 @@ def test_a_file_of_something_else_is_left_alone(program, out, content):
     assert out.read_bytes() == content
 
 
-def test_a_doubled_row_is_refused(program, out):
-    run(program, [{"n": 1}], out=out)
-    out.write_bytes(out.read_bytes() * 2)
-    with pytest.raises(InvalidRequest, match="line 2: row 0 is in it twice"):
-        run(program, [{"n": 1}], out=out)
-
-
 def test_two_writers_are_refused(program, out):
-    file = ResultsFile(out)
+    file = ResultsFile(out, {"program": {"name": "x"}})
     with pytest.raises(InvalidRequest, match="Another process writes"):
         run(program, [{"n": 1}], out=out)
     file.close()
@@ -187,9 +166,12 @@ def test_failed_rows_are_run_again_when_asked_for(program, out):
     rows = [{"n": n} for n in range(6)]
     failing = Breaking(answer, BackendError("gone"), after=0, where="3 times")
     assert run(program, rows, out=out, backend=failing).failed == 1
-    assert run(program, rows, out=out).rows == 0
+    again = rm.ScriptedBackend(answer)
+    summary = run(program, rows, out=out, backend=again, rerun="missing")
+    assert (summary.rows, summary.skipped, summary.failed_before) == (0, 6, 1)
+    assert "6 were done before (1 of them failed: rerun failed runs them again)" in str(summary)
     out.write_bytes(out.read_bytes() + b'{"index":')
-    summary = run(program, rows, out=out, retry_failed=True)
+    summary = run(program, rows, out=out, backend=again, rerun="failed,missing")
     assert (summary.rows, summary.failed, summary.skipped) == (1, 0, 5)
     assert sorted(line["index"] for line in lines(out)) == list(range(6))
     assert all(line["error"] is None for line in lines(out))
@@ -263,7 +245,10 @@ def test_an_output_that_is_no_json_is_an_error_of_its_row(out):
         ({"generator_style": True}, "no states to yield"),
         ({"look_ahead": 0}, "look_ahead is 0"),
         ({"out": None, "key": "n"}, "key needs out"),
-        ({"out": None, "retry_failed": True}, "retry_failed needs out"),
+        ({"out": None, "rerun": "failed"}, "rerun needs out"),
+        ({"rerun": "all"}, "rerun is 'all'; it is one of changed, failed, missing"),
+        ({"trace_rows": 0}, "trace_rows is 0"),
+        ({"retry_failed": True}, "no option 'retry_failed'"),
         ({"out": None, "look_ahead": 5}, "look_ahead needs out"),
     ],
 )

@@ -127,7 +127,7 @@ def test_a_batch_without_answers_stops_and_the_next_run_goes_on(program, out):
     assert "Connection refused" in summary.stopped
     assert f"{done} rows are done, {40 - done} are left; run the same again" in str(summary)
     assert not any(line["error"] and line["error"]["transient"] for line in lines(out))
-    summary = run(program, ROWS, out=out, backend=rm.ScriptedBackend(answer))
+    summary = run(program, ROWS, out=out, backend=Dying(0, 0))
     assert (summary.rows, summary.skipped, summary.stopped) == (40 - done, done, None)
 
 
@@ -153,7 +153,7 @@ def test_a_row_that_takes_the_backend_down_fails_after_three_times(program, out,
     assert (summary.rows, summary.failed, summary.stopped) == (40, 2, None)
     failed = {line["index"]: line["error"]["transient"] for line in lines(out) if line["error"]}
     assert failed == {1: True, 13: False}
-    summary = run(program, ROWS, out=out, backend=rm.ScriptedBackend(answer))
+    summary = run(program, ROWS, out=out, backend=Dying(0, 0))
     assert (summary.rows, summary.failed, summary.skipped) == (1, 0, 39)
     assert sorted(line["index"] for line in lines(out)) == list(range(40))
 

@@ -1,0 +1,391 @@
+"""What a batch ran: a readable record of its program, options, backend and model, and how two records differ.
+
+    LABELS = ("yes", "no")                  values  LABELS: ('yes', 'no')
+    class Order(BaseModel): …               code    Order: the class's source
+    def shorten(text): …                    code    shorten: its source
+    @rm.function
+    def classify(s, text): …                code    classify: its source, which uses the three above
+    client = Client()                       unknown client: of type Client; changes of it cannot be told
+
+A program is followed through the globals and closures of its functions into all modules of the user. What
+belongs to installed packages is recorded by name.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import datetime
+import decimal
+import dis
+import enum
+import functools
+import hashlib
+import inspect
+import io
+import itertools
+import pathlib
+import re
+import sys
+import textwrap
+import tokenize
+import types
+import typing
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from ramify.lang.backends.base import Backend
+from ramify.lang.tools.tool import Tool
+from ramify.messages import ModelInfo
+
+if TYPE_CHECKING:
+    from ramify.lang.program.program import Program
+
+PLAIN = (str, int, float, bool, bytes, type(None), complex, type(...))
+READABLE: tuple[type, ...] = (
+    *(enum.Enum, re.Pattern, pathlib.PurePath, decimal.Decimal, uuid.UUID, range),
+    *(datetime.date, datetime.time, datetime.timedelta),
+)
+"""Types whose repr says everything, and is the same in every process."""
+WITHOUT_EFFECT = ("priority",)
+"""Options that do not change an output."""
+LONGEST_VALUE = 4000
+"""Characters of a value's text. A longer text is cut, and ends in a checksum of the whole."""
+SHOWN = 60
+"""Characters of a line or value in a message."""
+
+Record = dict[str, Any]
+
+
+def record_of(
+    program: Program[..., Any],
+    options: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    backend: object,
+    info: ModelInfo,
+) -> Record:
+    """The parts, each a mapping: those of `SAID`, and code."""
+    body = inspect.unwrap(program.body)
+    reader = _Reader(body.__module__)
+    reader.function(body.__qualname__, body)
+    for name, value in program.bound.items():
+        if name in program.arg_names:
+            reader.value(f"{body.__qualname__}.{name}", value)
+    traced = getattr(program, "_traced", None)
+    if traced is not None:  # compiled: values that were given then are in the graph
+        reader.values["graph"] = _cut(msgspec.json.encode(traced.graph).decode())
+    given = _Reader(body.__module__)
+    for name, value in arguments.items():
+        given.value(name, value)
+    model = {"name": info.name, "path": _without_credentials(info.path)}
+    return {
+        "program": {"name": body.__qualname__},
+        "backend": _backend(backend),
+        "model": {name: value for name, value in model.items() if value},
+        "options": {
+            name: repr(value) for name, value in sorted(options.items()) if name not in WITHOUT_EFFECT
+        },
+        "arguments": given.values | given.code | given.names | given.unknown,
+        "code": reader.code,
+        "values": reader.values,
+        "names": reader.names,
+        "unknown": reader.unknown,
+    }
+
+
+def _backend(backend: object) -> Record:
+    found: Record = {"kind": type(backend).__name__}
+    url = getattr(backend, "base_url", None)
+    if isinstance(url, str):
+        found["url"] = _without_credentials(url)
+    inner = getattr(backend, "backend", None)  # of a recording
+    parts = getattr(backend, "backends", {}) if inner is None else {"backend": inner}  # of a router
+    return found | {name: repr(_backend(part)) for name, part in parts.items()}
+
+
+def _without_credentials(url: str) -> str:
+    if "://" not in url:
+        return url
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+
+
+# --- what a program reaches ---------------------------------------------------------------------
+
+
+class _Reader:
+    """Follows functions and values. `home` is the module whose names need no prefix."""
+
+    def __init__(self, home: str) -> None:
+        self._home = home
+        self._known: set[int] = set()
+        self._kept: list[object] = []
+        """Keeps the objects of `_known`, so that their ids stay theirs."""
+        self.code: dict[str, str] = {}
+        self.values: dict[str, str] = {}
+        self.names: dict[str, str] = {}
+        self.unknown: dict[str, str] = {}
+
+    def _is_new(self, value: object) -> bool:
+        new = id(value) not in self._known
+        self._known.add(id(value))
+        self._kept.append(value)
+        return new
+
+    def function(self, name: str, function: types.FunctionType | Callable[..., Any]) -> None:
+        """Record a function of the user, and what it uses."""
+        if not isinstance(function, types.FunctionType):
+            self.unknown[name] = f"of type {type(function).__qualname__}"
+            return
+        self.code[name] = _source(function)
+        for parameter, default in inspect.signature(function).parameters.items():
+            if default.default is not inspect.Parameter.empty:
+                self.value(f"{name}.{parameter}", default.default)
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        closure = {}
+        for free, cell in cells:
+            try:
+                closure[free] = cell.cell_contents
+            except ValueError:  # not bound yet
+                continue
+        self._chains(_chains(function.__code__), {**function.__globals__, **closure}, function.__module__)
+
+    def _class(self, name: str, kind: type) -> None:
+        """Record a class of the user, and the names in its source."""
+        self.code[name] = source = _source(kind)
+        try:
+            tree = ast.parse(source)
+        except SyntaxError:
+            return
+        module = sys.modules.get(kind.__module__)
+        used = sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)})
+        self._chains(((one,) for one in used), vars(module) if module else {}, kind.__module__)
+
+    def _chains(self, chains: Iterator[tuple[str, ...]], scope: Mapping[str, Any], module: str) -> None:
+        """Record what each chain of names, such as ``prompts.FEW_SHOT``, stands for."""
+        for first, *rest in chains:
+            if first not in scope:
+                continue  # builtin, or not known here
+            name, value = first, scope[first]
+            place = module
+            while isinstance(value, types.ModuleType) and rest:
+                place, name = value.__name__, rest.pop(0)
+                if not hasattr(value, name):
+                    break
+                value = getattr(value, name)
+            if not isinstance(value, types.ModuleType):
+                self.value(name if place == self._home else f"{place}.{name}", value)
+
+    def value(self, name: str, value: Any, depth: int = 0) -> None:
+        """Record a value that the program reaches by `name`."""
+        from ramify.lang.program.program import Program
+
+        if isinstance(value, PLAIN) or _is_plain(value):
+            self.values[name] = _cut(_repr(value))
+            return
+        if depth > 5 or not self._is_new(value):
+            return
+        if isinstance(value, Program):
+            body = inspect.unwrap(value.body)
+            self._reached(body, name)
+        elif isinstance(value, Tool):
+            self.values[f"{name}.schema"] = _cut(repr((value.name, value.description, value.parameters)))
+            self.value(f"{name}.function", value.function, depth + 1)
+        elif isinstance(value, functools.partial):
+            for part, inner in (("func", value.func), ("args", value.args), ("keywords", value.keywords)):
+                self.value(f"{name}.{part}", inner, depth + 1)
+        elif isinstance(value, types.MethodType):
+            self._reached(value.__func__, name)
+            self.value(f"{name}.self", value.__self__, depth + 1)
+        elif isinstance(value, type) or callable(getattr(value, "__wrapped__", None)):
+            self._reached(value if isinstance(value, type) else inspect.unwrap(value), name)
+        elif isinstance(value, types.FunctionType | types.BuiltinFunctionType):
+            self._reached(value, name)
+        elif type(value).__module__ in ("typing", "types"):  # such as Literal["a"] or list[Order]
+            self.names[name] = repr(value)
+            for number, part in enumerate(typing.get_args(value)):
+                self.value(f"{name}[{number}]", part, depth + 1)
+        elif isinstance(value, Mapping | list | tuple | set | frozenset):
+            parts = value.items() if isinstance(value, Mapping) else enumerate(value)
+            for key, part in parts:
+                self.value(f"{name}[{key!r}]", part, depth + 1)
+        elif isinstance(value, Backend):
+            self.values[name] = repr(_backend(value))
+        elif dataclasses.is_dataclass(value) or callable(getattr(value, "model_dump", None)):
+            self.value(f"type of {name}", type(value), depth + 1)
+            text = msgspec.json.encode(value, enc_hook=_encoded)
+            self.values[name] = _cut(text.decode())
+        else:
+            self.unknown[name] = f"of type {type(value).__qualname__}"
+
+    def _reached(self, value: Any, name: str) -> None:
+        """Record a function or class: that of the user by its source, any other by its name."""
+        module = getattr(value, "__module__", None) or "builtins"
+        qualname = getattr(value, "__qualname__", name)
+        if not _is_users(module):
+            self.names[name] = f"{module.partition('.')[0]}.{qualname}"
+        elif isinstance(value, type):
+            self._class(qualname if module == self._home else f"{module}.{qualname}", value)
+        else:
+            self.function(qualname if module == self._home else f"{module}.{qualname}", value)
+
+
+def _is_users(module: str) -> bool:
+    top = module.partition(".")[0]
+    if top == "ramify" or (top in sys.stdlib_module_names and top != "__main__"):
+        return False
+    parts = pathlib.PurePath(getattr(sys.modules.get(module), "__file__", None) or "").parts
+    return "site-packages" not in parts and "dist-packages" not in parts
+
+
+def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
+    """The names that `code` loads from outside, each with the attributes that are read of it at once."""
+    chain: list[str] = []
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and chain:
+            chain.append(step.argval)
+            continue
+        if chain:
+            yield tuple(chain)
+        outer = step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
+        chain = [step.argval] if outer else []
+    if chain:
+        yield tuple(chain)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _chains(constant)
+
+
+def _source(value: Any) -> str:
+    try:
+        return textwrap.dedent(inspect.getsource(value))
+    except (OSError, TypeError):
+        schema = getattr(value, "model_json_schema", None)
+        if callable(schema):
+            return repr(schema())
+        code = getattr(value, "__code__", None)
+        return "no source" if code is None else f"no source; bytecode {_digest(code.co_code)}"
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, PLAIN) or (isinstance(value, READABLE) and not isinstance(value, type)):
+        return True
+    if depth > 8 or type(value) not in (list, tuple, set, frozenset, dict):
+        return False
+    parts = itertools.chain(value, value.values()) if type(value) is dict else value
+    return all(_is_plain(part, depth + 1) for part in parts)
+
+
+def _repr(value: Any) -> str:
+    """repr, the same in every process."""
+    if isinstance(value, set | frozenset):
+        return f"{type(value).__name__}({', '.join(sorted(map(_repr, value)))})"
+    if type(value) is dict:
+        return "{" + ", ".join(f"{_repr(key)}: {_repr(part)}" for key, part in value.items()) + "}"
+    if type(value) in (list, tuple):
+        return type(value).__name__ * (type(value) is tuple) + f"[{', '.join(map(_repr, value))}]"
+    return repr(value)
+
+
+def _encoded(value: Any) -> Any:
+    dump = getattr(value, "model_dump", None)
+    return dump(mode="json") if callable(dump) else type(value).__qualname__
+
+
+def _cut(text: str) -> str:
+    if len(text) <= LONGEST_VALUE:
+        return text
+    return f"{text[:LONGEST_VALUE]}… ({len(text)} characters, {_digest(text.encode())})"
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+# --- the difference of two records --------------------------------------------------------------
+
+SAID = {
+    "program": "the program",
+    "backend": "the backend's {name}",
+    "model": "the model's {name}",
+    "options": "{name}",
+    "arguments": "the argument {name}",
+    "values": "{name}",
+    "names": "{name}",
+    "unknown": "{name}",
+}
+
+
+def difference(old: Record, new: Record) -> str | None:
+    """The first difference in a line; None where both are the same program, but for comments and layout."""
+    for part, said in SAID.items():
+        if part == "values":  # behind options and arguments: the code's change says more than a value's
+            found = _code_difference(old.get("code", {}), new.get("code", {}), new["program"]["name"])
+            if found is not None:
+                return found
+        before, after = old.get(part, {}), new.get(part, {})
+        for name in [*before, *(name for name in after if name not in before)]:
+            was, now = before.get(name), after.get(name)
+            if was != now:
+                return f"{said.format(name=name)} was {_shown(was, now)}, is {_shown(now, was)}"
+    return None
+
+
+def _code_difference(old: Mapping[str, str], new: Mapping[str, str], body: str) -> str | None:
+    for name in sorted({**old, **new}, key=lambda name: name != body):
+        what = "the body of " if name == body else ""
+        if name not in old or name not in new:
+            gone = name in old
+            return f"{name} is {'not used any more' if gone else 'used, and was not'}"
+        if _normal(old[name]) != _normal(new[name]):
+            return f"{what}{name} changed: {_line_difference(old[name], new[name])}"
+    return None
+
+
+def _normal(source: str) -> str:
+    """`source` without comments and layout."""
+    try:
+        return ast.dump(ast.parse(source))
+    except SyntaxError:
+        return source
+
+
+def _line_difference(old: str, new: str) -> str:
+    for was, now in itertools.zip_longest(_lines(old), _lines(new)):
+        if was is None or now is None or was[1] != now[1]:
+            number = (was or now or (0,))[0]
+            before, after = (None if line is None else line[2] for line in (was, now))
+            if was and now and before == after:  # they differ in the later lines of a long string
+                before, after = was[1], now[1]
+            return f"line {number} was {_shown(before, after)}, is {_shown(after, before)}"
+    return "its layout"  # where the source does not parse
+
+
+def _lines(source: str) -> list[tuple[int, str, str]]:
+    """(line number, tokens, text) of the lines that are not blank and not comments alone."""
+    texts = source.splitlines()
+    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    found: dict[int, list[str]] = {}
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type not in skipped and token.string:
+                found.setdefault(token.start[0], []).append(token.string)
+    except (tokenize.TokenError, IndentationError):
+        found = {number: line.split() for number, line in enumerate(texts, 1) if line.strip()}
+    return [(number, " ".join(tokens), texts[number - 1].strip()) for number, tokens in found.items()]
+
+
+def _shown(text: str | None, other: str | None) -> str:
+    """`text`, cut to where it differs from `other`."""
+    if text is None:
+        return "not there"
+    if len(text) <= SHOWN:
+        return text
+    same = next((at for at, (a, b) in enumerate(zip(text, other or "", strict=False)) if a != b), 0)
+    start = max(min(same - SHOWN // 3, len(text) - SHOWN), 0)
+    part = text[start : start + SHOWN].replace("\n", " ")
+    return f"{'…' * (start > 0)}{part}{'…' * (start + SHOWN < len(text))}"

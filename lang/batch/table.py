@@ -1,0 +1,109 @@
+"""The results of a batch as a Parquet table with typed columns, made of its results file.
+
+``outputs`` becomes a column a variable; ``index``, ``key``, ``returned``, ``error`` and ``usage`` are columns
+as well. A variable with one of these names is ``outputs.NAME``. Numbers, booleans, texts, lists and objects
+keep their types. A column whose values do not agree on one type holds each value as JSON text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ramify.errors import InvalidRequest
+from ramify.lang.batch.checkpoint import rows_of
+
+FIXED = ("index", "key", "returned", "error", "usage")
+ROWS = 1024
+"""Rows that are held at a time."""
+
+
+def check_table(path: Path) -> None:
+    """Raise `InvalidRequest` where pyarrow is not installed."""
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError:
+        raise InvalidRequest(
+            f"{path} needs pyarrow, which is not installed.",
+            field="out",
+            remedy='pip install "ramify-llm[parquet]", or name a .jsonl file.',
+        ) from None
+
+
+def write_table(results: Path, path: Path) -> None:
+    """Write the results in `results` to `path`, which is replaced atomically."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    types: dict[str, Any] = {}
+    for rows in _batches(results):
+        for name, values in _columns(rows).items():
+            types[name] = _common(pa, types.get(name, pa.null()), values)
+    schema = pa.schema([(name, _stored(pa, kind)) for name, kind in types.items()])
+    new_path = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        with parquet.ParquetWriter(new_path, schema) as writer:
+            for rows in _batches(results):
+                columns = _columns(rows)
+                arrays = [
+                    _array(pa, columns.get(field.name, [None] * len(rows)), field.type, types[field.name])
+                    for field in schema
+                ]
+                writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+        os.replace(new_path, path)
+    finally:
+        new_path.unlink(missing_ok=True)
+
+
+def _batches(results: Path) -> Iterator[list[dict[str, Any]]]:
+    rows = rows_of(results)
+    while batch := list(itertools.islice(rows, ROWS)):
+        yield [_flat(row) for row in batch]
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    flat = {name: row.get(name) for name in FIXED if name != "key" or name in row}
+    for name, value in row["outputs"].items():
+        flat[f"outputs.{name}" if name in FIXED else name] = value
+    return flat
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _common(pa: Any, known: Any, values: list[Any]) -> Any:
+    """The type of a column with more `values`; None where they have none in common."""
+    if known is None:
+        return None
+    try:
+        found = pa.array(values).type
+        merged = pa.unify_schemas(
+            [pa.schema([("value", known)]), pa.schema([("value", found)])], promote_options="permissive"
+        )
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
+        return None
+    return merged.field("value").type
+
+
+def _stored(pa: Any, kind: Any) -> Any:
+    """The type in the file; text for JSON."""
+    return pa.string() if kind is None or not _can_be_stored(pa, kind) else kind
+
+
+def _can_be_stored(pa: Any, kind: Any) -> bool:
+    """Parquet has no object without fields."""
+    if pa.types.is_struct(kind):
+        return kind.num_fields > 0 and all(_can_be_stored(pa, field.type) for field in kind)
+    return not pa.types.is_list(kind) or _can_be_stored(pa, kind.value_type)
+
+
+def _array(pa: Any, values: list[Any], stored: Any, kind: Any) -> Any:
+    if stored != kind:
+        values = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+    return pa.array(values, stored)
