@@ -53,6 +53,7 @@ from ramify.lang.tools.steps import (
     describe,
     form_of,
     in_turns,
+    naming_tools,
     open_calls,
     run_calls,
     warn_of_untold,
@@ -233,7 +234,8 @@ class Interpreter:
             sampling = resolve_options(OPTION_DEFAULTS, self._run.options, node.options)
             constraint = form.constraint(node.tools, node.required, node.max_calls)
             async with _within(node.timeout, branch.limits):
-                output = await send(branch, call, opened, sampling, constraint, variable, next_use="tool")
+                with naming_tools(node.tools):
+                    output = await send(branch, call, opened, sampling, constraint, variable, next_use="tool")
             text, written = form.read(opening + output.text)
         try:
             async with _within(None, branch.limits):

@@ -9,14 +9,16 @@ without turns they are plain text in the generic format.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
-from ramify.errors import InvalidRequest
+from ramify.errors import InvalidConstraint, InvalidRequest
 from ramify.lang.calls import retries
 from ramify.lang.calls.chat import Dialogue, begin_turn, end_turn
 from ramify.lang.calls.limits import LIMITS
@@ -31,6 +33,7 @@ from ramify.lang.tools.tool import ToolCall, shown
 from ramify.lang.trace.calls import Call
 from ramify.messages import ToolPieces
 from ramify.tool_calls.formats import FORMATS, GENERIC
+from ramify.tool_calls.grammar import blamed_tool
 
 if TYPE_CHECKING:
     from ramify.lang.program.branch import Branch
@@ -123,6 +126,20 @@ def warn_of_untold(branch: Branch, node: CallTools, turns: bool) -> None:
         ", ".join(untold),
         remedy if turns else "Describe them in the prompt.",
     )
+
+
+@contextlib.contextmanager
+def naming_tools(tools: Tools) -> Iterator[None]:
+    """Raise an `InvalidConstraint` about the schema of one of `tools` with the tool's name and the pointer
+    into its schema."""
+    try:
+        yield
+    except InvalidConstraint as error:
+        found = blamed_tool(error, [tool.described for tool in tools])
+        if found is None:
+            raise
+        message = f"The parameters of the tool {tools[found[0]].name}: {error.message}"
+        raise InvalidConstraint(message, pointer=found[1], remedy=error.remedy) from error
 
 
 def open_calls(view: View, opening: str, turns: bool) -> View:

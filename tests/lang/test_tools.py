@@ -685,3 +685,17 @@ def test_a_real_model_calls_exactly_to_schema(engine, endpoint):
     assert all(1 <= len(names) <= 2 for names in here.ret_value)
     assert all(call.error is None for turn in range(3) for call in here[f"calls {turn}"])
     assert program.run(backend=endpoint).text() == here.text()
+
+
+def test_a_schema_that_cannot_be_enforced_names_its_tool(engine):
+    text = {"type": "string", "pattern": "(?=a)b"}
+    odd = rm.Tool.from_schema("odd", "", {"type": "object", "properties": {"a": text}}, print)
+
+    @rm.function
+    def program(s):
+        s += rm.user("Go.", tools=[add, odd])
+        s.call_tools([add, odd], "calls")
+
+    error = program.run(backend=engine).error()
+    assert "failed: The parameters of the tool odd: A lookahead is not supported" in str(error)
+    assert error.pointer == "/properties/a/pattern"

@@ -96,6 +96,24 @@ def test_a_call_shows_its_prompt_its_output_and_why_it_was_computed(saved, state
 
 
 @needs_browser
+def test_a_tool_shows_its_arguments_and_its_result(tmp_path):
+    def search(words: str) -> str:
+        return f"<b>{words.upper()}</b>"
+
+    @rm.function
+    def program(s):
+        s += rm.user("Go.", tools=[search])
+        s.call_tools([search], "calls")
+
+    script = rm.ScriptedBackend({"calls": rm.ToolCall("search", {"words": "the <sea>"})})
+    program.run(backend=script).trace.save(tmp_path / "page.html")
+    said = words(
+        rendered(f"{(tmp_path / 'page.html').as_uri()}#call=2", profile=tmp_path).split('id="detail"')[1]
+    )
+    assert """Arguments{"words": "the <sea>"}Result<b>THE <SEA></b>""" in said
+
+
+@needs_browser
 def test_hovering_shows_a_token(saved, state, tmp_path):
     tip = rendered(f"{saved.as_uri()}#call=1&token=1&theme=dark", profile=tmp_path)
     assert 'data-theme="dark"' in tip
