@@ -226,7 +226,9 @@ def _figures(call: Call) -> str:
     time = "  running" if call.duration_s is None else f"{call.duration_s:7.3f} s"
     outcome = repr(_shorten(call.text)) if call.error is None else f"failed: {_shorten(call.error)}"
     if call.kind == "tool":
-        return f"{time}  {_shorten(call.arguments or '')} → {outcome}"
+        outcome = f"{_shorten(call.arguments or '')} → {outcome}"
+    if call.kind == "tool" and not call.requests:
+        return f"{time}  {outcome}"
     figures = (
         f"{time}  prompt {usage.prompt_tokens:5} = cached {usage.cached_tokens:5} + "
         f"computed {usage.prompt_tokens - usage.cached_tokens:5}  "

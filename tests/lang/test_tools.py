@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import json
+import re
 import threading
 from typing import Annotated, Any, Literal
 
@@ -629,7 +630,10 @@ def test_a_tool_may_run_a_program():
         s.call_tools([inner], "outer")
         return s["outer"][0].result
 
-    assert program.run(backend=backend).ret_value == "leaf!"
+    state = program.run(backend=backend)
+    assert state.ret_value == "leaf!"
+    (line,) = [line for line in str(state.trace).splitlines() if "tool inner" in line]
+    assert re.search(r"prompt +\d+ = .* \{\} → 'leaf!'$", line)  # what the program inside has used
 
 
 async def test_cancelling_the_program_cancels_its_tools():
