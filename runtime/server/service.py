@@ -14,7 +14,7 @@ from ramify.errors import EngineClosed, InvalidRequest, UnsupportedField
 from ramify.messages import Generate, ModelInfo, SchedulerStats, TextChunk, Usage
 from ramify.ring_messages import Snapshot, TokenIds
 from ramify.runtime.config import ServerConfig
-from ramify.runtime.server.admin.metrics import Metrics
+from ramify.runtime.server.admin.metrics import ChoiceUsages, Metrics
 from ramify.runtime.server.admin.recent import Recent
 
 logger = logging.getLogger("ramify.server")
@@ -107,9 +107,16 @@ class Service:
         await self.frontend.end_program(program)
 
     async def generate(
-        self, request: Generate, endpoint: str, user: str | None = None
+        self,
+        request: Generate,
+        endpoint: str,
+        user: str | None = None,
+        choices: ChoiceUsages | None = None,
     ) -> AsyncGenerator[TextChunk, None]:
-        """The frontend's chunks. Records metrics, and logs one line when the generation ends in any way."""
+        """The frontend's chunks. Records metrics, and logs one line when the generation ends in any way.
+
+        `choices`: usages of the prompt's other choices, if this is one of several.
+        """
         if self.draining:
             raise EngineClosed("The server is shutting down.", remedy="Send the request to another one.")
         started = previous = time.perf_counter()
@@ -148,6 +155,8 @@ class Service:
             total_s = time.perf_counter() - started
             self.metrics.generations.labels(endpoint, str(status), finish).inc()
             self.metrics.total_s.labels(endpoint).observe(total_s)
+            if (totals := (choices or ChoiceUsages(1)).end(usage)) is not None:
+                self.metrics.count(totals)
             logger.info(
                 "rid=%s endpoint=%s status=%d finish=%s prompt=%d cached=%d output=%d ttft=%s total=%.3fs%s",
                 request.rid,

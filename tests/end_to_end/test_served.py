@@ -17,6 +17,7 @@ import pytest
 import ramify as rm
 from tests.end_to_end.served import Served, serve
 from tests.runtime.test_ring import children, gone
+from tests.server.test_health import add_usage, totals
 
 pytestmark = [pytest.mark.slow, pytest.mark.weights, pytest.mark.timeout(300)]
 
@@ -49,6 +50,27 @@ def client(served: Served) -> Iterator[openai.OpenAI]:
 def http(served: Served) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=served.url, timeout=60, verify=False) as http:
         yield http
+
+
+def test_metrics_are_the_sums_of_the_usages(client: openai.OpenAI, http: httpx.Client) -> None:
+    sums = totals(http)
+    for options in (
+        {"prompt": "One two three four", "max_tokens": 9, "stop": " six"},
+        {"prompt": ["A b c d", "A b c e"], "max_tokens": 5, "n": 2},
+        {"prompt": "Yes or", "max_tokens": 40, "extra_body": {"guided_json": SCHEMA}},
+    ):
+        answer = client.completions.create(model="default", **options)  # type: ignore[call-overload]
+        add_usage(sums, answer.usage.model_dump())
+    assert totals(http) == sums
+
+
+def test_a_chat_is_counted_before_it_is_sent(client: openai.OpenAI, http: httpx.Client) -> None:
+    counted = http.post("/tokenize", json={"messages": CHAT}).json()
+    answer = client.chat.completions.create(model="default", messages=CHAT, max_tokens=1)
+    assert answer.usage is not None
+    assert counted["count"] == answer.usage.prompt_tokens
+    text = http.post("/detokenize", json={"tokens": counted["tokens"]}).json()["prompt"]
+    assert text.endswith("<|im_start|>user\nDescribe a person.<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_completion_and_its_cached_repetition(client: openai.OpenAI) -> None:

@@ -171,7 +171,7 @@ class FakeFrontend:
         seen = self._seen.setdefault(scope, [])
         best = max((_common(prompt, other) for other in seen), default=0)
         seen.append(prompt)
-        return min(best, len(prompt) - 1)
+        return min(best, max(len(prompt) - 1, 0))
 
     def abort(self, rid_prefix: str) -> int:
         found = [rid for rid in self.running if rid == rid_prefix or rid.startswith(rid_prefix + "-")]

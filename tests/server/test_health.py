@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
+from typing import Any
 
 import httpx
 import pytest
 
 from ramify.errors import WorkerDied
 from ramify.runtime.server.admin import health
-from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
+from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
 
 COMPLETION = {"model": MODEL, "prompt": "hello", "max_tokens": 3}
 
@@ -80,10 +81,61 @@ def test_metrics() -> None:
         assert 'ramify_kv_pages{state="free"} 64.0' in lines
         assert "ramify_num_requests_waiting 0.0" in lines
         assert "ramify_cached_tokens_total 0.0" in lines
+        assert "ramify_model_tokens_total 0.0" in lines
         assert "ramify_spec_decode_num_draft_tokens_total 0.0" in lines
         assert "ramify_retracted_requests_total 0.0" in lines
         assert "ramify_evicted_kv_pages_total 0.0" in lines
         assert "ramify_scheduler_up 1.0" in lines
+
+
+def totals(http: httpx.Client) -> dict[str, int]:
+    """The counted tokens by the name in the usage."""
+    text = http.get("/metrics").text
+    names = {
+        "prompt_tokens": "prompt",
+        "cached_tokens": "cached",
+        "computed_tokens": "computed",
+        "completion_tokens": "generation",
+        "forced_tokens": "forced",
+    }
+    found = {}
+    for name, ours in names.items():
+        (value,) = re.findall(rf"^ramify_{ours}_tokens_total (.*)$", text, re.MULTILINE)
+        found[name] = int(float(value))
+    return found
+
+
+def add_usage(sums: dict[str, int], usage: dict[str, Any]) -> None:
+    """Add a usage, of OpenAI's API or of /generate, to `sums`."""
+    prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or usage
+    sums["prompt_tokens"] += prompt
+    sums["cached_tokens"] += details["cached_tokens"]
+    sums["computed_tokens"] += prompt - details["cached_tokens"]
+    sums["completion_tokens"] += usage.get("completion_tokens", usage.get("output_tokens"))
+    sums["forced_tokens"] += usage.get("ramify", usage)["forced_tokens"]
+
+
+def test_metrics_are_the_sums_of_the_usages(http: httpx.Client) -> None:
+    sums = totals(http)
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
+    for path, body in (
+        ("/v1/chat/completions", chat),
+        ("/v1/chat/completions", chat | {"n": 3}),
+        ("/v1/completions", COMPLETION | {"prompt": ["one", "another"], "n": 2}),
+        ("/v1/completions", COMPLETION | {"stop": "L"}),
+        ("/v1/responses", {"model": MODEL, "input": "hello there", "max_output_tokens": 4}),
+    ):
+        add_usage(sums, http.post(path, json=body).json()["usage"])
+    shown = {"stream": True, "stream_options": {"include_usage": True}}
+    with http.stream("POST", "/v1/completions", json=COMPLETION | {"n": 2} | shown) as response:
+        add_usage(sums, events(response)[-2]["usage"])
+    for answer in http.post("/generate", json={"text": ["a b", "a c"], "sampling_params": {"n": 2}}).json():
+        add_usage(sums, answer["meta_info"])
+    assert totals(http) == sums
+    assert sums["cached_tokens"] > 0
+    http.post("/v1/completions", json=COMPLETION | {"temperature": -1})
+    assert totals(http) == sums
 
 
 def test_metrics_when_the_scheduler_is_silent(http: httpx.Client, frontend: FakeFrontend) -> None:

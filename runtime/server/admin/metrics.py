@@ -2,16 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ramify.messages import SchedulerStats
+from ramify.messages import SchedulerStats, Usage
 
 # A CPU decodes a token in some 10 ms, an accelerator in some 5 ms; prefill takes up to tens of seconds.
 _TOKEN_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
 _REQUEST_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+class PromptTotals(NamedTuple):
+    """The usage of all choices of one prompt, whose tokens count once.
+
+    The first of several choices computes the prompt, and the others find it cached: cached are the fewest
+    tokens that any of them found.
+    """
+
+    prompt: int
+    cached: int
+    completion: int
+    forced: int
+
+    @classmethod
+    def of(cls, usages: Sequence[Usage]) -> PromptTotals:
+        return cls(
+            prompt=max(usage.prompt_tokens for usage in usages),
+            cached=min(usage.cached_tokens for usage in usages),
+            completion=sum(usage.completion_tokens for usage in usages),
+            forced=sum(usage.forced_tokens for usage in usages),
+        )
+
+
+class ChoiceUsages:
+    """The usages of the `n` choices of one prompt, until all have ended."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._ended: list[Usage] = []
+
+    def end(self, usage: Usage) -> PromptTotals | None:
+        """A choice has ended. Returns the totals with the last one."""
+        self._ended.append(usage)
+        return PromptTotals.of(self._ended) if len(self._ended) == self._n else None
 
 
 class Metrics:
@@ -30,6 +66,19 @@ class Metrics:
             ["endpoint", "status", "finish"],
             registry=self.registry,
         )
+        tokens = (
+            ("prompt", "Tokens of prompts: cached and computed. A prompt of several choices counts once."),
+            ("cached", "Tokens of prompts found in the prefix cache."),
+            ("computed", "Tokens of prompts that were not cached."),
+            ("generation", "Tokens of outputs."),
+            ("forced", "Tokens of outputs that a grammar forced."),
+        )
+        self._tokens = {
+            name: Counter(
+                f"ramify_{name}_tokens", f"{text} As the usage of answers has it.", registry=self.registry
+            )
+            for name, text in tokens
+        }
         self.first_token_s = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", _REQUEST_S
         )
@@ -37,6 +86,14 @@ class Metrics:
             "inter_token_latency_seconds", "Between tokens of one generation.", _TOKEN_S
         )
         self.total_s = self._histogram("e2e_request_latency_seconds", "From arrival to the end.", _REQUEST_S)
+
+    def count(self, totals: PromptTotals) -> None:
+        """Count the tokens of one prompt and its choices."""
+        self._tokens["prompt"].inc(totals.prompt)
+        self._tokens["cached"].inc(totals.cached)
+        self._tokens["computed"].inc(totals.prompt - totals.cached)
+        self._tokens["generation"].inc(totals.completion)
+        self._tokens["forced"].inc(totals.forced)
 
     def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"ramify_{name}", help_text, ["endpoint"], buckets=buckets, registry=self.registry)
@@ -70,15 +127,12 @@ class _SchedulerCollector:
             pages.add_metric([state], getattr(stats, f"pages_{state}"))
         yield pages
         for name, total, help_text in (
-            ("prompt_tokens", stats.prompt_tokens, "Tokens of prompts."),
-            ("cached_tokens", stats.cached_tokens, "Tokens of prompts found in the prefix tree."),
             (
-                "computed_tokens",
+                "model_tokens",
                 stats.computed_tokens,
-                "Prompt and output tokens that went through the model.",
+                "Tokens that went through the model: of prompts and outputs, draft tokens, those of requests"
+                " without an answer, and again what retractions had dropped.",
             ),
-            ("generation_tokens", stats.output_tokens, "Tokens of outputs."),
-            ("forced_tokens", stats.forced_tokens, "Tokens of outputs that a grammar forced."),
             ("spec_decode_num_draft_tokens", stats.draft_tokens, "Draft tokens verified."),
             ("spec_decode_num_accepted_tokens", stats.accepted_tokens, "Draft tokens accepted."),
             ("retracted_requests", stats.retractions, "Requests retracted for want of KV pages."),

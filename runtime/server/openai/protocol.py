@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ramify.messages import TextChunk, TokenLogprobs, Unenforced, Usage, Violation
+from ramify.runtime.server.admin.metrics import PromptTotals
 from ramify.runtime.server.streams import GenerationResult
 
 _REPLACEMENT = "\ufffd"
@@ -191,15 +192,11 @@ def choice_extras(outcome: TextChunk | GenerationResult) -> ChoiceExtras | msgsp
 
 
 def usage_reply(usages: Sequence[Usage], n: int) -> UsageReply:
-    """The usage of all choices. A prompt has `n` successive choices, and its tokens count once.
-
-    The first of n choices computes the prompt and the others find it cached. So the request's cached tokens
-    are the fewest that any of its choices found.
-    """
-    groups = [usages[i : i + n] for i in range(0, len(usages), n)]
-    prompt = sum(max(usage.prompt_tokens for usage in group) for group in groups)
-    cached = sum(min(usage.cached_tokens for usage in group) for group in groups)
-    completion = sum(usage.completion_tokens for usage in usages)
+    """The usage of all choices. A prompt has `n` successive choices."""
+    totals = [PromptTotals.of(usages[i : i + n]) for i in range(0, len(usages), n)]
+    prompt = sum(one.prompt for one in totals)
+    cached = sum(one.cached for one in totals)
+    completion = sum(one.completion for one in totals)
     return UsageReply(
         prompt_tokens=prompt,
         completion_tokens=completion,
@@ -207,7 +204,7 @@ def usage_reply(usages: Sequence[Usage], n: int) -> UsageReply:
         prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
         ramify=UsageExtras(
             computed_tokens=prompt - cached,
-            forced_tokens=sum(usage.forced_tokens for usage in usages),
+            forced_tokens=sum(one.forced for one in totals),
             retractions=sum(usage.retractions for usage in usages),
             queue_s=min(usage.queue_s for usage in usages),
             first_token_s=min(usage.first_token_s for usage in usages),

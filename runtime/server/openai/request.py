@@ -18,6 +18,7 @@ import msgspec
 from ramify.errors import Cancelled, InvalidRequest, NotFound
 from ramify.messages import HELD_S, Finish, Generate, TextChunk
 from ramify.priority import BATCH
+from ramify.runtime.server.admin.metrics import ChoiceUsages
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.params import (
     Explain,
@@ -91,9 +92,14 @@ class ParsedRequest:
 
     def start(self, service: Service, endpoint: str) -> list[AsyncGenerator[TextChunk, None]]:
         """The chunks of each generation. A generation begins when its iterator is first read."""
+        prompts = [ChoiceUsages(self.n) for _ in range(len(self.requests) // self.n)]
         return [
-            explained(service.generate(request, endpoint, self.user), self.explain, self.spelled)
-            for request in self.requests
+            explained(
+                service.generate(request, endpoint, self.user, prompts[index // self.n]),
+                self.explain,
+                self.spelled,
+            )
+            for index, request in enumerate(self.requests)
         ]
 
 
