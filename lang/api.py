@@ -5,15 +5,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from ramify.constraint import Constraint, ebnf, json_schema, structural_tag
 from ramify.constraint import regex as regex_constraint
-from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField
+from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField, UnsupportedNode
 from ramify.lang.backends.base import Backend
 from ramify.lang.calls.choices import ChoicesSamplingMethod, token_length_normalized
 from ramify.lang.calls.limits import Bounds, Limit, holding
 from ramify.lang.calls.options import read_options
+from ramify.lang.calls.thinking import read_thinking
 from ramify.lang.program.async_function import AsyncFunction
 from ramify.lang.program.caller import caller_line
 from ramify.lang.program.function import Function
@@ -25,13 +27,16 @@ from ramify.lang.program.nodes import (
     RoleEnd,
     Row,
     Select,
+    Step,
     as_node,
 )
 from ramify.lang.program.run import call_backend
 from ramify.lang.program.state import ProgramState
 from ramify.lang.tools.tool import Tool, as_tools, make_tool
 from ramify.lang.typed.schema import Schema, dtype_schema, schema_of
+from ramify.messages import Thinking
 from ramify.priority import checked_priority
+from ramify.spelling import nearest
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,6 +77,7 @@ def gen(
     timeout: float | None = None,
     backend: Backend | str | None = None,
     priority: int | None = None,
+    thinking: bool | Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Node:
     """Generate text, append it, and set the variable `name` to it.
@@ -96,6 +102,11 @@ def gen(
             shown the program so far in its own chat template and tokens.
         priority: Of the requests of this step, between -100 and 100: higher goes first. By default that of
             `run`, else that of the backend, else 0; in a batch -1.
+        thinking: True or ``{"max_tokens": 256}``: the model thinks before it answers, for at most that many
+            tokens (unset: 1024), after which the answer is forced to begin. The variable holds the answer
+            alone; `max_tokens`, `stop` and the constraint are about it. `ProgramState.thinking` reads the
+            thoughts. False: the model does not think. None: as the chat template has it by default. A remote
+            model of OpenAI's may take ``{"effort": "low"}``.
         options: Fields of `ramify.sampling_params.SamplingParams`, or SGLang's spellings of them:
             max_new_tokens, min_new_tokens, sampling_seed, return_logprob, top_logprobs_num,
             logprob_start_len. With n > 1 the variable holds a list, whose first output is appended.
@@ -120,7 +131,7 @@ def gen(
         raise InvalidRequest("keep_failed needs retries.", field="keep_failed")
     options = {"max_tokens": max_tokens, **options} if max_tokens is not None else options
     if choices is not None:
-        options |= {"validate": validate, "retries": retries or None}
+        options |= {"validate": validate, "retries": retries or None, "thinking": thinking}
         return _scored(name, choices, options, choices_method, timeout, backend, priority, line)
     if choices_method is not None:
         raise InvalidRequest("choices_method needs choices.", field="choices_method")
@@ -135,6 +146,7 @@ def gen(
         validate=validate,
         retries=retries,
         keep_failed=keep_failed,
+        thinking=read_thinking(thinking),
         timeout=_seconds(timeout),
         backend=backend,
         priority=None if priority is None else checked_priority(priority),
@@ -347,6 +359,40 @@ def limit(
     if not bounds:
         raise InvalidRequest("limit needs timeout, max_total_tokens or max_calls.", field="max_total_tokens")
     return holding(bounds, f"the limit at {caller_line()}")
+
+
+MODEL_TYPES = (
+    *("apriel", "deepseek-r1", "deepseek-v3", "glm45", "gpt-oss", "interns1", "kimi", "kimi_k2", "minimax"),
+    *("minimax-append-think", "nano_v3", "nemotron_3", "qwen3", "qwen3-thinking", "step3"),
+)
+"""SGLang's names of reasoning parsers."""
+
+
+def separate_reasoning(expr: str | Node | None = None, model_type: str | None = None) -> Node:
+    """SGLang's way to think: each `gen` in `expr` thinks, and its thoughts are the variable
+    ``NAME_reasoning_content``; the variable ``NAME`` and the text have the answer alone.
+
+    `model_type` is one of SGLang's names of reasoning parsers. The marks are those of the model's own chat
+    template, whatever it is. A `gen` with max_tokens has as many for its thoughts again.
+    """
+    if model_type not in MODEL_TYPES:
+        raise UnsupportedField(
+            f"There is no model_type {model_type!r}.",
+            field="model_type",
+            remedy=nearest(str(model_type), MODEL_TYPES) or f"Take one of {', '.join(MODEL_TYPES)}.",
+        )
+    return Row(tuple(map(_separated, as_node(expr).steps())))
+
+
+def _separated(step: Step) -> Step:
+    if isinstance(step, Select):
+        raise UnsupportedNode("A select scores its choices, and does not think.", field="separate_reasoning")
+    if not isinstance(step, Gen):
+        return step
+    if step.name is None:
+        raise InvalidRequest("separate_reasoning needs the gen to have a name.", field="name")
+    thinking = step.thinking or Thinking(max_tokens=step.options.get("max_tokens"))
+    return replace(step, thinking=thinking, separate=True)
 
 
 def flush_cache(backend: Backend | None = None) -> Any:

@@ -20,6 +20,7 @@ from ramify.lang.api import gen_string as gen_string
 from ramify.lang.api import get_server_info as get_server_info
 from ramify.lang.api import limit as limit
 from ramify.lang.api import select as select
+from ramify.lang.api import separate_reasoning as separate_reasoning
 from ramify.lang.api import system as system
 from ramify.lang.api import system_begin as system_begin
 from ramify.lang.api import system_end as system_end

@@ -17,6 +17,7 @@ import msgspec
 
 from ramify.constraint import Constraint
 from ramify.errors import InvalidRequest, ProgramError
+from ramify.messages import Thinking
 from ramify.priority import checked_priority
 from ramify.sampling_params import SamplingParams
 
@@ -113,6 +114,8 @@ class Result(Part, frozen=True, kw_only=True, tag_field="from", tag="node"):
 
     node: int
     """The index of the node in `Graph.nodes`."""
+    thinking: bool = False
+    """The thoughts in front of the result, of a gen with `thinking`."""
     index: int | None = None
     """The index of one output of a node with ``n`` > 1; None for a node with one output."""
     type: Scalar | None = None
@@ -183,6 +186,8 @@ class Gen(Node, frozen=True, kw_only=True, tag="gen"):
     """Seconds for the whole step."""
     priority: int | None = None
     """Of its requests; None: that of the run."""
+    thinking: Thinking | None = None
+    """Whether the model thinks before its answer."""
 
 
 class Select(Node, frozen=True, kw_only=True, tag="select"):
@@ -361,6 +366,9 @@ class _Check:
             self._wrong(where, f"node {part.node} has {count} outputs, and index is {part.index}")
         if part.path and part.type is None:
             self._wrong(where, "a path needs the type of what is there")
+        thinks = all(isinstance(one, Gen) and one.thinking is not None for one in sources)
+        if part.thinking and (part.type is not None or not thinks):
+            self._wrong(where, f"node {part.node} is no gen with thoughts")
         if part.type is not None and (count > 1 or not all(isinstance(one, Gen) for one in sources)):
             self._wrong(where, "only the single output of a gen has values of a type in it")
 
@@ -387,6 +395,10 @@ class _Check:
             with self._below("constraint"):
                 node.constraint.check()
         self._limits(node)
+        if node.thinking is not None:
+            with self._below(""):
+                node.thinking.check()
+        self._timeout(node.timeout)
 
     @contextlib.contextmanager
     def _below(self, where: str) -> Iterator[None]:

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from ramify.constraint import Constraint
+from ramify.errors import InvalidRequest
 from ramify.sampling_params import SamplingParams
 
 Segment = str | tuple[int, ...]
@@ -123,6 +124,15 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     """The most tokens of the thoughts."""
     effort: Effort | None = None
     """As OpenAI's models take it. Other models have no such setting."""
+
+    def check(self) -> Thinking:
+        """Return self; raises `InvalidRequest` for a wrong number of tokens."""
+        if self.max_tokens is not None and self.max_tokens < 0:
+            raise InvalidRequest(
+                f"thinking.max_tokens is {self.max_tokens}; it must be 0 or more.",
+                field="thinking.max_tokens",
+            )
+        return self
 
 
 class Choices(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

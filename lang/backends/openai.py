@@ -11,14 +11,24 @@ import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from ramify.constraint import closed_object
 from ramify.errors import BackendError, UnsupportedNode
 from ramify.lang.backends.http import HttpClient
 from ramify.lang.calls.chat import chatml
+from ramify.lang.calls.thinking import DEFAULT_TOKENS
 from ramify.loop import wait
-from ramify.messages import Finish, Generate, ModelInfo, TextChunk, TokenLogprobs, Usage, concatenated
+from ramify.messages import (
+    Finish,
+    Generate,
+    ModelInfo,
+    TextChunk,
+    Thinking,
+    TokenLogprobs,
+    Usage,
+    concatenated,
+)
 from ramify.priority import checked_priority
 from ramify.retry import RETRY_FOR_S, Retry
 from ramify.sampling_params import SamplingParams
@@ -51,6 +61,12 @@ class OpenAI:
         json_choices: Where the endpoint cannot be held to a list of choices, ask for a JSON object whose
             one property is an enumeration of them. A `select` is then what the model would write in
             JSON, not a score.
+        thinking: The fields by which the endpoint is told whether to think (``gen(thinking=…)``). ``effort``:
+            ``reasoning_effort``, OpenAI's own. ``reasoning``: ``{"enabled": …, "max_tokens": …}``, of
+            OpenRouter and of Ramify's server. ``template``: ``chat_template_kwargs``, of SGLang and vLLM.
+            None: ``reasoning`` for a Ramify server, else ``effort``. Thoughts are read from the deltas'
+            ``reasoning_content`` or ``reasoning``; OpenAI shows none. As endpoints count thoughts in
+            max_tokens, the budget of the thoughts, or 1024, is added to it.
         timeout_s: Longest silence of the endpoint, in seconds; None waits for ever.
         retries, retry_for: How often, and for how many seconds, a request is sent again after a failure that
             may pass (`ramify.retry.Retry`).
@@ -67,6 +83,7 @@ class OpenAI:
         api_key: str | None = None,
         extensions: bool | None = None,
         json_choices: bool = False,
+        thinking: Literal["effort", "reasoning", "template"] | None = None,
         timeout_s: float | None = None,
         retries: int | None = None,
         retry_for: float = RETRY_FOR_S,
@@ -78,6 +95,7 @@ class OpenAI:
         self._api_key = api_key or os.environ.get("OPENAI_API_KEY")
         self._extensions = extensions
         self._json_choices = json_choices
+        self._thinking = thinking
         self._timeout_s = timeout_s
         self.retry = Retry(retries, retry_for)
         if priority is not None:
@@ -106,9 +124,15 @@ class OpenAI:
             "model": self.model_name,
             "stream": True,
             "stream_options": {"include_usage": True},
-            **self._prompt(request),
+            **await self._prompt(request),
             **await self._options(request.sampling),
+            **await self._think(request.thinking),
         }
+        if request.thinking is not None and request.thinking.enabled:
+            thoughts = request.thinking.max_tokens
+            for limit in ("max_tokens", "max_completion_tokens"):
+                if limit in body:
+                    body[limit] += DEFAULT_TOKENS if thoughts is None else thoughts
         wrapped = await self._constrain(body, request)
         if request.scope:
             if not await self._has_extensions():
@@ -141,12 +165,49 @@ class OpenAI:
         """Close all connections."""
         wait(self.aclose())
 
-    def _prompt(self, request: Generate) -> dict[str, Any]:
+    async def _prompt(self, request: Generate) -> dict[str, Any]:
+        if request.preambles:
+            raise UnsupportedNode("The completions API takes no thinking.", field="thinking")
         if request.chat is not None:
-            return {"messages": [{"role": turn.role, "content": turn.content} for turn in request.chat]}
+            messages = [{"role": turn.role, "content": turn.content} for turn in request.chat]
+            for message, turn in zip(messages, request.chat, strict=True):
+                if turn.reasoning and await self._thinks_by() != "effort":
+                    message["reasoning_content"] = turn.reasoning
+            return {"messages": messages}
         if self.takes_messages or not all(isinstance(segment, str) for segment in request.prompt):
             raise UnsupportedNode("This endpoint takes no token ids, and a chat model no plain text.")
         return {"prompt": "".join(cast("tuple[str, ...]", request.prompt))}
+
+    async def _thinks_by(self) -> str:
+        if self._thinking is None:
+            self._thinking = "reasoning" if await self._is_ramify() else "effort"
+        return self._thinking
+
+    async def _think(self, wanted: Thinking | None) -> dict[str, Any]:
+        """The fields that switch thinking."""
+        if wanted is None:
+            return {}
+        fields = await self._thinks_by()
+        if fields == "reasoning":
+            limit = wanted.max_tokens
+            if limit is None and wanted.effort is None and wanted.enabled:
+                limit = DEFAULT_TOKENS
+            given = {"effort": wanted.effort, "max_tokens": limit}
+            return {
+                "reasoning": {"enabled": wanted.enabled}
+                | {name: value for name, value in given.items() if value is not None}
+            }
+        if wanted.max_tokens is not None:
+            raise UnsupportedNode(
+                "This endpoint has no budget of thoughts.",
+                field="thinking.max_tokens",
+                remedy='If it has, say OpenAI(thinking="reasoning").',
+            )
+        if fields == "effort":
+            return {"reasoning_effort": (wanted.effort or "medium") if wanted.enabled else "none"}
+        if wanted.effort is not None:
+            raise UnsupportedNode("This endpoint has no effort.", field="thinking.effort")
+        return {"chat_template_kwargs": dict.fromkeys(("enable_thinking", "thinking"), wanted.enabled)}
 
     async def _options(self, sampling: SamplingParams) -> dict[str, Any]:
         """Sampling options that differ from their defaults, in the endpoint's fields."""
@@ -209,9 +270,12 @@ class OpenAI:
 
     async def _has_extensions(self) -> bool:
         if self._extensions is None:
-            models = await self._http.get("/models")
-            self._extensions = any(card.get("owned_by") == "ramify" for card in models.get("data", ()))
+            self._extensions = await self._is_ramify()
         return self._extensions
+
+    async def _is_ramify(self) -> bool:
+        models = await self._http.get("/models")
+        return any(card.get("owned_by") == "ramify" for card in models.get("data", ()))
 
 
 def _response_format(schema: dict[str, Any]) -> dict[str, Any]:
@@ -232,10 +296,12 @@ async def _text_chunks(
             for choice in event.get("choices", ()):
                 if choice.get("finish_reason") is not None:
                     finish = _finish(choice)
-                text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+                delta = choice.get("delta") or {}
+                text = choice.get("text") or delta.get("content") or ""
+                reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
                 logprobs = _logprobs(choice.get("logprobs"))
-                if text or logprobs:
-                    yield TextChunk(rid=rid, text=text, logprobs=logprobs)
+                if text or reasoning or logprobs:
+                    yield TextChunk(rid=rid, text=text, reasoning=reasoning, logprobs=logprobs)
     if finish is None:
         raise BackendError(f"{http.base_url} ended its answer without a finish reason.")
     yield TextChunk(rid=rid, usage=usage, finish=finish)
@@ -250,12 +316,17 @@ async def _unwrapped(chunks: AsyncIterator[TextChunk]) -> TextChunk:
     except (ValueError, KeyError, TypeError):
         raise BackendError(f"The endpoint did not keep to the choices; it answered {text!r}.") from None
     logprobs = concatenated([chunk.logprobs for chunk in received])
-    return TextChunk(rid=last.rid, text=choice, usage=last.usage, finish=last.finish, logprobs=logprobs)
+    thoughts = "".join([chunk.reasoning for chunk in received])
+    return TextChunk(
+        rid=last.rid, text=choice, reasoning=thoughts, usage=last.usage, finish=last.finish, logprobs=logprobs
+    )
 
 
 def _usage(found: dict[str, Any]) -> Usage:
     details = found.get("prompt_tokens_details") or {}
+    thought = (found.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
     return Usage(
+        reasoning_tokens=thought,
         prompt_tokens=found.get("prompt_tokens", 0),
         cached_tokens=details.get("cached_tokens") or 0,
         completion_tokens=found.get("completion_tokens", 0),

@@ -7,6 +7,7 @@ tree with pages of one token. It streams, is deterministic, and answers at once.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from ramify.constraint import Constraint
 from ramify.errors import BackendError, PromptTooLong, UnsupportedNode
 from ramify.lang.backends.script import Answer, Answers, Script, Step, text_of
 from ramify.lang.calls.chat import chatml
+from ramify.lang.calls.thinking import PLAIN
 from ramify.lang.trace.calls import CURRENT
 from ramify.messages import (
     ChatFormat,
@@ -55,6 +57,9 @@ class ScriptedBackend:
     becomes the JSON that the schema allows. For `call_tools` it may be a `ToolCall`, a dict
     ``{"name": …, "arguments": {…}}`` or a list of these. For a select it is the choice, or a mapping of
     choices to their mean token log-probabilities.
+
+    A text may begin with the thoughts of a `gen` with thinking, in the marks of the chat template: ChatML has
+    ``"<think>2 + 2</think>4"``. They are cut to their budget.
 
     An answer that its constraint does not allow, or that is longer than max_tokens under a constraint,
     fails the step. `requests` and `ended` record what was asked for.
@@ -117,11 +122,13 @@ class ScriptedBackend:
             finish = Finish(reason="length")
             yield TextChunk(rid=request.rid, usage=usage, finish=finish, prompt_logprobs=scores)
             return
-        text = self._answer(request)
+        before, text = _split(self._answer(request), request)
         ids, kept, tail, finish = self._cut(text, request)
+        thoughts = self._thoughts(before, request)
+        ids, kept = thoughts + ids, len(thoughts) + kept
         self._insert(request.scope, prompt + ids[:-1])
         shown = self._visible(ids, kept, tail)
-        forced = self._forced(request.constraint, ids[:kept])
+        forced = self._forced(request.constraint, ids[len(thoughts) : kept])
         logprobs = request.sampling.logprobs
         for index, token in enumerate(ids):
             await asyncio.sleep(0)  # yields to other requests and to cancellation
@@ -203,7 +210,21 @@ class ScriptedBackend:
 
     def _answer(self, request: Generate) -> str:
         step = self._step(request)
-        return text_of(self._script.next(step), step)
+        found, before = self._script.next(step), ""
+        if isinstance(found.answer, str):
+            before, answer = _split(found.answer, request)
+            found = dataclasses.replace(found, answer=answer)
+        return before + text_of(found, step)
+
+    def _thoughts(self, before: str, request: Generate) -> list[int]:
+        """The tokens of the thoughts in `before`, cut to their budget, and of the marks behind them."""
+        if not request.preambles:
+            return []
+        first = request.preambles[0]
+        marks = self._chat_format.thinking if self._chat_format is not None else None
+        words = before.removesuffix(first.end).removeprefix((marks or PLAIN).start.rstrip())
+        thoughts = self.encode([words.removeprefix("\n")])[: first.max_tokens]
+        return thoughts + self.encode([preamble.end for preamble in request.preambles])
 
     def _step(self, request: Generate) -> Step:
         call = CURRENT.get()
@@ -344,6 +365,15 @@ class ScriptedBackend:
                 raise UnsupportedNode(f"A scripted backend has no {option}.", field=option)
         if request.chat is not None:
             raise UnsupportedNode("A scripted backend takes prompts, not messages.", field="chat")
+
+
+def _split(text: str, request: Generate) -> tuple[str, str]:
+    """The thoughts at the beginning of `text`, up to their end mark, and the answer."""
+    if not request.preambles:
+        return "", text
+    first, *rest = [preamble.end for preamble in request.preambles]
+    words, end, answer = text.partition(first)
+    return (words + end, answer.removeprefix("".join(rest))) if end else ("", text)
 
 
 def _insert(tree: dict[int, Any], ids: Sequence[int]) -> int:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from ramify.errors import InvalidRequest
-from ramify.lang.calls.transcript import Piece, append_marked, text_of
-from ramify.messages import ChatFormat, ChatMessage, ModelInfo
+from ramify.errors import InvalidRequest, UnsupportedNode
+from ramify.lang.calls.thinking import thinking_of, without_thoughts
+from ramify.lang.calls.transcript import Continued, Piece, append_marked, append_text, ends_on_token, text_of
+from ramify.messages import ChatFormat, ChatMessage, ModelInfo, Thinking
 
 if TYPE_CHECKING:
     from ramify.lang.calls.target import Target
@@ -28,6 +29,12 @@ class Dialogue(msgspec.Struct, frozen=True):
     """The role of the open turn; None between turns."""
     start: Piece | None = None
     """The piece before the open turn's content."""
+    asked: Piece | None = None
+    """The piece before the latest user turn: the thoughts behind it may stay longer."""
+    thought: bool = False
+    """There are thoughts behind `asked`, or marks of them."""
+    reasoning: str = ""
+    """The thoughts of the open turn."""
     pending: str = ""
     """Text at the beginning of the next user turn, where some templates describe the tools."""
     tools: frozenset[str] = frozenset()
@@ -74,6 +81,10 @@ def begin_turn(
     if prefix is None:
         after = f"after {turn(dialogue.previous)}" if dialogue.previous else "at the start"
         raise InvalidRequest(f"The chat template of {info.name} has no {role} turn {after}.")
+    if role == "user":
+        if dialogue.thought and thinking_of(info).kept == "user":
+            tail = without_thoughts(tail, dialogue.asked)
+        dialogue = replace(dialogue, asked=tail, thought=False)
     pieces = _format_of(info).tools
     if tools and pieces is not None and not dialogue.messages:
         prefix = pieces.start
@@ -83,6 +94,62 @@ def begin_turn(
     boundary = pending == dialogue.pending
     tail = append_marked(tail, prefix, Begin(role, tools), boundary=boundary)
     return replace(dialogue, role=role, start=tail, pending=pending), tail
+
+
+class Thought(msgspec.Struct, frozen=True):
+    """The mark of a model's thoughts: other models are not shown them."""
+
+    by: Target
+    thinking: Thinking
+    thoughts: str
+    """Without marks and white space around them."""
+    text: str
+    """As they were generated, with the marks behind them, up to the end of a token."""
+    ids: tuple[int, ...]
+    """The tokens of `text`; empty where they are not told."""
+    head: str
+    """The beginning of the answer, which the last token of `ids` has as well."""
+
+    def write(self, dialogue: Dialogue, tail: Piece | None, target: Target) -> tuple[Dialogue, Piece | None]:
+        if target is not self.by:
+            return dialogue, append_text(tail, self.head)
+        if target.takes_messages:
+            return replace(dialogue, reasoning=dialogue.reasoning + self.thoughts), tail
+        dialogue, tail = open_answer(dialogue, tail, self.thinking, target.info)
+        if self.text:
+            tail = Piece(tail, self.ids or self.text, self.text, mark=self, generated=True, later=self.head)
+        return dialogue, tail
+
+    def append(self, dialogue: Dialogue, tail: Piece | None, home: Target) -> tuple[Dialogue, Piece | None]:
+        """Append them to the content of a branch, which the model of `home` reads."""
+        if home is not self.by:
+            return dialogue, Piece(tail, self.head, self.head, ends_on_token(tail), mark=self)
+        return self.write(dialogue, tail, home)
+
+
+def open_answer(
+    dialogue: Dialogue, tail: Piece | None, thinking: Thinking, info: ModelInfo
+) -> tuple[Dialogue, Piece | None]:
+    """Append the mark that begins the thoughts, or what keeps the model from thinking.
+
+    At the beginning of an assistant turn the text before its content is written anew, as the chat template
+    writes it.
+    """
+    if thinking.effort is not None:
+        raise UnsupportedNode(
+            f"{info.name} has no setting of effort.", field="thinking.effort", remedy="Use max_tokens."
+        )
+    marks = thinking_of(info)
+    if dialogue.role == "assistant" and tail is dialogue.start and tail and isinstance(tail.segment, str):
+        prefix = tail.text.removesuffix(marks.default)
+        text = prefix + (marks.on if thinking.enabled else marks.off)
+        later, of = prefix + marks.past, tail.of or tail
+        start = Piece(tail.before, text, text, True, tail.mark, later=later, of=of)
+        return replace(dialogue, start=start, thought=True), start
+    if not thinking.enabled:
+        return dialogue, tail
+    start = Piece(tail, marks.start, marks.start, True, Continued(), later="")
+    return replace(dialogue, thought=True), start
 
 
 def turn(role: str) -> str:
@@ -96,12 +163,15 @@ def end_turn(
     """Close the open turn. `content` is its content where the template writes that in another form."""
     if dialogue.role != role:
         raise InvalidRequest(f"{role}_end() without {role}_begin().")
-    written = text_of(tail, dialogue.start).lstrip() if content is None else content
-    message = ChatMessage(role=role, content=written)
+    written = text_of(tail, dialogue.start, later=True).lstrip() if content is None else content
+    message = ChatMessage(role=role, content=written, reasoning=dialogue.reasoning)
+    if dialogue.thought and thinking_of(info).kept == "turn":
+        tail = without_thoughts(tail, dialogue.start and dialogue.start.before)
+        dialogue = replace(dialogue, thought=False)
     suffix = _format_of(info).suffix.get(role, "")
     tail = append_marked(tail, suffix, End(role), boundary=True)
     messages = (*dialogue.messages, message)
-    return replace(dialogue, messages=messages, role=None, start=None), tail
+    return replace(dialogue, messages=messages, role=None, start=None, reasoning=""), tail
 
 
 def _format_of(info: ModelInfo) -> ChatFormat:

@@ -20,10 +20,11 @@ import msgspec
 from ramify.errors import BackendError, RamifyError
 from ramify.lang.backends.base import Backend
 from ramify.lang.calls.target import Target
+from ramify.lang.calls.thinking import ThoughtSplitter
 from ramify.lang.program.variables import Variable
 from ramify.lang.trace.calls import Call
 from ramify.loop import cancel_at_end
-from ramify.messages import Generate, TextChunk, TokenLogprobs
+from ramify.messages import Generate, TextChunk, ThinkingFormat, TokenLogprobs
 from ramify.retry import Retry
 
 if TYPE_CHECKING:
@@ -37,13 +38,26 @@ ABORT_S = 2.0
 class Delivery:
     """One request of `branch` to `target`.
 
-    `reader` receives each chunk while it is generated; None where nobody reads.
+    `reader` receives each chunk while it is generated; None where nobody reads. With `marks` the output
+    begins with thoughts, which are told from the answer.
     """
 
-    def __init__(self, branch: Branch, target: Target, call: Call, reader: Variable | None) -> None:
+    def __init__(
+        self,
+        branch: Branch,
+        target: Target,
+        call: Call,
+        reader: Variable | None,
+        marks: ThinkingFormat | None = None,
+    ) -> None:
         self._branch, self._backend, self._call, self._reader = branch, target.backend, call, reader
-        self.received: list[TextChunk] = []
+        self._marks = marks
+        self.generated: list[TextChunk] = []
         """The chunks of the last attempt that gave any."""
+        self.received: list[TextChunk] = []
+        """The same, with the thoughts apart."""
+        self.split = self._splitter()
+        self._reader_split = self._splitter()
         self._shown = ""
         """The longest text of the attempts that broke off; the reader has it."""
         self._shown_ids = 0
@@ -72,41 +86,55 @@ class Delivery:
 
     async def _attempt(self, request: Generate) -> None:
         run, call = self._branch.run, self._call
+        generated: list[TextChunk] = []
         received: list[TextChunk] = []
+        split = self._splitter()
         chars = ids = 0
 
         def take(chunk: TextChunk) -> None:
             nonlocal chars, ids
-            received.append(chunk)
-            self.received = received
+            generated.append(chunk)
+            received.append(chunk if split is None else split.push(chunk))
+            self.generated, self.received, self.split = generated, received, split
             run.heard_s = time.perf_counter()
-            call.own_usage = chunk.usage or call.own_usage
-            if call.first_text_s is None and chunk.text:
+            call.own_usage = received[-1].usage or call.own_usage
+            if call.first_text_s is None and _text(chunk):
                 call.first_text_s = run.clock()
             if self._reader is not None:
                 self._show(chunk, chars, ids)
-                chars, ids = chars + len(chunk.text), ids + len(chunk.ids)
+                chars, ids = chars + len(_text(chunk)), ids + len(chunk.ids)
 
         await _receive(self._backend, request, take)
 
     def _show(self, chunk: TextChunk, chars: int, ids: int) -> None:
         """Give the reader what it lacks of `chunk`, before which the attempt has given `chars` and `ids`."""
         assert self._reader is not None
-        known = self._shown[chars : chars + len(chunk.text)]
-        ended_early = chunk.finish is not None and chars + len(chunk.text) < len(self._shown)
-        if ended_early or not chunk.text.startswith(known):
+        text = _text(chunk)
+        known = self._shown[chars : chars + len(text)]
+        ended_early = chunk.finish is not None and chars + len(text) < len(self._shown)
+        if ended_early or not text.startswith(known):
             raise BackendError(
                 "The answer broke off, and sent again it does not begin with the text that was streamed.",
                 remedy="Run it again, or without stream=True.",
             )
         rest = _without(chunk, len(known), max(self._shown_ids - ids, 0))
+        if self._reader_split is not None:
+            rest = self._reader_split.push(rest)
         self._reader.chunks.append(rest)
         self._branch.feed.append(rest.text)
         self._branch.run.notify()
 
     def _note_shown(self) -> None:
-        self._shown = max(self._shown, "".join([chunk.text for chunk in self.received]), key=len)
-        self._shown_ids = max(self._shown_ids, sum(len(chunk.ids) for chunk in self.received))
+        self._shown = max(self._shown, "".join(map(_text, self.generated)), key=len)
+        self._shown_ids = max(self._shown_ids, sum(len(chunk.ids) for chunk in self.generated))
+
+    def _splitter(self) -> ThoughtSplitter | None:
+        return None if self._marks is None else ThoughtSplitter(self._marks)
+
+
+def _text(chunk: TextChunk) -> str:
+    """All text of a chunk, the thoughts included."""
+    return chunk.reasoning + chunk.text
 
 
 def _without(chunk: TextChunk, chars: int, ids: int) -> TextChunk:
@@ -118,7 +146,13 @@ def _without(chunk: TextChunk, chars: int, ids: int) -> TextChunk:
         fields = TokenLogprobs.__struct_fields__
         logprobs = TokenLogprobs(**{field: getattr(logprobs, field)[ids:] for field in fields})
     return msgspec.structs.replace(
-        chunk, text=chunk.text[chars:], ids=chunk.ids[ids:], logprobs=logprobs, forced=(), pieces=()
+        chunk,
+        reasoning=chunk.reasoning[chars:],
+        text=chunk.text[max(0, chars - len(chunk.reasoning)) :],
+        ids=chunk.ids[ids:],
+        logprobs=logprobs,
+        forced=(),
+        pieces=(),
     )
 
 

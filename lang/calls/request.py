@@ -11,11 +11,13 @@ import msgspec
 
 from ramify.constraint import Constraint
 from ramify.errors import BackendError, Cancelled, RamifyError, UnsupportedNode
+from ramify.lang.calls.chat import Thought, open_answer
 from ramify.lang.calls.delivery import Delivery
 from ramify.lang.calls.hints import hint_of
 from ramify.lang.calls.limits import begin_call, check_answer
 from ramify.lang.calls.meta_info import meta_info
 from ramify.lang.calls.target import Target
+from ramify.lang.calls.thinking import MARKS, ThoughtSplitter, most_tokens, preambles_of, thinking_of
 from ramify.lang.calls.transcript import ends_on_token, prompt_of
 from ramify.lang.calls.view import View
 from ramify.lang.program.variables import Variable
@@ -30,6 +32,7 @@ from ramify.messages import (
     Generate,
     NextUse,
     TextChunk,
+    Thinking,
     TokenLogprobs,
     Usage,
     concatenated,
@@ -57,6 +60,10 @@ class Output:
     logprobs: TokenLogprobs | None
     prompt_logprobs: TokenLogprobs | None
     choices: tuple[ChoiceScore, ...]
+    thinking: str = ""
+    """The thoughts before the answer, which is `text`. `ids` and `kept_ids` are of both."""
+    thought: Thought | None = None
+    """Set where it was said whether to think."""
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -73,24 +80,36 @@ async def send(
     follow: Variable | None = None,
     next_use: NextUse | None = None,
     choices: Choices | None = None,
+    thinking: Thinking | None = None,
 ) -> Output:
     """Generate after `view`, or score `choices` there, and record the result in `call`.
 
     Args:
         follow: The variable that receives each chunk while it is generated, if the run streams.
         next_use: When the branch continues from here, where the step knows it.
+        thinking: Whether the model thinks before it answers.
 
     A request that fails by an error that may pass is sent again, as the backend's `retry` says. Raises the
     backend's errors, `Cancelled` where the backend aborts, `BudgetExceeded` before and after a request that
     exceeds a limit, and `BackendError` where the chunks end without a final one.
     """
     run, target = branch.run, view.target
-    call.model, call.prompt_end = target.name, view.tail
-    if ends_on_token(view.tail):
+    opened = view
+    if thinking is not None and not target.takes_messages:
+        dialogue, tail = open_answer(view.dialogue, view.tail, thinking, target.info)
+        opened = view._replace(dialogue=dialogue, tail=tail)
+    call.model, call.prompt_end = target.name, opened.tail
+    if ends_on_token(opened.tail):
         sampling = msgspec.structs.replace(sampling, token_healing=False)
     limits, wanted = branch.limits, sampling.max_tokens
     if limits:
-        sampling = begin_call(limits, sampling)
+        thoughts = most_tokens(thinking)
+        given = None if wanted is None else wanted + thoughts
+        sampling = begin_call(limits, msgspec.structs.replace(sampling, max_tokens=given))
+        if thinking is not None and thoughts and (left := sampling.max_tokens) is not None:
+            answer = left if wanted is None else min(wanted, left)
+            sampling = msgspec.structs.replace(sampling, max_tokens=answer)
+            thinking = msgspec.structs.replace(thinking, max_tokens=max(0, left - answer - MARKS))
     cut = sampling.max_tokens != wanted
     call.followed = follow is not None and run.stream
     request = Generate(
@@ -102,9 +121,10 @@ async def send(
         scope=run.scope,
         every_s=0.0 if call.followed else HELD_S,
         priority=_priority(branch, call, target),
-        **_prompt(branch, view),
+        **_prompt(branch, view, opened, thinking),
     )
-    delivery = Delivery(branch, target, call, follow if call.followed else None)
+    marks = thinking_of(target.info) if request.preambles else None
+    delivery = Delivery(branch, target, call, follow if call.followed else None, marks)
     token = CURRENT.set(call)
     try:
         rid = await delivery.receive(request)
@@ -116,7 +136,11 @@ async def send(
         CURRENT.reset(token)
         received = delivery.received
         call.text = "".join([chunk.text for chunk in received])
-        call.tokens = tokens_of(received)
+        split = delivery.split
+        if thinking is not None:
+            call.thinking = "".join([chunk.reasoning for chunk in received])
+            call.before = "" if split is None else split.before
+        call.tokens = tokens_of(delivery.generated)
         call.end_s = run.clock()
         call.first_text_s = _first_text_s(call)
         last = received[-1] if received else None
@@ -144,12 +168,25 @@ async def send(
         logprobs=concatenated([chunk.logprobs for chunk in received]),
         prompt_logprobs=call.scores,
         choices=last.choices,
+        thinking=call.thinking or "",
+        thought=None if thinking is None else _thought(target, thinking, call, last.kept_ids, split),
     )
+
+
+def _thought(
+    target: Target, thinking: Thinking, call: Call, kept_ids: int, split: ThoughtSplitter | None
+) -> Thought:
+    thoughts = call.thinking or ""
+    if split is None:
+        return Thought(target, thinking, thoughts, "", (), "")
+    told = call.tokens is not None and 0 < split.ids <= kept_ids
+    ids = call.tokens.ids[: split.ids] if call.tokens is not None and told else ()
+    return Thought(target, thinking, thoughts, split.before + split.head, ids, split.head)
 
 
 def _least_usage(known: Usage, received: Sequence[TextChunk]) -> Usage:
     """`known`, with at least the tokens that have arrived. A chunk of text without ids has one or more."""
-    tokens = sum([max(len(chunk.ids), bool(chunk.text)) for chunk in received])
+    tokens = sum([max(len(chunk.ids), bool(chunk.text or chunk.reasoning)) for chunk in received])
     return msgspec.structs.replace(known, completion_tokens=max(known.completion_tokens, tokens))
 
 
@@ -170,19 +207,22 @@ def _first_text_s(call: Call) -> float | None:
     return min(call.first_text_s, max(call.end_s - usage.writing_s, call.start_s))
 
 
-def _prompt(branch: Branch, view: View) -> dict[str, Any]:
-    """The prompt as segments, or as messages for a backend that takes messages only."""
+def _prompt(branch: Branch, view: View, opened: View, thinking: Thinking | None) -> dict[str, Any]:
+    """The prompt as segments, or as messages for a backend that takes messages only, and the thinking.
+
+    `opened` is `view` with the mark that begins the thoughts.
+    """
     target, dialogue = view.target, view.dialogue
     if not target.takes_messages:
-        prompt = prompt_of(view.tail, view.prompt)
+        prompt = prompt_of(opened.tail, view.prompt)
         branch.remember(view._replace(prompt=prompt))
-        return {"prompt": prompt.segments}
+        return {"prompt": prompt.segments, "preambles": preambles_of(thinking, target.info)}
     if dialogue.role != "assistant" or view.tail is not dialogue.start:
         raise UnsupportedNode(
             f"{target.info.name} takes whole messages only.",
             remedy="Put exactly one gen, and nothing before it, in each assistant turn.",
         )
-    return {"chat": dialogue.messages}
+    return {"chat": dialogue.messages, "thinking": thinking}
 
 
 async def all_of(work: Iterable[Awaitable[T]]) -> list[T]:

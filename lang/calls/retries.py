@@ -54,20 +54,23 @@ async def attempt(
     opening = pieces(tail, dialogue.start) if dialogue.role == "assistant" else []
     for left in range(node.retries, -1, -1):
         call = step.child("attempt", step.name, None, branch.run.clock())
-        output = await send(branch, call, branch.view(target, tail, dialogue), sampling, node.constraint)
+        view = branch.view(target, tail, dialogue)
+        output = await send(branch, call, view, sampling, node.constraint, thinking=node.thinking)
         step.text, step.finish, step.prompt_end = output.text, output.finish, call.prompt_end
+        step.thinking = call.thinking
         try:
             value = read_value(node, output.text)
         except (ValueError, AssertionError) as error:
             call.error = str(error)
             if not left:
                 raise _rejection(node, output.text, error) from error
-            tail = branch.after(tail, output)
+            dialogue, tail = branch.after(dialogue, tail, output)
             tail, dialogue = _correct(tail, dialogue, opening, describe(error), branch.run.info)
             continue
         if not node.keep_failed:
             tail, dialogue = branch.tail, branch.dialogue
-        return Attempted(output, value, branch.after(tail, output), dialogue)
+        dialogue, tail = branch.after(dialogue, tail, output)
+        return Attempted(output, value, tail, dialogue)
     raise AssertionError("unreachable")
 
 

@@ -54,6 +54,10 @@ class Piece(msgspec.Struct, frozen=True):
     """None: `text` and `segment` are the program's text, or the output of the run's own model."""
     generated: bool = False
     """`text` is a model's output."""
+    later: str | None = None
+    """The text in its place once thoughts leave the prompt; None: it stays."""
+    of: Piece | None = None
+    """The piece in whose place it stands: one that was written anew, as thoughts began or left the prompt."""
 
 
 def append_text(tail: Piece | None, text: str) -> Piece | None:
@@ -100,9 +104,11 @@ def append_pieces(tail: Piece | None, new: Iterable[Piece]) -> Piece | None:
 def marked(tail: Piece | None, since: Piece | None, mark: Mark) -> Piece | None:
     """`tail` with `mark` for all pieces after `since`."""
     marks: list[Mark] = [mark]
-    for piece in pieces(tail, since):
-        since = replace(piece, before=since, mark=marks.pop() if marks else Continued())
-    return since
+    new = pieces(tail, since)
+    found = new[0].before if new else tail
+    for piece in new:
+        found = replace(piece, before=found, mark=marks.pop() if marks else Continued())
+    return found
 
 
 class Prompt(NamedTuple):
@@ -139,15 +145,20 @@ def prompt_of(tail: Piece | None, known: Prompt = EMPTY) -> Prompt:
     return Prompt(tail, tuple(segments))
 
 
-def text_of(tail: Piece | None, since: Piece | None = None) -> str:
-    """The text after `since`, which is `tail` or a piece before it; with None, all text."""
-    return "".join([piece.text for piece in pieces(tail, since)])
+def text_of(tail: Piece | None, since: Piece | None = None, *, later: bool = False) -> str:
+    """The text after `since`, which is `tail` or a piece before it; with None, all text.
+
+    With `later` it is the text once thoughts have left the prompt.
+    """
+    return "".join(
+        [piece.later if later and piece.later is not None else piece.text for piece in pieces(tail, since)]
+    )
 
 
 def pieces(tail: Piece | None, since: Piece | None = None) -> list[Piece]:
     """The pieces after `since`, oldest first."""
     found: list[Piece] = []
-    while tail is not None and tail is not since:
+    while tail is not None and tail is not since and (tail.of is None or tail.of is not since):
         found.append(tail)
         tail = tail.before
     found.reverse()

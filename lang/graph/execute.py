@@ -135,6 +135,7 @@ class _Submitter:
                     stop=node.stop,
                     timeout=node.timeout,
                     priority=node.priority,
+                    thinking=node.thinking,
                     line=line,
                 )
             case graph.Select():
@@ -167,7 +168,7 @@ class _Submitter:
 
     def _result_ref(self, part: graph.Result) -> nodes.ResultRef:
         return nodes.ResultRef(
-            self.execution.outcomes[part.node], part.index, part.then, part.type, part.path
+            self.execution.outcomes[part.node], part.index, part.then, part.type, part.path, part.thinking
         )
 
     def _text(self, node: graph.Text) -> nodes.Step:

@@ -50,7 +50,7 @@ from ramify.lang.program.nodes import (
 from ramify.lang.program.run import Run
 from ramify.lang.program.state import ProgramState
 from ramify.lang.program.statement import Statement
-from ramify.lang.program.variables import Variable
+from ramify.lang.program.variables import THOUGHTS, ThoughtsVariable, Variable
 from ramify.lang.trace.calls import Call
 from ramify.messages import Generate, ModelInfo, TextChunk
 
@@ -142,6 +142,16 @@ class GraphBuilder(Run):
             self.lines[place] = line
         self.nodes.append(node)
         return place
+
+    def thoughts_of(self, step: Gen, variable: Variable) -> Any:
+        """The symbolic thoughts that the program reads of the variable of `step`."""
+        about = About(f"What the model thinks before {step.name!r}", APPENDED, self.refuse)
+        several = resolve_options(step.options).n
+        texts = [
+            SymbolicText(about, (ResultRef(variable, None if several == 1 else index, thinking=True),))
+            for index in range(several)
+        ]
+        return texts[0] if several == 1 else texts
 
     def value_of(self, step: VariableStep, variable: Variable) -> Any:
         """The symbolic value that the program gets when it reads the variable of `step`."""
@@ -283,6 +293,7 @@ class Recorder:
     """Adds each step of one branch as a node; a `ramify.lang.program.nodes.Visitor`."""
 
     def __init__(self, branch: RecordedBranch) -> None:
+        self._branch = branch
         self._number, self._builder = branch.number, branch.builder
 
     def guards_of(self, guards: Sequence[Guard]) -> tuple[graph.Guard, ...]:
@@ -314,7 +325,12 @@ class Recorder:
         source = self._builder.sources[part.variable]
         if isinstance(source, graph.Result):
             return graph.Result(
-                node=source.node, index=part.index, then=part.then, type=part.type, path=part.path
+                node=source.node,
+                index=part.index,
+                then=part.then,
+                type=part.type,
+                path=part.path,
+                thinking=part.thinking,
             )
         return graph.Argument(name=source.name, then=part.then, path=part.path)
 
@@ -353,7 +369,10 @@ class Recorder:
             stop=node.stop,
             timeout=node.timeout,
             priority=node.priority,
+            thinking=node.thinking,
         )
+        if node.thinking is not None:
+            variable.thinking = self._builder.thoughts_of(node, variable)
         return self._outcome(node, made, variable)
 
     def select(self, node: Select, variable: Variable) -> Awaitable[None]:
@@ -376,8 +395,11 @@ class Recorder:
         return Done()
 
     def _resolve(self, step: VariableStep, variable: Variable, place: int) -> None:
-        self._builder.sources[variable] = graph.Result(node=place)
+        source = self._builder.sources[variable] = graph.Result(node=place)
         self._builder.setters[variable] = step
+        named = self._branch.variables.get(f"{step.name}{THOUGHTS}")
+        if isinstance(named, ThoughtsVariable) and named.source is variable:
+            self._builder.sources[named] = source
         variable.resolve(self._builder.value_of(step, variable))
 
     def fork(self, node: Fork) -> None:

@@ -98,6 +98,8 @@ def _node(graph: Graph, place: int, variable: Variable) -> dict[str, Any]:
     if variable.error is not None:
         return {**event, "failed": problem_of(variable.error).to_info()}
     event["value"] = variable.value
+    if variable.thinking is not None:
+        event["thinking"] = variable.thinking
     if variable.call is not None and not isinstance(node, Either):
         event["usage"] = variable.call.usage
         if variable.call.finish is not None:

@@ -144,6 +144,11 @@ class TracedState(ProgramState):
 
     get_var = __getitem__
 
+    def thinking(self, name: str) -> Any:
+        variable = self._branch.variable(name)
+        self._branch.builder.reads.append(variable)
+        return variable.read_thinking()
+
     def get(self, name: str, kind: Any = None) -> Any:
         value = self[name]
         known = issubclass(type(value), SymbolicText) and kind is str

@@ -26,9 +26,15 @@ from ramify.lang.calls.transcript import EMPTY, Piece, append_output, text_of
 from ramify.lang.calls.view import View, extended
 from ramify.lang.program.event import Event
 from ramify.lang.program.interpreter import Interpreter
-from ramify.lang.program.nodes import Fork, ModelStep, Node, RoleBegin, RoleEnd, Splice, Step
+from ramify.lang.program.nodes import Fork, Gen, ModelStep, Node, RoleBegin, RoleEnd, Splice, Step
 from ramify.lang.program.statement import Statement
-from ramify.lang.program.variables import GatheredVariable, Variable, unknown_variable
+from ramify.lang.program.variables import (
+    THOUGHTS,
+    GatheredVariable,
+    ThoughtsVariable,
+    Variable,
+    unknown_variable,
+)
 from ramify.lang.trace.calls import Call
 
 if TYPE_CHECKING:
@@ -132,6 +138,8 @@ class Branch:
         variable = Variable(step.variable) if step.sets else None
         if step.variable is not None and variable is not None:
             self.variables[step.variable] = variable
+            if isinstance(step, Gen) and step.separate:
+                self.variables[step.variable + THOUGHTS] = ThoughtsVariable(variable)
         return variable
 
     def _why_ended(self) -> str:
@@ -376,10 +384,17 @@ class Branch:
         else:
             self._views[view.target] = view
 
-    def after(self, tail: Piece | None, output: Output) -> Piece | None:
-        """`tail` of this branch with an output after it."""
-        by = None if output.target is self.run.home else output.target
-        return append_output(tail, output.text, output.ids, output.kept_ids, output.tail, by)
+    def after(self, dialogue: Dialogue, tail: Piece | None, output: Output) -> tuple[Dialogue, Piece | None]:
+        """`tail` of this branch, with the turns in `dialogue`, with an output after it."""
+        home, ids, text, kept_ids = self.run.home, output.ids, output.text, output.kept_ids
+        thought = output.thought
+        if thought is not None:
+            dialogue, tail = thought.append(dialogue, tail, home)
+            before = len(thought.ids)
+            ids, text = ids[before:], text.removeprefix(thought.head)
+            kept_ids = kept_ids - before if before or not thought.text else 0
+        by = None if output.target is home else output.target
+        return dialogue, append_output(tail, text, ids, kept_ids, output.tail, by)
 
     # --- reading ---
 

@@ -140,7 +140,9 @@ class Interpreter:
         self._append(tail)
 
     async def gen(self, node: Gen, variable: Variable) -> None:
+        branch = self._branch
         variable.kind = node.kind
+        variable.thinking = None if node.thinking is None else ""
         async with self._step("gen", node, variable) as (call, view):
             sampling = resolve_options(OPTION_DEFAULTS, self._run.options, node.options)
             if node.stop:
@@ -152,7 +154,9 @@ class Interpreter:
                 outputs = await self._outputs(call, view, sampling, node, variable)
             values = [final_value(node, output.text) for output in outputs]
         first = outputs[0]
-        self._branch.tail = self._branch.after(self._branch.tail, first)
+        branch.dialogue, branch.tail = branch.after(branch.dialogue, branch.tail, first)
+        if node.thinking is not None:
+            variable.thinking = first.thinking if sampling.n == 1 else [one.thinking for one in outputs]
         if sampling.n == 1:
             variable.resolve(values[0], text=first.text, meta=lambda: first.meta)
         else:
@@ -167,8 +171,16 @@ class Interpreter:
         valid = await attempt(self._branch, call, target, sampling, node)
         output = valid.output
         variable.chunks.append(
-            TextChunk(rid=output.rid, text=output.text, ids=output.ids, usage=output.usage)
+            TextChunk(
+                rid=output.rid,
+                text=output.text,
+                reasoning=output.thinking,
+                ids=output.ids,
+                usage=output.usage,
+            )
         )
+        if node.thinking is not None:
+            variable.thinking = output.thinking
         self._branch.dialogue = valid.dialogue
         self._append(valid.tail)
         variable.resolve(valid.value, text=output.text, meta=lambda: output.meta)
@@ -178,7 +190,8 @@ class Interpreter:
     ) -> list[Output]:
         """n independent generations, of which the first is streamed and appended."""
         if sampling.n == 1:
-            return [await send(self._branch, call, view, sampling, node.constraint, variable)]
+            sent = send(self._branch, call, view, sampling, node.constraint, variable, thinking=node.thinking)
+            return [await sent]
         seeds = [None if sampling.seed is None else sampling.seed + index for index in range(sampling.n)]
         outputs = await all_of(
             send(
@@ -189,10 +202,13 @@ class Interpreter:
                 node.constraint,
                 variable if index == 0 else None,
                 next_use=None if index == 0 else "never",
+                thinking=node.thinking,
             )
             for index, seed in enumerate(seeds)
         )
         call.text, call.finish = outputs[0].text, outputs[0].finish
+        if node.thinking is not None:
+            call.thinking = outputs[0].thinking
         return outputs
 
     async def select(self, node: Select, variable: Variable) -> None:
@@ -275,7 +291,7 @@ class Interpreter:
 
     def _feed(self, tail: Piece | None, since: Piece | None, shown: str = "") -> None:
         """Show the text after `since`, of which `shown` was shown, to readers of a run that streams."""
-        if self._run.stream and (text := text_of(tail, since).removeprefix(shown)):
+        if self._run.stream and (text := text_of(tail, since, later=True).removeprefix(shown)):
             self._branch.feed.append(text)
 
     @contextlib.asynccontextmanager
@@ -339,6 +355,7 @@ def _located(error: Exception, node: ModelStep, call: Call) -> ProgramError:
         prompt=call.prompt,
         partial=call.text,
         finish_reason=call.finish.reason if call.finish else None,
+        field=getattr(error, "field", None),
         pointer=getattr(error, "pointer", None),
         remedy=getattr(error, "remedy", None),
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 from ramify.constraint import Constraint
 from ramify.graph import Change, Scalar, changed, scalar_text
+from ramify.messages import Thinking
 
 if TYPE_CHECKING:
     from ramify.lang.backends.base import Backend
@@ -159,6 +160,8 @@ class ResultRef:
     type: Scalar | None = None
     """The type of the value at `path`, where the variable's text is JSON."""
     path: tuple[str | int, ...] = ()
+    thinking: bool = False
+    """The thoughts in front of the value."""
 
     def read(self) -> str:
         """The value as text, changed by the methods in `then`."""
@@ -169,7 +172,7 @@ class ResultRef:
 
     def value(self) -> Any:
         """The value as the program reads it, without the methods in `then`."""
-        value: Any = self.variable.read()
+        value: Any = self.variable.read_thinking() if self.thinking else self.variable.read()
         value = value if self.index is None else value[self.index]
         for key in self.path:
             value = value[key] if hasattr(value, "__getitem__") else getattr(value, str(key))
@@ -230,6 +233,10 @@ class Gen(ModelStep):
     """Called with the value; rejects it with a ValueError or AssertionError."""
     retries: int = 0
     keep_failed: bool = False
+    thinking: Thinking | None = None
+    """None: as the chat template has it by default, and thoughts are not told apart."""
+    separate: bool = False
+    """The thoughts are a variable, too: NAME_reasoning_content."""
 
     def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
         assert variable is not None

@@ -221,6 +221,15 @@ class ProgramState:
         await variable.ready.wait()
         return _as(variable, kind)
 
+    def thinking(self, name: str) -> Any:
+        """The model's thoughts before the value of a variable: a text, or a list of texts where the value is
+        a list. Empty where the model did not think.
+
+        Waits as reading the variable does; an async program awaits `aget` first. Raises `InvalidRequest` for
+        a `gen` without ``thinking=``.
+        """
+        return self._read(name).read_thinking()
+
     def get_meta_info(self, name: str) -> Any:
         """Tokens, finish reason and log-probabilities of the variable's step, as SGLang's ``meta_info``."""
         variable = self._read(name)
@@ -264,18 +273,19 @@ class ProgramState:
         self.sync()
         return self._branch.error or self._branch.run.error
 
-    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+    def text_iter(self, var_name: str | None = None, *, thinking: bool = False) -> Iterator[str]:
         """The text of one variable, or all text, while it is generated. Raises at the end if a step failed.
 
-        Without ``run(stream=True)`` the text is yielded in one piece, when it is complete.
+        Without ``run(stream=True)`` the text is yielded in one piece, when it is complete. With `thinking`
+        it is the thoughts before the variable's value, up to the first text of that value.
         """
-        return streaming.text_iter(self, self._branch, var_name)
+        return streaming.text_iter(self, self._branch, var_name, thinking)
 
     def text_async_iter(
-        self, var_name: str | None = None, return_meta_data: bool = False
+        self, var_name: str | None = None, return_meta_data: bool = False, *, thinking: bool = False
     ) -> AsyncIterator[Any]:
         """`text_iter` for any event loop; with `return_meta_data`, pairs of text and ``meta_info``."""
-        return streaming.text_async_iter(self, self._branch, var_name, return_meta_data)
+        return streaming.text_async_iter(self, self._branch, var_name, return_meta_data, thinking)
 
     @overload
     def stream_objects(self, name: str, kind: type[T]) -> ObjectStream[T]: ...

@@ -6,8 +6,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from ramify.errors import InvalidRequest
 from ramify.lang.calls.meta_info import meta_info, token_logprobs
 from ramify.lang.program.branch import Branch
+from ramify.lang.program.variables import Variable
 from ramify.messages import TextChunk, TokenLogprobs, Usage, concatenated
 
 if TYPE_CHECKING:
@@ -51,21 +53,26 @@ async def async_follow(run: Run, source: Source[T]) -> AsyncGenerator[T, None]:
                 break
 
 
-def text_iter(state: ProgramState, branch: Branch, name: str | None) -> Iterator[str]:
+def text_iter(state: ProgramState, branch: Branch, name: str | None, thinking: bool = False) -> Iterator[str]:
     """The implementation of `ProgramState.text_iter`."""
+    _check(name, thinking)
     if not branch.run.stream:
-        yield state.text() if name is None else str(state._read(name).text or state[name])
+        if name is None:
+            yield state.text()
+        else:
+            yield str(state.thinking(name) if thinking else state._read(name).text or state[name])
         return
-    source = _source(state, branch, name)
+    source = _source(state, branch, name, thinking)
     for text, _meta in follow(branch.run, source):
         yield text
     source.check()
 
 
 async def text_async_iter(
-    state: ProgramState, branch: Branch, name: str | None, with_meta: bool
+    state: ProgramState, branch: Branch, name: str | None, with_meta: bool, thinking: bool = False
 ) -> AsyncIterator[Any]:
     """The implementation of `ProgramState.text_async_iter`."""
+    _check(name, thinking)
     if with_meta and name is None:
         raise ValueError("return_meta_data needs the name of a variable.")
     if not branch.run.stream:
@@ -74,18 +81,28 @@ async def text_async_iter(
             yield state.text()
         else:
             value = await state.aget(name)
-            text = str(branch.variables[name].text or value)
+            variable = branch.variables[name]
+            text = str(variable.read_thinking() if thinking else variable.text or value)
             yield (text, state.get_meta_info(name)) if with_meta else text
         return
-    source = _source(state, branch, name)
+    source = _source(state, branch, name, thinking)
     async with aclosing(async_follow(branch.run, source)) as additions:
         async for text, meta in additions:
             yield (text, meta) if with_meta else text
     source.check()
 
 
-def _source(state: ProgramState, branch: Branch, name: str | None) -> _BranchText | _VariableText:
-    return _BranchText(state, branch) if name is None else _VariableText(branch, name)
+def _check(name: str | None, thinking: bool) -> None:
+    if thinking and name is None:
+        raise InvalidRequest("thinking=True needs the name of a variable.", field="thinking")
+
+
+def _source(
+    state: ProgramState, branch: Branch, name: str | None, thinking: bool
+) -> _BranchText | _VariableText:
+    if name is None:
+        return _BranchText(state, branch)
+    return _VariableThoughts(branch, name) if thinking else _VariableText(branch, name)
 
 
 class _BranchText:
@@ -131,12 +148,18 @@ class _VariableText:
         for chunk in chunks:
             self._tokens += len(chunk.ids)
             self._logprobs = concatenated([self._logprobs, chunk.logprobs])
-            if chunk.text:
-                yield chunk.text, self._meta(chunk)
+            if text := self._text(chunk):
+                yield text, self._meta(chunk)
                 self._logprobs = None
         if ended and not self._read and variable.error is None:
             self._read = 1
-            yield str(variable.text if variable.text is not None else variable.value), variable.meta
+            yield self._whole(variable), variable.meta
+
+    def _text(self, chunk: TextChunk) -> str:
+        return chunk.text
+
+    def _whole(self, variable: Variable) -> str:
+        return str(variable.text if variable.text is not None else variable.value)
 
     def _meta(self, chunk: TextChunk) -> dict[str, Any]:
         """``meta_info`` up to this chunk, with log-probabilities of this chunk alone, as in SGLang."""
@@ -149,3 +172,23 @@ class _VariableText:
 
     def check(self) -> None:
         self._branch.variable(self._name).read()
+
+
+class _VariableThoughts(_VariableText):
+    """The thoughts before a variable's value, up to the first text of that value."""
+
+    @property
+    def ended(self) -> bool:
+        variable = self._branch.variables.get(self._name)
+        return super().ended or (variable is not None and any(chunk.text for chunk in variable.chunks))
+
+    def _text(self, chunk: TextChunk) -> str:
+        return chunk.reasoning
+
+    def _whole(self, variable: Variable) -> str:
+        return str(variable.read_thinking())
+
+    def check(self) -> None:
+        variable = self._branch.variable(self._name)
+        if variable.ready.is_set() or variable.thinking is None:
+            variable.read_thinking()

@@ -12,7 +12,6 @@ OTHER_BACKEND = "Use Engine, RuntimeEndpoint, OpenAI or ScriptedBackend."
 UNSUPPORTED = {
     "image": "Only text models are served.",
     "video": "Only text models are served.",
-    "separate_reasoning": "The whole output is one text; split it in the program.",
     "Runtime": "Use Engine, which runs the same processes in this program.",
     "ServerArgs": "Use the options of Engine, or of the command `ramify serve`.",
     "Anthropic": OTHER_BACKEND,

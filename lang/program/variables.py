@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ramify.errors import ProgramError
+from ramify.errors import InvalidRequest, ProgramError
 from ramify.lang.program.event import Event
 from ramify.messages import TextChunk
 
@@ -28,7 +28,7 @@ class Skipped(ProgramError):
 class Variable:
     """Set once, by `resolve` or `fail`. Read `value` only after `ready` is set."""
 
-    __slots__ = ("_meta", "call", "chunks", "error", "kind", "name", "ready", "text", "value")
+    __slots__ = ("_meta", "call", "chunks", "error", "kind", "name", "ready", "text", "thinking", "value")
 
     def __init__(self, name: str | None) -> None:
         self.name = name
@@ -36,6 +36,8 @@ class Variable:
         self.value: Any = None
         self.text: str | None = None
         """The generated text, from which `value` was parsed; None for a value that was not parsed."""
+        self.thinking: Any = None
+        """The thoughts, a list of them where `value` is a list; None where no thinking was asked for."""
         self._meta: Any = None
         self.error: ProgramError | None = None
         self.chunks: list[TextChunk] = []
@@ -51,7 +53,7 @@ class Variable:
 
     def take(self, other: Variable) -> None:
         """Set it to the result of `other`; raises that one's error."""
-        self.call, self.kind = other.call, other.kind
+        self.call, self.kind, self.thinking = other.call, other.kind, other.thinking
         self.resolve(other.read(), text=other.text, meta=lambda: other.meta)
 
     @property
@@ -72,6 +74,39 @@ class Variable:
             raise self.error.with_traceback(None)
         return self.value
 
+    def read_thinking(self) -> Any:
+        """The thoughts; raises as `read` does, and `InvalidRequest` where no thinking was asked for."""
+        self.read()
+        if self.thinking is None:
+            raise InvalidRequest(
+                f"The step of {self.name!r} says nothing about thinking, so it has no thoughts.",
+                field="thinking",
+                remedy="Write gen(..., thinking=True).",
+            )
+        return self.thinking
+
+
+THOUGHTS = "_reasoning_content"
+"""Behind the name of a variable: SGLang's name of the variable of its thoughts."""
+
+
+class ThoughtsVariable(Variable):
+    """The thoughts of `source` as a variable of its own."""
+
+    __slots__ = ("source",)
+
+    def __init__(self, source: Variable) -> None:
+        super().__init__(f"{source.name}{THOUGHTS}")
+        self.source = source
+        source.ready.on_set(self._follow)
+
+    def _follow(self) -> None:
+        if self.source.error is not None:
+            self.fail(self.source.error)
+        else:
+            thoughts = self.source.thinking
+            self.resolve(thoughts, text=thoughts if type(thoughts) is str else None)
+
 
 class GatheredVariable(Variable):
     """The list of one variable's values over the branches of a fork."""
@@ -91,6 +126,8 @@ class GatheredVariable(Variable):
                 self.fail(failed)
             else:
                 values = [part.value for part in self.parts]
+                thoughts = [part.thinking for part in self.parts]
+                self.thinking = None if any(one is None for one in thoughts) else thoughts
                 self.resolve(values, meta=lambda: [part.meta for part in self.parts])
 
 

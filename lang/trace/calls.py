@@ -46,6 +46,10 @@ class Call:
     """The text may be streamed to a reader."""
     text: str = ""
     """The text generated so far; of a select, the choice; of a tool, the result that the model is shown."""
+    thinking: str | None = None
+    """The thoughts before `text`; None where no thinking was asked for."""
+    before: str = ""
+    """The output before `text`: the thoughts and the marks behind them."""
     arguments: str | None = None
     """The arguments of a tool, as the JSON text that the model wrote."""
     model: str = ""
@@ -53,7 +57,7 @@ class Call:
     finish: Finish | None = None
     error: str | None = None
     tokens: Tokens | None = field(default=None, repr=False)
-    """The tokens of `text`."""
+    """The tokens of `before` and `text`."""
     scores: TokenLogprobs | None = field(default=None, repr=False)
     """Log-probabilities of the prompt's last tokens, where they were asked for."""
     choices: tuple[tuple[str, ChoiceScore], ...] = field(default=(), repr=False)
@@ -74,6 +78,11 @@ class Call:
         call.priority = self.priority
         self.children.append(call)
         return call
+
+    @property
+    def output(self) -> str:
+        """All that was generated."""
+        return self.before + self.text
 
     @property
     def usage(self) -> Usage:
@@ -164,10 +173,12 @@ class Call:
             "distinct_tokens": usage.distinct_tokens,
             "evicted_tokens": usage.evicted_tokens,
             "completion_tokens": usage.completion_tokens,
+            "reasoning_tokens": usage.reasoning_tokens,
             "forced_tokens": usage.forced_tokens,
             "arguments": self.arguments,
             "resent": self.resent,
             "text": self.text,
+            "thinking": self.thinking,
             "finish_reason": self.finish.reason if self.finish else None,
             "error": self.error,
             "miss": None if miss is None else miss.to_dict(),
@@ -229,10 +240,11 @@ def _figures(call: Call) -> str:
         outcome = f"{_shorten(call.arguments or '')} → {outcome}"
     if call.kind == "tool" and not call.requests:
         return f"{time}  {outcome}"
+    thought = f", thinking {usage.reasoning_tokens}" if usage.reasoning_tokens else ""
     figures = (
         f"{time}  prompt {usage.prompt_tokens:5} = cached {usage.cached_tokens:5} + "
         f"computed {usage.prompt_tokens - usage.cached_tokens:5}  "
-        f"out {usage.completion_tokens:4} (forced {usage.forced_tokens})"
+        f"out {usage.completion_tokens:4} (forced {usage.forced_tokens}{thought})"
     )
     if call.kind in ("program", "fork"):
         return figures

@@ -135,7 +135,7 @@ class Misses:
             computed = call.own_usage.prompt_tokens - call.own_usage.cached_tokens
             if computed > 1:  # the last token is always computed: it gives the first output
                 self.why[call] = self._miss(call, prompt, nearest, shared, computed, known)
-        bisect.insort(self._texts[call.model], (prompt + call.text, len(self._seen)))
+        bisect.insort(self._texts[call.model], (prompt + call.output, len(self._seen)))
         self._seen.append(call)
 
     def _nearest(self, model: str, prompt: str) -> tuple[Call | None, int]:
@@ -177,7 +177,7 @@ class Misses:
                 evicted_tokens=usage.evicted_tokens,
                 evicted_by=usage.evicted_by,
             )
-        whole = nearest.prompt + nearest.text
+        whole = nearest.prompt + nearest.output
         token, other = self._token(call, prompt, shared), self._token(nearest, whole, shared)
         expected = max(tokens for place, tokens in known.items() if place <= shared)
         reason: Reason = "extends" if shared == len(whole) else "diverges"
@@ -217,7 +217,7 @@ class Misses:
             else:
                 yield None, piece.text
         if call.tokens is not None:
-            for span in call.tokens.spans(call.text, self._token_texts[call.model]):
+            for span in call.tokens.spans(call.output, self._token_texts[call.model]):
                 yield (span.ids[0] if len(span.ids) == 1 else None), span.text
 
 
@@ -226,7 +226,7 @@ def token_texts(root: Call) -> Mapping[str, dict[int, str]]:
     found: dict[str, dict[int, str]] = defaultdict(dict)
     for call in root.walk():
         if call.tokens is not None:
-            for span in call.tokens.spans(call.text, {}):
+            for span in call.tokens.spans(call.output, {}):
                 if len(span.ids) == 1 and span.text:
                     found[call.model].setdefault(span.ids[0], span.text)
     return found
@@ -277,7 +277,7 @@ def _word(text: str, place: int) -> str:
 def _respelled(call: Call, nearest: Call, shared: int) -> bool:
     """Within the common prefix, the nearest request has token ids where `call` has text."""
     theirs = _id_places(pieces(nearest.prompt_end))
-    if nearest.text:
+    if nearest.output:
         theirs.add(len(nearest.prompt))
     ours = _id_places(pieces(call.prompt_end))
     return any(place < shared and place not in ours for place in theirs)

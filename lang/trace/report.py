@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -74,7 +75,10 @@ def report_data(root: Call) -> dict[str, Any]:
             "children": [data_of(child) for child in call.children],
         }
         if call.tokens is not None:
-            data["spans"] = [_span(span) for span in call.tokens.spans(call.text, known[call.model])]
+            spans = call.tokens.spans(call.output, known[call.model])
+            data["spans"] = [_span(span) for span in _answer(spans, call)]
+        if call.thinking is not None:
+            data["thinking"], data["thought"] = call.thinking, usage.reasoning_tokens
         if call.scores is not None:
             data["scores"] = [list(score) for score in scores_of(call.scores)]
         if call.choices:
@@ -93,6 +97,15 @@ def report_data(root: Call) -> dict[str, Any]:
         for model, usage in root.usage_by_model.items()
     }
     return {"root": data_of(root), "texts": texts, "models": models if len(models) > 1 else {}}
+
+
+def _answer(spans: Iterator[Span], call: Call) -> Iterator[Span]:
+    """`spans` without those of the thoughts."""
+    left = len(call.before)
+    for span in spans:
+        if left < len(span.text) or (not left and not span.text):
+            yield replace(span, text=span.text[left:])
+        left = max(0, left - len(span.text))
 
 
 def _span(span: Span) -> list[Any]:

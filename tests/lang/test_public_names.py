@@ -15,7 +15,7 @@ SGLANG = """
 Engine OpenAI RuntimeEndpoint assistant assistant_begin assistant_end flush_cache function gen gen_int
 gen_string get_server_info greedy_token_selection select set_default_backend system system_begin
 system_end token_length_normalized unconditional_likelihood_normalized user user_begin user_end
-Anthropic LiteLLM Runtime ServerArgs VertexAI image separate_reasoning video
+separate_reasoning Anthropic LiteLLM Runtime ServerArgs VertexAI image video
 """
 """The names of SGLang's frontend; those from Anthropic on are refused."""
 
