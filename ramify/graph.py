@@ -398,7 +398,6 @@ class _Check:
         if node.thinking is not None:
             with self._below(""):
                 node.thinking.check()
-        self._timeout(node.timeout)
 
     @contextlib.contextmanager
     def _below(self, where: str) -> Iterator[None]:

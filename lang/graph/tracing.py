@@ -137,17 +137,18 @@ class TracedState(ProgramState):
     _branch: RecordedBranch
 
     def __getitem__(self, name: str) -> Any:
+        return self._read_of(name).value
+
+    def _read_of(self, name: str) -> Variable:
         variable = self._branch.variable(name)
         builder = self._branch.builder
         builder.reads.append((variable, bool(builder.guards)))
-        return variable.value
+        return variable
 
     get_var = __getitem__
 
     def thinking(self, name: str) -> Any:
-        variable = self._branch.variable(name)
-        self._branch.builder.reads.append(variable)
-        return variable.read_thinking()
+        return self._read_of(name).read_thinking()
 
     def get(self, name: str, kind: Any = None) -> Any:
         value = self[name]

@@ -232,10 +232,11 @@ class Interpreter:
                 f"{view.target.info.name} takes whole messages only, so it cannot score choices "
                 f"by {node.method}."
             )
-        sampling = SamplingParams(temperature=0.0)
-        async with _within(node.timeout, self._branch.limits):
-            output = await send(self._branch, call, view, sampling, choices(node.choices))
-        self._append(self._branch.after(self._branch.tail, output))
+        branch, sampling = self._branch, SamplingParams(temperature=0.0)
+        async with _within(node.timeout, branch.limits):
+            output = await send(branch, call, view, sampling, choices(node.choices))
+        branch.dialogue, tail = branch.after(branch.dialogue, branch.tail, output)
+        self._append(tail)
         variable.resolve(output.text, text=output.text, meta=lambda: output.meta)
 
     async def call_tools(self, node: CallTools, variable: Variable) -> None:
