@@ -21,6 +21,7 @@ from ramify.ring_messages import Abort, Failed, Reply
 from ramify.runtime.scheduler.counters import Counters
 from ramify.runtime.scheduler.output import StepOutputs
 from ramify.runtime.scheduler.pages import RequestPages
+from ramify.runtime.scheduler.programs.budgets import Budgets
 from ramify.runtime.scheduler.programs.programs import Programs
 from ramify.runtime.scheduler.request import Request
 from ramify.runtime.scheduler.speculation.drafter import Drafter
@@ -45,6 +46,7 @@ class Lifecycle:
     counters: Counters
     reply: Callable[[Reply | Failed], None]
     clock: Callable[[], float]
+    budgets: Budgets = dataclasses.field(default_factory=Budgets)
     requests: dict[str, Request] = dataclasses.field(default_factory=dict)
     """All that were submitted and have not ended, by id."""
     compiling: dict[str, Request] = dataclasses.field(default_factory=dict)
@@ -59,6 +61,7 @@ class Lifecycle:
         self.requests[request.rid] = request
         self.counters.prompt_tokens += request.prompt_tokens
         self.programs.join(request)
+        self.budgets.join(request)
         self.pages.leases.arrived(request)
 
     def enqueue(self, request: Request) -> None:
@@ -106,6 +109,11 @@ class Lifecycle:
         else:
             self.finish(request, Finish(reason="abort"))
 
+    def end_exceeding(self, now: float) -> None:
+        """End the requests that are past a limit of their program."""
+        for request, limit in self.budgets.exceeding(now):
+            self.finish(request, Finish(reason="abort", limit=limit))
+
     def finish(self, request: Request, finish: Finish) -> None:
         self.outputs.finish(request, finish)
         self._end(request)
@@ -138,6 +146,7 @@ class Lifecycle:
         del self.requests[request.rid]
         self.drafter.ended(request)
         self.programs.leave(request)
+        self.budgets.leave(request)
         if self.compiling.pop(request.rid, None) is not None:
             self.grammars.forget(request.rid)
             return

@@ -120,6 +120,7 @@ class Scheduler:
     def step(self) -> StepOutput | None:
         """One step; None when it had nothing to tell."""
         began = self._clock()
+        self._requests.end_exceeding(began)
         plan = self.schedule(began)
         if plan:
             decoding = all(request.decoding for request, _ in plan)

@@ -343,3 +343,53 @@ def test_what_takes_no_limit_says_so():
     with rm.limit(max_calls=2):
         compiled = three.compile()
     assert cause(compiled.run(backend=rm.ScriptedBackend(lambda request: "x"), max_calls=1)).bound == 1
+
+
+@pytest.mark.parametrize("where", ["engine", "endpoint"])
+def test_concurrent_branches_share_the_tokens_of_a_limit(where: str, request: pytest.FixtureRequest):
+    backend = request.getfixturevalue(where)
+
+    @rm.function
+    def program(s):
+        s += "Count: "
+        with rm.limit(max_total_tokens=400) as spent:
+            forks = s.fork(4)
+            for index, fork in enumerate(forks):
+                fork += f"{index}" + rm.gen("x", max_tokens=2000, ignore_eos=True, temperature=0)
+            found = [cause(fork) for fork in forks]
+            s += "late" + rm.gen("x", ignore_eos=True)
+            assert cause(s).field == "max_total_tokens"
+        s.recover()
+        s += "after" + rm.gen("y", max_tokens=5, ignore_eos=True)
+        s.sync()
+        return spent.tokens, found
+
+    state = program.run(backend=backend)
+    tokens, found = state.ret_value
+    last = state.trace.children[-1].own_usage
+    assert state.error() is None
+    # A step may append several tokens at once: at most as many as are drafted.
+    assert 380 <= tokens <= 440
+    outside = last.prompt_tokens + last.completion_tokens
+    assert state.usage.prompt_tokens + state.usage.completion_tokens == tokens + outside
+    assert last.completion_tokens == 5
+    assert [error.bound for error in found] == [400] * 4
+    assert all(error.spent >= 380 for error in found)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_program_at_a_server_has_the_limits_of_its_run(endpoint: rm.RuntimeEndpoint, compiled: bool):
+    @rm.function
+    def program(s):
+        s += "Count: " + rm.gen("x", max_tokens=20, ignore_eos=True, temperature=0)
+        s += " and " + rm.gen("y", max_tokens=500, ignore_eos=True, temperature=0)
+
+    tokens = program.run(backend=endpoint, compiled=compiled, max_total_tokens=150)
+    assert len(tokens["x"]) > 0
+    found = cause(tokens)
+    assert (found.field, found.bound, tokens.error().variable) == ("max_total_tokens", 150, "y")
+    spent = tokens.usage.prompt_tokens + tokens.usage.completion_tokens
+    assert 145 <= spent <= 165
+    assert tokens.trace.children[-1].text == tokens.error().partial
+    calls = program.run(backend=endpoint, compiled=compiled, max_calls=1)
+    assert (cause(calls).field, calls.error().variable) == ("max_calls", "y")
