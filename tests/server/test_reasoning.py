@@ -10,7 +10,7 @@ import msgspec
 import openai
 import pytest
 
-from ramify.messages import ChatFormat, Preamble
+from ramify.messages import ChatFormat, Preamble, ThinkingFormat
 from tests.server.fake_frontend import MODEL, FakeFrontend, events
 
 USER: Any = [{"role": "user", "content": "hi"}]
@@ -129,6 +129,20 @@ def test_what_the_template_is_given(
 ) -> None:
     ask(client, max_tokens=1, **fields)
     assert json.loads(thinker.requests[-1].template_kwargs) == variables
+
+
+def test_the_marks_and_the_switch_are_those_of_the_template(
+    client: openai.OpenAI, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = ThinkingFormat(start="[THINK]", end="[/THINK]", gap="")
+    found = ChatFormat(prefix={}, suffix={"user": ""}, exact=True, variables=("thinking",), thinking=marks)
+    monkeypatch.setattr(frontend, "info", msgspec.structs.replace(frontend.info, chat_format=found))
+    for fields in ({"reasoning": {}}, {"chat_template_kwargs": {"thinking": True}}):
+        frontend.script = ["hm[/THINK]Four."]
+        message = ask(client, **fields).message
+        assert (message.reasoning_content, message.content) == ("hm", "Four.")
+        assert frontend.requests[-1].preambles == (Preamble(start="[THINK]", end="[/THINK]"),)
+        assert json.loads(frontend.requests[-1].template_kwargs) == {"thinking": True}
 
 
 def test_not_told_apart_or_not_shown(client: openai.OpenAI, frontend: FakeFrontend) -> None:

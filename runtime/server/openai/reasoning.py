@@ -16,10 +16,11 @@ import msgspec
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import ChatFormat, Preamble
+from ramify.runtime.model.tokenizer.thinking_format import SWITCHES
 from ramify.runtime.server.fields import Fields
 
 START, END = "<think>", "</think>"
-"""The marks of DeepSeek R1, Qwen 3 and most later models."""
+"""The marks of DeepSeek R1, Qwen 3 and most later models: for templates that have none of their own."""
 
 _NO_SUMMARY = "Leave it out: the reasoning itself is answered."
 _UNSUPPORTED = {"summary": _NO_SUMMARY, "generate_summary": _NO_SUMMARY, "context": "", "mode": ""}
@@ -59,14 +60,16 @@ def take_reasoning(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
     """The reasoning options, and all variables for the chat template."""
     switch = _ReasoningSwitch()
     variables = _take_variables(fields, chat_format, switch)
-    start, end, limit = START, END, None
+    marks = chat_format.thinking
+    start, end = (START, END) if marks is None else (marks.start, marks.end)
+    limit = None
     shown = True
     own = fields.take_object("reasoning")
     if own is not None:
         effort: str | None = own.take("effort", str)
         switch.set("reasoning", own.take("enabled", bool, effort != "none"))
         _apply_effort(own.path("effort"), effort, chat_format, switch, variables)
-        start, end = own.take("start", str, START), own.take("end", str, END)
+        start, end = own.take("start", str, start), own.take("end", str, end)
         if not end:
             raise InvalidRequest("reasoning.end is empty.", field="reasoning.end")
         limit = _take_limit(own, "max_tokens")
@@ -85,8 +88,9 @@ def take_reasoning(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
     shown = fields.take("include_reasoning", bool, True) and shown
     if not fields.take("stream_reasoning", bool, True):
         raise UnsupportedField("stream_reasoning: false is not supported.", field="stream_reasoning")
-    if "enable_thinking" in chat_format.variables and switch.wanted is not None:
-        variables["enable_thinking"] = switch.wanted
+    if switch.wanted is not None:
+        known = [name for name in SWITCHES if name in chat_format.variables]
+        variables |= dict.fromkeys(known, switch.wanted)
     return ReasoningUse(
         preamble=Preamble(start=start, end=end, max_tokens=limit) if switch.wanted else None,
         apart=apart is not False,
@@ -96,11 +100,11 @@ def take_reasoning(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
 
 
 def _take_variables(fields: Fields, chat_format: ChatFormat, switch: _ReasoningSwitch) -> dict[str, Any]:
-    """The variables for the template, without enable_thinking."""
+    """The variables for the template, without those that switch thinking."""
     variables: dict[str, Any] = fields.take("chat_template_kwargs", dict[str, Any], {})
     for field, value in variables.items():
         path = f"chat_template_kwargs.{field}"
-        if field == "enable_thinking" and isinstance(value, bool):
+        if field in SWITCHES and isinstance(value, bool):
             switch.set(path, value)
         elif field not in chat_format.variables:
             known = ", ".join(chat_format.variables)
@@ -109,7 +113,8 @@ def _take_variables(fields: Fields, chat_format: ChatFormat, switch: _ReasoningS
                 field=path,
                 remedy=f"It reads {known}." if known else "It reads no variables.",
             )
-    variables.pop("enable_thinking", None)
+    for name in SWITCHES:
+        variables.pop(name, None)
     thinking: bool | None = fields.take("enable_thinking", bool)
     if thinking is not None:
         switch.set("enable_thinking", thinking)
