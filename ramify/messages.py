@@ -231,6 +231,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Completion tokens of the thoughts, with their end mark, where they are told apart."""
     forced_tokens: int = 0
     """Completion tokens that the grammar forced, appended without sampling."""
+    stored_tokens: int = 0
+    """Prompt and completion tokens of answers from a store (`ramify.answers`). Nothing was computed for them,
+    and no other field counts them."""
     retractions: int = 0
     queue_s: float = 0.0
     """Arrival at the scheduler to the first forward pass."""
@@ -426,3 +429,5 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     chat_format: ChatFormat | None
     """None when the model has no chat template."""
+    fingerprint: str = ""
+    """Changes with whatever may change an answer: weights, tokenizer, number formats. Empty: not known."""

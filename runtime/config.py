@@ -86,7 +86,7 @@ class EngineConfig:
     deterministic: bool = False
     """Outputs are equal bit for bit whatever runs beside them, however prefill is chunked, and whatever is
     cached."""
-    cache: Literal["radix", "naive"] = "radix"
+    prefix_cache: Literal["radix", "naive"] = "radix"
     """naive: no sharing of prefixes, as a baseline."""
     page_size: int = 16
     kv_memory_gb: float | None = None

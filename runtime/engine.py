@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ramify.answers import AnswerStore
 from ramify.constraint import Constraint
 from ramify.errors import EngineClosed, EngineError, UnsupportedField
 from ramify.html.fragment import fragment, head, text
@@ -71,6 +72,9 @@ class Engine:
         the full queue has refused (`ramify.retry.Retry`).
     priority : int, optional
         Of requests for which the program sets none, between -100 and 100: higher goes first.
+    cache
+        A file in which answers are kept and found again, made where there is none
+        (`ramify.answers.AnswerStore`). Only programs use it. (SGLang's prefix cache is `prefix_cache`.)
     **options
         The other fields of `ramify.runtime.config.EngineConfig`.
 
@@ -94,6 +98,7 @@ class Engine:
         retries: int | None = None,
         retry_for: float = RETRY_FOR_S,
         priority: int | None = None,
+        cache: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
         if model is not None:
@@ -108,6 +113,7 @@ class Engine:
         self.config = EngineConfig(**options)
         self.retry = Retry(retries, retry_for)
         self.priority = None if priority is None else checked_priority(priority)
+        self.answers = None if cache is None else AnswerStore(cache)
         self._frontend = Frontend(self.config)
         self._start_lock: asyncio.Lock | None = None
         self._owner: int | None = None

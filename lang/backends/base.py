@@ -20,10 +20,11 @@ class Backend(Protocol):
     ``await_tools(program, branch, tools)``: the branch continues when these tools have returned. One that
     can end a request early and still tell its cost has a coroutine ``abort(rid)``: the chunks of `generate`
     then end soon, with finish reason "abort" and the usage.
+
     With an attribute `retry`, a `ramify.retry.Retry`, requests are sent again after errors that are
-    `transient`. One that honours `Generate.priority` has an
-    attribute ``priority``: of requests for which the program sets none, or None. In a batch None stands for
-    `ramify.priority.BATCH`.
+    `transient`. With an attribute `answers`, a `ramify.answers.AnswerStore`, answers are kept there and found
+    again. One that honours `Generate.priority` has an attribute ``priority``: of requests for which the
+    program sets none, or None. In a batch None stands for `ramify.priority.BATCH`.
     """
 
     async def info(self) -> ModelInfo:

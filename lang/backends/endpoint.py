@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, cast
 
 import msgspec
 
-from ramify.errors import BackendError, RamifyError
+from ramify.answers import AnswerStore
+from ramify.errors import BackendError, InvalidRequest, RamifyError
 from ramify.lang.backends.base import Backend, Submission
 from ramify.lang.backends.http import Event, HttpClient
 from ramify.lang.backends.submitted import SubmittedProgram
@@ -36,6 +38,8 @@ class RuntimeEndpoint:
         retries, retry_for: How often, and for how many seconds, a request is sent again after a failure that
             may pass (`ramify.retry.Retry`).
         priority: Of requests for which the program sets none, between -100 and 100: higher goes first.
+        cache: A file in which answers are kept and found again, made where there is none
+            (`ramify.answers.AnswerStore`). Only programs use it.
     """
 
     def __init__(
@@ -49,18 +53,22 @@ class RuntimeEndpoint:
         retries: int | None = None,
         retry_for: float = RETRY_FOR_S,
         priority: int | None = None,
+        cache: str | os.PathLike[str] | None = None,
     ) -> None:
         if chat_template_name is not None:
             unsupported("chat_template_name", "The server's model brings its own template.")()
         self.base_url = base_url
         self.retry = Retry(retries, retry_for)
         self.priority = None if priority is None else checked_priority(priority)
+        self.answers = None if cache is None else AnswerStore(cache)
         self._options: dict[str, Any] = {
             "api_key": api_key,
             "verify": True if verify is None else verify,
             "timeout_s": timeout_s,
             "retry": self.retry,
         }
+        self._model = ""
+        """The fingerprint of the server's model when it was last asked."""
         self._in_flight: set[asyncio.Task[Any]] = set()
 
     @functools.cached_property
@@ -75,14 +83,24 @@ class RuntimeEndpoint:
             raise BackendError(
                 f"{self.base_url} is not a Ramify server.", remedy="Use OpenAI for other servers."
             )
-        return msgspec.convert(answer["ramify"], ModelInfo)
+        info = msgspec.convert(answer["ramify"], ModelInfo)
+        self._model = info.fingerprint
+        return info
 
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
-        events = cast("Any", self._http.events("/v1/calls", {"request": request}, _CallEvent))
-        async with aclosing(events):
-            async for event in events:
-                for chunk in event.chunks:
-                    yield chunk
+        body = {"request": request, "model": self._model} if self._model else {"request": request}
+        events = cast("Any", self._http.events("/v1/calls", body, _CallEvent))
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    for chunk in event.chunks:
+                        yield chunk
+        except InvalidRequest as error:
+            if error.field == "model":  # the server came back with another one
+                from ramify.lang.program.run import forget_model_info
+
+                forget_model_info(self)
+            raise
 
     def submit_program(self, submission: Submission, failed: Callable[[], bool]) -> Backend:
         """Send a compiled program to the server as one request."""

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, Literal, cast
 
+from ramify.answers import AnswerStore
 from ramify.constraint import closed_object
 from ramify.errors import BackendError, UnsupportedNode
 from ramify.lang.backends.http import HttpClient
@@ -72,6 +73,8 @@ class OpenAI:
             may pass (`ramify.retry.Retry`).
         priority: Of requests for which the program sets none, in SGLang's sense: higher goes first. Sent to
             endpoints with `extensions`, refused for others. Without it batches are sent without a priority.
+        cache: A file in which answers are kept and found again, made where there is none
+            (`ramify.answers.AnswerStore`). Only programs use it.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class OpenAI:
         retries: int | None = None,
         retry_for: float = RETRY_FOR_S,
         priority: int | None = None,
+        cache: str | os.PathLike[str] | None = None,
     ) -> None:
         self.model_name = model_name
         self.takes_messages = is_chat_model
@@ -100,6 +104,7 @@ class OpenAI:
         self.retry = Retry(retries, retry_for)
         if priority is not None:
             self.priority = checked_priority(priority)
+        self.answers = None if cache is None else AnswerStore(cache)
 
     @functools.cached_property
     def _http(self) -> HttpClient:
@@ -117,6 +122,7 @@ class OpenAI:
             dtype="",
             device="",
             chat_format=chatml() if self.takes_messages else None,
+            fingerprint=f"{self._base_url} {self.model_name} {self._json_choices}",
         )
 
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:

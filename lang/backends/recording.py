@@ -2,7 +2,7 @@
 
 JSON lines: a header about the backend, then one line for each request with its answer, written when the
 answer has ended. `rid` and `hint` are left out of a request because they differ from run to run, and
-`every_s` and `priority` because they change only when the text comes.
+`every_s` and `priority` because they change only when and in which chunks the text comes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def bare(request: Generate) -> Generate:
-    """`request` without the fields that differ from run to run."""
+    """`request` without the fields that do not change its answer."""
     return msgspec.structs.replace(request, rid="", hint=None, every_s=0.0, priority=0)
 
 

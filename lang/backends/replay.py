@@ -41,6 +41,7 @@ class RecordingBackend:
         self.path = Path(path)
         self.takes_messages = bool(getattr(backend, "takes_messages", False))
         self.retry = getattr(backend, "retry", None)
+        self.answers = getattr(backend, "answers", None)
         self._numbers = itertools.count()
         self.path.write_bytes(b"")
         self._begun = False

@@ -10,6 +10,7 @@ output must be the same again, so it must be greedy or seeded:
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -17,14 +18,16 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from ramify.errors import BackendError, RamifyError
+from ramify.answers import AnswerStore
+from ramify.errors import BackendError, InvalidRequest, RamifyError
+from ramify.lang.backends import recording
 from ramify.lang.backends.base import Backend
 from ramify.lang.calls.target import Target
 from ramify.lang.calls.thinking import ThoughtSplitter
 from ramify.lang.program.variables import Variable
 from ramify.lang.trace.calls import Call
 from ramify.loop import cancel_at_end
-from ramify.messages import Generate, TextChunk, ThinkingFormat, TokenLogprobs
+from ramify.messages import Generate, ModelInfo, TextChunk, ThinkingFormat, TokenLogprobs
 from ramify.retry import Retry
 
 if TYPE_CHECKING:
@@ -50,7 +53,8 @@ class Delivery:
         reader: Variable | None,
         marks: ThinkingFormat | None = None,
     ) -> None:
-        self._branch, self._backend, self._call, self._reader = branch, target.backend, call, reader
+        self._branch, self._call, self._reader = branch, call, reader
+        self._backend, self._info = target.backend, target.info
         self._marks = marks
         self.generated: list[TextChunk] = []
         """The chunks of the last attempt that gave any."""
@@ -65,16 +69,35 @@ class Delivery:
     async def receive(self, request: Generate) -> str:
         """Receive all chunks, and return the id of the attempt that gave them.
 
+        An answer that the backend's store has is taken from there, and one that it could have is put there.
         Raises the error of the last attempt, and `BackendError` where an attempt does not begin with what the
         reader has.
         """
+        store: AnswerStore | None = getattr(self._backend, "answers", None)
+        key = None if store is None else key_of(request, self._info)
+        if store is None or key is None:
+            return await self._attempts(request)
+        found = await asyncio.to_thread(store.get, key)
+        if found is not None:
+            self._call.stored = True
+            take = self._taker()
+            for chunk in found:
+                take(msgspec.structs.replace(chunk, rid=request.rid))
+            return request.rid
+        rid = await self._attempts(request)
+        finish = self.generated[-1].finish if self.generated else None
+        if finish is not None and finish.reason != "abort" and finish.limit is None:
+            await asyncio.to_thread(store.put, key, self.generated, self._info.name)
+        return rid
+
+    async def _attempts(self, request: Generate) -> str:
         run, call = self._branch.run, self._call
         retry = getattr(self._backend, "retry", None) or Retry(0)
-        repeatable = request.sampling.temperature == 0.0 or request.sampling.seed is not None
+        repeatable = is_repeatable(request)
         with retry.attempts() as attempts:
             while True:
                 try:
-                    await self._attempt(request)
+                    await _receive(self._backend, request, self._taker())
                     return request.rid
                 except RamifyError as error:
                     if self._reader is not None:
@@ -84,7 +107,8 @@ class Delivery:
                 call.resent += 1
                 request = msgspec.structs.replace(request, rid=run.next_rid())
 
-    async def _attempt(self, request: Generate) -> None:
+    def _taker(self) -> Callable[[TextChunk], None]:
+        """A function that takes the chunks of one attempt."""
         run, call = self._branch.run, self._call
         generated: list[TextChunk] = []
         received: list[TextChunk] = []
@@ -104,7 +128,7 @@ class Delivery:
                 self._show(chunk, chars, ids)
                 chars, ids = chars + len(_text(chunk)), ids + len(chunk.ids)
 
-        await _receive(self._backend, request, take)
+        return take
 
     def _show(self, chunk: TextChunk, chars: int, ids: int) -> None:
         """Give the reader what it lacks of `chunk`, before which the attempt has given `chars` and `ids`."""
@@ -135,6 +159,28 @@ class Delivery:
 def _text(chunk: TextChunk) -> str:
     """All text of a chunk, the thoughts included."""
     return chunk.reasoning + chunk.text
+
+
+def is_repeatable(request: Generate) -> bool:
+    """The same request has the same answer: it is greedy, or has a seed."""
+    return request.sampling.temperature == 0.0 or request.sampling.seed is not None
+
+
+def key_of(request: Generate, info: ModelInfo) -> bytes | None:
+    """The key of an answer in a store; None for a sample without a seed.
+
+    It covers the model and all of the request that changes its answer, and the cache scope, so that no tenant
+    gets what another one has asked. Raises `InvalidRequest` where the backend does not tell its model apart.
+    """
+    if not is_repeatable(request):
+        return None
+    if not info.fingerprint:
+        raise InvalidRequest(
+            f"The backend gives no fingerprint of {info.name}, so its answers cannot be stored.",
+            field="cache",
+            remedy="Use a newer server, or no cache.",
+        )
+    return hashlib.sha256(info.fingerprint.encode() + b"\n" + recording.key_of(request)).digest()
 
 
 def _without(chunk: TextChunk, chars: int, ids: int) -> TextChunk:

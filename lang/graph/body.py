@@ -78,7 +78,8 @@ def _start(traced: Traced, s: ProgramState, row: Row) -> Execution:
     root = s._branch
     run = root.run
     execution: Execution | None = None
-    if isinstance(run.backend, RunsPrograms) and not stays_here(traced.steps):
+    stores = getattr(run.backend, "answers", None) is not None  # which is asked request by request
+    if isinstance(run.backend, RunsPrograms) and not stores and not stays_here(traced.steps):
         run.backend = run.backend.submit_program(
             Submission(
                 traced.graph, dict(row), run.submitted_options, run.scope, tightest(run.limits), run.stream

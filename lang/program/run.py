@@ -84,6 +84,11 @@ def cached_model_info(backend: Backend) -> ModelInfo | None:
     return _infos.get(default_of(backend))
 
 
+def forget_model_info(backend: Backend) -> None:
+    """Have the next run ask for the model again."""
+    _infos.pop(backend, None)
+
+
 async def model_info(backend: Backend) -> ModelInfo:
     """The backend's model information, requested once. Runs on the background loop."""
     backend = default_of(backend)

@@ -39,6 +39,8 @@ class Call:
     """None while it runs."""
     own_usage: Usage = field(default_factory=Usage)
     """The usage of this request alone, without its children."""
+    stored: bool = False
+    """The answer came from a store of answers, and no request was sent."""
     resent: int = 0
     """How often the request was sent again after a failure that may pass."""
     first_text_s: float | None = None
@@ -134,7 +136,7 @@ class Call:
     @property
     def sent(self) -> bool:
         """This call is itself a request to the backend."""
-        return self.kind not in ("program", "fork", "tool") and not self.children
+        return self.kind not in ("program", "fork", "tool") and not self.children and not self.stored
 
     @property
     def requests(self) -> int:
@@ -176,6 +178,8 @@ class Call:
             "reasoning_tokens": usage.reasoning_tokens,
             "forced_tokens": usage.forced_tokens,
             "arguments": self.arguments,
+            "stored_tokens": usage.stored_tokens,
+            "stored": self.stored,
             "resent": self.resent,
             "text": self.text,
             "thinking": self.thinking,
@@ -248,8 +252,8 @@ def _figures(call: Call) -> str:
     )
     if call.kind in ("program", "fork"):
         return figures
-    resent = f"  sent again {call.resent}x" if call.resent else ""
-    return f"{figures}{resent}  {outcome}"
+    how = f"  sent again {call.resent}x" if call.resent else f"  stored {usage.stored_tokens}" * call.stored
+    return f"{figures}{how}  {outcome}"
 
 
 def _shorten(text: str) -> str:

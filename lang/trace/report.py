@@ -68,6 +68,7 @@ def report_data(root: Call) -> dict[str, Any]:
             "requests": call.requests,
             "arguments": call.arguments,
             "resent": call.resent,
+            "stored": usage.stored_tokens,
             "text": call.text,
             "finish": None if call.finish is None else call.finish.reason,
             "error": call.error,

@@ -15,6 +15,7 @@ from ramify.errors import EngineError, RamifyError, WorkerDied
 from ramify.messages import ModelInfo
 from ramify.ring_messages import GetStats, ToFrontend, ToTokenizer
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.model.fingerprint import fingerprint
 from ramify.runtime.model.hub.resolve import resolve
 from ramify.runtime.processes.launch import Ring
 from ramify.runtime.processes.prestart import PrestartedWorkers
@@ -125,7 +126,11 @@ class RingSupervisor:
         ready = await ring.start()
         info = ready["scheduler"].model_info
         assert info is not None
-        self.info = msgspec.structs.replace(info, chat_format=ready["tokenizer"].chat_format)
+        self.info = msgspec.structs.replace(
+            info,
+            chat_format=ready["tokenizer"].chat_format,
+            fingerprint=fingerprint(self._files, self._config, info),
+        )
         self.max_prompt_tokens = ready["scheduler"].max_prompt_tokens
         self._ring = ring
         self._running = True

@@ -188,7 +188,7 @@ def _load(
 
     runner = build_runner(config, load)
     shape, num_pages = runner.model.config, runner.pool.num_pages
-    cache = (PrefixCache if config.cache == "radix" else NaiveCache)(num_pages, config.page_size)
+    cache = (PrefixCache if config.prefix_cache == "radix" else NaiveCache)(num_pages, config.page_size)
     limits = Limits(
         context_length=context_length,
         vocab_size=shape.vocab_size,

@@ -5,6 +5,9 @@ The body:
 - ``request``: `ramify.messages.Generate`, with a prompt of segments. A client that does not show the text as
   it arrives sets `every_s`: sending an event takes as long as the rest of a short call.
 
+- ``model``: the fingerprint (`ModelInfo.fingerprint`) of the model that the program began on, whose token ids
+  the prompt may hold. A server that has another model by now refuses the request.
+
 The response is a stream of events ``{"chunks": [ramify.messages.TextChunk]}``, ended by ``[DONE]``. An error
 before the first event is a response with its own status, and later an event ``{"error": …}``.
 """
@@ -39,12 +42,19 @@ class _StrictGenerate(Generate, frozen=True, kw_only=True, tag="Generate", forbi
 
 class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request: _StrictGenerate
+    model: str = ""
 
 
 async def call(request: Request) -> Response:
     service = Service.of(request)
     body: _Body = decode(await read_body(request), _Body, "")
     _check(body.request, service)
+    if body.model and body.model != service.frontend.info.fingerprint:
+        raise InvalidRequest(
+            f"The program began on another model than this server has now: {service.frontend.info.name}.",
+            field="model",
+            remedy="Run it again.",
+        )
     return EventStream(_events(service.generate(body.request, PATH)))
 
 

@@ -74,7 +74,7 @@ class Local:
         self.runner.pool.k.fill_(float("nan"))
         self.runner.pool.v.fill_(float("nan"))
         limits = Limits(4096, 3000, (0,), (pages - COW_PAGES) * config.page_size)
-        cache = (PrefixCache if config.cache == "radix" else NaiveCache)(pages, config.page_size)
+        cache = (PrefixCache if config.prefix_cache == "radix" else NaiveCache)(pages, config.page_size)
         failures: list[Any] = []
         self.scheduler = Scheduler(config, limits, self.runner, cache, None, failures.append)  # type: ignore[arg-type]
         self.failures = failures
@@ -115,7 +115,7 @@ def alone() -> list[Any]:
         {"cuda_graphs": False, "overlap": True},
         {"overlap": True, "cascade": True},
         {"num_pages": 180},
-        {"cache": "naive", "overlap": True},
+        {"prefix_cache": "naive", "overlap": True},
     ],
     ids=str,
 )

@@ -78,7 +78,7 @@ class LocalScheduler:
         # Rows that nobody has written must not matter.
         pool.k.fill_(float("nan"))
         pool.v.fill_(float("nan"))
-        self.cache = (PrefixCache if config.cache == "radix" else NaiveCache)(
+        self.cache = (PrefixCache if config.prefix_cache == "radix" else NaiveCache)(
             config.num_pages, config.page_size
         )
         limits = Limits(

@@ -73,7 +73,7 @@ def model(files: Any) -> Any:
         {"page_size": 1, "num_pages": 4096, "chunk_tokens": 50},
         {"page_size": 7, "chunk_tokens": 13, "max_running": 4},
         {"page_size": 8, "num_pages": FEW_PAGES, "chunk_tokens": 64},
-        {"attention_backend": "torch", "cache": "naive"},
+        {"attention_backend": "torch", "prefix_cache": "naive"},
     ],
     ids=["plain", "pages-of-1", "small-chunks", "few-pages", "twin-without-sharing"],
 )

@@ -53,7 +53,11 @@ def test_nothing_changes_a_bit(tiny_folder: Path, dtype: str, quantization: Quan
         files, dtype=getattr(torch, dtype), quantization=quantization, packed=True, deterministic=True
     )
     alone = [complete(local(model, dtype), [prompt])[0] for prompt in PROMPTS]
-    for options in ({"chunk_tokens": 512}, {"chunk_tokens": 3}, {"chunk_tokens": 32, "cache": "naive"}):
+    for options in (
+        {"chunk_tokens": 512},
+        {"chunk_tokens": 3},
+        {"chunk_tokens": 32, "prefix_cache": "naive"},
+    ):
         engine = local(model, dtype, **options)
         assert complete(engine, PROMPTS) == alone, options
         assert complete(engine, PROMPTS) == alone, "from the cache"

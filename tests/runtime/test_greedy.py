@@ -58,7 +58,9 @@ def test_batched_and_chunked(
     )
 
 
-@pytest.mark.parametrize("option", [{"attention_backend": "torch"}, {"cache": "naive"}, {"policy": "fcfs"}])
+@pytest.mark.parametrize(
+    "option", [{"attention_backend": "torch"}, {"prefix_cache": "naive"}, {"policy": "fcfs"}]
+)
 def test_other_ways_to_run(expected: list[Greedy], tiny_model: Any, option: dict[str, Any]) -> None:
     check(expected, LocalScheduler(tiny_model, **option))
 
@@ -88,7 +90,7 @@ def test_extended_from_its_own_output(tiny_oracle: Any, tiny_model: Any) -> None
 
 def test_retracted_and_resumed(expected: list[Greedy], tiny_model: Any) -> None:
     """Pages for far fewer tokens than all requests need together."""
-    local = LocalScheduler(tiny_model, page_size=4, num_pages=64, cache="radix")
+    local = LocalScheduler(tiny_model, page_size=4, num_pages=64, prefix_cache="radix")
     check(expected, local)
     assert local.scheduler.counters.retractions > 0
 

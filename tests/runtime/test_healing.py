@@ -102,7 +102,7 @@ def expected(oracle: Any, prompt: Sequence[int], count: int) -> tuple[list[int],
     return output, overlap, margin
 
 
-@pytest.mark.parametrize("options", [{}, {"chunk_tokens": 3, "page_size": 2}, {"cache": "naive"}])
+@pytest.mark.parametrize("options", [{}, {"chunk_tokens": 3, "page_size": 2}, {"prefix_cache": "naive"}])
 def test_healed_as_by_hand(tiny_model: Any, tiny_oracle: Any, options: dict[str, Any]) -> None:
     draw = random.Random(5)
     prompts = [[draw.choice(b"abcd :") for _ in range(draw.randint(2, 9))] for _ in range(40)]

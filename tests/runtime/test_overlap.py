@@ -114,7 +114,7 @@ def told(result: Result) -> Any:
     [
         {},
         {"page_size": 4, "num_pages": 36, "chunk_tokens": 16, "longest": 50},
-        {"jump_forward": False, "cache": "naive"},
+        {"jump_forward": False, "prefix_cache": "naive"},
     ],
     ids=["plain", "short-of-pages", "no-jumps"],
 )

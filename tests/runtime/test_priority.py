@@ -98,7 +98,7 @@ class Mixed(Load):
         {"overlap": False, "longest": 40},
         {"overlap": True, "longest": 40, "speculation": True},
         {"overlap": False, "page_size": 4, "num_pages": 36, "chunk_tokens": 16, "longest": 50},
-        {"overlap": True, "jump_forward": False, "cache": "naive", "policy": "fcfs"},
+        {"overlap": True, "jump_forward": False, "prefix_cache": "naive", "policy": "fcfs"},
     ],
     ids=["plain", "overlap-and-drafts", "short-of-pages", "no-jumps"],
 )

@@ -71,7 +71,7 @@ def test_scores_are_those_of_a_request_for_each_choice(tiny_model: Any, page_siz
     rng = random.Random(page_size)
     options: dict[str, Any] = {"page_size": page_size, "num_pages": 4096 // page_size}
     oracle = LocalScheduler(tiny_model, **options)
-    local = LocalScheduler(tiny_model, **options, cache=cache, chunk_tokens=24)
+    local = LocalScheduler(tiny_model, **options, prefix_cache=cache, chunk_tokens=24)
     for _ in range(3):
         asked = []
         for _ in range(6):  # at once, beside something that decodes

@@ -42,7 +42,7 @@ class Twice(Load):
     [
         {"longest": 40},
         {"page_size": 4, "num_pages": 40, "chunk_tokens": 16, "longest": 50},
-        {"jump_forward": False, "cache": "naive"},
+        {"jump_forward": False, "prefix_cache": "naive"},
     ],
     ids=["plain", "short-of-pages", "no-jumps"],
 )
