@@ -676,18 +676,26 @@ def test_a_real_model_calls_exactly_to_schema(engine, endpoint):
     def stop() -> None:
         """Stop."""
 
+    colour = {"$defs": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
+    colour |= {"properties": {"colour": {"$ref": "#/$defs/colour"}}, "additionalProperties": False}
+    paint = rm.Tool.from_schema("paint", "Paint.", {"type": "object", **colour}, lambda colour: colour)
+    tools = [note, stop, paint]
+
     @rm.function
     def program(s):
-        s += rm.system("You help.", tools=[note, stop])
-        for turn in range(3):
+        s += rm.system("You help.", tools=tools)
+        for turn in range(4):
             s += rm.user(f"Turn {turn}.")
-            s.call_tools([note, stop], f"calls {turn}", 160, max_calls=2, temperature=0.0)
-        s.call_tools([note, stop], "free", 60, required=False, temperature=0.0)
-        return [[call.name for call in s[f"calls {turn}"]] for turn in range(3)]
+            offered = tools if turn < 3 else [paint]
+            s.call_tools(offered, f"calls {turn}", 160, max_calls=2, temperature=0.0)
+        s.call_tools(tools, "free", 60, required=False, temperature=0.0)
+        return [[call.name for call in s[f"calls {turn}"]] for turn in range(4)]
 
     here = program.run(backend=engine)
     assert all(1 <= len(names) <= 2 for names in here.ret_value)
-    assert all(call.error is None for turn in range(3) for call in here[f"calls {turn}"])
+    assert all(call.error is None for turn in range(4) for call in here[f"calls {turn}"])
+    assert {call.result for call in here["calls 3"]} <= {"red", "blue"}
+    assert program.run(backend=engine, compiled=True).text() == here.text()
     assert program.run(backend=endpoint).text() == here.text()
 
 
