@@ -200,6 +200,36 @@ class Select(Node, frozen=True, kw_only=True, tag="select"):
     priority: int | None = None
 
 
+class ToolDescription(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """A tool as the model is shown it."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any]
+    """A JSON Schema of type object."""
+
+
+class Tools(Node, frozen=True, kw_only=True, tag="tools"):
+    """Append descriptions of tools to the open turn."""
+
+    tools: tuple[ToolDescription, ...]
+
+
+class CallTools(Node, frozen=True, kw_only=True, tag="call_tools"):
+    """Generate tool calls, wait for the client's results, and append these."""
+
+    name: str | None = None
+    tools: tuple[ToolDescription, ...]
+    max_calls: int = 4
+    required: bool = True
+    options: dict[str, Any] = {}
+    timeout: float | None = None
+    """Seconds for the model's turn."""
+    priority: int | None = None
+
+
 class Fork(Node, frozen=True, kw_only=True, tag="fork"):
     """Begin branches that share the content of this one."""
 
@@ -223,8 +253,21 @@ class Either(Node, frozen=True, kw_only=True, tag="either"):
     of: tuple[int, ...]
 
 
-AnyNode = Text | RoleBegin | RoleEnd | ScopeBegin | ScopeEnd | Gen | Select | Fork | Join | Either
-WITH_RESULT = Gen | Select | ScopeEnd | Either
+AnyNode = (
+    Text
+    | RoleBegin
+    | RoleEnd
+    | ScopeBegin
+    | ScopeEnd
+    | Gen
+    | Select
+    | Tools
+    | CallTools
+    | Fork
+    | Join
+    | Either
+)
+WITH_RESULT = Gen | Select | ScopeEnd | CallTools | Either
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -262,8 +305,8 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
             match node:
                 case Gen():
                     size = node.options.get("n") or 1
-                case Select():
-                    size = 1  # the request carries all choices
+                case Select() | CallTools():
+                    size = 1  # the request of a select carries all choices
                 case _:
                     continue
             widest[node.branch] = max(widest.get(node.branch, 0), size)
@@ -338,6 +381,14 @@ class _Check:
                 if not node.choices or not all(node.choices):
                     self._wrong("choices", "there must be choices, and none may be empty")
                 self._limits(node)
+            case Tools():
+                self._tools(node)
+            case CallTools():
+                self._tools(node)
+                self._options(node.options)
+                self._limits(node)
+                if node.max_calls < 1:
+                    self._wrong("max_calls", f"it is {node.max_calls}, and must be at least 1")
             case Fork():
                 self._fork(node)
             case Join():
@@ -369,10 +420,12 @@ class _Check:
         thinks = all(isinstance(one, Gen) and one.thinking is not None for one in sources)
         if part.thinking and (part.type is not None or not thinks):
             self._wrong(where, f"node {part.node} is no gen with thoughts")
+        if any(isinstance(one, CallTools) for one in sources):
+            self._wrong(where, "tool calls cannot be put into text")
         if part.type is not None and (count > 1 or not all(isinstance(one, Gen) for one in sources)):
             self._wrong(where, "only the single output of a gen has values of a type in it")
 
-    def _source(self, index: int, place: int, where: str) -> Gen | Select | ScopeEnd | Either:
+    def _source(self, index: int, place: int, where: str) -> Gen | Select | ScopeEnd | CallTools | Either:
         """The earlier node `place`, which has a result."""
         if not 0 <= place < len(self.graph.nodes):
             self._wrong(where, f"there is no node {place}")
@@ -383,14 +436,22 @@ class _Check:
             self._wrong(where, f"node {place} has no result")
         return source
 
-    def _gen(self, node: Gen) -> None:
+    def _tools(self, node: Tools | CallTools) -> None:
+        names = [tool.name for tool in node.tools]
+        if not names or len(set(names)) < len(names):
+            self._wrong("tools", "there must be tools, and no name may be there twice")
+
+    def _options(self, given: dict[str, Any]) -> SamplingParams:
         try:
             with self._below("options"):
-                options = msgspec.convert(node.options, SamplingParams, str_keys=True).check()
-            with self._below(""):
-                msgspec.structs.replace(options, stop=(*options.stop, *node.stop)).check()
+                return msgspec.convert(given, SamplingParams, str_keys=True).check()
         except msgspec.ValidationError as error:
             self._wrong("options", str(error))
+
+    def _gen(self, node: Gen) -> None:
+        options = self._options(node.options)
+        with self._below(""):
+            msgspec.structs.replace(options, stop=(*options.stop, *node.stop)).check()
         if node.constraint is not None:
             with self._below("constraint"):
                 node.constraint.check()
@@ -408,7 +469,7 @@ class _Check:
             error.field = ".".join(filter(None, (self.here, where, error.field)))
             raise
 
-    def _limits(self, node: Gen | Select) -> None:
+    def _limits(self, node: Gen | Select | CallTools) -> None:
         timeout = node.timeout
         if timeout is not None and not 0 < timeout < math.inf:
             self._wrong("timeout", f"it is {timeout}, and must be a number above 0")

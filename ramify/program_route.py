@@ -28,11 +28,11 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ramify.errors import InvalidRequest, from_info
-from ramify.graph import Graph
+from ramify.errors import InvalidRequest, NotFound, from_info
+from ramify.graph import CallTools, Graph
 from ramify.lang.calls.limits import Bounds
 from ramify.lang.calls.options import read_options
-from ramify.lang.graph.serve import Events, Job, run_row
+from ramify.lang.graph.serve import Events, Job, ToolResults, run_row
 from ramify.loop import cancel_at_end
 from ramify.messages import Generate, ModelInfo, TextChunk
 from ramify.runtime.server.fields import Fields, json_response, read_fields
@@ -56,13 +56,44 @@ async def programs(request: Request) -> Response:
     service = Service.of(request)
     fields = await read_fields(request)
     stream: bool = fields.take("stream", bool, False)
+    run: str | None = fields.take("id", str)
     job, rows = _take_job(fields, service, stream)
     service.check_count(job.graph.width)
     at_once = max(service.config.max_running // max(job.graph.width, 1), 1)
+    calls_tools = any(isinstance(node, CallTools) for node in job.graph.nodes)
+    if calls_tools and not (stream and run):
+        raise InvalidRequest(
+            "A program with call_tools waits for the client's results.",
+            field="stream",
+            remedy=f"Send stream: true and an id of your own, and post results to {PATH}/ID/results.",
+        )
+    if run in _waiting:
+        raise InvalidRequest(f"A program with the id {run!r} is running.", field="id")
     if stream:
-        return EventStream(_events(job, rows, at_once))
+        return EventStream(_events(job, rows, at_once, run or ""))
     answers = await while_connected(request.receive, _whole(job, rows, at_once))
     return json_response({"rows": answers})
+
+
+@router.post(PATH + "/{run}/results")
+async def results(run: str, request: Request) -> Response:
+    """The client's results of a turn of tool calls, for which a streamed program waits."""
+    fields = await read_fields(request)
+    place: str = fields.need("tools", str)
+    row: int = fields.take("row", int, 0)
+    texts: list[str] | None = fields.take("results", list[str])
+    fields.refuse_rest()
+    if texts is None:
+        raise InvalidRequest("results is missing.", field="results")
+    waiting = _waiting.get(run, {}).get(row)
+    if waiting is None:
+        raise NotFound(f"No program {run!r} with row {row} runs here.", field="id")
+    waiting.put(place, texts)
+    return json_response({})
+
+
+_waiting: dict[str, dict[int, ToolResults]] = {}
+"""Id of a streamed program → row → the results that it waits for."""
 
 
 def _take_job(fields: Fields, service: Service, stream: bool) -> tuple[Job, list[dict[str, Any]]]:
@@ -120,10 +151,12 @@ async def _whole(job: Job, rows: list[dict[str, Any]], at_once: int) -> list[dic
     return answers
 
 
-async def _events(job: Job, rows: list[dict[str, Any]], at_once: int) -> AsyncGenerator[bytes, None]:
+async def _events(
+    job: Job, rows: list[dict[str, Any]], at_once: int, run: str
+) -> AsyncGenerator[bytes, None]:
     # Ramify's own client handles the failures of requests itself.
     first = len(rows) == 1 and job.events == "nodes"
-    async with aclosing(_row_events(job, rows, at_once)) as events:
+    async with aclosing(_row_events(job, rows, at_once, run)) as events:
         async for event in events:
             if event is None:
                 yield b":\n\n"
@@ -149,19 +182,25 @@ class Event(NamedTuple):
 
 
 async def _row_events(
-    job: Job, rows: list[dict[str, Any]], at_once: int
+    job: Job, rows: list[dict[str, Any]], at_once: int, run: str = ""
 ) -> AsyncGenerator[Event | None, None]:
-    """The events of all rows, `at_once` rows at a time, and None after `SILENCE_S` without one.
+    """The events of all rows, `at_once` rows at a time, and None after `SILENCE_S` without one. `run` is the
+    client's id of the program.
 
     Closing the generator cancels the rows.
     """
+    tools = {number: ToolResults() for number in range(len(rows))}
+    if run:
+        _waiting[run] = tools
     queue: asyncio.Queue[Event | Exception] = asyncio.Queue()
     places = asyncio.Semaphore(at_once)
 
     async def one(number: int, row: dict[str, Any]) -> None:
         async with places:
             try:
-                summary = await run_row(job, row, lambda data: queue.put_nowait(Event(number, data, False)))
+                summary = await run_row(
+                    job, row, lambda data: queue.put_nowait(Event(number, data, False)), tools[number]
+                )
             except Exception as error:
                 queue.put_nowait(error)
             else:
@@ -169,18 +208,21 @@ async def _row_events(
 
     work = [asyncio.create_task(one(number, row)) for number, row in enumerate(rows)]
     left = len(work)
-    async with cancel_at_end(work):
-        while left:
-            try:
-                async with asyncio.timeout(SILENCE_S):
-                    event = await queue.get()
-            except TimeoutError:
-                yield None
-                continue
-            if isinstance(event, Exception):
-                raise event
-            left -= event.last
-            yield event
+    try:
+        async with cancel_at_end(work):
+            while left:
+                try:
+                    async with asyncio.timeout(SILENCE_S):
+                        event = await queue.get()
+                except TimeoutError:
+                    yield None
+                    continue
+                if isinstance(event, Exception):
+                    raise event
+                left -= event.last
+                yield event
+    finally:
+        _waiting.pop(run, None)
 
 
 class _Served:

@@ -20,6 +20,9 @@ class Backend(Protocol):
     ``await_tools(program, branch, tools)``: the branch continues when these tools have returned. One that
     can end a request early and still tell its cost has a coroutine ``abort(rid)``: the chunks of `generate`
     then end soon, with finish reason "abort" and the usage.
+    Where tools run elsewhere, a coroutine ``tool_results(place, calls)`` returns their results as text; one
+    that wants to know results has a coroutine ``tools_returned(place, results)``. A place is that of the call
+    in the tree of calls (`Call.place`).
 
     With an attribute `retry`, a `ramify.retry.Retry`, requests are sent again after errors that are
     `transient`. With an attribute `answers`, a `ramify.answers.AnswerStore`, answers are kept there and found

@@ -9,7 +9,8 @@ left is sent by itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -18,15 +19,16 @@ import msgspec
 from ramify.errors import BackendError, ErrorInfo, RamifyError, from_info
 from ramify.lang.backends.base import Backend, Submission
 from ramify.lang.backends.http import HttpClient, remote
-from ramify.lang.graph.execute import place_of
 from ramify.lang.trace.calls import CURRENT
 from ramify.messages import Generate, ModelInfo, TextChunk
 
 
 class _ProgramEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """The chunks that answer `request`, or, without `request`, the end of the program."""
+    """The chunks that answer `request`; or what the server waits for in `tools`; or else the end of the
+    program."""
 
     request: str | None = None
+    tools: str | None = None
     chunks: list[TextChunk] = []
     failed: ErrorInfo | None = None
 
@@ -41,7 +43,9 @@ class SubmittedProgram:
         self.retry = getattr(endpoint, "retry", None)
         self._http = http
         options = dict(submission.options)
+        self._id = uuid.uuid4().hex
         self._body = {
+            "id": self._id,
             "graph": msgspec.to_builtins(submission.graph),
             "arguments": dict(submission.arguments),
             "priority": options.pop("priority", None),
@@ -67,7 +71,9 @@ class SubmittedProgram:
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
         if self._reader is None:
             self._reader = asyncio.create_task(self._read())
-        place = place_of(CURRENT.get())
+        call = CURRENT.get()
+        assert call is not None
+        place = call.place
         answers = self._of(place)
         if place in self._lost or (self._error is not None and self._error.transient and answers.empty()):
             self._alone = True
@@ -85,6 +91,11 @@ class SubmittedProgram:
                 yield chunk
             if answer and answer[-1].finish is not None:
                 return
+
+    async def tools_returned(self, place: str, results: Sequence[str]) -> None:
+        if self._error is None:
+            body = {"tools": place, "results": list(results)}
+            await self._http.post(f"/v1/programs/{self._id}/results", body)
 
     async def end_program(self, program: str) -> None:
         if self._reader is None:
@@ -108,6 +119,8 @@ class SubmittedProgram:
                 async for event in events:
                     found = msgspec.convert(event, _ProgramEvent)
                     failed = None if found.failed is None else remote(from_info(found.failed))
+                    if found.tools is not None:
+                        continue  # this process runs the calls when it has read them
                     if found.request is None:
                         error = failed or error
                         continue

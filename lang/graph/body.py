@@ -15,7 +15,7 @@ from ramify.lang.calls.limits import tightest
 from ramify.lang.graph.execute import Execution, Row, execute
 from ramify.lang.graph.symbolic import SymbolicArgument, SymbolicText, SymbolicValue
 from ramify.lang.graph.tracing import Traced, TracedState, trace
-from ramify.lang.program.nodes import Gen, ResultRef, Select
+from ramify.lang.program.nodes import Gen, ModelStep, ResultRef, Select
 from ramify.lang.program.state import ProgramState
 from ramify.lang.program.variables import GatheredVariable, Skipped, Variable
 
@@ -90,12 +90,13 @@ def _start(traced: Traced, s: ProgramState, row: Row) -> Execution:
     return execution
 
 
-def stays_here(steps: Mapping[int, Gen | Select]) -> bool:
+def stays_here(steps: Mapping[int, ModelStep]) -> bool:
     """A step names a backend, or needs a function of this process before the next request: `retries` or a
     select's own method."""
     return any(
         step.backend is not None
-        or (step.retries > 0 if isinstance(step, Gen) else step.method not in METHODS.values())
+        or (isinstance(step, Gen) and step.retries > 0)
+        or (isinstance(step, Select) and step.method not in METHODS.values())
         for step in steps.values()
     )
 
@@ -130,7 +131,7 @@ class _Result:
             return argument_at(self._name(part), self._row[self._name(part)], part.path)
         if issubclass(kind, SymbolicText):
             return "".join([part if isinstance(part, str) else self._text(part) for part in value.parts])
-        if kind is SymbolicValue:
+        if issubclass(kind, SymbolicValue):
             return self._outcome(value._source).value()
         if kind is TracedState:
             return ProgramState(self._execution.branches[value._branch.number])

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
 import ramify.graph as graph
-from ramify.errors import InvalidRequest
+from ramify.errors import BackendError, InvalidRequest
 from ramify.lang.calls.choices import METHODS
 from ramify.lang.program import nodes
 from ramify.lang.program.branch import Branch
 from ramify.lang.program.variables import Variable, skipped
-from ramify.lang.trace.calls import Call
+from ramify.lang.tools.tool import Tool
 from ramify.sampling_params import SamplingParams
 
 Row = Mapping[str, Any]
@@ -40,7 +40,7 @@ def execute(
     root: Branch,
     row: Row,
     *,
-    steps: Mapping[int, nodes.Gen | nodes.Select] | None = None,
+    steps: Mapping[int, nodes.ModelStep] | None = None,
     lines: Mapping[int, str] | None = None,
     values: Iterable[tuple[int, int, str, Any]] = (),
 ) -> Execution:
@@ -66,22 +66,12 @@ def execute(
     return submitter.execution
 
 
-def place_of(call: Call | None) -> str:
-    """The path of child indices from the program to `call`, such as ``0.2``: the same in every run of a
-    graph."""
-    places: list[str] = []
-    while call is not None and call.parent is not None and call.kind != "program":
-        places.append(str(call.parent.children.index(call)))
-        call = call.parent
-    return ".".join(reversed(places))
-
-
 class _Submitter:
     def __init__(
         self,
         execution: Execution,
         row: Row,
-        steps: Mapping[int, nodes.Gen | nodes.Select],
+        steps: Mapping[int, nodes.ModelStep],
         lines: Mapping[int, str],
     ) -> None:
         self.execution, self._row, self._steps, self._lines = execution, row, steps, lines
@@ -147,6 +137,21 @@ class _Submitter:
                     priority=node.priority,
                     line=line,
                 )
+            case graph.Tools():
+                return nodes.DescribeTools(tuple(map(_tool, node.tools)))
+            case graph.CallTools():
+                given = msgspec.convert(node.options, SamplingParams, str_keys=True)
+                return nodes.CallTools(
+                    name=node.name,
+                    tools=tuple(map(_tool, node.tools)),
+                    max_calls=node.max_calls,
+                    required=node.required,
+                    raises=False,
+                    options={name: getattr(given, name) for name in node.options},
+                    timeout=node.timeout,
+                    priority=node.priority,
+                    line=line,
+                )
             case graph.Either():
                 return nodes.Either(node.name, tuple(self.execution.outcomes[one] for one in node.of))
             case _:
@@ -184,3 +189,12 @@ class _Submitter:
         if any(isinstance(part, nodes.ResultRef) for part in parts):
             return nodes.Interpolated(tuple(parts))
         return nodes.Text("".join(map(str, parts)))
+
+
+def _tool(tool: graph.ToolDescription) -> Tool[..., Any]:
+    """A tool that runs elsewhere (`Backend.tool_results`)."""
+
+    def call(**arguments: Any) -> NoReturn:
+        raise BackendError(f"No one here runs the tool {tool.name}.")
+
+    return Tool.from_schema(tool.name, tool.description, tool.parameters, call)

@@ -21,6 +21,7 @@ from ramify.lang.graph.symbolic import (
     NotConcrete,
     Symbolic,
     SymbolicArgument,
+    SymbolicCalls,
     SymbolicText,
     SymbolicValue,
 )
@@ -51,12 +52,15 @@ from ramify.lang.program.run import Run
 from ramify.lang.program.state import ProgramState
 from ramify.lang.program.statement import Statement
 from ramify.lang.program.variables import THOUGHTS, ThoughtsVariable, Variable
+from ramify.lang.tools.tool import Tool
 from ramify.lang.trace.calls import Call
 from ramify.messages import Generate, ModelInfo, TextChunk
 
 BY_STEPS = "Run the program without compile(), step by step."
 FIELDS = f"Fields that every result has can be put into text, and the whole can be returned. {BY_STEPS}"
 APPENDED = f"Results can be appended as they are, or with + and f-strings. {BY_STEPS}"
+
+CALLS = f"The model sees the results; the program can return the calls. {BY_STEPS}"
 
 Source = graph.Argument | graph.Result
 
@@ -80,7 +84,7 @@ class GraphBuilder(Run):
         super().__init__(name, _Nowhere(), NO_MODEL, {})
         self.nodes: list[graph.AnyNode] = []
         self.lines: dict[int, str] = {}
-        self.steps: dict[int, Gen | Select] = {}
+        self.steps: dict[int, ModelStep] = {}
         self.values: list[tuple[int, int, str, Any]] = []
         self.reads: list[tuple[Variable, bool]] = []
         """Each variable that the body read, and whether it read it under a condition."""
@@ -160,6 +164,8 @@ class GraphBuilder(Run):
 
         def outcome(index: int | None = None) -> Symbolic:
             source = ResultRef(variable, index)
+            if isinstance(step, CallTools):
+                return SymbolicCalls(About(what, CALLS, self.refuse), source)
             if isinstance(step, Gen) and not _is_text(step):
                 return SymbolicValue(About(what, FIELDS, self.refuse), source, step.kind)
             return SymbolicText(About(what, APPENDED, self.refuse), (source,))
@@ -168,10 +174,17 @@ class GraphBuilder(Run):
         return outcome() if several == 1 else [outcome(index) for index in range(several)]
 
 
+def _described(tools: Sequence[Tool[..., Any]]) -> tuple[graph.ToolDescription, ...]:
+    return tuple(
+        graph.ToolDescription(name=tool.name, description=tool.description, parameters=tool.parameters)
+        for tool in tools
+    )
+
+
 def _kind_of(step: VariableStep) -> tuple[str, object]:
     """Equal for steps whose values have the same type."""
     if not isinstance(step, Gen):
-        return "text", None
+        return ("calls" if isinstance(step, CallTools) else "text"), None
     several = resolve_options(step.options).n
     if several > 1:
         return "list", several
@@ -388,7 +401,7 @@ class Recorder:
         )
         return self._outcome(node, made, variable)
 
-    def _outcome(self, step: Gen | Select, made: graph.AnyNode, variable: Variable) -> Awaitable[None]:
+    def _outcome(self, step: ModelStep, made: graph.AnyNode, variable: Variable) -> Awaitable[None]:
         place = self._builder.add(made, step.line)
         self._builder.steps[place] = step
         self._resolve(step, variable, place)
@@ -411,10 +424,20 @@ class Recorder:
         return Done()
 
     def describe_tools(self, node: DescribeTools) -> None:
-        self._builder.refuse_node("A graph cannot describe tools to the model.")
+        self._builder.add(graph.Tools(branch=self._number, tools=_described(node.tools)))
 
     def call_tools(self, node: CallTools, variable: Variable) -> Awaitable[None]:
-        self._builder.refuse_node("call_tools runs functions of this process.")
+        made = graph.CallTools(
+            branch=self._number,
+            name=node.name,
+            tools=_described(node.tools),
+            max_calls=node.max_calls,
+            required=node.required,
+            options=dict(node.options),
+            timeout=node.timeout,
+            priority=node.priority,
+        )
+        return self._outcome(node, made, variable)
 
 
 def _inside(cell: CellType) -> object:

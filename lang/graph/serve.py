@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import msgspec
 
-from ramify.errors import EngineError, RamifyError, from_info
+from ramify.errors import EngineError, InvalidRequest, RamifyError, from_info
 from ramify.graph import WITH_RESULT, Either, Graph
 from ramify.lang.backends.base import Backend
 from ramify.lang.calls.limits import Bounds, Limit
-from ramify.lang.graph.execute import Row, execute, place_of
+from ramify.lang.graph.execute import Row, execute
 from ramify.lang.program.run import Run
 from ramify.lang.program.variables import Skipped, Variable
+from ramify.lang.tools.tool import ToolCalls
 from ramify.lang.trace.calls import CURRENT
 from ramify.messages import Generate, ModelInfo, TextChunk
 
 logger = logging.getLogger(__name__)
+
+MAX_TURNS = 4096
+"""Most turns of tool calls of one run."""
 
 Events = Literal["nodes", "requests", "chunks"]
 """The events of a run: the result of each node; or the chunks of each request, when it has ended (requests)
@@ -45,13 +49,42 @@ class Job:
     """What each run may spend."""
 
 
-async def run_row(job: Job, row: Row, emit: Emit) -> dict[str, Any]:
+class ToolResults:
+    """The results of tools that the client runs, by the place of their turn; either end may come first."""
+
+    def __init__(self) -> None:
+        self._results: dict[str, asyncio.Future[list[str]]] = {}
+        self._waited: dict[str, int] = {}
+        """Place → number of results that are waited for."""
+
+    def _at(self, place: str) -> asyncio.Future[list[str]]:
+        return self._results.setdefault(place, asyncio.get_running_loop().create_future())
+
+    async def wait(self, place: str, count: int) -> list[str]:
+        """The `count` results of the turn at `place`. Raises `InvalidRequest` for another number of them."""
+        results = await self._at(place)
+        if len(results) != count:
+            raise InvalidRequest(f"{len(results)} results for {count} calls at {place}.", field="results")
+        return results
+
+    def put(self, place: str, results: list[str]) -> None:
+        """Give the results of a turn. Raises `InvalidRequest` where they were given before."""
+        if len(self._results) >= MAX_TURNS:
+            raise InvalidRequest(f"Results of more than {MAX_TURNS} turns.", field="tools")
+        future = self._at(place)
+        if future.done():
+            raise InvalidRequest(f"The results of {place} were given before.", field="tools")
+        future.set_result(results)
+
+
+async def run_row(job: Job, row: Row, emit: Emit, tools: ToolResults | None = None) -> dict[str, Any]:
     """Run the graph once in this event loop, calling `emit` with each event.
 
-    Returns the summary of the row. Cancelling the coroutine cancels the requests.
+    `tools` receives the results of tool calls. Returns the summary of the row. Cancelling the coroutine
+    cancels the requests.
     """
     nodes = job.events == "nodes"
-    backend = job.backend if nodes else _Emitting(job, emit)
+    backend = _Emitting(job, emit, tools or ToolResults())
     loop = asyncio.get_running_loop()
     stream = job.events == "chunks"
     limits = (Limit(job.bounds, f"the run of {job.graph.name!r}"),) if job.bounds else ()
@@ -97,7 +130,7 @@ def _node(graph: Graph, place: int, variable: Variable) -> dict[str, Any]:
         return {**event, "skipped": True}
     if variable.error is not None:
         return {**event, "failed": problem_of(variable.error).to_info()}
-    event["value"] = variable.value
+    event["value"] = _plain(variable.value)
     if variable.thinking is not None:
         event["thinking"] = variable.thinking
     if variable.call is not None and not isinstance(node, Either):
@@ -112,11 +145,20 @@ def _summary(run: Run, results: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "text": root.text,
         "variables": {
-            name: variable.value for name, variable in root.variables.items() if variable.error is None
+            name: _plain(variable.value)
+            for name, variable in root.variables.items()
+            if variable.error is None
         },
         "nodes": results,
         "usage": root.call.usage,
     }
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON: tool calls as their names and results."""
+    if isinstance(value, ToolCalls):
+        return [{"name": call.name, "result": call.shown} for call in value]
+    return value
 
 
 def problem_of(error: RamifyError) -> RamifyError:
@@ -130,19 +172,36 @@ def problem_of(error: RamifyError) -> RamifyError:
 
 
 class _Emitting:
-    """The backend of a job; emits ``{"request": place, "chunks": […]}`` for the answers."""
+    """The backend of a job. Emits ``{"request": place, "chunks": […]}`` for the answers, unless the events
+    are those of nodes, and ``{"tools": place, "calls": […]}`` where it waits for results."""
 
-    def __init__(self, job: Job, emit: Emit) -> None:
-        self._backend, self._emit = job.backend, emit
-        self._each = job.events == "chunks"
+    def __init__(self, job: Job, emit: Emit, tools: ToolResults) -> None:
+        self._backend, self._emit, self._tools = job.backend, emit, tools
+        self._nodes, self._each = job.events == "nodes", job.events == "chunks"
+        if (await_tools := getattr(job.backend, "await_tools", None)) is not None:
+            self.await_tools = await_tools
         if (abort := getattr(job.backend, "abort", None)) is not None:
             self.abort = abort
+
+    async def tool_results(self, place: str, calls: Sequence[tuple[str, str]]) -> list[str]:
+        if not calls:
+            return []
+        listed = [{"name": name, "arguments": arguments} for name, arguments in calls]
+        self._emit({"tools": place, "calls": listed})
+        return await self._tools.wait(place, len(calls))
 
     async def info(self) -> ModelInfo:
         return await self._backend.info()
 
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
-        place = place_of(CURRENT.get())
+        if self._nodes:
+            async with aclosing(cast("Any", self._backend.generate(request))) as answer:
+                async for chunk in answer:
+                    yield chunk
+            return
+        call = CURRENT.get()
+        assert call is not None
+        place = call.place
         chunks: list[TextChunk] = []
         answer = cast("AsyncGenerator[TextChunk, None]", self._backend.generate(request))
         try:

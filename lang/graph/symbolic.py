@@ -6,7 +6,7 @@ raises `NotConcrete`: a program that depends on its outcome has a control flow t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, cast, get_args
 
@@ -177,6 +177,14 @@ class SymbolicValue(Symbolic):
         source = replace(self._source, path=(*self._source.path, key))
         part = SymbolicValue(self._about, source, shape=shape)
         return part.as_text() if shape.scalar == "str" else part
+
+
+class SymbolicCalls(SymbolicValue):
+    """The calls of a turn of tools: they can be awaited and returned."""
+
+    def __await__(self) -> Generator[Any, None, SymbolicCalls]:
+        return self
+        yield
 
 
 def _is_text(value: object) -> bool:

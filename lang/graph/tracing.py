@@ -13,8 +13,8 @@ import ramify.graph as graph
 from ramify.errors import CompileError, InvalidRequest
 from ramify.lang.graph.recorder import BY_STEPS, GraphBuilder, RecordedBranch, Source, Submitted
 from ramify.lang.graph.rewrite import rewritten
-from ramify.lang.graph.symbolic import NotConcrete, Symbolic, SymbolicText, SymbolicValue
-from ramify.lang.program.nodes import Gen, Select
+from ramify.lang.graph.symbolic import NotConcrete, Symbolic, SymbolicCalls, SymbolicText, SymbolicValue
+from ramify.lang.program.nodes import ModelStep
 from ramify.lang.program.state import ProgramState
 from ramify.lang.program.variables import Variable
 
@@ -26,7 +26,7 @@ class Traced:
     graph: graph.Graph
     lines: dict[int, str]
     """Node index → source line."""
-    steps: dict[int, Gen | Select]
+    steps: dict[int, ModelStep]
     """Node index → the gen or select as written, with its Python types and functions."""
     values: list[tuple[int, int, str, Any]]
     """Variables that the program set: (index of the next node, branch, name, value)."""
@@ -44,7 +44,7 @@ class GraphPrefix:
 
     graph: graph.Graph | None
     """The graph of these steps; None where they contain no call."""
-    steps: dict[int, Gen | Select]
+    steps: dict[int, ModelStep]
     """As in `Traced`."""
     submitted: list[Submitted]
     """The steps as the body appended them."""
@@ -160,6 +160,12 @@ class TracedState(ProgramState):
     async def aget(self, name: str, kind: Any = None) -> Any:
         return self.get(name, kind)
 
+    def call_tools(self, *args: Any, **options: Any) -> Any:
+        calls: SymbolicCalls = super().call_tools(*args, **options)._read()  # type: ignore[assignment]
+        builder = self._branch.builder
+        builder.reads.append((calls._source.variable, bool(builder.guards)))
+        return calls
+
 
 def _refused(name: str) -> Callable[..., NoReturn]:
     def refuse(self: TracedState, *args: Any, **kwargs: Any) -> NoReturn:
@@ -169,7 +175,7 @@ def _refused(name: str) -> Callable[..., NoReturn]:
 
 
 METHODS = (
-    *("text", "messages", "error", "get_meta_info", "prompt_of", "cancel", "call_tools"),
+    *("text", "messages", "error", "get_meta_info", "prompt_of", "cancel"),
     *("text_iter", "text_async_iter", "stream_objects", "partial"),
 )
 for _name in METHODS:

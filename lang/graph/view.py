@@ -8,6 +8,7 @@ from ramify.errors import UnsupportedNode
 from ramify.graph import (
     AnyNode,
     Argument,
+    CallTools,
     Either,
     Fork,
     Gen,
@@ -21,6 +22,7 @@ from ramify.graph import (
     ScopeEnd,
     Select,
     Text,
+    Tools,
 )
 
 MAX_TEXT = 40
@@ -87,7 +89,7 @@ class GraphView:
         """
         lines = ["flowchart TD"]
         for place, node in enumerate(self._graph.nodes):
-            if isinstance(node, Gen | Select):
+            if isinstance(node, Gen | Select | CallTools):
                 label = self._branch(node) + self._conditions(node) + self.label(place)
                 lines.append(f'  n{place}(["{label.translate(MERMAID)}"])')
         for before, after, arrow in self._waits():
@@ -117,7 +119,7 @@ class GraphView:
                         before[node.branch] |= before[child]
                         for call, arrow in pending[child].items():
                             waits.setdefault(call, arrow)
-                case Gen() | Select():
+                case Gen() | Select() | CallTools():
                     for call, arrow in waits.items():
                         yield call, place, arrow
                     pending[node.branch] = {place: "-->"}
@@ -128,7 +130,7 @@ class GraphView:
         node = self._graph.nodes[place]
         if isinstance(node, Either):
             return {call for earlier in node.of for call in self._calls(earlier)}
-        return {place} if isinstance(node, Gen | Select) else set()
+        return {place} if isinstance(node, Gen | Select | CallTools) else set()
 
     def label(self, place: int) -> str:
         """A short description of a node."""
@@ -151,6 +153,11 @@ class GraphView:
             case Select():
                 listed = _in_brackets(map(repr, node.choices))
                 return f"select {node.name or ''}".rstrip() + self._on(place) + listed
+            case Tools():
+                return f"describe {', '.join(tool.name for tool in node.tools)}"
+            case CallTools():
+                listed = _in_brackets([tool.name for tool in node.tools])
+                return f"call_tools {node.name or ''}".rstrip() + self._on(place) + listed
             case Either():
                 return f"{node.name} = {' or '.join(f'node {earlier}' for earlier in node.of)}"
             case Fork():

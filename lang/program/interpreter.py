@@ -256,7 +256,7 @@ class Interpreter:
             text, written = form.read(opening + output.text)
         try:
             async with _within(None, branch.limits):
-                calls = await run_calls(branch, node, target, written)
+                calls = await run_calls(branch, node, target, call, written)
         except ToolFailed as error:
             raise _located(error, node, call) from error.__cause__
         done = CallTurn(opening, output, text, written, tuple(one.shown for one in calls), turns)

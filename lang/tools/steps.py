@@ -201,13 +201,27 @@ class CallTurn(msgspec.Struct, frozen=True):
         return append_output(tail, output.text, output.ids, output.kept_ids, output.tail)
 
 
-async def run_calls(branch: Branch, node: CallTools, target: Target, written: WrittenCalls) -> list[ToolCall]:
-    """Run the calls that `target` has written concurrently and return them in order. With `node.raises` the
-    first error is raised."""
+async def run_calls(
+    branch: Branch, node: CallTools, target: Target, call: Call, written: WrittenCalls
+) -> list[ToolCall]:
+    """Run the calls that `target` has written in `call` concurrently and return them in order. With
+    `node.raises` the first error is raised."""
     await_tools = getattr(target.backend, "await_tools", None)
     if await_tools is not None and written:
         await await_tools(branch.run.program, branch.key, tuple(dict.fromkeys(name for name, _ in written)))
-    return await all_of(_run_call(branch, node, name, arguments) for name, arguments in written)
+    elsewhere = getattr(target.backend, "tool_results", None)
+    if elsewhere is not None:
+        for name, arguments in written:
+            branch.call.child("tool", name, None, branch.run.clock(), line=node.line).arguments = arguments
+        results = await elsewhere(call.place, written)
+        return [
+            ToolCall(name, {}, None, None, text) for (name, _), text in zip(written, results, strict=True)
+        ]
+    calls = await all_of(_run_call(branch, node, name, arguments) for name, arguments in written)
+    tools_returned = getattr(target.backend, "tools_returned", None)
+    if tools_returned is not None:
+        await tools_returned(call.place, [one.shown for one in calls])
+    return calls
 
 
 async def _run_call(branch: Branch, node: CallTools, name: str, arguments: str) -> ToolCall:

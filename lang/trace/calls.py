@@ -134,6 +134,17 @@ class Call:
         return tuple(reversed(names))
 
     @property
+    def place(self) -> str:
+        """The path of child indices from the program to this call, such as ``0.2``: the same in every run of
+        a graph."""
+        places: list[str] = []
+        call = self
+        while call.parent is not None and call.kind != "program":
+            places.append(str(call.parent.children.index(call)))
+            call = call.parent
+        return ".".join(reversed(places))
+
+    @property
     def sent(self) -> bool:
         """This call is itself a request to the backend."""
         return self.kind not in ("program", "fork", "tool") and not self.children and not self.stored

@@ -104,11 +104,9 @@ def a_tool(word: str) -> str:
 
 def uses_tools(s):
     s += "Q"
-    s.call_tools([a_tool])  # tools
-
-
-def tells_of_tools(s):
-    s += rm.system("Be kind.", tools=[a_tool])  # told
+    turn = s.call_tools([a_tool])
+    while turn:  # tools
+        turn = s.call_tools([a_tool])
 
 
 def returns(s):
@@ -168,8 +166,7 @@ async def waits(s):
         (old_formats, None, "a finished string"),
         (strips, "strip", "its removeprefix"),
         (prints, "whole", r"The result of text\(\)"),
-        (uses_tools, "tools", r"call_tools\(\)"),
-        (tells_of_tools, "told", "A graph cannot describe tools"),
+        (uses_tools, "tools", "whether it is true"),
         (returns, None, "returns a set"),
         (nothing, None, "no nodes"),
         (fails, "fails", "raised ZeroDivisionError"),

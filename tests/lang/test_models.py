@@ -632,8 +632,6 @@ def test_a_program_that_a_tool_runs_is_below_the_tool():
 
 
 def test_a_compiled_program_in_a_program_finds_the_answers_of_its_server():
-    from ramify.lang.graph.execute import place_of
-
     @rm.function
     def program(s):
         s += "Q" + rm.gen("first")
@@ -642,7 +640,7 @@ def test_a_compiled_program_in_a_program_finds_the_answers_of_its_server():
 
     inner = program.run(backend=router()).ret_value
     alone = ask.compile().run(question="Q", backend=router())
-    places = [[place_of(call) for call in state.trace.walk()] for state in (inner, alone)]
+    places = [[call.place for call in state.trace.walk()] for state in (inner, alone)]
     assert places[0] == places[1]
 
 

@@ -1,0 +1,177 @@
+"""Tool calls in compiled programs: the client runs the tools, here or while a server waits."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+import ramify as rm
+from ramify.program_route import router
+from tests.lang.remote import ScriptedFrontend
+from tests.server.conftest import LiveServer
+
+
+@rm.tool
+def weather(city: str) -> str:
+    """The weather in a city."""
+    if city == "Atlantis":
+        raise ValueError("There is no such city.")
+    return f"sunny in {city}"
+
+
+@rm.function
+def agent(s, question):
+    s += rm.system("Help.", tools=[weather]) + rm.user(question)
+    turn = s.call_tools([weather], "calls", max_tokens=90)
+    s += rm.assistant(rm.gen("answer", max_tokens=10))
+    views = s.fork(2)
+    for view in views:
+        view += rm.user("And there?")
+        view.call_tools([weather], "more", max_tokens=90)
+        view += rm.assistant(rm.gen("last", max_tokens=10))
+    views.join()
+    s += rm.user("So?") + rm.assistant(rm.gen("end", max_tokens=10))
+    return s["answer"], turn
+
+
+def call(city: str) -> dict[str, Any]:
+    return {"name": "weather", "arguments": {"city": city}}
+
+
+SCRIPT = {
+    "calls": [call("Rome"), call("Atlantis")],
+    "answer": "It is.",
+    "more": [[call("Bonn")], [call("Oslo")]],
+    "last": "Fine.",
+    "end": "Good.",
+}
+
+
+def script() -> dict[str, Any]:
+    return {**SCRIPT, "calls": [SCRIPT["calls"]]}
+
+
+def test_a_graph_with_tools_runs_like_its_program() -> None:
+    plain = agent.run("How?", backend=rm.ScriptedBackend(script()))
+    graph = agent.compile()
+    state = graph.run(question="How?", backend=rm.ScriptedBackend(script()))
+    assert state.text() == plain.text()
+    answer, turn = state.ret_value
+    assert answer == "It is."
+    assert [one.shown for one in turn] == [one.shown for one in plain.ret_value[1]]
+    assert "describe weather" in str(graph.graph())
+    assert "call_tools calls (weather)" in graph.graph().mermaid()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_waits_for_the_tools_of_its_client(stream: bool) -> None:
+    plain = agent.run("How?", backend=rm.ScriptedBackend(script()))
+    with LiveServer(ScriptedFrontend(script()), router) as server:
+        backend = rm.RuntimeEndpoint(server.url)
+        state = agent.compile().run(question="How?", backend=backend, stream=stream)
+        state.sync()
+        backend.close()
+    assert state.error() is None
+    assert "Error: ValueError: There is no such city." in state.text()
+    # Which branch asks first is the network's choice.
+    assert sorted(state.text()) == sorted(plain.text())
+    assert [tool.name for tool in state.trace.walk() if tool.kind == "tool"] == ["weather"] * 4
+
+
+def test_any_client_can_answer_the_calls() -> None:
+    @rm.function
+    def short(s):
+        s += rm.user("How?", tools=[weather])
+        s.call_tools([weather], "calls", max_tokens=90)
+        s += rm.assistant(rm.gen("answer", max_tokens=10))
+
+    body = {"graph": msgspec.to_builtins(short.compile().graph().graph), "stream": True, "id": "mine"}
+    answers = {"calls": [[call("Rome"), call("Oslo")]], "answer": "Sunny."}
+    with LiveServer(ScriptedFrontend(answers), router) as server, contextlib.ExitStack() as stack:
+        client = stack.enter_context(httpx.Client(base_url=server.url, timeout=20))
+        refused = client.post("/v1/programs", json={**body, "stream": False})
+        assert refused.status_code == 400
+        assert "waits for the client's results" in refused.text
+        events: list[dict[str, Any]] = []
+        problems: list[tuple[int, str]] = []
+
+        def answer(place: str) -> None:
+            def send(run: str, **fields: Any) -> None:
+                found = httpx.post(f"{server.url}/v1/programs/{run}/results", json=fields)
+                problems.append((found.status_code, found.text))
+
+            send("other", tools=place, results=["a"])
+            send("mine", tools=place)
+            send("mine", tools=place, results=["dry", "wet"])
+            send("mine", tools=place, results=["dry", "wet"])
+
+        with client.stream("POST", "/v1/programs", json=body) as stream:
+            for line in stream.iter_lines():
+                if line.startswith("data: {"):
+                    events.append(json.loads(line[6:]))
+                    if "tools" in events[-1]:
+                        thread = threading.Thread(target=answer, args=(events[-1]["tools"],))
+                        thread.start()
+                        stack.callback(thread.join)
+        late = client.post("/v1/programs/mine/results", json={"tools": "0", "results": []})
+    (asked,) = (event for event in events if "tools" in event)
+    assert [one["name"] for one in asked["calls"]] == ["weather", "weather"]
+    assert [json.loads(one["arguments"]) for one in asked["calls"]] == [{"city": "Rome"}, {"city": "Oslo"}]
+    row = events[-1]
+    assert "dry" in row["text"]
+    assert "wet" in row["text"]
+    assert row["variables"]["calls"] == [
+        {"name": "weather", "result": "dry"},
+        {"name": "weather", "result": "wet"},
+    ]
+    assert [status for status, _ in problems[:3]] == [404, 400, 200]
+    assert late.status_code == 404
+
+
+def test_a_wrong_number_of_results_fails_the_step() -> None:
+    @rm.function
+    def short(s):
+        s += rm.user("How?", tools=[weather])
+        s.call_tools([weather], "calls", max_tokens=90)
+
+    body = {"graph": msgspec.to_builtins(short.compile().graph().graph), "stream": True, "id": "mine"}
+    with LiveServer(ScriptedFrontend({"calls": call("Rome")}), router) as server:
+        last = ""
+        with httpx.stream("POST", f"{server.url}/v1/programs", json=body, timeout=20) as stream:
+            for line in stream.iter_lines():
+                if '"tools"' in line:
+                    place = json.loads(line[6:])["tools"]
+                    fields = {"tools": place, "results": ["a", "b"]}
+                    httpx.post(f"{server.url}/v1/programs/mine/results", json=fields)
+                last = line if "failed" in line else last
+    assert "2 results for 1 calls" in last
+
+
+def test_the_calls_are_no_text() -> None:
+    @rm.function
+    def shows(s):
+        s += rm.user("How?", tools=[weather])
+        turn = s.call_tools([weather], "calls")
+        s += rm.user(f"You called {turn}.")
+
+    with pytest.raises(rm.CompileError, match="is not known before the program runs"):
+        shows.compile()
+
+
+async def test_async_programs_can_await_the_turn() -> None:
+    @rm.function
+    async def asks(s):
+        s += rm.user("How?", tools=[weather])
+        turn = await s.call_tools([weather], "calls", max_tokens=90)
+        s += rm.assistant(rm.gen("answer"))
+        return turn
+
+    backend = rm.ScriptedBackend({"calls": call("Rome"), "answer": "Sunny."})
+    state = await asks.compile().run(backend=backend)
+    assert [one.result for one in state.ret_value] == ["sunny in Rome"]
