@@ -147,6 +147,6 @@ class ThoughtSplitter:
         return new
 
     def _counted(self, chunk: TextChunk) -> TextChunk:
-        if chunk.usage is None:
+        if chunk.usage is None or chunk.usage.stored_tokens:
             return chunk
         return replace(chunk, usage=replace(chunk.usage, reasoning_tokens=self.ids))
