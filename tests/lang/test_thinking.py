@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel
 
 import ramify as rm
-from ramify.errors import InvalidRequest, UnsupportedField, UnsupportedNode
+from ramify import retry
+from ramify.errors import InvalidRequest, Overloaded, UnsupportedField, UnsupportedNode
 from ramify.lang.calls.thinking import PLAIN, ThoughtSplitter
-from ramify.messages import ChatFormat, Finish, Preamble, TextChunk, Thinking, ThinkingFormat, Usage
+from ramify.messages import ChatFormat, Finish, Generate, Preamble, TextChunk, Thinking, ThinkingFormat, Usage
+from ramify.retry import Retry
 from ramify.runtime.model.tokenizer.chat_format import chat_format
 from tests.lang.chat_templates import TEMPLATES, THINKING
 from tests.lang.remote import RawServer, ScriptedFrontend, answer
@@ -686,3 +689,37 @@ def test_what_an_endpoint_cannot_do_is_refused_by_name(options, thinking, field)
     error = ask.run(backend=rm.OpenAI("m", base_url="http://127.0.0.1:9/v1", **options)).error()
     assert isinstance(error, UnsupportedNode)
     assert error.field == field
+
+
+class Faltering(rm.ScriptedBackend):
+    """Loses its connection once, after `after` chunks."""
+
+    def __init__(self, answers, after: int) -> None:
+        super().__init__(answers)
+        self.after, self.retry = after, Retry(1)
+
+    async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        count = 0
+        async for chunk in super().generate(request):
+            if count == self.after and len(self.requests) == 1:
+                raise Overloaded("lost")
+            yield chunk
+            count += 1
+
+
+@pytest.mark.parametrize("after", range(16))
+def test_a_lost_connection_repeats_no_thoughts(after, monkeypatch):
+    async def at_once(seconds: float) -> None:
+        """No pause."""
+
+    monkeypatch.setattr(retry, "_sleep", at_once)
+
+    @rm.function
+    def ask(s):
+        s += rm.user("?") + rm.assistant(rm.gen("x", thinking=True, temperature=0))
+
+    backend = Faltering([SAID[0]] * 2, after)
+    state = ask.run(backend=backend, stream=True)
+    assert "".join(state.text_iter("x", thinking=True)) == state.thinking("x") == "Two and\ntwo."
+    assert "".join(state.text_iter("x")) == state["x"] == "Four it is."
+    assert len(backend.requests) == 2

@@ -166,6 +166,13 @@ def test_a_control_token_ends_a_preamble_where_it_stands_alone(prompts: PromptTo
         prompts.submit(Generate(rid="r", prompt=("hi",), preambles=(Preamble(end="a<|system|>"),)))
 
 
+@pytest.mark.parametrize("wrong", [Preamble(end=""), Preamble(end="x", apart=True)])
+def test_a_preamble_that_lacks_something_is_refused(prompts: PromptTokenizer, wrong: Preamble) -> None:
+    with pytest.raises(InvalidRequest, match="lacks its end, or is apart") as caught:
+        prompts.submit(Generate(rid="r", prompt=("hi",), preambles=(wrong,)))
+    assert caught.value.field == "preambles"
+
+
 def test_no_text_is_tokenised_twice(tiny_folder: Path) -> None:
     """A program sends the texts between its outputs again with every call."""
     tokenizer = load_tokenizer(tiny_folder)
