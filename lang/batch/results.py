@@ -77,9 +77,9 @@ class BatchSummary:
         return self.usage.cached_tokens / self.usage.prompt_tokens if self.usage.prompt_tokens else 0.0
 
     def _repr_html_(self) -> str:
-        from ramify.lang.notebook.pages import batch_page
+        from ramify.lang.notebook.html import batch_html
 
-        return batch_page(self)
+        return batch_html(self)
 
     def __str__(self) -> str:
         skipped = f", {self.skipped} were done before" if self.skipped else ""

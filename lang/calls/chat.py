@@ -6,6 +6,7 @@ appends that text around its content, so no template is rendered while a program
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -64,6 +65,9 @@ class End(msgspec.Struct, frozen=True):
         return end_turn(dialogue, tail, self.role, target.info)
 
 
+_begin, _end = functools.cache(Begin), functools.cache(End)
+
+
 def begin_turn(
     dialogue: Dialogue, tail: Piece | None, role: str, info: ModelInfo, *, tools: bool = False
 ) -> tuple[Dialogue, Piece | None]:
@@ -92,7 +96,7 @@ def begin_turn(
     if pending and role == "user":
         prefix, pending = prefix + pending, ""
     boundary = pending == dialogue.pending
-    tail = append_marked(tail, prefix, Begin(role, tools), boundary=boundary)
+    tail = append_marked(tail, prefix, _begin(role, tools), boundary=boundary)
     return replace(dialogue, role=role, start=tail, pending=pending), tail
 
 
@@ -169,7 +173,7 @@ def end_turn(
         tail = without_thoughts(tail, dialogue.start and dialogue.start.before)
         dialogue = replace(dialogue, thought=False)
     suffix = _format_of(info).suffix.get(role, "")
-    tail = append_marked(tail, suffix, End(role), boundary=True)
+    tail = append_marked(tail, suffix, _end(role), boundary=True)
     messages = (*dialogue.messages, message)
     return replace(dialogue, messages=messages, role=None, start=None, reasoning=""), tail
 

@@ -215,7 +215,7 @@ def _prompt(branch: Branch, view: View, opened: View, thinking: Thinking | None)
     target, dialogue = view.target, view.dialogue
     if not target.takes_messages:
         prompt = prompt_of(opened.tail, view.prompt)
-        branch.remember(view._replace(prompt=prompt))
+        branch.remember(view, prompt)
         return {"prompt": prompt.segments, "preambles": preambles_of(thinking, target.info)}
     if dialogue.role != "assistant" or view.tail is not dialogue.start:
         raise UnsupportedNode(

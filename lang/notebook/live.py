@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import TimeoutError
 from typing import TYPE_CHECKING, Any
 
-from ramify.lang.notebook.pages import state_page, usage_lines
+from ramify.lang.notebook.html import state_html, usage_lines
 from ramify.loop import SIGNAL_CHECK_S
 
 if TYPE_CHECKING:
@@ -57,11 +57,11 @@ def _update(state: ProgramState) -> None:
 
     shown: Any = None
     for _ in _changes(state):
-        page = {"text/html": state_page(state), "text/plain": repr(state)}
+        shown_as = {"text/html": state_html(state), "text/plain": repr(state)}
         if shown is None:
-            shown = display(page, raw=True, display_id=True)
+            shown = display(shown_as, raw=True, display_id=True)
         else:
-            shown.update(page, raw=True)
+            shown.update(shown_as, raw=True)
 
 
 def _write(state: ProgramState) -> None:

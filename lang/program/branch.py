@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ramify.errors import ProgramError
 from ramify.lang.calls.chat import Dialogue, turn
 from ramify.lang.calls.limits import LIMITS, Limits, combined
-from ramify.lang.calls.transcript import EMPTY, Piece, append_output, text_of
+from ramify.lang.calls.transcript import EMPTY, Piece, Prompt, append_output, text_of
 from ramify.lang.calls.view import View, extended
 from ramify.lang.program.event import Event
 from ramify.lang.program.interpreter import Interpreter
@@ -375,14 +375,14 @@ class Branch:
             return View(target, tail, dialogue or self.dialogue, tail, self._prompt)
         return extended(self._views.get(target) or View(target, None, Dialogue(), None), tail)
 
-    def remember(self, view: View) -> None:
-        """Keep `view`, whose prompt is sent, so that the next one of its model continues it."""
+    def remember(self, view: View, prompt: Prompt) -> None:
+        """Keep `view` and its prompt, which is sent, so that the next one of its model continues it."""
         if view.until is not self.tail:
             return
         if view.target is self.run.home:
-            self._prompt = view.prompt
+            self._prompt = prompt
         else:
-            self._views[view.target] = view
+            self._views[view.target] = view._replace(prompt=prompt)
 
     def after(self, dialogue: Dialogue, tail: Piece | None, output: Output) -> tuple[Dialogue, Piece | None]:
         """`tail` of this branch, with the turns in `dialogue`, with an output after it."""

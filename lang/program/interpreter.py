@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -143,7 +143,8 @@ class Interpreter:
         branch = self._branch
         variable.kind = node.kind
         variable.thinking = None if node.thinking is None else ""
-        async with self._step("gen", node, variable) as (call, view):
+        with self._step("gen", node, variable) as call:
+            view = await self._view(node, call)
             sampling = resolve_options(OPTION_DEFAULTS, self._run.options, node.options)
             if node.stop:
                 sampling = msgspec.structs.replace(sampling, stop=(*sampling.stop, *node.stop))
@@ -213,7 +214,8 @@ class Interpreter:
 
     async def select(self, node: Select, variable: Variable) -> None:
         branch = self._branch
-        async with self._step("select", node, variable) as (call, view):
+        with self._step("select", node, variable) as call:
+            view = await self._view(node, call)
             target = view.target
             if target.takes_messages:
                 await self._constrained_select(call, view, node, variable)
@@ -242,7 +244,8 @@ class Interpreter:
     async def call_tools(self, node: CallTools, variable: Variable) -> None:
         branch, turns = self._branch, in_turns(self._branch)
         warn_of_untold(branch, node, turns)
-        async with self._step("gen", node, variable) as (call, view):
+        with self._step("gen", node, variable) as call:
+            view = await self._view(node, call)
             form, target = form_of(view.target), view.target
             call.form = form if isinstance(form, TaggedCalls) else None
             opening = form.opening(node.required)
@@ -295,21 +298,14 @@ class Interpreter:
         if self._run.stream and (text := text_of(tail, since, later=True).removeprefix(shown)):
             self._branch.feed.append(text)
 
-    @contextlib.asynccontextmanager
-    async def _step(
-        self, kind: Literal["gen", "select"], node: ModelStep, variable: Variable
-    ) -> AsyncIterator[tuple[Call, View]]:
-        """The call of a step, and the content of the branch as its model reads it. Errors become a
-        `ProgramError` with the step's line, prompt and output."""
+    @contextlib.contextmanager
+    def _step(self, kind: Literal["gen", "select"], node: ModelStep, variable: Variable) -> Iterator[Call]:
+        """The call of a step. Errors become a `ProgramError` with the step's line, prompt and output."""
         branch = self._branch
         call = branch.call.child(kind, node.name or "", branch.tail, self._run.clock(), line=node.line)
         variable.call = call
         try:
-            target = await self._run.target(node)
-            view = branch.view(target)
-            call.model, call.prompt_end = target.name, view.tail
-            call.priority = node.priority
-            yield call, view
+            yield call
         except asyncio.CancelledError:
             call.error = "cancelled"
             raise
@@ -320,6 +316,13 @@ class Interpreter:
             )
         finally:
             call.end_s = self._run.clock()
+
+    async def _view(self, node: ModelStep, call: Call) -> View:
+        """The content of the branch as the model of a step reads it."""
+        target = await self._run.target(node)
+        view = self._branch.view(target)
+        call.model, call.prompt_end, call.priority = target.name, view.tail, node.priority
+        return view
 
 
 @contextlib.asynccontextmanager

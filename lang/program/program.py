@@ -113,10 +113,14 @@ class Program(Generic[P, R]):
     @overload
     def __call__(self, state: ProgramState, /, *args: P.args, **kwargs: P.kwargs) -> Any: ...
     @overload
+    def __call__(
+        self, state: ProgramState, /, *args: Any, backend: Backend | str | None, **kwargs: Any
+    ) -> Any: ...
+    @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]  # it takes all of both
         """`run`; or, with the state of another program as the first argument, append this program's steps to
-        that state and return the result of the body."""
+        that state and return the result of the body. `backend` then is that of its steps."""
         if args and isinstance(args[0], ProgramState):
             return self._on_state(*args, **kwargs)
         return self.run(*args, **kwargs)

@@ -203,7 +203,9 @@ class Run:
         if not isinstance(step, ModelStep):
             return step
         named = backend if step.backend is None else step.backend
-        found = None if named is None else default_of(find_backend(named, self.router))
+        if named is None:
+            return step
+        found = default_of(find_backend(named, self.router))
         return replace(step, backend=None if found is self._own else found)
 
     async def target(self, step: ModelStep) -> Target:

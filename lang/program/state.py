@@ -338,9 +338,9 @@ class ProgramState:
         show(self)
 
     def _repr_html_(self) -> str:
-        from ramify.lang.notebook.pages import state_page
+        from ramify.lang.notebook.html import state_html
 
-        return state_page(self)
+        return state_html(self)
 
     def _ipython_display_(self) -> None:
         from ramify.lang.notebook.live import follow, in_notebook

@@ -204,9 +204,9 @@ class Call:
         return render(self)
 
     def _repr_html_(self) -> str:
-        from ramify.lang.notebook.pages import call_page
+        from ramify.lang.notebook.html import call_html
 
-        return call_page(self)
+        return call_html(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the tree as one HTML file that loads nothing else."""

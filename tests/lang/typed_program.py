@@ -50,7 +50,20 @@ async def ajudge(s: rm.ProgramState, essay: str) -> int:
 
 
 def backends() -> list[rm.Backend]:
-    return [rm.ScriptedBackend([]), rm.RuntimeEndpoint("http://localhost"), rm.OpenAI("m"), rm.Engine()]
+    listed: list[rm.Backend] = [
+        rm.ScriptedBackend([]),
+        rm.RuntimeEndpoint("http://localhost"),
+        rm.OpenAI("m"),
+        rm.Engine(),
+    ]
+    return [*listed, rm.Router({"a": listed[0], "b": listed[1]}, default="a")]
+
+
+@rm.function
+def on_two_models(s: rm.ProgramState, big: rm.Backend) -> None:
+    s += rm.gen("x", backend=big) + rm.select("y", ["a", "b"], backend="big")
+    s.call_tools([look_up], backend="big")
+    judge(s, "a", backend=big)
 
 
 def results(backend: rm.Backend) -> None:

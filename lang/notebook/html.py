@@ -31,7 +31,7 @@ MAX_CALLS = 150
 # --- states -------------------------------------------------------------------------------------
 
 
-def state_page(state: ProgramState) -> str:
+def state_html(state: ProgramState) -> str:
     """The turns with their generated parts, the variables, the error and the usage of a state."""
     branch, run = state._branch, state._branch.run
     error = branch.error or run.error
@@ -162,7 +162,7 @@ def _tokens(usage: Usage) -> str:
 # --- traces -------------------------------------------------------------------------------------
 
 
-def call_page(root: Call) -> str:
+def call_html(root: Call) -> str:
     """A row for each call of a trace: its time, tokens and output, with the prompt folded."""
     calls = list(root.walk())
     several = len(root.usage_by_model) > 1
@@ -227,7 +227,7 @@ def _depth(call: Call, root: Call) -> int:
 # --- batches ------------------------------------------------------------------------------------
 
 
-def batch_page(summary: BatchSummary) -> str:
+def batch_html(summary: BatchSummary) -> str:
     """The figures of a batch, and what went wrong."""
     rows = [
         ("rows", f"{summary.rows:,}", f"{summary.rows_per_s:.1f} a second"),
