@@ -175,7 +175,9 @@ class ScriptedBackend:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        return "".join([self._texts[token] for token in ids])
+        """The text of `ids`; for an id of another tokenizer U+FFFD."""
+        texts = self._texts
+        return "".join([texts[token] if token < len(texts) else "\ufffd" for token in ids])
 
     def prompt_text(self, request: Generate) -> str:
         """The prompt of a request as text."""

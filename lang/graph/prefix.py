@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import fields, replace
 from typing import Any, cast
@@ -29,6 +29,7 @@ from ramify.lang.program.nodes import Interpolated, Step, Text
 from ramify.lang.program.run import Run
 from ramify.lang.program.state import ProgramState
 from ramify.lang.program.variables import Variable
+from ramify.lang.tools.tool import Tool
 from ramify.lang.trace.calls import CURRENT, Call
 from ramify.messages import Generate, ModelInfo, TextChunk
 
@@ -84,6 +85,12 @@ class _PrefixBackend:
             async for chunk in chunks:
                 yield chunk
 
+    async def tools_returned(self, place: str, results: Sequence[str]) -> None:
+        returned = getattr(self._server, "tools_returned", None)
+        places = [variable.call.place for variable in self._same if variable.call is not None]
+        if returned is not None and place in places:
+            await returned(place, results)
+
     async def end_program(self, program: str) -> None:
         await self._server.end_program(program)
         if self._goes_on:
@@ -137,9 +144,15 @@ class _PrefixBackend:
 
 
 def _comparable(value: Any) -> Any:
-    """`value` with branches replaced by their keys, which are the same in every run."""
-    if isinstance(value, tuple):
-        return [one.key if isinstance(one, Branch) else one for one in value]
+    """`value` with branches replaced by their keys, which are the same in every run, and tools by what the
+    model is shown of them."""
+    match value:
+        case tuple():
+            return list(map(_comparable, value))
+        case Branch():
+            return value.key
+        case Tool():
+            return value.described
     return value
 
 

@@ -296,7 +296,7 @@ def test_no_backend_and_no_backend_at_all():
 
     with pytest.raises(InvalidRequest, match=r"No backend to run on\. Pass backend="):
         program.run()
-    with pytest.raises(InvalidRequest, match="is not a backend"):
+    with pytest.raises(InvalidRequest, match="backend is 'http://localhost', and there is no Router"):
         program.run(backend="http://localhost")
     with pytest.raises(InvalidRequest, match="is not a backend"):
         rm.set_default_backend(object())

@@ -168,7 +168,7 @@ def test_transcript_pieces():
     assert prompt_of(right).segments == ("abc", (1, 2), "zr")
     assert text_of(left) == "abcxyzl"
     assert text_of(left, tail) == "l"
-    assert append_output(None, "text", (), 0, "") == Piece(None, "text", "text")
+    assert append_output(None, "text", (), 0, "") == Piece(None, "text", "text", generated=True)
     assert prompt_of(None).segments == ()
     for known in (None, tail, tail.before, tail.before.before, left):
         assert prompt_of(left, prompt_of(known)) == prompt_of(left)

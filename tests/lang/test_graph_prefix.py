@@ -119,7 +119,7 @@ def test_texts_with_results_are_compared_when_they_are_there() -> None:
     assert [len(backend.server.requests), len(backend.requests)] == [3, 1]
 
 
-def test_calls_of_tools_go_on_behind_the_beginning() -> None:
+def test_calls_of_tools_belong_to_the_beginning() -> None:
     def look_up(word: str) -> str:
         """What is known of a word."""
         return word.upper()
@@ -127,14 +127,16 @@ def test_calls_of_tools_go_on_behind_the_beginning() -> None:
     @rm.function
     def program(s):
         s += rm.gen("x")
-        s.call_tools([look_up], "calls")
+        turn = s.call_tools([look_up], "calls")
+        if turn[0].result == "A":
+            s += rm.gen("y")
 
     def answer(request: Any) -> str:
         return '\n{"name": "look_up", "arguments": {"word": "a"}}\n</tool_call>'
 
     backend, steps = Serving(answer), rm.ScriptedBackend(answer)
     assert outcome(program.run(backend=backend, compiled=True)) == outcome(program.run(backend=steps))
-    assert [len(backend.server.requests), len(backend.requests)] == [1, 1]
+    assert [len(backend.server.requests), len(backend.requests)] == [2, 1]
     assert backend.awaited == [("look_up",)]
 
 

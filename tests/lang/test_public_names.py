@@ -50,7 +50,7 @@ def test_what_programs_and_states_do_not_have_yet_is_refused():
     for name in ("trace", "cache"):
         with pytest.raises(rm.UnsupportedField, match=name):
             getattr(program, name)()
-    for extra in ({"timeout": 3}, {"num_workers": 3}):
+    for extra in ({"timeouts": 3}, {"num_workers": 3}):
         with pytest.raises(rm.UnsupportedField, match=next(iter(extra))):
             program.run_batch([], backend=rm.ScriptedBackend([]), **extra)
 
