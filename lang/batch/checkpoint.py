@@ -173,7 +173,8 @@ class ResultsFile:
         return self._done.count(seen=False)
 
     def close(self) -> None:
-        if self._file is None:
+        """Remove replaced lines, and flush the file. May be called twice."""
+        if self._file is None or self._file.closed:
             return
         try:
             self._sync()

@@ -53,6 +53,10 @@ READABLE: tuple[type, ...] = (
 """Types whose repr says everything, and is the same in every process."""
 WITHOUT_EFFECT = ("priority",)
 """Options that do not change an output."""
+SECRET = re.compile("key|token|secret|passw|credential", re.IGNORECASE)
+"""Names of texts that are recorded as a checksum."""
+DEEPEST = 5
+"""Containers and objects inside each other that are followed."""
 LONGEST_VALUE = 4000
 """Characters of a value's text. A longer text is cut, and ends in a checksum of the whole."""
 SHOWN = 60
@@ -182,13 +186,19 @@ class _Reader:
 
     def value(self, name: str, value: Any, depth: int = 0) -> None:
         """Record a value that the program reaches by `name`."""
+        if isinstance(value, str) and SECRET.search(name):
+            self.values[name] = f"not shown, {_digest(value.encode())}"
+        elif _is_plain(value):
+            self.values[name] = _cut(_repr(value))
+        elif depth <= DEEPEST and self._is_new(value):
+            try:
+                self._object(name, value, depth)
+            except Exception:  # an object whose attributes raise, or are made up as they are asked for
+                self.unknown[name] = f"of type {type(value).__qualname__}"
+
+    def _object(self, name: str, value: Any, depth: int) -> None:
         from ramify.lang.program.program import Program
 
-        if isinstance(value, PLAIN) or _is_plain(value):
-            self.values[name] = _cut(_repr(value))
-            return
-        if depth > 5 or not self._is_new(value):
-            return
         if isinstance(value, Program):
             body = inspect.unwrap(value.body)
             self._reached(body, name)

@@ -103,6 +103,13 @@ class BatchSummary:
         return "\n".join(lines)
 
 
+def cost(usage: Usage, price: tuple[float, float, float]) -> float:
+    """The price of `usage`, from prices per million of computed prompt tokens, cached ones, and output."""
+    computed = usage.prompt_tokens - usage.cached_tokens
+    tokens = (computed, usage.cached_tokens, usage.completion_tokens)
+    return sum(count * one for count, one in zip(tokens, price, strict=True)) / 1e6
+
+
 @dataclass(frozen=True)
 class Plan:
     """The arguments of a batch that writes a results file."""
@@ -121,6 +128,8 @@ class Plan:
     trace: str | os.PathLike[str] | None = None
     """The report of the first `trace_rows` rows that end."""
     trace_rows: int = TRACE_ROWS
+    dry_run: bool = False
+    """Estimate what the batch would take, and write nothing."""
     progress: bool = False
     give_up_after: float | None = None
 

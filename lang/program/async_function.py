@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 from ramify.errors import ProgramError
 from ramify.lang.backends.base import Backend
-from ramify.lang.batch import results, runs
+from ramify.lang.batch import estimate, results, runs
 from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
+from ramify.lang.batch.estimate import BatchEstimate
 from ramify.lang.batch.results import BatchSummary
 from ramify.lang.graph.body import async_body_of
 from ramify.lang.program.place import PLACE, placed
@@ -58,6 +59,10 @@ class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
 
     @overload
     async def run_batch(
+        self, rows: Iterable[Any], *, dry_run: Literal[True], **options: Any
+    ) -> BatchEstimate: ...
+    @overload
+    async def run_batch(
         self, rows: Iterable[Any], *, out: str | os.PathLike[str], **options: Any
     ) -> BatchSummary: ...
     @overload
@@ -76,9 +81,10 @@ class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
         rerun: str | None = None,
         trace: str | os.PathLike[str] | None = None,
         trace_rows: int | None = None,
+        dry_run: bool = False,
         give_up_after: float | None = GIVE_UP_AFTER_S,
         **options: Any,
-    ) -> list[ProgramState] | BatchSummary:
+    ) -> list[ProgramState] | BatchSummary | BatchEstimate:
         """`Function.run_batch` in this event loop."""
         writing = {
             "key": key,
@@ -86,6 +92,7 @@ class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
             "rerun": rerun,
             "trace": trace,
             "trace_rows": trace_rows,
+            "dry_run": dry_run,
         }
         batch = self._batch(
             options, num_threads, concurrency, progress or progress_bar, give_up_after, out, **writing
@@ -94,7 +101,8 @@ class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
             return [state async for state in self._states(batch, rows)]
         info = await _info(batch.settings.backend)
         work = functools.partial(self._run_row, batch, info)
-        return await results.run_in_tasks(work, rows, batch.plan, self._record(batch, info))
+        run = estimate.estimate_in_tasks if dry_run else results.run_in_tasks
+        return await run(work, rows, batch.plan, self._record(batch, info))
 
     async def iter_batch(
         self,

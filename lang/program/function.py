@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, overload
 
 from ramify.errors import InvalidRequest
 from ramify.lang.backends.base import Backend
-from ramify.lang.batch import results, runs
+from ramify.lang.batch import estimate, results, runs
 from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
+from ramify.lang.batch.estimate import BatchEstimate
 from ramify.lang.batch.results import BatchSummary
 from ramify.lang.graph.body import body_of
 from ramify.lang.program.place import PLACE, placed
@@ -64,6 +65,8 @@ class Function(Program[P, ProgramState]):
         return started.state
 
     @overload
+    def run_batch(self, rows: Iterable[Any], *, dry_run: Literal[True], **options: Any) -> BatchEstimate: ...
+    @overload
     def run_batch(
         self, rows: Iterable[Any], *, out: str | os.PathLike[str], **options: Any
     ) -> BatchSummary: ...
@@ -90,9 +93,10 @@ class Function(Program[P, ProgramState]):
         rerun: str | None = None,
         trace: str | os.PathLike[str] | None = None,
         trace_rows: int | None = None,
+        dry_run: bool = False,
         give_up_after: float | None = GIVE_UP_AFTER_S,
         **options: Any,
-    ) -> list[ProgramState] | Iterator[ProgramState] | BatchSummary:
+    ) -> list[ProgramState] | Iterator[ProgramState] | BatchSummary | BatchEstimate:
         """Run the program once for each row, `concurrency` (or `num_threads`) rows at a time.
 
         Returns the states in the order of the rows. An exception in one row does not end the others: the
@@ -119,6 +123,9 @@ class Function(Program[P, ProgramState]):
 
         `look_ahead` rows (default: 16 times the concurrency) are read in advance, so that rows which share a
         prefix run together. `trace` is the path of an HTML report of the first `trace_rows` rows (16).
+
+        With `dry_run` at most 8 rows run, nothing is written, and an estimate for all rows that have no
+        result is returned (`ramify.lang.batch.estimate`).
         """
         writing = {
             "key": key,
@@ -126,6 +133,7 @@ class Function(Program[P, ProgramState]):
             "rerun": rerun,
             "trace": trace,
             "trace_rows": trace_rows,
+            "dry_run": dry_run,
         }
         batch = self._batch(
             options, num_threads, concurrency, progress or progress_bar, give_up_after, out, **writing
@@ -135,7 +143,8 @@ class Function(Program[P, ProgramState]):
         if batch.plan is not None:
             if generator_style:
                 raise InvalidRequest("With out there are no states to yield.", field="generator_style")
-            return results.run_in_threads(work, rows, batch.plan, self._record(batch, info))
+            run = estimate.estimate_in_threads if dry_run else results.run_in_threads
+            return run(work, rows, batch.plan, self._record(batch, info))
         refuse = functools.partial(self._refused_row, batch, info)
         states = runs.run_in_threads(work, refuse, batch.in_order(rows))
         return states if generator_style else list(states)

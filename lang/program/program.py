@@ -294,6 +294,8 @@ class Program(Generic[P, R]):
                 f"give_up_after is {give_up_after}; it must be seconds, or None for no limit.",
                 field="give_up_after",
             )
+        if out is None and writing.get("dry_run"):
+            out = os.devnull  # no rows are done
         if out is None:
             for name, value in writing.items():
                 if value is not None and value is not False:

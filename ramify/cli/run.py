@@ -9,18 +9,24 @@ import functools
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ramify.cli.run_rows import json_or_text, read_rows, required
+from ramify.cli.run_rows import InputRows, json_or_text, required
 from ramify.cli.target import add_target_flags, engine_of
 from ramify.errors import InvalidRequest, NotFound, ProgramError
 from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
+from ramify.lang.batch.results import BatchSummary, cost
 from ramify.priority import BATCH, MOST
+from ramify.retry import RETRY_FOR_S
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = (
+        "ramify run [flags] file.py:function key=value …\n"
+        "       ramify run [flags] file.py:function --input FILE --output FILE [key=value …]"
+    )
     parser.add_argument("program", metavar="file.py:function", help="a function under @ramify.function")
     parser.add_argument(
         "arguments",
@@ -37,7 +43,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows = parser.add_argument_group("for each row of a file")
     rows.add_argument("--input", metavar="FILE", help="rows of arguments: .csv, .jsonl or .parquet")
     rows.add_argument(
-        "--output", metavar="FILE", help="JSON lines, one a row; the rows it has are not run again"
+        "--output",
+        metavar="FILE",
+        help="JSON lines, one a row, or a .parquet table beside them; the rows it has are not run again",
+    )
+    rows.add_argument("--limit", type=int, metavar="N", help="only the first N rows")
+    rows.add_argument("--sample", type=int, metavar="N", help="only N rows, drawn at random")
+    rows.add_argument(
+        "--sample-seed", type=int, metavar="N", help="draws another sample (default: 0, the same each time)"
+    )
+    rows.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="run at most 8 rows, write nothing, and print prompts, expected tokens, time and cost",
+    )
+    rows.add_argument(
+        "--price",
+        metavar="IN,CACHED,OUT",
+        help="prices per million prompt tokens, cached prompt tokens and output tokens; prints the cost",
     )
     rows.add_argument("--concurrency", type=int, metavar="N", help="rows at a time (default: 64)")
     rows.add_argument(
@@ -61,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 ROW_FLAGS = (
     *("output", "concurrency", "look_ahead", "columns", "key", "rerun", "give_up_after"),
-    *("trace", "trace_rows"),
+    *("trace", "trace_rows", "limit", "sample", "sample_seed", "dry_run", "price"),
 )
 
 
@@ -73,7 +96,11 @@ def run(options: argparse.Namespace) -> int:
             return work(engine)
     from ramify.lang.backends.endpoint import RuntimeEndpoint
 
-    with contextlib.closing(RuntimeEndpoint(options.endpoint, api_key=options.endpoint_key)) as endpoint:
+    retry_for = (
+        RETRY_FOR_S if options.give_up_after is None else min(max(options.give_up_after, 0), RETRY_FOR_S)
+    )
+    backend = RuntimeEndpoint(options.endpoint, api_key=options.endpoint_key, retry_for=retry_for)
+    with contextlib.closing(backend) as endpoint:
         return work(endpoint)
 
 
@@ -87,12 +114,32 @@ def _once(options: argparse.Namespace) -> Callable[[Any], int]:
 
 
 def _rows(options: argparse.Namespace) -> Callable[[Any], int]:
-    if options.output is None:
+    if options.output is None and not options.dry_run:
         raise InvalidRequest("--input needs --output.", field="output")
     program = load(options.program)
     common = read_arguments(program, options.arguments, complete=False)
-    rows = read_rows(options.input, program, list(common), options.key, options.columns)
-    return functools.partial(_run_rows, program, common, rows, options)
+    rows = InputRows(
+        options.input,
+        program,
+        list(common),
+        options.key,
+        options.columns,
+        limit=options.limit,
+        sample=options.sample,
+        seed=options.sample_seed,
+    )
+    price = None if options.price is None else _price(options.price)
+    return functools.partial(_run_rows, program, common, rows, options, price)
+
+
+def _price(text: str) -> tuple[float, float, float]:
+    try:
+        computed, cached, output = (float(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidRequest(
+            f"--price is {text!r}; it must be three numbers, IN,CACHED,OUT.", field="price"
+        ) from None
+    return computed, cached, output
 
 
 def load(place: str) -> Any:
@@ -137,27 +184,40 @@ def read_arguments(program: Any, pairs: list[str], *, complete: bool = True) -> 
 
 
 def _run_rows(
-    program: Any, common: dict[str, Any], rows: Iterator[Any], options: argparse.Namespace, backend: Any
+    program: Any,
+    common: dict[str, Any],
+    rows: InputRows,
+    options: argparse.Namespace,
+    price: tuple[float, float, float] | None,
+    backend: Any,
 ) -> int:
-    """Exit status 1 where a row failed or was left."""
-    summary = program.bind(**common).run_batch(
+    """Exit status 1 where a row failed, also in an earlier run, or was left."""
+    found = program.bind(**common).run_batch(
         rows,
         out=options.output,
         concurrency=options.concurrency,
-        progress=options.progress,
+        progress=options.progress and not options.dry_run,
         key=options.key,
         look_ahead=options.look_ahead,
         rerun=options.rerun,
         trace=options.trace,
         trace_rows=options.trace_rows,
+        dry_run=options.dry_run,
+        priority=options.priority,
         give_up_after=GIVE_UP_AFTER_S if options.give_up_after is None else options.give_up_after,
         backend=backend,
-        priority=options.priority,
     )
-    if inspect.isawaitable(summary):
-        summary = asyncio.run(_await(summary))
-    print(summary)
-    return 1 if summary.failed or summary.failed_before or summary.stopped else 0
+    if inspect.isawaitable(found):
+        found = asyncio.run(_await(found))
+    if rows.note is not None:
+        print(rows.note)
+    print(found)
+    if price is not None:
+        prices = ", ".join(f"{one:g}" for one in price)
+        print(f"cost             {cost(found.usage, price):>12.4f} at {prices} per million tokens")
+    if isinstance(found, BatchSummary):
+        return 1 if found.failed or found.failed_before or found.stopped else 0
+    return 1 if found.failed else 0
 
 
 def _run_once(program: Any, arguments: dict[str, Any], backend: Any) -> int:

@@ -3,18 +3,70 @@
 from __future__ import annotations
 
 import csv
+import functools
 import inspect
 import itertools
 import json
+import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ramify.errors import InvalidRequest, NotFound
+from ramify.lang.batch.results import Numbered
 
 PARQUET_ROWS = 1024
 """Rows decoded at a time."""
+
+
+class InputRows:
+    """The rows of `path` (`read_rows`), or with `limit` the first of them, or with `sample` as many drawn at
+    random with `seed`. Raises what `read_rows` raises at once."""
+
+    def __init__(
+        self,
+        path: str,
+        program: Any,
+        common: Sequence[str],
+        key: str | None,
+        only: str | None,
+        *,
+        limit: int | None = None,
+        sample: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self._read = functools.partial(read_rows, path, program, common, key, only)
+        self._path, self._limit, self._sample, self._seed = path, limit, sample, seed or 0
+        for name, value in (("limit", limit), ("sample", sample)):
+            if value is not None and value < 1:
+                raise InvalidRequest(f"--{name} is {value}; it must be at least 1.", field=name)
+        if limit is not None and sample is not None:
+            raise InvalidRequest("--limit and --sample exclude each other; give one.", field="sample")
+        if seed is not None and sample is None:
+            raise InvalidRequest("--sample-seed needs --sample.", field="sample_seed")
+        self._read()
+
+    @functools.cached_property
+    def _total(self) -> int:
+        """Number of rows in the file."""
+        return _COUNTERS[Path(self._path).suffix.lower()](self._path)
+
+    def __len__(self) -> int:
+        return min([self._total, *(size for size in (self._limit, self._sample) if size is not None)])
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._sample is None:
+            return itertools.islice(self._read(), self._limit)
+        chosen = set(random.Random(self._seed).sample(range(self._total), len(self)))
+        return (Numbered(index, row) for index, row in enumerate(self._read()) if index in chosen)
+
+    @property
+    def note(self) -> str | None:
+        """Which rows were chosen; None where all are."""
+        if self._sample is not None:
+            return f"a sample of {len(self)} of {self._total} rows (--sample-seed {self._seed})"
+        return None if self._limit is None else f"the first {len(self)} of {self._total} rows"
 
 
 def read_rows(
@@ -154,6 +206,25 @@ def _parquet(path: str, program: Any) -> Iterator[Any]:
     return rows()
 
 
+def _count_csv(path: str) -> int:
+    csv.field_size_limit(sys.maxsize)
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        return max(sum(1 for row in csv.reader(file) if row) - 1, 0)
+
+
+def _count_jsonl(path: str) -> int:
+    with open(path, "rb") as file:
+        return sum(1 for line in file if line.strip(b" \t\r\n\xef\xbb\xbf"))
+
+
+def _count_parquet(path: str) -> int:
+    from pyarrow import parquet
+
+    count: int = parquet.read_metadata(path).num_rows
+    return count
+
+
+_COUNTERS = {".csv": _count_csv, ".jsonl": _count_jsonl, ".parquet": _count_parquet}
 _READERS: dict[str, Callable[[str, Any], Iterator[Any]]] = {
     ".csv": _csv,
     ".jsonl": _jsonl,

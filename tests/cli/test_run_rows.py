@@ -14,7 +14,7 @@ import pytest
 
 from ramify.cli import main
 from ramify.cli.run import load
-from ramify.cli.run_rows import read_rows
+from ramify.cli.run_rows import InputRows, read_rows
 from tests.server.fake_frontend import FakeFrontend, LiveServer
 
 PROGRAM = """
@@ -129,6 +129,56 @@ def test_a_report_of_the_first_rows(folder: Path, server: LiveServer) -> None:
     assert max(child["end"] for child in root["children"]) == root["end"]
 
 
+def test_the_first_rows_and_a_sample(
+    folder: Path, server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = write(folder / "rows.csv", "name\n" + "".join(f"n{i}\n" for i in range(20)))
+    assert run(folder, server, "--input", str(rows), "--limit", "3") == 0
+    assert [line["index"] for line in results(folder)] == [0, 1, 2]
+    assert "the first 3 of 20 rows\n3 rows in" in capsys.readouterr().out
+    assert run(folder, server, "--input", str(rows), "--sample", "5") == 0
+    assert "a sample of 5 of 20 rows (--sample-seed 0)" in capsys.readouterr().out
+    first = [line["index"] for line in results(folder)]
+    assert run(folder, server, "--input", str(rows), "--sample", "5") == 0
+    assert "0 rows in" in capsys.readouterr().out
+    assert run(folder, server, "--input", str(rows), "--sample", "5", "--sample-seed", "1") == 0
+    assert [line["index"] for line in results(folder)] != first
+    assert run(folder, server, "--input", str(rows)) == 0
+    assert [line["index"] for line in results(folder)] == list(range(20))  # each where it stands in the file
+
+
+def test_what_a_batch_would_take(
+    folder: Path, server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = write(folder / "rows.csv", "name\n" + "".join(f"name{i}\n" for i in range(50)))
+    place = f"{folder / 'greeting.py'}:greet"
+    arguments = ["--input", str(rows), "--dry-run", "--price", "1,0.5,2", "--endpoint", server.url]
+    assert main.main(["run", place, *arguments]) == 0
+    out = capsys.readouterr().out
+    assert "hello name" in out
+    assert "50 rows to run; estimated from 8 rows that were run, and not written" in out
+    assert "output tokens             200" in out
+    assert "cost " in out
+    assert len(server.frontend.requests) == 8
+    assert not (folder / "out.jsonl").exists()
+
+
+def test_the_number_of_rows_is_known(folder: Path) -> None:
+    program = load(f"{folder / 'greeting.py'}:greet")
+    csv_rows = write(folder / "rows.csv", 'name\n"a\nb"\n\nc\n')
+    json_rows = write(folder / "rows.jsonl", '\ufeff{"name": "a"}\n\n  \n{"name": "b"}')
+    for path in (csv_rows, json_rows):
+        rows = InputRows(str(path), program, [], None, None)
+        assert len(rows) == len(list(rows)) == 2
+    assert len(InputRows(str(csv_rows), program, [], None, None, limit=1)) == 1
+
+
+def test_help_shows_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main.main(["run", "--help"])
+    assert "file.py:function --input FILE --output FILE [key=value …]" in capsys.readouterr().out
+
+
 def test_an_async_program_and_an_argument_named_like_an_option(folder: Path, server: LiveServer) -> None:
     rows = write(folder / "rows.jsonl", '{"name": "abcdef"}\n{"name": "ghijkl"}\n')
     assert run(folder, server, "key=k", "--input", str(rows), "--concurrency", "1", name="later") == 0
@@ -155,6 +205,10 @@ def test_lines_that_cannot_be_read_are_errors_of_their_rows(folder: Path, server
         ("rows.txt", "name\n", [], "none of .csv, .jsonl, .parquet"),
         ("rows.csv", "name\na\n", ["--key", "id"], "no 'id', the key column"),
         ("rows.csv", "name\na\n", ["--concurrency", "0"], "concurrency is 0"),
+        ("rows.csv", "name\na\n", ["--limit", "0"], "--limit is 0"),
+        ("rows.csv", "name\na\n", ["--limit", "1", "--sample", "1"], "exclude each other"),
+        ("rows.csv", "name\na\n", ["--sample-seed", "1"], "--sample-seed needs --sample"),
+        ("rows.csv", "name\na\n", ["--price", "1,2"], "must be three numbers"),
     ],
 )
 def test_what_is_refused(

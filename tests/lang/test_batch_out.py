@@ -292,6 +292,8 @@ def test_progress_shows_what_was_done_before(program, out, capsys):
     err = capsys.readouterr().err
     assert "12/12" in err
     assert "failed=0" in err
+    assert "skipped=5" in err
+    assert "cached=" in err
 
 
 def test_the_summary_in_words():

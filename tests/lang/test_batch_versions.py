@@ -7,6 +7,7 @@ import importlib
 import json
 import sys
 import textwrap
+import unittest.mock
 
 import pytest
 
@@ -336,6 +337,31 @@ def test_a_torn_header_is_cut_off(out):
     out.write_text('{"ramify_results":1,"header":"a"')
     assert run(label, [{"text": "a"}], out).rows == 1
     assert header(out)["program"] == {"name": "label"}
+
+
+def test_secrets_are_not_written(out):
+    api_key = "sk-12345"
+
+    @rm.function
+    def program(s, text):
+        s += text + str(len(api_key)) + rm.gen("x")
+
+    run(program, [{"text": "x"}], out)
+    assert "sk-12345" not in out.read_text()
+    api_key = "sk-54321"
+    with pytest.raises(InvalidRequest, match=r"api_key was not shown, [0-9a-f]{16}, is not shown"):
+        run(program, [{"text": "x"}], out)
+
+
+def test_objects_that_make_attributes_up_do_no_harm(out):
+    mock = unittest.mock.MagicMock()
+
+    @rm.function
+    def program(s, text):
+        s += text + str(bool(mock.anything)) + rm.gen("label")
+
+    assert run(program, [{"text": "x"}], out).failed == 0
+    assert header(out)["unknown"] == {"mock": "of type MagicMock"}
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -1,0 +1,241 @@
+"""What a batch would take, from a few of its rows that are run and not written: `run_batch(dry_run=True)`.
+
+All rows are read, in the order in which they would run, and `SAMPLE` of them, drawn at random, run: the first
+alone, as it computes what all rows share, and the others together. From these, with sizes in characters:
+
+    prompt tokens of a row       a + b x the size of its arguments            (least squares)
+    computed tokens of a row     c + tokens per character x the part not shared with the row before it
+    output tokens of a row       the mean
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ramify.errors import ProgramError
+from ramify.lang.batch import runs
+from ramify.lang.batch.breaker import Breaker
+from ramify.lang.batch.fingerprint import Record
+from ramify.lang.batch.results import Plan, RowReader
+from ramify.lang.batch.window import Row
+from ramify.lang.trace.calls import Call
+from ramify.messages import Usage
+
+if TYPE_CHECKING:
+    from ramify.lang.program.state import ProgramState
+
+SAMPLE = 8
+"""Rows that are run."""
+SHOWN_PROMPTS, PROMPT_CHARS = 3, 1200
+"""Rows whose first prompt is shown, and the most of it."""
+
+
+@dataclass(frozen=True)
+class BatchEstimate:
+    """What the rows that are left would take."""
+
+    rows: int
+    """Rows to run."""
+    skipped: int
+    """Rows that have results."""
+    sampled: int
+    """Rows that were run for the estimate. Their results are not written."""
+    failed: int
+    """Rows of the sample that failed."""
+    usage: Usage
+    """Expected tokens of all rows: prompt, cached and completion tokens."""
+    duration_s: float
+    """Expected time; less where more rows run at a time than the sample has."""
+    concurrency: int
+    prompts: list[tuple[int, str]] = field(repr=False)
+    """Row number and first prompt of a few rows."""
+    first_error: str | None = None
+
+    def __str__(self) -> str:
+        usage = self.usage
+        before = f", {self.skipped} were done before" if self.skipped else ""
+        computed = usage.prompt_tokens - usage.cached_tokens
+        share = usage.cached_tokens / usage.prompt_tokens if usage.prompt_tokens else 0.0
+        lines = [f"--- row {row}\n{_shorten(prompt)}" for row, prompt in self.prompts]
+        lines += [
+            f"--- {self.rows} rows to run{before}; estimated from {self.sampled} rows that were run, "
+            "and not written",
+            f"prompt tokens    {usage.prompt_tokens:>12,} without sharing",
+            f"                 {computed:>12,} with sharing ({share:.0%} cached)",
+            f"output tokens    {usage.completion_tokens:>12,}",
+            f"time             {self.duration_s:>11,.0f} s or less, {self.concurrency} rows at a time",
+        ]
+        if self.failed:
+            lines.append(f"{self.failed} of these rows failed; first error: {self.first_error}")
+        return "\n".join(lines)
+
+
+def estimate_in_threads(
+    one: Callable[[runs.Register, Any], ProgramState], rows: Iterable[Any], plan: Plan, record: Record
+) -> BatchEstimate:
+    """Run a sample with ``one(register, values)``. Raises the first error where no row gets an answer."""
+
+    def work(register: runs.Register, row: Row) -> ProgramState:
+        return one(register, row.values)
+
+    survey = _Survey(plan, rows, record)
+    for part in survey.parts:
+        breaker, began = Breaker(iter(part), plan.give_up_after), time.perf_counter()
+        for row, state in runs.finished_in_threads(work, breaker, plan.concurrency):
+            survey.add(row, state)
+        survey.end_part(breaker, time.perf_counter() - began)
+    return survey.estimate()
+
+
+async def estimate_in_tasks(
+    one: Callable[[runs.Register, Any], Awaitable[ProgramState]],
+    rows: Iterable[Any],
+    plan: Plan,
+    record: Record,
+) -> BatchEstimate:
+    """`estimate_in_threads` in this event loop."""
+
+    async def work(register: runs.Register, row: Row) -> ProgramState:
+        return await one(register, row.values)
+
+    survey = _Survey(plan, rows, record)
+    for part in survey.parts:
+        breaker, began = Breaker(iter(part), plan.give_up_after), time.perf_counter()
+        async for row, state in runs.finished_in_tasks(work, breaker, plan.concurrency):
+            survey.add(row, state)
+        survey.end_part(breaker, time.perf_counter() - began)
+    return survey.estimate()
+
+
+class _Survey:
+    """All rows by their sizes, and a sample of them by what they took."""
+
+    def __init__(self, plan: Plan, rows: Iterable[Any], record: Record) -> None:
+        self._concurrency = plan.concurrency
+        reader = RowReader(plan, rows, record, read_only=True)
+        self._summary = reader.summary
+        self._columns = reader.window.order
+        self.count = self._size = self._own = self._first_own = 0
+        """Number of rows; characters of all rows; those not shared with the row before; of the first row."""
+        draw, sample = random.Random(0), list[tuple[int, Row]]()
+        before = ""
+        for row in reader.window:
+            text = self._text(row)
+            own = len(text) - _shared(before, text)
+            self._first_own = self._first_own or own
+            self._size, self._own, before = self._size + len(text), self._own + own, text
+            if len(sample) < SAMPLE:  # reservoir sampling
+                sample.append((self.count, row))
+            elif (at := draw.randrange(self.count + 1)) < SAMPLE:
+                sample[at] = self.count, row
+            self.count += 1
+        self._sample = [row for _, row in sorted(sample, key=lambda pair: pair[0])]
+        self.parts = [part for part in (self._sample[:1], self._sample[1:]) if part]
+        self._states: dict[int, ProgramState] = {}
+        self._took: list[float] = []
+
+    def _text(self, row: Row) -> str:
+        """The row's arguments, in the order of the program's parameters."""
+        values = row.values
+        if isinstance(values, Mapping):
+            return "\0".join(str(values.get(name, "")) for name in self._columns)
+        return "\0".join(map(str, values)) if isinstance(values, list | tuple) else str(values)
+
+    def add(self, row: Row, state: ProgramState) -> None:
+        self._states[row.index] = state
+
+    def end_part(self, breaker: Breaker[Row], seconds: float) -> None:
+        self._took.append(seconds)
+        if breaker.gave_up:
+            raise breaker.reason()
+
+    def estimate(self) -> BatchEstimate:
+        sample = [(self._text(row), self._states[row.index]) for row in self._sample]
+        errors = [error for _, state in sample if (error := state.error()) is not None]
+        if (
+            sample
+            and len(errors) == len(sample)
+            and not any(state.usage.prompt_tokens for _, state in sample)
+        ):
+            raise ProgramError(f"All {len(sample)} rows of the sample failed: {errors[0]}") from errors[0]
+        return BatchEstimate(
+            rows=self.count,
+            skipped=self._summary.skipped,
+            sampled=len(sample),
+            failed=len(errors),
+            usage=self._usage(sample) if sample else Usage(),
+            duration_s=self._duration_s(),
+            concurrency=self._concurrency,
+            prompts=[
+                (row.index, call.prompt)
+                for row in self._sample[:SHOWN_PROMPTS]
+                if (call := _first_request(self._states[row.index])) is not None
+            ],
+            first_error=str(errors[0]) if errors else None,
+        )
+
+    def _duration_s(self) -> float:
+        if len(self._took) < 2:
+            return sum(self._took)
+        first, others = self._took
+        return first + others * (self.count - 1) / (len(self._sample) - 1)
+
+    def _usage(self, sample: list[tuple[str, ProgramState]]) -> Usage:
+        number = len(sample)
+        sizes = [len(text) for text, _ in sample]
+        prompts = [state.usage.prompt_tokens for _, state in sample]
+        computed = [state.usage.prompt_tokens - state.usage.cached_tokens for _, state in sample]
+        outputs = [state.usage.completion_tokens for _, state in sample]
+        base, rate = _line(sizes, prompts)
+        total = base * self.count + rate * self._size
+        needed = float(computed[0])
+        if number > 1:
+            texts = [text for text, _ in sample]
+            own = [len(text) - _shared(before, text) for before, text in itertools.pairwise(texts)]
+            density = _density(state for _, state in sample)
+            fixed = (sum(computed[1:]) - density * sum(own)) / (number - 1)
+            needed += fixed * (self.count - 1) + density * (self._own - self._first_own)
+        return Usage(
+            prompt_tokens=round(total),
+            cached_tokens=round(max(0.0, total - max(needed, 0.0))),
+            completion_tokens=round(sum(outputs) / number * self.count),
+        )
+
+
+def _line(xs: list[int], ys: list[int]) -> tuple[float, float]:
+    """Least squares: a and b of y = a + b x, with b at least 0."""
+    x, y = sum(xs) / len(xs), sum(ys) / len(ys)
+    spread = sum((one - x) ** 2 for one in xs)
+    rate = 0.0
+    if spread:
+        rate = max(0.0, sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True)) / spread)
+    return y - rate * x, rate
+
+
+def _density(states: Iterable[ProgramState]) -> float:
+    """Tokens per character of the first prompts."""
+    first = [call for state in states if (call := _first_request(state)) is not None]
+    characters = sum(len(call.prompt) for call in first)
+    return sum(call.tokens_of_prompt for call in first) / characters if characters else 0.0
+
+
+def _shared(one: str, other: str) -> int:
+    """Length of the common prefix."""
+    shorter = min(len(one), len(other))
+    return next((at for at in range(shorter) if one[at] != other[at]), shorter)
+
+
+def _first_request(state: ProgramState) -> Call | None:
+    return next((call for call in state.trace.walk() if call.sent), None)
+
+
+def _shorten(text: str) -> str:
+    if len(text) <= PROMPT_CHARS:
+        return text
+    half = PROMPT_CHARS // 2
+    return f"{text[:half]}\n… ({len(text) - 2 * half} characters) …\n{text[-half:]}"
