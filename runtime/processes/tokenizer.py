@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ramify.errors import InvalidRequest, RamifyError
+from ramify.errors import InvalidRequest, RamifyError, UnsupportedField
 from ramify.messages import ChatMessage, Generate, Preamble, Segment
 from ramify.ring_messages import (
     Detokenize,
@@ -55,6 +55,8 @@ class PromptTokenizer:
         """Tokenise a request. Raises `InvalidRequest` for an empty prompt, for wrong choices, and where the
         chat template raises."""
         choices = check_choices(request)
+        if request.thinking is not None:
+            raise UnsupportedField("A prompt takes preambles, not thinking.", field="thinking")
         templated = request.chat is not None
         prompt, ids = self._prompt(request, special=not templated)
         submit = Submit(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ramify.errors import InvalidRequest
-from ramify.messages import ChatMessage, Choices, Generate, Preamble, ToolCall
+from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.messages import ChatMessage, Choices, Generate, Preamble, Thinking, ToolCall
 from ramify.ring_messages import ChoiceTokens, Detokenize, Tokenize
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.tokenizer import PromptTokenizer
@@ -164,6 +164,11 @@ def test_a_control_token_ends_a_preamble_where_it_stands_alone(prompts: PromptTo
     assert not submit.sampling.skip_special_tokens, "the end has to show in the text"
     with pytest.raises(InvalidRequest, match="control token"):
         prompts.submit(Generate(rid="r", prompt=("hi",), preambles=(Preamble(end="a<|system|>"),)))
+
+
+def test_thinking_is_for_backends_of_messages(prompts: PromptTokenizer) -> None:
+    with pytest.raises(UnsupportedField, match="preambles, not thinking"):
+        prompts.submit(Generate(rid="r", prompt=("hi",), thinking=Thinking()))
 
 
 @pytest.mark.parametrize("wrong", [Preamble(end=""), Preamble(end="x", apart=True)])
