@@ -105,9 +105,10 @@ class EngineConfig:
     """Prompt tokens computed in one step, over all requests."""
     max_waiting: int = 2048
     """Requests queued before the frontend answers 429."""
-    policy: Literal["program", "prefix", "fcfs"] = "prefix"
-    """Order of admission. prefix: longest cached prefix first, less an allowance for waiting time. program:
-    highest ratio of waiting time to remaining work first, by program. fcfs: by arrival."""
+    policy: Literal["program", "prefix", "fcfs"] = "program"
+    """Order of admission among requests of one priority. program: highest ratio of waiting time to remaining
+    work first, by program. prefix: longest cached prefix first, less an allowance for waiting time. fcfs: by
+    arrival."""
     threads: int | None = None
     """Compute threads of the scheduler. None: as many as this process may use cores."""
     jump_forward: bool = True

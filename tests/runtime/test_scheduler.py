@@ -123,7 +123,7 @@ def test_abort_while_waiting_and_while_running(tiny_model: Any) -> None:
 
 @pytest.mark.parametrize("steps", range(8))
 def test_an_abort_tells_what_was_computed_and_no_more(tiny_model: Any, steps: int) -> None:
-    local = LocalScheduler(tiny_model, chunk_tokens=16, max_running=1)
+    local = LocalScheduler(tiny_model, chunk_tokens=16, max_running=1, policy="fcfs")
     local.complete([prompt_of(9)], max_tokens=0)
     before = local.scheduler.counters.computed_tokens
     running = local.submit([*prompt_of(9), *prompt_of(40, seed=1)], max_tokens=100, ignore_eos=True)
