@@ -25,7 +25,7 @@ def share(program: str, **counts: int) -> QueueShare:
 
 
 def test_the_queue_by_program(tiny_model: Any) -> None:
-    local = LocalScheduler(tiny_model, max_running=2)
+    local = LocalScheduler(tiny_model, max_running=2, policy="fcfs")
     for number in range(3):
         local.submit([number, 1, 2], hint=ProgramHint(program="one"), max_tokens=4, ignore_eos=True)
     local.submit([9, 9], max_tokens=4, ignore_eos=True)
