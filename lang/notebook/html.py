@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ramify.html.fragment import Run, details, escaped, fragment, head, table, tag, text
-from ramify.lang.calls.chat import Begin, End
+from ramify.lang.calls.chat import Begin, End, Thought
 from ramify.lang.calls.transcript import Generated, Piece, pieces
 from ramify.lang.program.variables import Skipped
 from ramify.lang.tools.steps import CallTurn, Describe
@@ -61,14 +61,18 @@ def _content(branch: Branch, since: Piece | None = None) -> Iterator[str]:
 def _turns(branch: Branch, since: Piece | None) -> Iterator[str]:
     role = branch.dialogue.role if branch.dialogue.start is since and since is not None else None
     runs: list[Run] = []
+    thoughts: list[str] = []
     for piece in pieces(branch.tail, since):
         match piece.mark:
             case Begin(role=begun):
                 yield from _turn(role, runs)
                 role, runs = begun, []
             case End():
-                yield from _turn(role, runs)
-                role, runs = None, []
+                yield from _turn(role, runs, thoughts)
+                role, runs, thoughts = None, [], []
+            case Thought() as thought:
+                thoughts += [thought.thoughts] if thought.thoughts else []
+                runs.append((thought.head, True))
             case CallTurn() as turn:
                 yield from _turn(role, runs)
                 runs = []
@@ -80,13 +84,17 @@ def _turns(branch: Branch, since: Piece | None) -> Iterator[str]:
                 runs.append((piece.text, piece.generated))
     if (variable := branch.running) is not None:
         runs += [(chunk.text, True) for chunk in list(variable.chunks)]
-    yield from _turn(role, runs)
+    yield from _turn(role, runs, thoughts)
 
 
-def _turn(role: str | None, runs: list[Run]) -> Iterator[str]:
+def _turn(role: str | None, runs: list[Run], thoughts: Sequence[str] = ()) -> Iterator[str]:
+    folded = "".join(details("thoughts", text([(thought, True)])) for thought in thoughts)
     if role is not None:
-        yield tag("div", tag("span", escaped(role), "role") + text(runs), f"turn {role}")
-    elif any(part.strip() for part, _ in runs):
+        yield tag("div", tag("span", escaped(role), "role") + folded + text(runs), f"turn {role}")
+        return
+    if folded:
+        yield folded
+    if any(part.strip() for part, _ in runs):
         yield text(runs)
 
 

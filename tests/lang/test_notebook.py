@@ -74,6 +74,19 @@ def test_a_state_shows_turns_with_what_was_generated():
     assert repr(NASTY)[1:-1] not in page
 
 
+def test_thoughts_are_folded():
+    @rm.function
+    def program(s):
+        s += rm.user("Q") + rm.assistant("A: " + rm.gen("x", thinking=True))
+
+    state = program.run(backend=rm.ScriptedBackend({"x": f"<think>{NASTY}</think>\n\nYes."}))
+    page = state._repr_html_()
+    check(page)
+    assert state.thinking("x") == NASTY
+    assert marked(page) == [NASTY, "Yes."]
+    assert page.index("<summary>thoughts</summary>") < page.index("Yes.")
+
+
 def test_a_failed_state_shows_the_error_its_line_and_the_partial_output():
     @rm.function
     def program(s):
