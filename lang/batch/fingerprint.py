@@ -27,6 +27,7 @@ import itertools
 import pathlib
 import re
 import sys
+import sysconfig
 import textwrap
 import tokenize
 import types
@@ -53,6 +54,7 @@ READABLE: tuple[type, ...] = (
 """Types whose repr says everything, and is the same in every process."""
 WITHOUT_EFFECT = ("priority",)
 """Options that do not change an output."""
+STDLIB = sysconfig.get_path("stdlib")
 SECRET = re.compile("key|token|secret|passw|credential", re.IGNORECASE)
 """Names of texts that are recorded as a checksum."""
 DEEPEST = 5
@@ -73,7 +75,7 @@ def record_of(
     info: ModelInfo,
 ) -> Record:
     """The parts, each a mapping: those of `SAID`, and code."""
-    body = inspect.unwrap(program.body)
+    body = _written(program.body)
     reader = _Reader(body.__module__)
     reader.function(body.__qualname__, body)
     for name, value in program.bound.items():
@@ -118,6 +120,15 @@ def _without_credentials(url: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
 
+def _written(body: Callable[..., Any]) -> Callable[..., Any]:
+    """The user's function, for a body that this package made of it."""
+    while getattr(body, "__globals__", {}).get("__name__", "").startswith("ramify.") and hasattr(
+        body, "__wrapped__"
+    ):
+        body = body.__wrapped__
+    return body
+
+
 # --- what a program reaches ---------------------------------------------------------------------
 
 
@@ -127,6 +138,8 @@ class _Reader:
     def __init__(self, home: str) -> None:
         self._home = home
         self._known: set[int] = set()
+        self._recorded: set[int] = set()
+        """Functions."""
         self._kept: list[object] = []
         """Keeps the objects of `_known`, so that their ids stay theirs."""
         self.code: dict[str, str] = {}
@@ -145,6 +158,11 @@ class _Reader:
         if not isinstance(function, types.FunctionType):
             self.unknown[name] = f"of type {type(function).__qualname__}"
             return
+        if id(function) in self._recorded:
+            return
+        self._recorded.add(id(function))
+        while name in self.code:  # a decorator's function has the name of the one that it wraps
+            name += ", wrapped"
         self.code[name] = _source(function)
         for parameter, default in inspect.signature(function).parameters.items():
             if default.default is not inspect.Parameter.empty:
@@ -200,8 +218,7 @@ class _Reader:
         from ramify.lang.program.program import Program
 
         if isinstance(value, Program):
-            body = inspect.unwrap(value.body)
-            self._reached(body, name)
+            self._reached(_written(value.body), name)
         elif isinstance(value, Tool):
             self.values[f"{name}.schema"] = _cut(repr((value.name, value.description, value.parameters)))
             self.value(f"{name}.function", value.function, depth + 1)
@@ -211,10 +228,10 @@ class _Reader:
         elif isinstance(value, types.MethodType):
             self._reached(value.__func__, name)
             self.value(f"{name}.self", value.__self__, depth + 1)
-        elif isinstance(value, type) or callable(getattr(value, "__wrapped__", None)):
-            self._reached(value if isinstance(value, type) else inspect.unwrap(value), name)
-        elif isinstance(value, types.FunctionType | types.BuiltinFunctionType):
+        elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
             self._reached(value, name)
+        elif callable(getattr(value, "__wrapped__", None)):  # such as a function with a cache
+            self._reached(inspect.unwrap(value), name)
         elif type(value).__module__ in ("typing", "types"):  # such as Literal["a"] or list[Order]
             self.names[name] = repr(value)
             for number, part in enumerate(typing.get_args(value)):
@@ -236,7 +253,7 @@ class _Reader:
         """Record a function or class: that of the user by its source, any other by its name."""
         module = getattr(value, "__module__", None) or "builtins"
         qualname = getattr(value, "__qualname__", name)
-        if not _is_users(module):
+        if not is_users(module):
             self.names[name] = f"{module.partition('.')[0]}.{qualname}"
         elif isinstance(value, type):
             self._class(qualname if module == self._home else f"{module}.{qualname}", value)
@@ -244,12 +261,14 @@ class _Reader:
             self.function(qualname if module == self._home else f"{module}.{qualname}", value)
 
 
-def _is_users(module: str) -> bool:
+def is_users(module: str) -> bool:
+    """The module belongs to the user: not to Python, to an installed package, or to this one."""
     top = module.partition(".")[0]
-    if top == "ramify" or (top in sys.stdlib_module_names and top != "__main__"):
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if top == "ramify" or (file is None and top in sys.stdlib_module_names and top != "__main__"):
         return False
-    parts = pathlib.PurePath(getattr(sys.modules.get(module), "__file__", None) or "").parts
-    return "site-packages" not in parts and "dist-packages" not in parts
+    path = pathlib.PurePath(file or "")
+    return not {"site-packages", "dist-packages"} & set(path.parts) and not path.is_relative_to(STDLIB)
 
 
 def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
@@ -297,7 +316,8 @@ def _repr(value: Any) -> str:
     if type(value) is dict:
         return "{" + ", ".join(f"{_repr(key)}: {_repr(part)}" for key, part in value.items()) + "}"
     if type(value) in (list, tuple):
-        return type(value).__name__ * (type(value) is tuple) + f"[{', '.join(map(_repr, value))}]"
+        begin, end = "[]" if type(value) is list else "()"
+        return begin + ", ".join(map(_repr, value)) + end
     return repr(value)
 
 

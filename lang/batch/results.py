@@ -15,7 +15,7 @@ from ramify.errors import InvalidRequest, ProgramError, is_transient
 from ramify.lang.batch import runs
 from ramify.lang.batch.breaker import Breaker
 from ramify.lang.batch.checkpoint import ResultsFile, read_rerun
-from ramify.lang.batch.fingerprint import Record
+from ramify.lang.batch.fingerprint import Record, is_users
 from ramify.lang.batch.table import check_table, write_table
 from ramify.lang.batch.window import Row, Window
 from ramify.lang.calls.meta_info import add_usage
@@ -324,23 +324,29 @@ def _outcome(state: ProgramState, error: ProgramError | None) -> dict[str, Any]:
 
 def _failure(error: ProgramError) -> dict[str, Any]:
     cause = error.__cause__
-    frames = _users_frames(error if cause is None else cause)
+    line, frames = _users_frames(error if cause is None else cause)
     return {
         "type": type(error if cause is None else cause).__name__,
         "message": str(error),
         "variable": error.variable,
-        "line": error.line or (f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None),
+        "line": error.line or line,
         "traceback": "".join(traceback.format_list(frames[-TRACEBACK_FRAMES:]))[-TRACEBACK_CHARS:] or None,
         "partial": error.partial,
         "transient": is_transient(error),
     }
 
 
-def _users_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """The frames of an exception without those of this package."""
-    walked = traceback.walk_tb(error.__traceback__)
-    found = [pair for pair in walked if not pair[0].f_globals.get("__name__", "").startswith("ramify.")]
-    return list(traceback.StackSummary.extract(iter(found)))
+def _users_frames(error: BaseException) -> tuple[str | None, list[traceback.FrameSummary]]:
+    """The last line of the user's code in an exception's traceback, and the frames from the user's first one
+    on, without those of this package."""
+    line, found = None, []
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        module = frame.f_globals.get("__name__", "")
+        if is_users(module):
+            line = f"{frame.f_code.co_filename}:{number}"
+        if line is not None and not module.startswith("ramify."):
+            found.append((frame, number))
+    return line, list(traceback.StackSummary.extract(iter(found)))
 
 
 def _usage(state: ProgramState) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
+import inspect
 import json
 import sys
 import textwrap
@@ -144,7 +146,7 @@ def test_the_header_says_what_was_run(folder, out):
     assert found["values"] == {
         "users_package.prompts.FEW_SHOT": "'The kettle works: yes. '",
         "users_package.prompts.SUFFIX": "'!'",
-        "LABELS": "tuple['yes', 'no']",
+        "LABELS": "('yes', 'no')",
         "WORD": "re.compile('a+')",
         "classify.tone": "'calm'",
     }
@@ -158,7 +160,7 @@ CHANGES = [
     ("shorten(text)\n", "shorten(text).upper()\n", "the body of classify changed: line 3 was "),
     ("text[:40]", "text[:50]", "shorten changed: line 3 was return text[:40], is return text[:50]"),
     ('"a", "b"', '"a", "c"', "Order changed: line 3 was "),
-    ('("yes", "no")', '("yes", "not")', "LABELS was tuple['yes', 'no'], is tuple['yes', 'not']"),
+    ('("yes", "no")', '("yes", "not")', "LABELS was ('yes', 'no'), is ('yes', 'not')"),
     ('"a+"', '"b+"', "WORD was re.compile('a+'), is re.compile('b+')"),
     ('s += "other"', 's += "another"', 'other changed: line 3 was s += "other"'),
     ("session = object()", "session = []", "session was not there, is []"),
@@ -362,6 +364,43 @@ def test_objects_that_make_attributes_up_do_no_harm(out):
 
     assert run(program, [{"text": "x"}], out).failed == 0
     assert header(out)["unknown"] == {"mock": "of type MagicMock"}
+
+
+def test_decorators_are_followed(out):
+    def make(prefix, suffix="."):
+        def polite(body):
+            @functools.wraps(body)
+            def inner(s, text):
+                s += prefix
+                return body(s, text)
+
+            return inner
+
+        @rm.function
+        @polite
+        def program(s, text):
+            s += text + suffix + rm.gen("label")
+
+        return program
+
+    run(make("Please. "), [{"text": "x"}], out)
+    assert run(make("Please. "), [{"text": "x"}], out).skipped == 1
+    for changed in (make("Now! "), make("Please. ", "!")):
+        with pytest.raises(InvalidRequest, match=r"(prefix|suffix) was"):
+            run(changed, [{"text": "x"}], out)
+
+
+def test_an_error_in_a_library_has_the_line_of_the_user(out):
+    @rm.function
+    def program(s, text):
+        return json.loads(text)
+
+    run(program, [{"text": "{"}, {"wrong": 1}], out)
+    inside, refused = sorted(lines(out), key=lambda line: line["index"])
+    number = inspect.getsourcelines(program.body)[1] + 2
+    assert inside["error"]["line"] == f"{__file__}:{number}"
+    assert "json/decoder.py" in inside["error"]["traceback"]
+    assert refused["error"]["line"] is refused["error"]["traceback"] is None
 
 
 @pytest.mark.parametrize("compiled", [False, True])
