@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import msgspec
 
-from ramify.errors import BackendError, ErrorInfo, RamifyError, from_info
+from ramify.errors import BackendError, Cancelled, ErrorInfo, RamifyError, from_info
 from ramify.lang.backends.base import Backend, Submission
 from ramify.lang.backends.http import HttpClient, remote
 from ramify.lang.trace.calls import CURRENT
@@ -96,6 +96,17 @@ class SubmittedProgram:
         if self._error is None:
             body = {"tools": place, "results": list(results)}
             await self._http.post(f"/v1/programs/{self._id}/results", body)
+
+    async def abort(self, rid: str) -> None:
+        """End a request. The server ends it by itself where a time limit of the program is over, and tells
+        its usage. It does not where only the local run was cancelled: the request then ends at once."""
+        call = CURRENT.get()
+        assert call is not None
+        place = call.place
+        if place in self._lost and hasattr(self._endpoint, "abort"):
+            await self._endpoint.abort(rid)
+        elif self._failed():
+            self._of(place).put_nowait(Cancelled("The run was cancelled."))
 
     async def end_program(self, program: str) -> None:
         if self._reader is None:

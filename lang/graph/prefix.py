@@ -69,9 +69,8 @@ class _PrefixBackend:
         self._lock = threading.Lock()
         self._goes_on = False
         """A request was sent outside the graph."""
-        for name in ("await_tools", "abort"):
-            if (method := getattr(backend, name, None)) is not None:
-                setattr(self, name, method)
+        if (await_tools := getattr(backend, "await_tools", None)) is not None:
+            self.await_tools = await_tools
         run.watch = self._watch
 
     async def info(self) -> ModelInfo:
@@ -90,6 +89,11 @@ class _PrefixBackend:
         places = [variable.call.place for variable in self._same if variable.call is not None]
         if returned is not None and place in places:
             await returned(place, results)
+
+    async def abort(self, rid: str) -> None:
+        backend = self._server if self._is_answered(CURRENT.get()) else self._backend
+        if (abort := getattr(backend, "abort", None)) is not None:
+            await abort(rid)
 
     async def end_program(self, program: str) -> None:
         await self._server.end_program(program)

@@ -111,10 +111,10 @@ def test_without_abort_the_tokens_that_have_come_are_counted():
     assert backend.aborted == 1
 
 
-@pytest.mark.parametrize("where", ["engine", "endpoint"])
+@pytest.mark.parametrize(("where", "compiled"), [("engine", False), ("endpoint", False), ("endpoint", True)])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_timeout_in_mid_generation_reports_the_schedulers_count(
-    where: str, stream: bool, request: pytest.FixtureRequest
+    where: str, compiled: bool, stream: bool, request: pytest.FixtureRequest
 ):
     backend = request.getfixturevalue(where)
 
@@ -133,7 +133,7 @@ def test_a_timeout_in_mid_generation_reports_the_schedulers_count(
     warm_up.run(backend=backend)
     backend.flush_cache()
     before = stats()
-    state = program.run(backend=backend, stream=stream)
+    state = program.run(backend=backend, stream=stream, compiled=compiled)
     error = state.error()
     assert isinstance(error.__cause__, RequestTimeout)
     after, usage = stats(), state.usage

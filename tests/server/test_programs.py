@@ -344,6 +344,33 @@ def test_a_branch_that_nobody_needs_fails_alone(http: httpx.Client) -> None:
     assert "value" in fine
 
 
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"max_calls": 1}, "max_calls"),
+        ({"max_total_tokens": 12}, "max_total_tokens"),
+        ({"timeout": 1e-9}, "timeout"),
+    ],
+)
+def test_each_run_has_the_limits_of_the_body(http: httpx.Client, options: Json, field: str) -> None:
+    two = graph(gen("x", options={"max_tokens": 4}), gen("y", options={"max_tokens": 4}))
+    two["graph"]["nodes"].insert(0, {"kind": "text", "parts": ["abc"]})
+    answer = http.post(PATH, json=two | options)
+    assert answer.status_code == 400
+    problem = answer.json()["error"]
+    assert (problem["code"], problem["param"]) == ("budget_exceeded", field)
+    assert f"{field}=" in problem["message"]
+    rows = http.post(PATH, json={**two, "rows": [{}, {}], "max_calls": 2}).json()["rows"]
+    assert ["failed" in row for row in rows] == [False, False]
+
+
+@pytest.mark.parametrize("options", [{"max_calls": 0}, {"max_total_tokens": 1.5}, {"timeout": -1}])
+def test_wrong_limits_are_refused_by_name(http: httpx.Client, options: Json) -> None:
+    answer = http.post(PATH, json=graph(gen()) | options)
+    assert answer.status_code == 400
+    assert next(iter(options)) in answer.json()["error"]["message"]
+
+
 def test_a_role_that_the_template_does_not_have(http: httpx.Client) -> None:
     answer = http.post(PATH, json=graph({"kind": "role_begin", "role": "user"}, gen()))
     assert answer.status_code == 400

@@ -35,7 +35,7 @@ class _Limit:
     ended_tokens: int = 0
     """The cost of the requests that have ended."""
     requests: list[Request] = dataclasses.field(default_factory=list)
-    """Those that have not, in the order of arrival."""
+    """Its open requests, in the order of arrival."""
 
     def reached(self, *, timed_out: bool) -> ReachedLimit:
         tokens = self.ended_tokens + sum(map(_cost, self.requests))
@@ -48,7 +48,7 @@ class Budgets:
     def __init__(self) -> None:
         self._limits: OrderedDict[str, _Limit] = OrderedDict()
         self._open: dict[str, _Limit] = {}
-        """Those that have requests."""
+        """The limits that have requests."""
 
     def join(self, request: Request) -> None:
         """`request` has arrived."""
