@@ -126,20 +126,31 @@ class _BranchText:
 
 
 class _VariableText:
-    """The chunks of one variable. A variable that has no chunks adds its text once it is set."""
+    """The chunks of one variable. A variable that has no chunks adds its text once it is set.
+
+    It is the first one of that name: a reader does not go on with another step, after a recovery, unseen.
+    """
 
     def __init__(self, branch: Branch, name: str) -> None:
         self._branch, self._name = branch, name
+        self._first: Variable | None = None
         self._read = self._tokens = 0
         self._logprobs: TokenLogprobs | None = None
         """Log-probabilities of the tokens since the last chunk with text."""
 
     @property
+    def _variable(self) -> Variable | None:
+        if self._first is None:
+            self._first = self._branch.variables.get(self._name)
+        return self._first
+
+    @property
     def ended(self) -> bool:
-        return self._branch.is_final(self._name)
+        variable = self._variable
+        return self._branch.run.body_done.is_set() if variable is None else variable.ready.is_set()
 
     def new(self) -> Iterator[tuple[str, Any]]:
-        variable = self._branch.variables.get(self._name)
+        variable = self._variable
         if variable is None:
             return
         ended = variable.ready.is_set()
@@ -171,7 +182,7 @@ class _VariableText:
         return meta
 
     def check(self) -> None:
-        self._branch.variable(self._name).read()
+        (self._variable or self._branch.variable(self._name)).read()
 
 
 class _VariableThoughts(_VariableText):

@@ -6,6 +6,7 @@ import pytest
 
 import ramify as rm
 from ramify.errors import BackendError
+from ramify.lang.program.streaming import _VariableText
 from tests.lang.backends import Breaking, Holding
 
 PLAIN = "<|im_start|>{}\n{}<|im_end|>\n"
@@ -198,6 +199,25 @@ async def test_async_programs_and_streams():
     assert (await program.run(backend=failing_first())).text() == "Qbyes"
     state = await program.run(backend=failing_first(), stream=True)
     assert "".join([text async for text in state.text_async_iter()]) == "Qabyes"
+
+
+def test_a_reader_of_a_stream_is_raised_the_error_that_the_body_recovers_from():
+    @rm.function
+    def program(s):
+        reader = _VariableText(s._branch, "x")
+        s += "a" + rm.gen("x")
+        s.sync()
+        assert reader.ended
+        s.recover()
+        s += "b" + rm.gen("x")
+        s.sync()
+        assert list(reader.new()) == []
+        with pytest.raises(rm.ProgramError, match="gone"):
+            reader.check()
+
+    state = program.run(backend=failing_first("again"), stream=True)
+    assert "".join(state.text_iter()) == "abagain"
+    assert state["x"] == "again"
 
 
 def test_failing_tools():
