@@ -99,12 +99,14 @@ class Breaker(Generic[T]):
             and self._clock() - self._failing_since >= self._give_up_after
         )
 
-    def reason(self) -> ProgramError:
-        """Why `gave_up`; an error of the rows that were not run."""
-        error = ProgramError(
-            f"The row was not run: the backend gave no answer for {self._give_up_after:g} s. {self.error}",
-            transient=True,
-        )
+    @property
+    def reason(self) -> str:
+        """Why `gave_up`."""
+        return f"the backend gave no answer for {self._give_up_after:g} s. {self.error}"
+
+    def unrun(self) -> ProgramError:
+        """The error of a row that was not run because of `gave_up`."""
+        error = ProgramError(f"The row was not run: {self.reason}", transient=True)
         error.__cause__ = self.error
         return error
 

@@ -152,7 +152,7 @@ class _Survey:
     def end_part(self, breaker: Breaker[Row], seconds: float) -> None:
         self._took.append(seconds)
         if breaker.gave_up:
-            raise breaker.reason()
+            raise breaker.unrun()
 
     def estimate(self) -> BatchEstimate:
         sample = [(self._text(row), self._states[row.index]) for row in self._sample]

@@ -271,7 +271,7 @@ class _Writer:
         if self.breaker.gave_up:
             total = len(self._rows) if isinstance(self._rows, Sized) else self.reader.read
             summary.left = total - summary.rows - summary.skipped
-            summary.stopped = str(self.breaker.reason())
+            summary.stopped = self.breaker.reason
         else:
             summary.others = self._file.others
         if self._plan.table is not None:

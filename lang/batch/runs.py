@@ -248,7 +248,7 @@ def run_in_threads(
                 bar.advance()
                 yield from order.put(number, state)
     for found, row in order.left():
-        yield refuse(order.breaker.reason(), row) if found is None else found
+        yield refuse(order.breaker.unrun(), row) if found is None else found
 
 
 async def run_in_tasks(
@@ -268,7 +268,7 @@ async def run_in_tasks(
                 for ready in order.put(number, state):
                     yield ready
     for found, row in order.left():
-        yield await refuse(order.breaker.reason(), row) if found is None else found
+        yield await refuse(order.breaker.unrun(), row) if found is None else found
 
 
 # --- progress -----------------------------------------------------------------------------------
