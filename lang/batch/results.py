@@ -297,6 +297,7 @@ class _Writer:
             summary.failed += 1
             summary.first_error = summary.first_error or str(error)
         if self._plan.trace is not None and len(self._traces) < self._plan.trace_rows:
+            state.trace.name = f"row {row.index}"
             self._traces.append((state._branch.run.started, state.trace))
         seconds = time.perf_counter() - self._began
         self._bar.advance(

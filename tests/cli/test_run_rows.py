@@ -124,7 +124,7 @@ def test_a_report_of_the_first_rows(folder: Path, server: LiveServer) -> None:
     data = report.read_text().partition('id="data">')[2].partition("</script>")[0]
     root = json.loads(data.replace("<\\/", "</"))["root"]
     assert root["name"] == "greet, 3 rows"
-    assert [child["name"] for child in root["children"]] == ["greet"] * 3
+    assert {child["name"] for child in root["children"]} < {f"row {index}" for index in range(5)}
     assert root["requests"] == 3
     assert max(child["end"] for child in root["children"]) == root["end"]
 
