@@ -8,12 +8,13 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
+from ramify.bounds import Bounds
 from ramify.constraint import Constraint, ebnf, json_schema, structural_tag
 from ramify.constraint import regex as regex_constraint
 from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField, UnsupportedNode
 from ramify.lang.backends.base import Backend
 from ramify.lang.calls.choices import ChoicesSamplingMethod, token_length_normalized
-from ramify.lang.calls.limits import Bounds, Limit, holding
+from ramify.lang.calls.limits import Limit, holding
 from ramify.lang.calls.options import read_options
 from ramify.lang.calls.thinking import read_thinking
 from ramify.lang.program.async_function import AsyncFunction

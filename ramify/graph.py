@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
 
+from ramify.bounds import Bounds
 from ramify.constraint import Constraint
 from ramify.errors import InvalidRequest, ProgramError
 from ramify.messages import Thinking
@@ -25,7 +26,9 @@ MAX_NODES = 4096
 MAX_BRANCHES = 1024
 """Most branches of one graph, branch 0 included."""
 MAX_DEPTH = 64
-"""Most nested forks."""
+"""Most nested forks, and most nested limits."""
+MAX_LIMITS = 1024
+"""Most limits of one graph."""
 MAX_OF = 256
 """Most nodes that an `Either` chooses from."""
 
@@ -173,7 +176,14 @@ class ScopeEnd(Node, frozen=True, kw_only=True, tag="scope_end"):
     name: str
 
 
-class Gen(Node, frozen=True, kw_only=True, tag="gen"):
+class Limited(Node, frozen=True, kw_only=True):
+    """A step that a limit can end."""
+
+    limits: tuple[int, ...] = ()
+    """The indices in `Graph.limits` of those that hold for the step, outermost first."""
+
+
+class Gen(Limited, frozen=True, kw_only=True, tag="gen"):
     """Append generated text, and set a variable to it."""
 
     name: str | None = None
@@ -190,7 +200,7 @@ class Gen(Node, frozen=True, kw_only=True, tag="gen"):
     """Whether the model thinks before its answer."""
 
 
-class Select(Node, frozen=True, kw_only=True, tag="select"):
+class Select(Limited, frozen=True, kw_only=True, tag="select"):
     """Append the likeliest choice, and set a variable to it."""
 
     name: str | None = None
@@ -217,7 +227,7 @@ class Tools(Node, frozen=True, kw_only=True, tag="tools"):
     tools: tuple[ToolDescription, ...]
 
 
-class CallTools(Node, frozen=True, kw_only=True, tag="call_tools"):
+class CallTools(Limited, frozen=True, kw_only=True, tag="call_tools"):
     """Generate tool calls, wait for the client's results, and append these."""
 
     name: str | None = None
@@ -237,7 +247,7 @@ class Fork(Node, frozen=True, kw_only=True, tag="fork"):
     """The numbers of the new branches, which no earlier fork has used."""
 
 
-class Join(Node, frozen=True, kw_only=True, tag="join"):
+class Join(Limited, frozen=True, kw_only=True, tag="join"):
     """End branches. ``gather``: each variable that they set becomes the list of its values in this branch.
     ``append``: the text that each of them added is appended to this branch, in order."""
 
@@ -276,6 +286,8 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     name: str = "program"
     arguments: tuple[str, ...] = ()
     """The names of the arguments, all of which every row must give."""
+    limits: tuple[Bounds, ...] = ()
+    """What parts of one run may spend. The time of a limit begins with the first of its steps."""
     nodes: tuple[AnyNode, ...]
 
     def check(self, field: str = "graph") -> Graph:
@@ -351,6 +363,11 @@ class _Check:
             )
         if len(set(self.graph.arguments)) < len(self.graph.arguments):
             raise InvalidRequest("An argument is named twice.", field=f"{self.field}.arguments")
+        if len(self.graph.limits) > MAX_LIMITS or not all(self.graph.limits):
+            raise InvalidRequest(
+                f"There may be {MAX_LIMITS} limits, each with timeout, max_total_tokens or max_calls.",
+                field=f"{self.field}.limits",
+            )
         for index, node in enumerate(nodes):
             self.here = f"{self.field}.nodes[{index}]"
             if node.branch not in self.parents:
@@ -360,6 +377,12 @@ class _Check:
             self._one(index, node)
 
     def _one(self, index: int, node: AnyNode) -> None:
+        if isinstance(node, Limited):
+            known = range(len(self.graph.limits))
+            if len(set(node.limits)) < len(node.limits) or not all(one in known for one in node.limits):
+                self._wrong("limits", f"they must be different indices below {len(known)}")
+            if len(node.limits) > MAX_DEPTH:
+                self._wrong("limits", f"more than {MAX_DEPTH} limits below each other")
         for place, guard in enumerate(node.when):
             self._part(index, guard.value, f"when[{place}].value")
             if isinstance(node, Fork | Join | Either):

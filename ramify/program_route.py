@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ramify.bounds import Bounds
 from ramify.errors import InvalidRequest, NotFound, from_info
 from ramify.graph import CallTools, Graph
-from ramify.lang.calls.limits import Bounds
 from ramify.lang.calls.options import read_options
 from ramify.lang.graph.serve import Events, Job, ToolResults, run_row
 from ramify.loop import cancel_at_end

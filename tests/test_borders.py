@@ -29,7 +29,7 @@ LEAVES = {
     "ramify.loop",
 }
 LEAVES |= {"ramify.answers", "ramify.cache", "ramify.retry", "ramify.ring_messages", "ramify.spelling"}
-LEAVES |= {"ramify.priority"}
+LEAVES |= {"ramify.bounds", "ramify.priority"}
 LEAVES |= {"ramify.graph", "ramify.html.template", "ramify.html.fragment"}
 LEAVES |= {f"ramify.tool_calls.{name}" for name in ("formats", "grammar", "prompt", "parser")}
 SHARED = LEAVES

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from ramify.bounds import Bounds
 from ramify.graph import Graph
-from ramify.lang.calls.limits import Bounds
 from ramify.messages import Generate, ModelInfo, TextChunk
 
 

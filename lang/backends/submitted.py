@@ -19,6 +19,7 @@ import msgspec
 from ramify.errors import BackendError, Cancelled, ErrorInfo, RamifyError, from_info
 from ramify.lang.backends.base import Backend, Submission
 from ramify.lang.backends.http import HttpClient, remote
+from ramify.lang.calls.limits import ranks, renamed
 from ramify.lang.trace.calls import CURRENT
 from ramify.messages import Generate, ModelInfo, TextChunk
 
@@ -51,7 +52,7 @@ class SubmittedProgram:
             "priority": options.pop("priority", None),
             "sampling_params": msgspec.to_builtins(options),
             "cache_scope": submission.scope,
-            **{name: value for name, value in vars(submission.bounds).items() if value is not None},
+            **msgspec.to_builtins(submission.bounds),
             "stream": True,
             "events": "chunks" if submission.stream else "requests",
         }
@@ -87,8 +88,9 @@ class SubmittedProgram:
             answer = await answers.get()
             if isinstance(answer, RamifyError):
                 raise answer
+            ids = {rank: id for id, rank in ranks(request).items()}
             for chunk in answer:
-                yield chunk
+                yield renamed(chunk, ids)
             if answer and answer[-1].finish is not None:
                 return
 

@@ -13,15 +13,15 @@ import contextlib
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import msgspec
 
-from ramify.errors import BudgetExceeded, InvalidRequest
-from ramify.messages import Finish, LimitHint, Usage
+from ramify.bounds import Bounds
+from ramify.errors import BudgetExceeded
+from ramify.messages import Finish, Generate, LimitHint, TextChunk, Usage
 from ramify.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -30,66 +30,63 @@ if TYPE_CHECKING:
 REMEDY = "Raise it; or go on outside of it, after s.recover()."
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """The options of a limit; None sets no bound.
-
-    timeout : seconds of wall clock from the beginning of the run or block
-    max_total_tokens : prompt and completion tokens of all requests, as `Usage` counts them
-    max_calls : requests to the model: a `select` is one, and each sample and each retry of a `gen`
-    """
-
-    timeout: float | None = None
-    max_total_tokens: int | None = None
-    max_calls: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            kinds: tuple[type, ...] = (int, float) if name == "timeout" else (int,)
-            if value is not None and (type(value) not in kinds or not value > 0):
-                more = "more than 0" if name == "timeout" else "a whole number, 1 or more"
-                raise InvalidRequest(f"{name} is {value!r}; it must be {more}.", field=name)
-
-    def __bool__(self) -> bool:
-        return any(value is not None for value in vars(self).values())
-
-
-NAMES = tuple(field.name for field in fields(Bounds))
+NAMES = Bounds.__struct_fields__
 
 
 class Limit:
-    """A limit that holds since it was made, and what its steps have spent."""
+    """A limit that holds since it was made, or with `later` since its first step began, and what its steps
+    have spent."""
 
-    def __init__(self, bounds: Bounds, where: str) -> None:
+    def __init__(self, bounds: Bounds, where: str, *, later: bool = False) -> None:
         self.bounds = bounds
         self.where = where
         """For error messages."""
         self.id = uuid.uuid4().hex
-        self.calls = 0
-        """Requests sent."""
-        self.tokens = 0
-        """Prompt and completion tokens of the requests that have ended."""
+        self.refuse: Callable[[], NoReturn] | None = None
+        """Set while a program is traced, when a step has been appended: what is spent is not known."""
+        self._calls = self._tokens = 0
         self._tokens_on: Counter[Backend] = Counter()
-        self._began = time.monotonic()
+        self._began = None if later else time.monotonic()
+
+    @property
+    def calls(self) -> int:
+        """Requests sent."""
+        return self._calls if self.refuse is None else self.refuse()
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and completion tokens of the requests that have ended."""
+        return self._tokens if self.refuse is None else self.refuse()
 
     @property
     def seconds(self) -> float:
         """Since the beginning."""
-        return time.monotonic() - self._began
+        return self._elapsed() if self.refuse is None else self.refuse()
+
+    def _elapsed(self) -> float:
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now
+        return now - self._began
 
     @property
     def seconds_left(self) -> float | None:
         timeout = self.bounds.timeout
-        return None if timeout is None else timeout - self.seconds
+        return None if timeout is None else timeout - self._elapsed()
 
     @property
     def tokens_left(self) -> int | None:
         most = self.bounds.max_total_tokens
-        return None if most is None else most - self.tokens
+        return None if most is None else most - self._tokens
+
+    @property
+    def calls_left(self) -> int | None:
+        most = self.bounds.max_calls
+        return None if most is None else most - self._calls
 
     def spend(self, usage: Usage, backend: Backend) -> None:
         tokens = usage.prompt_tokens + usage.completion_tokens
-        self.tokens += tokens
+        self._tokens += tokens
         self._tokens_on[backend] += tokens
 
     def hint(self, backend: Backend) -> LimitHint:
@@ -97,12 +94,12 @@ class Limit:
         most = self.bounds.max_total_tokens
         return LimitHint(
             id=self.id,
-            max_total_tokens=None if most is None else most - self.tokens + self._tokens_on[backend],
+            max_total_tokens=None if most is None else most - self._tokens + self._tokens_on[backend],
             seconds_left=self.seconds_left,
         )
 
     def time_is_over(self) -> BudgetExceeded:
-        timeout, seconds = self.bounds.timeout, self.seconds
+        timeout, seconds = self.bounds.timeout, self._elapsed()
         return BudgetExceeded(
             f"timeout={timeout:g} of {self.where} is over: {seconds:.2f} s have passed.",
             field="timeout",
@@ -113,10 +110,11 @@ class Limit:
 
     def tokens_are_spent(self, known: int = 0) -> BudgetExceeded:
         """`known`: what the limit's requests have cost as the runtime says."""
-        most, spent = self.bounds.max_total_tokens, max(self.tokens, known)
+        most, spent = self.bounds.max_total_tokens, max(self._tokens, known)
         rest = ", and this step does not fit into the rest" if spent < (most or 0) else ""
         return BudgetExceeded(
-            f"max_total_tokens={most} of {self.where}: {spent} tokens are spent in {self.calls} calls{rest}.",
+            f"max_total_tokens={most} of {self.where}: "
+            f"{spent} tokens are spent in {self._calls} calls{rest}.",
             field="max_total_tokens",
             bound=most,
             spent=spent,
@@ -125,10 +123,10 @@ class Limit:
 
     def calls_are_spent(self) -> BudgetExceeded:
         return BudgetExceeded(
-            f"max_calls={self.bounds.max_calls} of {self.where}: {self.calls} calls are spent.",
+            f"max_calls={self.bounds.max_calls} of {self.where}: {self._calls} calls are spent.",
             field="max_calls",
             bound=self.bounds.max_calls,
-            spent=self.calls,
+            spent=self._calls,
             remedy=REMEDY,
         )
 
@@ -144,9 +142,16 @@ LIMITS: ContextVar[Limits] = ContextVar("ramify_limits", default=())
 def holding(bounds: Bounds, where: str) -> Iterator[Limit]:
     """A ``with`` block whose steps have a limit more."""
     limit = Limit(bounds, where)
-    token = LIMITS.set((*LIMITS.get(), limit))
-    try:
+    with under((limit,)):
         yield limit
+
+
+@contextlib.contextmanager
+def under(limits: Limits) -> Iterator[None]:
+    """A ``with`` block whose steps have these limits as well."""
+    token = LIMITS.set((*LIMITS.get(), *limits))
+    try:
+        yield
     finally:
         LIMITS.reset(token)
 
@@ -163,9 +168,7 @@ def tightest(limits: Limits) -> Bounds:
         return min((value for value in values if value is not None), default=None)
 
     tokens = least(one.tokens_left for one in limits)
-    calls = least(
-        None if one.bounds.max_calls is None else one.bounds.max_calls - one.calls for one in limits
-    )
+    calls = least(one.calls_left for one in limits)
     seconds = least(one.seconds_left for one in limits)
     return Bounds(
         timeout=None if seconds is None else max(seconds, 1e-3),
@@ -200,14 +203,13 @@ def begin_call(limits: Limits, sampling: SamplingParams) -> SamplingParams:
     """
     deadline(limits)
     for limit in reversed(limits):
-        most = limit.bounds.max_calls
-        if most is not None and limit.calls >= most:
+        if limit.calls_left is not None and limit.calls_left <= 0:
             raise limit.calls_are_spent()
         left = limit.tokens_left
         if left is not None and left < max(sampling.min_tokens, 1):
             raise limit.tokens_are_spent()
     for limit in limits:
-        limit.calls += 1
+        limit._calls += 1
         left = limit.tokens_left
         if left is not None and (sampling.max_tokens is None or sampling.max_tokens > left):
             sampling = msgspec.structs.replace(sampling, max_tokens=left)
@@ -231,6 +233,22 @@ def check_answer(limits: Limits, finish: Finish | None, *, cut: bool) -> None:
         raise _named(counted, reached.id).tokens_are_spent(reached.tokens)
     if cut:
         raise min(counted, key=lambda one: one.tokens_left or 0).tokens_are_spent()
+
+
+def ranks(request: Generate) -> dict[str, str]:
+    """The id of each limit of a request → its place from the innermost, which is the same at the server and
+    in the local replica of a program."""
+    limits = () if request.hint is None else request.hint.limits
+    return {limit.id: str(rank) for rank, limit in enumerate(reversed(limits))}
+
+
+def renamed(chunk: TextChunk, names: Mapping[str, str]) -> TextChunk:
+    """`chunk` with another name for the limit that ended its request."""
+    if chunk.finish is None or chunk.finish.limit is None:
+        return chunk
+    id, replace = chunk.finish.limit.id, msgspec.structs.replace
+    limit = replace(chunk.finish.limit, id=names.get(id, id))
+    return replace(chunk, finish=replace(chunk.finish, limit=limit))
 
 
 def _named(limits: Sequence[Limit], id: str) -> Limit:

@@ -86,7 +86,15 @@ def _start(traced: Traced, s: ProgramState, row: Row) -> Execution:
             ),
             lambda: execution is None or execution.failed,
         )
-    execution = execute(traced.graph, root, row, steps=traced.steps, lines=traced.lines, values=traced.values)
+    execution = execute(
+        traced.graph,
+        root,
+        row,
+        steps=traced.steps,
+        lines=traced.lines,
+        values=traced.values,
+        blocks=traced.blocks,
+    )
     return execution
 
 

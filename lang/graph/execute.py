@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -11,6 +11,7 @@ import msgspec
 import ramify.graph as graph
 from ramify.errors import BackendError, InvalidRequest
 from ramify.lang.calls.choices import METHODS
+from ramify.lang.calls.limits import Limit, under
 from ramify.lang.program import nodes
 from ramify.lang.program.branch import Branch
 from ramify.lang.program.variables import Variable, skipped
@@ -43,6 +44,7 @@ def execute(
     steps: Mapping[int, nodes.ModelStep] | None = None,
     lines: Mapping[int, str] | None = None,
     values: Iterable[tuple[int, int, str, Any]] = (),
+    blocks: Sequence[str] = (),
 ) -> Execution:
     """Submit the nodes of `made` to `root`, which is idle. Returns at once.
 
@@ -50,16 +52,21 @@ def execute(
         steps: Node index → step, which has the Python types and functions that a node lacks.
         lines: Node index → source line.
         values: Variables that the program sets: (index of the next node, branch, name, value).
+        blocks: How errors name the limits of the graph.
     """
     if root.run.options.get("n", 1) != 1:
         raise InvalidRequest("A graph has one output for each gen that does not set n.", field="n")
     submitter = _Submitter(Execution({0: root}), row, steps or {}, lines or {})
+    blocks = blocks or [f"limit {index} of {made.name!r}" for index in range(len(made.limits))]
+    limits = [Limit(bounds, where, later=True) for bounds, where in zip(made.limits, blocks, strict=True)]
     waiting = list(values)
     with root.held():
         for place, node in enumerate(made.nodes):
             while waiting and waiting[0][0] <= place:
                 submitter.set(waiting.pop(0))
-            submitter.one(place, node)
+            of_node = node.limits if isinstance(node, graph.Limited) else ()
+            with under(tuple(limits[index] for index in of_node)):
+                submitter.one(place, node)
         for value in waiting:
             submitter.set(value)
         root.run.end_body()

@@ -14,7 +14,7 @@ import ramify.graph as graph
 from ramify.errors import ProgramError
 from ramify.lang.backends.base import Backend
 from ramify.lang.calls.choices import METHODS
-from ramify.lang.calls.limits import LIMITS
+from ramify.lang.calls.limits import LIMITS, Limit, Limits
 from ramify.lang.calls.options import resolve_options
 from ramify.lang.graph.symbolic import (
     About,
@@ -79,8 +79,10 @@ class GraphBuilder(Run):
     it."""
 
     def __init__(self, name: str) -> None:
-        self.branches = 0
-        self.limits_outside = LIMITS.get()
+        self.branches, self.name = 0, name
+        self._limits_outside = LIMITS.get()
+        self.blocks: dict[Limit, int] = {}
+        """The limit of each block of the body with a step → its index in the graph."""
         super().__init__(name, _Nowhere(), NO_MODEL, {})
         self.nodes: list[graph.AnyNode] = []
         self.lines: dict[int, str] = {}
@@ -124,6 +126,23 @@ class GraphBuilder(Run):
             raise ProgramError(error.message)
         if self.refused is None:
             self.refused, self.known = error, len(self.nodes)
+
+    def made(self, arguments: tuple[str, ...] = (), nodes: int | None = None) -> graph.Graph:
+        """The graph of the first `nodes` nodes, or of all."""
+        limits = tuple(limit.bounds for limit in self.blocks)
+        return graph.Graph(
+            name=self.name, arguments=arguments, limits=limits, nodes=tuple(self.nodes[:nodes])
+        )
+
+    def limits_of(self, limits: Limits) -> tuple[int, ...]:
+        """The indices of those limits that the body has set. From now on it cannot read them."""
+        own = [limit for limit in limits if limit not in self._limits_outside]
+        for limit in own:
+            limit.refuse = self._refuse_spent
+        return tuple(self.blocks.setdefault(limit, len(self.blocks)) for limit in own)
+
+    def _refuse_spent(self) -> NoReturn:
+        self.refuse_node("What a limit's steps have spent is not known before the program runs.")
 
     def caught(self) -> None:
         """Called where the program catches an exception: tracing itself may have caused it."""
@@ -255,8 +274,7 @@ class RecordedBranch(Branch):
             merged.resolve(builder.value_of(setters[0], merged))
 
     def _submit(self, step: Step, statement: Statement) -> Variable | None:
-        if statement.limits != self.builder.limits_outside:
-            self.builder.refuse_node("The program sets a limit for a block, which a graph cannot.")
+        self.limits = statement.limits
         variable = self._declare(step)
         step.run(self._recorder, variable)
         if isinstance(step, Guarded) and step.variable is not None and variable is not None:
@@ -401,8 +419,9 @@ class Recorder:
         )
         return self._outcome(node, made, variable)
 
-    def _outcome(self, step: ModelStep, made: graph.AnyNode, variable: Variable) -> Awaitable[None]:
-        place = self._builder.add(made, step.line)
+    def _outcome(self, step: ModelStep, made: graph.Limited, variable: Variable) -> Awaitable[None]:
+        made = msgspec.structs.replace(made, limits=self._builder.limits_of(self._branch.limits))
+        place = self._builder.add(cast(graph.AnyNode, made), step.line)
         self._builder.steps[place] = step
         self._resolve(step, variable, place)
         return Done()
@@ -420,7 +439,8 @@ class Recorder:
 
     def splice(self, node: Splice) -> Awaitable[None]:
         children = _numbers(node.children)
-        self._builder.add(graph.Join(branch=self._number, children=children, mode="append"))
+        limits = self._builder.limits_of(self._branch.limits)
+        self._builder.add(graph.Join(branch=self._number, children=children, mode="append", limits=limits))
         return Done()
 
     def describe_tools(self, node: DescribeTools) -> None:

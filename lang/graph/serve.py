@@ -11,10 +11,11 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from ramify.bounds import Bounds
 from ramify.errors import EngineError, InvalidRequest, RamifyError, from_info
 from ramify.graph import WITH_RESULT, Either, Graph
 from ramify.lang.backends.base import Backend
-from ramify.lang.calls.limits import Bounds, Limit
+from ramify.lang.calls.limits import Limit, ranks, renamed
 from ramify.lang.graph.execute import Row, execute
 from ramify.lang.program.run import Run
 from ramify.lang.program.variables import Skipped, Variable
@@ -207,7 +208,7 @@ class _Emitting:
         try:
             async with aclosing(answer):
                 async for chunk in answer:
-                    chunks.append(chunk)
+                    chunks.append(renamed(chunk, ranks(request)))
                     if self._each or chunk.finish is not None:
                         self._emit({"request": place, "chunks": chunks})
                         chunks = []

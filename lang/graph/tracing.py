@@ -28,6 +28,8 @@ class Traced:
     """Node index → source line."""
     steps: dict[int, ModelStep]
     """Node index → the gen or select as written, with its Python types and functions."""
+    blocks: list[str]
+    """How errors name the limits of the graph."""
     values: list[tuple[int, int, str, Any]]
     """Variables that the program set: (index of the next node, branch, name, value)."""
     reads: list[tuple[Variable, bool]]
@@ -72,7 +74,7 @@ def trace_prefix(
     try:
         returned = _call(rewritten(body, builder.caught), TracedState(builder.root), arguments, builder)
         _check_returned(returned, builder)
-        made = graph.Graph(name=body.__name__, arguments=tuple(unknown), nodes=tuple(builder.nodes))
+        made = builder.made(tuple(unknown))
         made.check()
     except (NotConcrete, Exception) as error:
         return _prefix_of(builder, body.__code__, error)
@@ -81,7 +83,14 @@ def trace_prefix(
     if builder.refused is not None:
         return _prefix_of(builder, body.__code__, builder.refused)
     return Traced(
-        made, builder.lines, builder.steps, builder.values, builder.reads, builder.sources, returned
+        made,
+        builder.lines,
+        builder.steps,
+        [limit.where for limit in builder.blocks],
+        builder.values,
+        builder.reads,
+        builder.sources,
+        returned,
     )
 
 
@@ -92,7 +101,7 @@ def _prefix_of(builder: GraphBuilder, code: CodeType, error: BaseException) -> G
     made: graph.Graph | None = None
     # After an exception of the body's own, side effects outside its steps are unknown: no prefix.
     if known and builder.refused is not None:
-        made = graph.Graph(name=code.co_name, nodes=tuple(builder.nodes[: max(known) + 1]))
+        made = builder.made(nodes=max(known) + 1)
     return GraphPrefix(made, builder.steps, builder.submitted, refused)
 
 

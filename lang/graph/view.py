@@ -15,6 +15,7 @@ from ramify.graph import (
     Graph,
     Guard,
     Join,
+    Limited,
     Result,
     RoleBegin,
     RoleEnd,
@@ -166,7 +167,11 @@ class GraphView:
                 return f"{node.mode} {_listed(node.children)}"
 
     def _on(self, place: int) -> str:
-        return f" on {self._elsewhere[place]}" if place in self._elsewhere else ""
+        node = self._graph.nodes[place]
+        limits = node.limits if isinstance(node, Limited) else ()
+        listed = [f" in limit {index} ({self._graph.limits[index]})" for index in limits]
+        on = f" on {self._elsewhere[place]}" if place in self._elsewhere else ""
+        return "".join([on, *listed])
 
     def _part(self, part: str | Argument | Result) -> str:
         if isinstance(part, str):

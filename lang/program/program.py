@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, overload
 
+from ramify.bounds import Bounds
 from ramify.errors import InvalidRequest, ProgramError, UnsupportedField
 from ramify.lang.backends.base import Backend
 from ramify.lang.batch import results, runs
 from ramify.lang.batch.fingerprint import Record, record_of
-from ramify.lang.calls.limits import LIMITS, Bounds, Limit, Limits, combined
+from ramify.lang.calls.limits import LIMITS, Limit, Limits, combined
 from ramify.lang.calls.limits import NAMES as BOUNDS
 from ramify.lang.calls.options import ELSEWHERE, NAMES, read_options
 from ramify.lang.graph.body import compile_body

@@ -333,13 +333,6 @@ def test_what_takes_no_limit_says_so():
     with pytest.raises(UnsupportedField, match=r"max_calls has no effect. Call it in a block: with rm.limit"):
         outer.run(backend=rm.ScriptedBackend([]))
 
-    @rm.function
-    def block(s):
-        with rm.limit(max_calls=1):
-            s += "a" + rm.gen("x")
-
-    with pytest.raises(rm.CompileError, match="sets a limit for a block"):
-        block.compile()
     with rm.limit(max_calls=2):
         compiled = three.compile()
     assert cause(compiled.run(backend=rm.ScriptedBackend(lambda request: "x"), max_calls=1)).bound == 1
