@@ -189,6 +189,15 @@ class ProgramError(RamifyError):
         self.prompt = prompt
         self.partial = partial
         self.finish_reason = finish_reason
+        self.noticed = False
+        """The program's body has been raised it, so the body knows."""
+
+    def notice(self) -> None:
+        """Note that the body has been raised this error, and with it the failed step that caused it."""
+        error: BaseException | None = self
+        while isinstance(error, ProgramError):
+            error.noticed = True
+            error = error.__cause__
 
 
 class UnsupportedNode(ProgramError):

@@ -22,20 +22,23 @@ def when(value: Any, cases: Mapping[Outcome, str | Node], default: str | Node | 
         s += rm.when(s["kind"], {"bug": rm.user("Which version?") + rm.assistant(rm.gen("version"))})
 
     Args:
-        value: The result of a `select`, a field of type str, bool or Literal, or an argument. In a compiled
-            program the server decides.
+        value: The result of a `select`, a field of type str, bool or Literal, or an argument. It is compared
+            with the cases as text, as `str` writes both; in a compiled program by the server.
         cases: What to append for each value.
         default: What to append for any other value; None for nothing.
 
     A variable that only a case not taken sets cannot be read. Raises `InvalidRequest` for a case that is no
     str, bool or int.
     """
+    texts = [str(case) for case in cases]
     for case in cases:
-        if type(case) not in (str, bool, int):
-            raise InvalidRequest(f"The case {case!r} is no str, bool or int.", field="cases")
+        if type(case) not in (str, bool, int) or texts.count(str(case)) > 1:
+            raise InvalidRequest(
+                f"The case {case!r} is no str, bool or int, or reads like another.", field="cases"
+            )
     source = _source(value)
     if source is None:
-        chosen = cases.get(value, default)
+        chosen = next((item for case, item in cases.items() if str(case) == str(value)), default)
         return Row(()) if chosen is None else as_node(chosen)
     steps: list[Guarded] = []
     for case, item in cases.items():
@@ -98,7 +101,9 @@ def _rounds(s: ProgramState, wanted: Collection[Any], at_most: int) -> Any:
         source = _source(value)
         if source is not None:
             guards = (*guards, Guard(source, tuple(map(str, wanted)), negated=True))
-        elif value in wanted:
+        elif value is None:
+            raise InvalidRequest("The body of repeat returned None, so it cannot end.", field="body")
+        elif str(value) in map(str, wanted):
             return
 
 

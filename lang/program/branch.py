@@ -339,10 +339,20 @@ class Branch:
             self.call.error = None
             return error
 
+    def unnoticed_error(self) -> ProgramError | None:
+        """The first error of a branch forked from this one that the program's body has not been raised."""
+        for child in self.children:
+            if child.error is not None and not child.error.noticed:
+                return child.error
+            if (found := child.unnoticed_error()) is not None:
+                return found
+        return None
+
     def _failed_gather(self) -> ProgramError:
         """The error of a joined variable. Such a join leaves the content of this branch as it was."""
         for variable in self.variables.values():
             if isinstance(variable, GatheredVariable) and variable.error is not None:
+                variable.error.notice()
                 return variable.error
         raise ProgramError(
             "There is nothing to recover from: no step of this state has failed.",

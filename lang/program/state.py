@@ -141,7 +141,7 @@ class ProgramState:
 
         def read() -> ToolCalls:
             self._block_on(variable.ready)
-            calls: ToolCalls = variable.read()
+            calls: ToolCalls = self._value(variable)
             return calls
 
         return ToolTurn(variable.ready, read)
@@ -194,7 +194,7 @@ class ProgramState:
 
     def __getitem__(self, name: str) -> Any:
         """The value of a variable; raises `ProgramError` if its step failed or if none sets it."""
-        return self._read(name).read()
+        return self._value(self._read(name))
 
     get_var = __getitem__
 
@@ -204,7 +204,7 @@ class ProgramState:
     def get(self, name: str, kind: Any = None) -> Any: ...
     def get(self, name: str, kind: Any = None) -> Any:
         """The value of a variable as a `kind`, parsed from its text unless it is of that type."""
-        return _as(self._read(name), kind)
+        return self._value(self._read(name), kind)
 
     @overload
     async def aget(self, name: str, kind: type[T]) -> T: ...
@@ -219,7 +219,7 @@ class ProgramState:
                         break
         variable = self._branch.variable(name)
         await variable.ready.wait()
-        return _as(variable, kind)
+        return self._value(variable, kind)
 
     def thinking(self, name: str) -> Any:
         """The model's thoughts before the value of a variable: a text, or a list of texts where the value is
@@ -269,9 +269,14 @@ class ProgramState:
         await self._all_done().wait()
 
     def error(self) -> ProgramError | None:
-        """The first error of this branch or of the program's body; None without one."""
+        """The first error of this branch, of the program's body, or of a branch forked from this one; None
+        without one. An error of a forked branch that the body has been raised, and has caught, does not
+        count."""
         self.sync()
-        return self._branch.error or self._branch.run.error
+        error = self._error()
+        if error is not None and not self._outside:
+            error.notice()
+        return error
 
     def text_iter(self, var_name: str | None = None, *, thinking: bool = False) -> Iterator[str]:
         """The text of one variable, or all text, while it is generated. Raises at the end if a step failed.
@@ -356,7 +361,7 @@ class ProgramState:
     @property
     def _status(self) -> str:
         branch = self._branch
-        return "failed" if branch.error or branch.run.error else "ended" if branch.ended else "running"
+        return "failed" if self._error() else "ended" if branch.ended else "running"
 
     def __repr__(self) -> str:
         branch = self._branch
@@ -372,6 +377,18 @@ class ProgramState:
         variable = self._branch.variable(name)
         self._block_on(variable.ready)
         return variable
+
+    def _value(self, variable: Variable, kind: Any = None) -> Any:
+        try:
+            return _as(variable, kind)
+        except ProgramError as error:
+            if not self._outside:
+                error.notice()
+            raise
+
+    def _error(self) -> ProgramError | None:
+        branch = self._branch
+        return branch.error or branch.run.error or branch.unnoticed_error()
 
     def _declared(self, name: str) -> bool:
         """The variable is declared, or no step can declare it any more."""

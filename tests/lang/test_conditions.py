@@ -264,3 +264,30 @@ def test_a_picture_shows_conditions_and_no_roles() -> None:
     assert "if ‹kind› is 'bug': gen answer" in drawn
     assert "user:" not in drawn
     assert "either" not in drawn
+
+
+def test_values_are_compared_as_text_everywhere() -> None:
+    @rm.function
+    def program(s, given):
+        s += "Pick " + rm.select("k", ["1", "2"])
+        s += rm.when(s["k"], {1: " one", 2: " two"}, " none")
+        s += rm.when(given, {"True": " yes"}, " no")
+
+    for made in (program, program.compile()):
+        state = made.run(given=True, backend=rm.ScriptedBackend({"k": "2"}))
+        assert state.text() == "Pick 2 two yes"
+    with pytest.raises(InvalidRequest, match="reads like another"):
+        rm.when("1", {1: "a", "1": "b"})
+
+
+def test_a_round_that_returns_nothing_is_refused() -> None:
+    @rm.function
+    def program(s):
+        def again(s):
+            s += "again"
+
+        rm.repeat(s, again, until="yes", at_most=2)
+
+    for run in (program.run, lambda **given: program.compile().run(**given)):
+        with pytest.raises(rm.RamifyError, match="returned None"):
+            run(backend=rm.ScriptedBackend([]))

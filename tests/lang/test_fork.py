@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 import ramify as rm
@@ -181,3 +183,35 @@ def test_a_long_transcript_is_freed_without_recursion():
     for _ in range(200_000):
         tail = append_text(tail, "x")
     del tail
+
+
+def forks(s, joins, reads):
+    s += "Q"
+    views = s.fork(2)
+    for view in views:
+        view += rm.gen("z", schema=int)
+    if reads:
+        for view in views:
+            with contextlib.suppress(rm.ProgramError):
+                view["z"]
+    if joins:
+        views.join()
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_an_error_of_a_branch_that_nobody_has_read_is_an_error_of_the_program(joins):
+    program = rm.function(forks)
+    state = program.run(joins, False, backend=rm.ScriptedBackend({"z": ["1", "no"]}))
+    assert state.error().variable == "z"
+    assert "failed" in repr(state)
+    assert state.text() == "Q"
+    noticed = program.run(joins, True, backend=rm.ScriptedBackend({"z": ["1", "no"]}))
+    assert noticed.error() is None
+
+
+def test_a_batch_fails_the_row_of_a_failed_branch(tmp_path):
+    program = rm.function(forks)
+    backend = rm.ScriptedBackend({"z": ["1", "no", "1", "1"]})
+    rows = [{"joins": True, "reads": False}, {"joins": False, "reads": False}]
+    summary = program.run_batch(rows, out=tmp_path / "out.jsonl", backend=backend, concurrency=1)
+    assert (summary.rows, summary.failed) == (2, 1)

@@ -487,7 +487,8 @@ def test_a_compiled_program_goes_on_by_itself(clock, stream):
     requests = [body["request"] for body in server.bodies if "request" in body]
     assert [request["prompt"] for request in requests] == [["A:", [0], " B:"]]
     assert server.bodies[-1] == {"program": requests[0]["hint"]["program"]}  # /end_program
-    assert [call.resent for call in state.trace.children] == [0, 1]
+    # Without text of it, the second request may begin after the stream has broken off.
+    assert [call.resent for call in state.trace.children] in ([0, 1], *([] if stream else [[0, 0]]))
 
 
 @pytest.mark.parametrize("compiled", [False, True])
