@@ -138,6 +138,12 @@ class Plan:
             if value is not None and value < 1:
                 raise InvalidRequest(f"{name} is {value}; it must be at least 1.", field=name)
         read_rerun(self.rerun)
+        if (suffix := Path(self.out).suffix) not in ("", ".jsonl", ".parquet"):
+            raise InvalidRequest(
+                f"{self.out}: results are not written as {suffix}.",
+                field="out",
+                remedy="Name a .jsonl or .parquet file.",
+            )
         if self.table is not None:
             check_table(self.table)
 
@@ -185,6 +191,8 @@ class RowReader:
         name = self._plan.key
         if name is None:
             return None, values
+        if isinstance(values, Unreadable):
+            raise InvalidRequest(f"{values}", field="rows")
         if not isinstance(values, Mapping) or name not in values:
             raise InvalidRequest(f"Row {index} has no {name!r}, the key column.", field="key")
         if name in self._plan.columns:
@@ -197,6 +205,10 @@ class Numbered(NamedTuple):
 
     number: int
     values: Any
+
+
+class Unreadable(str):
+    """In place of a row of a file that cannot be read: why, with the line."""
 
 
 def run_in_threads(

@@ -324,6 +324,8 @@ class Program(Generic[P, R]):
             return self._signature.bind(**{**common, **row})
         if isinstance(row, list | tuple):
             return self._signature.bind(*row, **common)
+        if isinstance(row, results.Unreadable):
+            raise InvalidRequest(f"{row}", field="rows")
         raise InvalidRequest(
             f"A row must be a mapping, a list or a tuple, not {type(row).__name__}.", field="rows"
         )

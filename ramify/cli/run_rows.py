@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 import inspect
@@ -11,13 +12,15 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ramify.errors import InvalidRequest, NotFound
-from ramify.lang.batch.results import Numbered
+from ramify.lang.batch.results import Numbered, Unreadable
 
 PARQUET_ROWS = 1024
 """Rows decoded at a time."""
+DELIMITERS = ";\t|"
+"""Signs that separate the columns of files that are called CSV, beside the comma."""
 
 
 class InputRows:
@@ -76,8 +79,8 @@ def read_rows(
     rows.
 
     `only` are the columns to pass, separated by commas; `key` is read as well. Raises `InvalidRequest` where
-    the first row has a column that the program does not take, or lacks a required one. A row that cannot be
-    read is passed on as it is, and becomes a row with an error.
+    the first row has a column that the program does not take, or lacks a required one, and where the file is
+    not UTF-8. A row that cannot be read is passed on as `Unreadable`, and becomes a row with an error.
     """
     rows = _open(path, program)
     if only is not None:
@@ -111,7 +114,9 @@ def _check(row: Mapping[str, Any], program: Any, common: set[str], key: str | No
         raise InvalidRequest(
             f"The program has no parameter {extra[0]!r}, which is a column of {path}.",
             field="input",
-            remedy=f"--columns {','.join(name for name in taken if name != key)} leaves the others out.",
+            remedy=f"--columns {','.join(passed)} leaves the others out."
+            if (passed := [name for name in taken if name != key])
+            else f"It has {', '.join(program.arg_names) or 'none'}.",
         )
     both = sorted(common & set(taken))
     if both:
@@ -144,20 +149,62 @@ def _some(row: Any, wanted: set[str]) -> Any:
 # --- formats ------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def _opened(path: str, newline: str | None = None) -> Iterator[IO[str]]:
+    """The file as text; reading it raises `InvalidRequest` with the line where it is not UTF-8."""
+    with open(path, newline=newline, encoding="utf-8-sig") as file:
+        try:
+            yield file
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(
+                f"Line {_not_utf8(path)} of {path} is not UTF-8: {error.reason}.",
+                field="input",
+                remedy="Convert the file, as with iconv -f latin1 -t utf-8.",
+            ) from None
+
+
+def _not_utf8(path: str) -> int:
+    """The number of the first line that is not UTF-8."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+    raise AssertionError("every line is UTF-8")
+
+
 def _csv(path: str, program: Any) -> Iterator[Any]:
     """Cells are read like command-line arguments; an empty cell takes the parameter's default."""
     csv.field_size_limit(sys.maxsize)
     parameters = inspect.signature(program.body, eval_str=True).parameters
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        for row in csv.DictReader(file, restkey="", restval=None):
-            if "" in row or None in row.values():
-                yield f"line with {'more' if '' in row else 'fewer'} fields than columns"
+    with _opened(path, newline="") as file:
+        reader = csv.reader(file)
+        header = next((row for row in reader if row), [])
+        _check_delimiter(header, path)
+        for row in reader:
+            if not row:
+                continue
+            if len(row) != len(header):
+                remedy = "; quote the comma" if len(row) > len(header) else ""
+                fields = "1 field" if len(row) == 1 else f"{len(row)} fields"
+                yield Unreadable(f"Line {reader.line_num} has {fields}, the header {len(header)}{remedy}.")
                 continue
             yield {
                 name: json_or_text(cell, parameters.get(name))
-                for name, cell in row.items()
+                for name, cell in zip(header, row, strict=True)
                 if cell or not _has_default(parameters.get(name))
             }
+
+
+def _check_delimiter(header: Sequence[str], path: str) -> None:
+    found = next((sign for sign in DELIMITERS if sign in "".join(header)), None)
+    if len(header) == 1 and found is not None:
+        raise InvalidRequest(
+            f"The header of {path} is one column {header[0]!r}: is the delimiter {found!r}?",
+            field="input",
+            remedy="Separate the columns by commas.",
+        )
 
 
 def _has_default(parameter: inspect.Parameter | None) -> bool:
@@ -179,13 +226,13 @@ def json_or_text(value: str, parameter: inspect.Parameter | None) -> Any:
 
 
 def _jsonl(path: str, program: Any) -> Iterator[Any]:
-    with open(path, encoding="utf-8-sig") as file:
-        for line in file:
+    with _opened(path) as file:
+        for number, line in enumerate(file, 1):
             if line.strip():
                 try:
                     yield json.loads(line)
-                except ValueError:
-                    yield line
+                except ValueError as error:
+                    yield Unreadable(f"Line {number} is not JSON: {error}.")
 
 
 def _parquet(path: str, program: Any) -> Iterator[Any]:
@@ -208,7 +255,7 @@ def _parquet(path: str, program: Any) -> Iterator[Any]:
 
 def _count_csv(path: str) -> int:
     csv.field_size_limit(sys.maxsize)
-    with open(path, newline="", encoding="utf-8-sig") as file:
+    with _opened(path, newline="") as file:
         return max(sum(1 for row in csv.reader(file) if row) - 1, 0)
 
 

@@ -200,7 +200,11 @@ def test_lines_that_cannot_be_read_are_errors_of_their_rows(folder: Path, server
     [
         ("rows.csv", "name,id\na,1\n", [], "no parameter 'id', which is a column"),
         ("rows.csv", "name,id\na,1\n", [], "--columns name leaves the others out"),
+        ("rows.csv", "id,text\na,1\n", ["--key", "id"], "column of {path}. It has name, count, extra."),
         ("rows.csv", "count\n1\n", [], "needs 'name'"),
+        ("rows.csv", "id;name\na;b, c\n", [], "one column 'id;name': is the delimiter ';'?"),
+        ("rows.csv", "id,name\n1,a, b\n", ["--key", "id"], "Line 2 has 3 fields, the header 2; quote the"),
+        ("rows.jsonl", "{\n", ["--key", "id"], "Line 1 is not JSON: Expecting property name"),
         ("rows.csv", "name\na\n", ["name=b"], "name is given on the command line and is a column"),
         ("rows.txt", "name\n", [], "none of .csv, .jsonl, .parquet"),
         ("rows.csv", "name\na\n", ["--key", "id"], "no 'id', the key column"),
@@ -222,7 +226,28 @@ def test_what_is_refused(
 ) -> None:
     rows = write(folder / file, text)
     assert run(folder, server, *arguments, "--input", str(rows)) == 2
-    assert problem in capsys.readouterr().err
+    assert problem.replace("{path}", str(rows)) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl"])
+def test_a_file_that_is_not_utf8(
+    name: str, folder: Path, server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = folder / name
+    line = '{"name": "%s"}\n' if name == "rows.jsonl" else "%s\n"
+    rows.write_bytes("".join([line % "name", line % "b", line % "caf\xe9"]).encode("latin1"))
+    assert run(folder, server, "--input", str(rows)) == 2
+    assert f"Line 3 of {rows} is not UTF-8" in capsys.readouterr().err
+
+
+def test_results_are_not_written_as_csv(
+    folder: Path, server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = write(folder / "rows.csv", "name\na\n")
+    place = f"{folder / 'greeting.py'}:greet"
+    out = ["--input", str(rows), "--output", str(folder / "out.csv"), "--endpoint", server.url]
+    assert main.main(["run", place, *out]) == 2
+    assert "not written as .csv. Name a .jsonl or .parquet file." in capsys.readouterr().err
 
 
 def test_flags_that_need_each_other(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,8 +275,8 @@ def test_cells_of_csv(folder: Path) -> None:
         {"name": 'a, "b"\nc', "count": 1, "extra": [1, 2]},
         {"name": "5", "extra": "{"},
         {"name": "", "count": 3},
-        "line with fewer fields than columns",
-        "line with more fields than columns",
+        "Line 6 has 1 field, the header 3.",
+        "Line 7 has 4 fields, the header 3; quote the comma.",
     ]
 
 
