@@ -10,6 +10,7 @@ import logging
 import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -31,14 +32,21 @@ BUSY_S = 30.0
 class AnswerStore:
     """The answers in the file at `path`, which is made where there is none.
 
-    Raises `InvalidRequest` for a file that is no store of answers, is of another version, or is damaged.
+    Raises `InvalidRequest` for a file that is no store of answers, is of another version, is damaged, or
+    cannot be opened and written. A file that fails later is a warning in the log, once.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._owner: int | None = None
+        self._database: sqlite3.Connection | None = None
         self._lock = threading.Lock()
-        self._run(lambda database: None)
+        self._warned = False
+        with _forking:
+            _stores.add(self)
+        try:
+            self._run(lambda database: None)
+        except sqlite3.OperationalError as error:
+            raise InvalidRequest(f"{self.path} cannot be opened: {error}.", field="cache") from None
 
     def get(self, key: bytes) -> tuple[TextChunk, ...] | None:
         """The chunks of the answer under `key`, or None. Their usage counts `stored_tokens` alone."""
@@ -47,14 +55,18 @@ class AnswerStore:
             row = database.execute("SELECT chunks FROM answers WHERE key = ?", (key,)).fetchone()
             return None if row is None else row[0]
 
-        found = self._run(read)
+        try:
+            found = self._run(read)
+        except sqlite3.OperationalError as error:
+            self._warn("read from", error)
+            return None
         if found is None:
             return None
         chunks = msgspec.msgpack.decode(found, type=tuple[TextChunk, ...])
         return tuple([_stored(chunk) for chunk in chunks])
 
     def put(self, key: bytes, chunks: Sequence[TextChunk], model: str) -> None:
-        """Keep an answer; warns in the log where the file cannot be written."""
+        """Keep an answer."""
         data = msgspec.msgpack.encode([msgspec.structs.replace(chunk, rid="") for chunk in chunks])
 
         def write(database: sqlite3.Connection) -> None:
@@ -63,14 +75,28 @@ class AnswerStore:
         try:
             self._run(write)
         except sqlite3.OperationalError as error:
-            logger.warning("An answer was not stored in %s: %s.", self.path, error)
+            self._warn("stored in", error)
+
+    def close(self) -> None:
+        """Close the file; the next use opens it again."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    def _warn(self, what: str, error: sqlite3.OperationalError) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning("An answer was not %s %s: %s. Others may not be either.", what, self.path, error)
 
     def _run(self, work: Callable[[sqlite3.Connection], bytes | None]) -> bytes | None:
         with self._lock:
             try:
-                if self._owner != os.getpid():  # the first use, or that of a forked child
+                if self._database is None:
                     self._database = self._open()
-                    self._owner = os.getpid()
                 return work(self._database)
             except sqlite3.OperationalError:
                 raise
@@ -82,12 +108,7 @@ class AnswerStore:
                 ) from None
 
     def _open(self) -> sqlite3.Connection:
-        try:
-            database = sqlite3.connect(
-                self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
-            )
-        except sqlite3.OperationalError as error:
-            raise InvalidRequest(f"{self.path} cannot be opened: {error}.", field="cache") from None
+        database = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
             self._prepare(database)
         except BaseException:
@@ -125,3 +146,31 @@ def _stored(chunk: TextChunk) -> TextChunk:
     return msgspec.structs.replace(
         chunk, usage=Usage(stored_tokens=usage.prompt_tokens + usage.completion_tokens)
     )
+
+
+# --- fork ---
+
+# A connection may not be carried into a child, not even to close it there: closing releases the locks that
+# the process holds by others (SQLite, "How To Corrupt An SQLite Database File", 2.2 and 2.6). So no file is
+# open during a fork. The locks are held, so that the child gets them free.
+_stores: weakref.WeakSet[AnswerStore] = weakref.WeakSet()
+_forking = threading.Lock()
+_held: list[AnswerStore] = []
+
+
+def _before_fork() -> None:
+    _forking.acquire()
+    for store in _stores:
+        store._lock.acquire()
+        _held.append(store)
+        store._close()
+
+
+def _after_fork() -> None:
+    while _held:
+        _held.pop()._lock.release()
+    _forking.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 import ramify as rm
+from ramify import answers
 from ramify.answers import AnswerStore
 from ramify.errors import InvalidRequest, WorkerDied
 from ramify.lang.calls.delivery import key_of
@@ -304,13 +305,70 @@ def test_processes_write_at_the_same_time_and_one_is_killed(path):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_process_opens_the_file_itself(path):
+    """Both sides go on writing, and either may close the file first."""
     store = AnswerStore(path)
+    store.put(b"before", chunks("before"), "m")
+    wrote, closed = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
         store.put(b"child", chunks("child"), "m")
+        os.write(wrote[1], b".")
+        os.read(closed[0], 1)
+        store.put(b"child again", chunks("child again"), "m")
         os._exit(0)
+    os.read(wrote[0], 1)
+    store.put(b"parent", chunks("parent"), "m")
+    store._database.close()
+    os.write(closed[1], b".")
     assert os.waitpid(child, 0)[1] == 0
-    assert store.get(b"child")[0].text == "child"
+    for pipe in (*wrote, *closed):
+        os.close(pipe)
+    for key in (b"before", b"child", b"parent", b"child again"):
+        assert AnswerStore(path).get(key)[0].text == key.decode()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_no_connection_and_no_held_lock_is_inherited(path):
+    store = AnswerStore(path)
+    inherited = store._database
+    child = os.fork()
+    if child == 0:
+        os._exit(store._database is not None or store._lock.locked())
+    assert os.waitpid(child, 0)[1] == 0
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        inherited.execute("SELECT 1")
+    store.put(b"k", chunks("a"), "m")
+    assert store.get(b"k")[0].text == "a"
+
+
+@pytest.fixture
+def busy(path, monkeypatch):
+    """Another process's hold on the whole file."""
+    monkeypatch.setattr(answers, "BUSY_S", 0.0)
+    AnswerStore(path).close()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("PRAGMA locking_mode = EXCLUSIVE")
+    other.execute("BEGIN IMMEDIATE")
+    other.execute("INSERT INTO answers VALUES (x'00', 'm', x'00')")
+    yield other
+    other.close()
+
+
+def test_a_busy_file_is_refused_by_name(path, busy):
+    with pytest.raises(InvalidRequest, match="cannot be opened: database is locked") as raised:
+        AnswerStore(path)
+    assert raised.value.field == "cache"
+
+
+def test_a_file_that_becomes_busy_is_one_warning_and_no_error(path, monkeypatch, caplog, request):
+    backend = Stored(["first", "second"], path)
+    assert ask.run(backend=backend, temperature=0)["x"] == "first"
+    backend.answers.close()
+    request.getfixturevalue("busy")
+    with caplog.at_level(logging.WARNING, "ramify"):
+        assert ask.run(backend=backend, temperature=0)["x"] == "second"
+    assert [record.message.count("locked") for record in caplog.records] == [1]
 
 
 # --- over HTTP ---
