@@ -66,6 +66,7 @@ class RuntimeEndpoint:
             "verify": True if verify is None else verify,
             "timeout_s": timeout_s,
             "retry": self.retry,
+            "not_found": "Leave /v1 out of base_url." if base_url.rstrip("/").endswith("/v1") else None,
         }
         self._model = ""
         """The fingerprint of the server's model when it was last asked."""

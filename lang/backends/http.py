@@ -84,6 +84,7 @@ class HttpClient:
         verify: str | bool = True,
         timeout_s: float | None = None,
         retry: Retry | None = None,
+        not_found: str | None = None,
     ) -> None:
         """Args:
             base_url: ``http://`` or ``https://``; the paths of requests are appended.
@@ -92,6 +93,7 @@ class HttpClient:
                 ``SSL_CERT_FILE`` or ``SSL_CERT_DIR``, else Mozilla's.
             timeout_s: Longest silence of the server, in seconds; None waits for ever.
             retry: How `get` and `post` are sent again; a stream never is. None: they are not.
+            not_found: The remedy of errors of status 404.
 
         Raises `InvalidRequest` for a bad URL or key, `BackendError` for a proxy that is not HTTP.
         """
@@ -110,6 +112,7 @@ class HttpClient:
         self._tls = _tls(verify) if parts.scheme == "https" else False
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=timeout_s)
         self._retry = retry or Retry(0)
+        self._not_found = not_found
         self._answered = False
         """The server has answered before. Until then, a server that cannot be reached is a wrong URL."""
         self._kept: tuple[asyncio.AbstractEventLoop, aiohttp.ClientSession] | None = None
@@ -129,7 +132,7 @@ class HttpClient:
         """The body of the answer to `body`, as it comes. Raises the error that another status stands for."""
         async with self._answer("POST", path, body) as response:
             if response.status != 200:
-                raise _error_of(response, await response.read())
+                raise self._error_of(response, await response.read())
             async for data in response.content.iter_any():
                 yield data
 
@@ -144,7 +147,7 @@ class HttpClient:
         decode = msgspec.json.Decoder(kind).decode
         async with self._answer("POST", path, body) as response:
             if response.status != 200:
-                raise _error_of(response, await response.read())
+                raise self._error_of(response, await response.read())
             async for data in _event_data(response.content):
                 if data == DONE:
                     with suppress(TimeoutError, aiohttp.ClientError):
@@ -165,11 +168,17 @@ class HttpClient:
         if close is not None and (closing := close()) is not None:
             await asyncio.wrap_future(closing)
 
+    def _error_of(self, response: aiohttp.ClientResponse, answer: bytes) -> RamifyError:
+        error = _error_of(response, answer)
+        if response.status == 404 and error.remedy is None:
+            error.remedy = self._not_found
+        return error
+
     async def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         async with self._answer(method, path, body) as response:
             answer = await response.read()
         if response.status != 200:
-            raise _error_of(response, answer)
+            raise self._error_of(response, answer)
         try:
             return msgspec.json.decode(answer)
         except (msgspec.DecodeError, UnicodeDecodeError):

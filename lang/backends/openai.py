@@ -12,6 +12,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, Literal, cast
+from urllib.parse import urlsplit
 
 from ramify.answers import AnswerStore
 from ramify.constraint import closed_object
@@ -108,7 +109,13 @@ class OpenAI:
 
     @functools.cached_property
     def _http(self) -> HttpClient:
-        return HttpClient(self._base_url, self._api_key, timeout_s=self._timeout_s, retry=self.retry)
+        return HttpClient(
+            self._base_url,
+            self._api_key,
+            timeout_s=self._timeout_s,
+            retry=self.retry,
+            not_found=None if urlsplit(self._base_url).path.strip("/") else "Add /v1 to base_url.",
+        )
 
     async def info(self) -> ModelInfo:
         """Known without a request. The chat format serves `text()` alone; messages are sent as messages."""

@@ -163,6 +163,9 @@ async def _info(backend: Backend) -> ModelInfo:
     return await _on_background(model_info(backend)) if known is None else known
 
 
-async def _on_background(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Await `coroutine`, which runs on the background loop; cancelling the caller cancels it."""
-    return await asyncio.wrap_future(submit(coroutine))
+def _on_background(coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+    """`coroutine`, started on the background loop at once; cancelling the future cancels it.
+
+    No task of the caller's loop: `asyncio.run` cancels those at its end, some before they have begun.
+    """
+    return asyncio.wrap_future(submit(coroutine))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
 
 import pytest
 
@@ -216,6 +218,26 @@ async def test_cancelling_a_stream():
     assert isinstance(failed.value.__cause__, Cancelled)
     await state.wait()
     assert backend.aborted == 1
+
+
+def test_a_loop_that_ends_with_the_error_of_a_stream():
+    """`asyncio.run` cancels the program's task while that cancels the run."""
+
+    @rm.function
+    async def program(s):
+        s += "a" + rm.gen("x")
+        await s.aget("x")
+
+    async def main():
+        state = await program.run(backend=Breaking(["b"], BackendError("gone"), 0), stream=True)
+        return [piece async for piece in state.text_async_iter("x")]
+
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        for _ in range(5):
+            with pytest.raises(rm.ProgramError):
+                asyncio.run(main())
+        gc.collect()
+    assert [str(one.message) for one in caught] == []
 
 
 async def test_a_sync_program_can_be_streamed_from_a_loop():

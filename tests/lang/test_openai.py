@@ -42,6 +42,17 @@ def server():
         yield server
 
 
+def test_a_wrong_base_url_of_our_own_server(server):
+    bare = rm.OpenAI(server.frontend.info.name, base_url=server.url)
+    native = rm.RuntimeEndpoint(server.url + "/v1/")
+    for backend, remedy in ((bare, "Add /v1 to base_url."), (native, "Leave /v1 out of base_url.")):
+        for step in (rm.gen("x"), rm.gen("x", regex="a")):
+            with pytest.raises(NotFound) as failed:
+                raise assistant(step).run(backend=backend).error().__cause__
+            assert str(failed.value).endswith(f"on this server. {remedy}")
+        backend.close()
+
+
 def test_a_chat_on_our_own_server(server):
     frontend = server.frontend
     backend = rm.OpenAI(frontend.info.name, base_url=server.url + "/v1", api_key="k")
