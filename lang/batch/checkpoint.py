@@ -15,6 +15,7 @@ A lock keeps two processes from writing one file at a time.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
@@ -199,12 +200,17 @@ class ResultsFile:
     def _open(self) -> Any:
         import fcntl  # missing on Windows, where the rest of the package can be imported
 
-        file = self.path.open("ab+", buffering=0)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.close()
-            raise InvalidRequest(f"Another process writes {self.path}.", field="out") from None
+        while True:
+            file = self.path.open("ab+", buffering=0)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.close()
+                raise InvalidRequest(f"Another process writes {self.path}.", field="out") from None
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(self.path)):
+                    break
+            file.close()  # another process has replaced the file since it was opened here
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)  # so that the file's name survives a crash as its lines do

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import enum
+import fcntl
 import json
 import random
 import subprocess
@@ -160,6 +161,31 @@ def test_two_writers_are_refused(program, out):
         run(program, [{"n": 1}], out=out)
     file.close()
     assert run(program, [{"n": 1}], out=out).rows == 1
+
+
+def test_a_file_that_is_replaced_before_it_is_locked_is_opened_again(out, monkeypatch):
+    record, lock = {"program": {"name": "x"}}, fcntl.flock
+
+    def append(file, n, error=None):
+        row, _ = file.see(n, {"n": n})
+        file.append(n, row, {"outputs": {}, "error": error})
+
+    first = ResultsFile(out, record)
+    append(first, 0, {"transient": True})
+    first.close()
+    first = ResultsFile(out, record)
+    append(first, 0)
+
+    def late(file, how):
+        monkeypatch.undo()
+        first.close()  # drops the line that was replaced
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    second = ResultsFile(out, record)
+    append(second, 1)
+    second.close()
+    assert [line["index"] for line in lines(out)] == [0, 1]
 
 
 def test_failed_rows_are_run_again_when_asked_for(program, out):
