@@ -106,7 +106,7 @@ class RefuseWebPages:
         origin = origins[0].lower()
         if origin in self._origins:
             return True
-        return site in _OWN_SITE and origin.partition(b"://")[2] == hosts[0].lower()
+        return site in _OWN_SITE and [origin.partition(b"://")[2]] == [host.lower() for host in hosts]
 
 
 def _host_check(config: ServerConfig) -> Callable[[bytes], bool] | None:

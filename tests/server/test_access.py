@@ -133,6 +133,8 @@ def test_hosts_can_be_allowed() -> None:
             assert get(server, host).status == 403, host
     with serving(allowed_hosts="*") as server:
         assert get(server, "evil.example").status == 200
+        nameless = send(server, f"GET /live HTTP/1.0\norigin: {APP}")
+        assert (nameless.status, nameless.error["code"]) == (403, "origin_not_allowed")
 
 
 def test_a_server_for_other_machines_answers_to_addresses() -> None:
