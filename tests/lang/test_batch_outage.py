@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import collections
+import itertools
 import json
 
 import pytest
@@ -230,7 +232,8 @@ def test_failures_of_one_outage_count_once_and_the_circuit_opens_once(clock):
 
 
 def test_a_row_that_failed_twice_runs_alone_after_the_others(clock):
-    breaker = make(clock, range(1, 5))
+    queue = collections.deque(range(1, 6))
+    breaker = make(clock, (queue.popleft() if queue else None for _ in itertools.count()))
     suspect = breaker.take(0)
     breaker.ended(breaker.take(1), None, True)
     breaker.ended(suspect, GONE, True)
@@ -244,10 +247,15 @@ def test_a_row_that_failed_twice_runs_alone_after_the_others(clock):
     clock.now += 1
     again = breaker.take(0)
     assert again.row == 4
-    assert breaker.take(1) is None  # the suspect waits for row 4
     breaker.ended(again, None, True)
+    last = breaker.take(0)
+    assert last.row == 5
+    assert breaker.wait_s() is None, "the circuit is closed"
+    assert breaker.take(1) is None  # the suspect waits for row 5
+    breaker.ended(last, None, True)
     assert breaker.take(0) is suspect
-    assert breaker.take(1) is None
+    queue.append(6)
+    assert breaker.take(1) is None  # row 6 waits for the suspect
     assert breaker.ended(suspect, GONE, True)  # the third time
 
 

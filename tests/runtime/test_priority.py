@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ramify.grammar.compile.job import answer
 from ramify.ring_messages import ChoiceTokens, Submit
-from ramify.runtime.scheduler import precedence
+from ramify.runtime.scheduler import admission, precedence
 from ramify.runtime.scheduler.admission import OVERTAKING, OVERTAKING_BATCHES
 from ramify.runtime.scheduler.precedence import PATIENCE_S, SHARE, Precedence
 from ramify.runtime.scheduler.request import Request
@@ -281,22 +281,28 @@ def test_a_step_that_is_shared_gives_prefills_of_lower_priority_the_budget(
     pytest.fail("it never ended")
 
 
+@pytest.mark.parametrize("window", [256, 4])
 @pytest.mark.parametrize("policy", ["prefix", "fcfs"])
 def test_a_request_that_is_overtaken_too_often_gets_a_place_and_keeps_it(
-    tiny_model: Any, monkeypatch: pytest.MonkeyPatch, policy: str
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch, policy: str, window: int
 ) -> None:
-    """At any time more requests of high priority wait than there are places."""
+    """At any time more requests of high priority wait than there are places, and than the policy looks at."""
+    monkeypatch.setattr(admission, "WINDOW", window)
     monkeypatch.setattr(precedence, "PATIENCE_S", 1e9)
     local = LocalScheduler(tiny_model, max_running=2, policy=policy)
     running = local.scheduler._requests.running
     highs = [local.submit(prompt_of(8, seed), max_tokens=3, ignore_eos=True) for seed in range(6)]
     low = local.submit(prompt_of(8, 999), max_tokens=12, ignore_eos=True, priority=-1)
+    local.submit(prompt_of(8, 998), max_tokens=12, ignore_eos=True, priority=-2)
     place = None
     for seed in range(6, 400):
         highs.append(local.submit(prompt_of(8, seed), max_tokens=3, ignore_eos=True))
         local.step()
         if place is None and low in [request.rid for request in running]:
             place = sum(local.results[rid].ended for rid in highs)
+            for _ in range(10):  # it sits out, while others come and go beside it
+                local.step()
+                assert low in [request.rid for request in running]
             monkeypatch.setattr(precedence, "PATIENCE_S", 0.01)
         if local.results[low].ended:
             break
