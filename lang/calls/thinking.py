@@ -94,57 +94,74 @@ class ThoughtSplitter:
 
     def __init__(self, marks: ThinkingFormat) -> None:
         self._marks = marks
-        self._text = ""
-        self._shown = 0
-        self._end = -1  # where the end mark begins in the text
+        self._texts: list[str] = []
+        """All text up to the answer."""
+        self._length = 0
+        self._pending = ""
+        """Text that may be the beginning of the end mark; behind that mark, of the gap."""
+        self._ended = False
+        """The end mark has come."""
+        self._spaces: list[str] = []
+        """White space that belongs to the thoughts if more of them come."""
+        self._shown = False
         self._open = True
-        self.before = ""
-        """The output before the answer: the thoughts and the marks behind them."""
         self.head = ""
         """The beginning of the answer, as far as its tokens cannot be told from those before it."""
         self.ids = 0
         """Tokens of `before` and `head`."""
 
+    @property
+    def before(self) -> str:
+        """The output before the answer: the thoughts and the marks behind them."""
+        return "".join(self._texts)
+
     def push(self, chunk: TextChunk) -> TextChunk:
-        """`chunk` with its thoughts apart, without white space at their beginning and end."""
+        """`chunk` with its thoughts apart, without white space at their beginning and end. Takes time in
+        proportion to the chunk, not to all text."""
         if not self._open:
             return self._counted(chunk)
-        start = len(self._text)
-        self._text += chunk.text
-        border = self._border(last=chunk.finish is not None)
-        if border is None:
+        start = self._length
+        self._length += len(chunk.text)
+        self._texts.append(chunk.text)
+        self._pending += chunk.text
+        thoughts = "" if self._ended else self._take_thoughts()
+        answer = self._answer(last=chunk.finish is not None)
+        if answer is None:
             self.ids += len(chunk.ids)
-            self.before = self._text
-            return self._counted(replace(chunk, text="", reasoning=self._thoughts()))
+            return self._counted(replace(chunk, text="", reasoning=thoughts))
         self._open = False
-        self.before, answer = self._text[:border], self._text[border:]
+        border = self._length - len(answer)
+        self._texts = [self.before[:border]]
         ids, characters = 0, start
         for count, length in chunk.pieces or ((len(chunk.ids), len(chunk.text)),):
             if characters >= border:
                 break
             ids, characters = ids + count, characters + length
         self.ids += ids
-        self.head = self._text[border:characters]
-        return self._counted(replace(chunk, text=answer, reasoning=self._thoughts()))
+        self.head = answer[: max(0, characters - border)]
+        return self._counted(replace(chunk, text=answer, reasoning=thoughts))
 
-    def _border(self, *, last: bool) -> int | None:
-        """Where the answer begins; None while that is not known."""
-        end, gap = self._marks.end, self._marks.gap
-        if self._end < 0:
-            self._end = self._text.find(end)
-            if self._end < 0:
-                return None
-        after = self._text[self._end + len(end) :]
-        if gap.startswith(after) and after != gap:
-            return len(self._text) if last else None
-        return self._end + len(end) + (len(gap) if after.startswith(gap) else 0)
+    def _answer(self, *, last: bool) -> str | None:
+        """The beginning of the answer; None while it is not known where that is."""
+        after, gap = self._pending, self._marks.gap
+        if not self._ended or (gap.startswith(after) and after != gap):
+            return "" if self._ended and last else None
+        return after.removeprefix(gap)
 
-    def _thoughts(self) -> str:
-        """The thoughts that have not been shown yet, and can no longer change."""
-        end = self._end if self._end >= 0 else len(self._text) - overlap(self._text, self._marks.end)
-        thoughts = self._text[:end].strip()
-        new, self._shown = thoughts[self._shown :], len(thoughts)
-        return new
+    def _take_thoughts(self) -> str:
+        """Take from the pending text the thoughts that can no longer change."""
+        end = self._marks.end
+        at = self._pending.find(end)
+        self._ended = at >= 0
+        if at < 0:
+            at = len(self._pending) - overlap(self._pending, end)
+        new, self._pending = self._pending[:at], self._pending[at + len(end) * self._ended :]
+        bare = new.rstrip()
+        if bare:
+            bare = "".join([*self._spaces, bare]) if self._shown else bare.lstrip()
+            self._shown, self._spaces, new = True, [], new[len(new.rstrip()) :]
+        self._spaces.append(new)
+        return bare
 
     def _counted(self, chunk: TextChunk) -> TextChunk:
         if chunk.usage is None or chunk.usage.stored_tokens:

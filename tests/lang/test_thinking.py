@@ -483,6 +483,19 @@ def test_the_border_may_lie_anywhere_in_a_chunk(size, marks):
     assert usage.reasoning_tokens == splitter.ids
 
 
+@pytest.mark.parametrize("piece", ["word ", "\n", "</thin"])
+def test_a_chunk_costs_the_same_after_much_text(piece):
+    """What a chunk is compared with, and what it is added to, does not grow."""
+    splitter = ThoughtSplitter(PLAIN)
+    shown = ""
+    for _ in range(100):
+        shown += splitter.push(TextChunk(rid="r", text=piece)).reasoning
+        assert len(splitter._pending) < len(PLAIN.end)
+    assert splitter.before == piece * 100
+    shown += splitter.push(TextChunk(rid="r", text="!</think>\n\nYes.")).reasoning
+    assert shown == (piece * 100 + "!").strip()
+
+
 # --- compiled programs ---
 
 
