@@ -51,6 +51,19 @@ class Backend(Protocol):
         ...
 
 
+class Wrapper:
+    """A base of backends that stand before another one: its optional attributes are those of `_backend`."""
+
+    PASSED_ON = frozenset(("abort", "answers", "await_tools", "priority", "retry"))
+    PASSED_ON |= {"takes_messages", "tool_results", "tools_returned"}
+    _backend: Backend
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.PASSED_ON:
+            return getattr(self._backend, name)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+
 @dataclass(frozen=True)
 class Submission:
     """A graph to run once, and how."""

@@ -10,18 +10,16 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
 from ramify.errors import BackendError, ErrorInfo, RamifyError, from_info
 from ramify.lang.backends import recording
-from ramify.lang.backends.base import Backend
+from ramify.lang.backends.base import Backend, Wrapper
 from ramify.lang.backends.recording import Exchange, Header
 from ramify.lang.trace.calls import CURRENT
 from ramify.messages import Generate, ModelInfo, TextChunk
-
-PASSED_ON = ("abort", "await_tools", "flush_cache", "get_model_name", "get_server_info", "priority")
 
 
 class NotRecorded(BackendError):
@@ -30,18 +28,20 @@ class NotRecorded(BackendError):
     code = "not_recorded"
 
 
-class RecordingBackend:
+class RecordingBackend(Wrapper):
     """`backend`, with every request and its answer written to `path` (an existing file is replaced).
 
-    Whenever the process ends, the file has every request that had ended.
+    Whenever the process ends, the file has every request that had ended. The backend's `cache` is not used: a
+    recording has all requests.
     """
 
+    PASSED_ON = Wrapper.PASSED_ON | {"flush_cache", "get_model_name", "get_server_info"}
+    answers = None
+
     def __init__(self, backend: Backend, path: str | os.PathLike[str]) -> None:
-        self.backend = backend
+        self.backend = self._backend = backend
         self.path = Path(path)
         self.takes_messages = bool(getattr(backend, "takes_messages", False))
-        self.retry = getattr(backend, "retry", None)
-        self.answers = getattr(backend, "answers", None)
         self._numbers = itertools.count()
         self.path.write_bytes(b"")
         self._begun = False
@@ -73,7 +73,7 @@ class RecordingBackend:
             ended = True
         except RamifyError as raised:
             error, ended = raised.to_info(), True
-            again = raised.transient and getattr(self.retry, "retries", 0) != 0
+            again = raised.transient and getattr(getattr(self, "retry", None), "retries", 0) != 0
             raise
         finally:
             if not again:  # the recording has the attempt that answers
@@ -94,11 +94,6 @@ class RecordingBackend:
     async def aclose(self) -> None:
         """Close the backend; the file needs no closing."""
         await self.backend.aclose()
-
-    def __getattr__(self, name: str) -> Any:
-        if name in PASSED_ON:
-            return getattr(self.backend, name)
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def _begin(self, info: ModelInfo) -> None:
         with self._lock:

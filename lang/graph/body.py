@@ -6,10 +6,10 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from ramify.graph import Argument, Result, argument_at, argument_text
-from ramify.lang.backends.base import RunsPrograms, Submission
+from ramify.lang.backends.base import Backend, RunsPrograms, Submission
 from ramify.lang.calls.choices import METHODS
 from ramify.lang.calls.limits import tightest
 from ramify.lang.graph.execute import Execution, Row, execute
@@ -78,8 +78,7 @@ def _start(traced: Traced, s: ProgramState, row: Row) -> Execution:
     root = s._branch
     run = root.run
     execution: Execution | None = None
-    stores = getattr(run.backend, "answers", None) is not None  # which is asked request by request
-    if isinstance(run.backend, RunsPrograms) and not stores and not stays_here(traced.steps):
+    if runs_graphs(run.backend) and not stays_here(traced.steps):
         run.backend = run.backend.submit_program(
             Submission(
                 traced.graph, dict(row), run.submitted_options, run.scope, tightest(run.limits), run.stream
@@ -96,6 +95,11 @@ def _start(traced: Traced, s: ProgramState, row: Row) -> Execution:
         blocks=traced.blocks,
     )
     return execution
+
+
+def runs_graphs(backend: Backend) -> TypeGuard[RunsPrograms]:
+    """The backend takes graphs, and has no store of answers, which is asked request by request."""
+    return isinstance(backend, RunsPrograms) and getattr(backend, "answers", None) is None
 
 
 def stays_here(steps: Mapping[int, ModelStep]) -> bool:

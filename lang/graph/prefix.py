@@ -20,9 +20,9 @@ from dataclasses import fields, replace
 from typing import Any, cast
 
 from ramify.errors import InvalidRequest, ProgramError
-from ramify.lang.backends.base import Backend, RunsPrograms, Submission
+from ramify.lang.backends.base import Backend, RunsPrograms, Submission, Wrapper
 from ramify.lang.calls.limits import tightest
-from ramify.lang.graph.body import stays_here
+from ramify.lang.graph.body import runs_graphs, stays_here
 from ramify.lang.graph.tracing import GraphPrefix
 from ramify.lang.program.branch import Branch
 from ramify.lang.program.nodes import Interpolated, Step, Text
@@ -41,7 +41,7 @@ def submit_prefix(s: ProgramState, prefix: GraphPrefix) -> ProgramState:
     """Submit `prefix` for the run of `s` if its backend is a server that runs graphs; returns `s`."""
     run = s._branch.run
     graph = prefix.graph
-    if graph is None or not isinstance(run.backend, RunsPrograms) or stays_here(prefix.steps):
+    if graph is None or not runs_graphs(run.backend) or stays_here(prefix.steps):
         return s
     try:
         graph.check()
@@ -52,7 +52,7 @@ def submit_prefix(s: ProgramState, prefix: GraphPrefix) -> ProgramState:
     return s
 
 
-class _PrefixBackend:
+class _PrefixBackend(Wrapper):
     """The backend of a run whose first steps were submitted as a graph."""
 
     def __init__(self, run: Run, prefix: GraphPrefix, backend: RunsPrograms, submission: Submission) -> None:
@@ -69,8 +69,6 @@ class _PrefixBackend:
         self._lock = threading.Lock()
         self._goes_on = False
         """A request was sent outside the graph."""
-        if (await_tools := getattr(backend, "await_tools", None)) is not None:
-            self.await_tools = await_tools
         run.watch = self._watch
 
     async def info(self) -> ModelInfo:

@@ -14,7 +14,7 @@ import msgspec
 from ramify.bounds import Bounds
 from ramify.errors import EngineError, InvalidRequest, RamifyError, from_info
 from ramify.graph import WITH_RESULT, Either, Graph
-from ramify.lang.backends.base import Backend
+from ramify.lang.backends.base import Backend, Wrapper
 from ramify.lang.calls.limits import Limit, ranks, renamed
 from ramify.lang.graph.execute import Row, execute
 from ramify.lang.program.run import Run
@@ -172,17 +172,13 @@ def problem_of(error: RamifyError) -> RamifyError:
     return from_info(msgspec.structs.replace(cause.to_info(), message=error.message))
 
 
-class _Emitting:
+class _Emitting(Wrapper):
     """The backend of a job. Emits ``{"request": place, "chunks": […]}`` for the answers, unless the events
     are those of nodes, and ``{"tools": place, "calls": […]}`` where it waits for results."""
 
     def __init__(self, job: Job, emit: Emit, tools: ToolResults) -> None:
         self._backend, self._emit, self._tools = job.backend, emit, tools
         self._nodes, self._each = job.events == "nodes", job.events == "chunks"
-        if (await_tools := getattr(job.backend, "await_tools", None)) is not None:
-            self.await_tools = await_tools
-        if (abort := getattr(job.backend, "abort", None)) is not None:
-            self.abort = abort
 
     async def tool_results(self, place: str, calls: Sequence[tuple[str, str]]) -> list[str]:
         if not calls:

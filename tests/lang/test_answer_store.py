@@ -189,6 +189,14 @@ def test_a_backend_without_a_fingerprint_is_refused(path):
     assert "gives no fingerprint" in str(error)
 
 
+def test_a_recording_has_the_requests_whose_answers_are_stored(path, tmp_path):
+    backend = Stored(["yes", "yes"], path)
+    for number in range(2):
+        recorder = rm.RecordingBackend(backend, tmp_path / f"{number}.jsonl")
+        assert ask.run(backend=recorder, temperature=0)["x"] == "yes"
+    assert ask.run(backend=rm.ReplayBackend(tmp_path / "1.jsonl"), temperature=0)["x"] == "yes"
+
+
 # --- the file ---
 
 
@@ -393,6 +401,22 @@ def test_a_servers_answers_are_stored(path, compiled):
         backend = rm.RuntimeEndpoint(server.url, cache=path)
         ask.run(backend=backend, temperature=0)
         backend.close()
+    assert len(frontend.requests) == 2
+
+
+def test_a_store_is_used_by_a_compiled_program_that_branches_on_a_result(path):
+    @rm.function
+    def branching(s):
+        s += "Q:" + rm.gen("x")
+        if s["x"] == "yes":
+            s += " R:" + rm.gen("y")
+
+    frontend = served(lambda request: "yes")
+    with LiveServer(frontend, router) as server:
+        for _ in range(2):
+            backend = rm.RuntimeEndpoint(server.url, cache=path)
+            assert branching.run(backend=backend, temperature=0, compiled=True)["y"] == "yes"
+            backend.close()
     assert len(frontend.requests) == 2
 
 

@@ -513,6 +513,34 @@ def test_a_program_survives_a_ring_that_dies(clock, compiled):
     assert state.trace.children[0].resent <= 1
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_program_that_branches_on_a_result_is_sent_again(clock, compiled):
+    """Both the step of the graph and the step after the branch fail once."""
+
+    @rm.function
+    def branching(s):
+        s += "Q:" + rm.gen("x", temperature=0)
+        if s["x"] == "yes":
+            s += " R:" + rm.gen("y", temperature=0)
+
+    class Full(ScriptedFrontend):
+        sent = 0
+
+        async def generate(self, request):
+            self.sent += 1
+            if self.sent % 2:
+                raise Overloaded("The queue is full.")
+            async for chunk in super().generate(request):
+                yield chunk
+
+    with LiveServer(Full(lambda request: "yes"), router) as server:
+        backend = rm.RuntimeEndpoint(server.url)
+        state = branching.run(backend=backend, compiled=compiled)
+        assert (state["x"], state["y"]) == ("yes", "yes")
+        assert [call.resent for call in state.trace.children] == [1, 1]
+        backend.close()
+
+
 def test_a_compiled_program_whose_failure_stays_is_not_sent_again(clock):
     failed = {"request": "0", "chunks": [], "failed": {"code": "invalid_request", "message": "wrong"}}
     with RawServer(script(program_events(failed))) as server:
