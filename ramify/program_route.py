@@ -21,15 +21,16 @@ only row fails before its first event was sent, the answer is that error, with i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from ramify.bounds import Bounds
-from ramify.errors import InvalidRequest, NotFound, from_info
+from ramify.errors import InvalidRequest, NotFound, RamifyError, from_info
 from ramify.graph import CallTools, Graph
 from ramify.lang.calls.options import read_options
 from ramify.lang.graph.serve import Events, Job, ToolResults, run_row
@@ -67,10 +68,10 @@ async def programs(request: Request) -> Response:
             field="stream",
             remedy=f"Send stream: true and an id of your own, and post results to {PATH}/ID/results.",
         )
-    if run in _waiting:
+    if run in service.programs:
         raise InvalidRequest(f"A program with the id {run!r} is running.", field="id")
     if stream:
-        return EventStream(_events(job, rows, at_once, run or ""))
+        return _ProgramStream(service, run, job, rows, at_once)
     answers = await while_connected(request.receive, _whole(job, rows, at_once))
     return json_response({"rows": answers})
 
@@ -85,15 +86,34 @@ async def results(run: str, request: Request) -> Response:
     fields.refuse_rest()
     if texts is None:
         raise InvalidRequest("results is missing.", field="results")
-    waiting = _waiting.get(run, {}).get(row)
-    if waiting is None:
+    waiting: list[ToolResults] = Service.of(request).programs.get(run, [])
+    if not 0 <= row < len(waiting):
         raise NotFound(f"No program {run!r} with row {row} runs here.", field="id")
-    waiting.put(place, texts)
+    waiting[row].put(place, texts)
     return json_response({})
 
 
-_waiting: dict[str, dict[int, ToolResults]] = {}
-"""Id of a streamed program → row → the results that it waits for."""
+class _ProgramStream(EventStream):
+    """The events of a program, which `results` finds by the client's id `run` as long as it runs."""
+
+    def __init__(
+        self, service: Service, run: str | None, job: Job, rows: list[dict[str, Any]], at_once: int
+    ) -> None:
+        self._programs, self._run = service.programs, run
+        self._tools = [ToolResults() for _ in rows]
+        super().__init__(_events(job, rows, at_once, self._tools, self._end))
+        if run:
+            self._programs[run] = self._tools
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end()  # where the stream has not begun, or breaks off
+
+    def _end(self) -> None:
+        if self._run and self._programs.get(self._run) is self._tools:
+            del self._programs[self._run]
 
 
 def _take_job(fields: Fields, service: Service, stream: bool) -> tuple[Job, list[dict[str, Any]]]:
@@ -142,7 +162,7 @@ def _take_job(fields: Fields, service: Service, stream: bool) -> tuple[Job, list
 async def _whole(job: Job, rows: list[dict[str, Any]], at_once: int) -> list[dict[str, Any]]:
     """The summary of each row."""
     answers: list[dict[str, Any]] = [{}] * len(rows)
-    async with aclosing(_row_events(job, rows, at_once)) as events:
+    async with aclosing(_row_events(job, rows, at_once, [ToolResults() for _ in rows])) as events:
         async for event in events:
             if event is not None and event.last:
                 answers[event.row] = event.data
@@ -152,11 +172,15 @@ async def _whole(job: Job, rows: list[dict[str, Any]], at_once: int) -> list[dic
 
 
 async def _events(
-    job: Job, rows: list[dict[str, Any]], at_once: int, run: str
+    job: Job,
+    rows: list[dict[str, Any]],
+    at_once: int,
+    tools: list[ToolResults],
+    end: Callable[[], None],
 ) -> AsyncGenerator[bytes, None]:
     # Ramify's own client handles the failures of requests itself.
     first = len(rows) == 1 and job.events == "nodes"
-    async with aclosing(_row_events(job, rows, at_once, run)) as events:
+    async with aclosing(_row_events(job, rows, at_once, tools)) as events:
         async for event in events:
             if event is None:
                 yield b":\n\n"
@@ -165,6 +189,7 @@ async def _events(
                 _raise_failed(event.data)
             first = False
             yield sse_event({"row": event.row, **event.data})
+    end()  # before the client hears of it, and may use the id again
     yield DONE
 
 
@@ -182,16 +207,13 @@ class Event(NamedTuple):
 
 
 async def _row_events(
-    job: Job, rows: list[dict[str, Any]], at_once: int, run: str = ""
+    job: Job, rows: list[dict[str, Any]], at_once: int, tools: list[ToolResults]
 ) -> AsyncGenerator[Event | None, None]:
-    """The events of all rows, `at_once` rows at a time, and None after `SILENCE_S` without one. `run` is the
-    client's id of the program.
+    """The events of all rows, `at_once` rows at a time, and None after `SILENCE_S` without one. `tools`
+    receives the results of tool calls, by row.
 
     Closing the generator cancels the rows.
     """
-    tools = {number: ToolResults() for number in range(len(rows))}
-    if run:
-        _waiting[run] = tools
     queue: asyncio.Queue[Event | Exception] = asyncio.Queue()
     places = asyncio.Semaphore(at_once)
 
@@ -201,6 +223,8 @@ async def _row_events(
                 summary = await run_row(
                     job, row, lambda data: queue.put_nowait(Event(number, data, False)), tools[number]
                 )
+            except RamifyError as error:
+                queue.put_nowait(Event(number, {"failed": error.to_info()}, True))
             except Exception as error:
                 queue.put_nowait(error)
             else:
@@ -208,21 +232,18 @@ async def _row_events(
 
     work = [asyncio.create_task(one(number, row)) for number, row in enumerate(rows)]
     left = len(work)
-    try:
-        async with cancel_at_end(work):
-            while left:
-                try:
-                    async with asyncio.timeout(SILENCE_S):
-                        event = await queue.get()
-                except TimeoutError:
-                    yield None
-                    continue
-                if isinstance(event, Exception):
-                    raise event
-                left -= event.last
-                yield event
-    finally:
-        _waiting.pop(run, None)
+    async with cancel_at_end(work):
+        while left:
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    event = await queue.get()
+            except TimeoutError:
+                yield None
+                continue
+            if isinstance(event, Exception):
+                raise event
+            left -= event.last
+            yield event
 
 
 class _Served:

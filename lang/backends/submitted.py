@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import msgspec
 
-from ramify.errors import BackendError, Cancelled, ErrorInfo, RamifyError, from_info
+from ramify.errors import BackendError, Cancelled, ErrorInfo, NotFound, RamifyError, from_info
 from ramify.lang.backends.base import Backend, Submission
 from ramify.lang.backends.http import HttpClient, remote
 from ramify.lang.calls.limits import ranks, renamed
@@ -97,7 +97,13 @@ class SubmittedProgram:
     async def tools_returned(self, place: str, results: Sequence[str]) -> None:
         if self._error is None:
             body = {"tools": place, "results": list(results)}
-            await self._http.post(f"/v1/programs/{self._id}/results", body)
+            try:
+                await self._http.post(f"/v1/programs/{self._id}/results", body)
+            except NotFound:  # the server was restarted, or a balancer has chosen another one
+                self._lost.add(place)
+                if self._reader is not None:
+                    self._reader.cancel()  # what comes next is sent by itself
+                    await asyncio.wait((self._reader,))
 
     async def abort(self, rid: str) -> None:
         """End a request. The server ends it by itself where a time limit of the program is over, and tells

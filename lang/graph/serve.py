@@ -55,34 +55,34 @@ class ToolResults:
 
     def __init__(self) -> None:
         self._results: dict[str, asyncio.Future[list[str]]] = {}
-        self._waited: dict[str, int] = {}
-        """Place → number of results that are waited for."""
 
     def _at(self, place: str) -> asyncio.Future[list[str]]:
         return self._results.setdefault(place, asyncio.get_running_loop().create_future())
 
     async def wait(self, place: str, count: int) -> list[str]:
         """The `count` results of the turn at `place`. Raises `InvalidRequest` for another number of them."""
-        results = await self._at(place)
+        results = await asyncio.shield(self._at(place))  # results may come after the wait is over
         if len(results) != count:
             raise InvalidRequest(f"{len(results)} results for {count} calls at {place}.", field="results")
         return results
 
     def put(self, place: str, results: list[str]) -> None:
-        """Give the results of a turn. Raises `InvalidRequest` where they were given before."""
-        if len(self._results) >= MAX_TURNS:
+        """Give the results of a turn. Raises `InvalidRequest` where others were given before; equal ones are
+        those of a client that has lost the answer."""
+        if place not in self._results and len(self._results) >= MAX_TURNS:
             raise InvalidRequest(f"Results of more than {MAX_TURNS} turns.", field="tools")
         future = self._at(place)
-        if future.done():
-            raise InvalidRequest(f"The results of {place} were given before.", field="tools")
-        future.set_result(results)
+        if not future.done():
+            future.set_result(results)
+        elif future.result() != results:
+            raise InvalidRequest(f"Other results of {place} were given before.", field="tools")
 
 
 async def run_row(job: Job, row: Row, emit: Emit, tools: ToolResults | None = None) -> dict[str, Any]:
     """Run the graph once in this event loop, calling `emit` with each event.
 
     `tools` receives the results of tool calls. Returns the summary of the row. Cancelling the coroutine
-    cancels the requests.
+    cancels the requests. Raises `RamifyError` for arguments that the graph cannot be run with.
     """
     nodes = job.events == "nodes"
     backend = _Emitting(job, emit, tools or ToolResults())
@@ -99,17 +99,17 @@ async def run_row(job: Job, row: Row, emit: Emit, tools: ToolResults | None = No
         loop=loop,
         limits=limits,
     )
-    execution = execute(job.graph, run.root, row)
     results: dict[int, dict[str, Any]] = {}
-    if nodes:
-        for place, variable in execution.outcomes.items():
-
-            def done(place: int = place, variable: Variable = variable) -> None:
-                results[place] = _node(job.graph, place, variable)
-                emit(results[place])
-
-            variable.ready.on_set(done)
     try:
+        execution = execute(job.graph, run.root, row)
+        if nodes:
+            for place, variable in execution.outcomes.items():
+
+                def done(place: int = place, variable: Variable = variable) -> None:
+                    results[place] = _node(job.graph, place, variable)
+                    emit(results[place])
+
+                variable.ready.on_set(done)
         # A task of its own: it begins after the tasks that `execute` has started.
         await asyncio.create_task(run.finish())
     finally:

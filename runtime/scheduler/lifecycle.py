@@ -111,7 +111,7 @@ class Lifecycle:
 
     def end_exceeding(self, now: float) -> None:
         """End the requests that are past a limit of their program."""
-        for request, limit in self.budgets.exceeding(now):
+        for request, limit in self.budgets.exceeding(now, self.running):
             self.finish(request, Finish(reason="abort", limit=limit))
 
     def finish(self, request: Request, finish: Finish) -> None:

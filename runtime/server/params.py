@@ -155,9 +155,14 @@ def check_hint(hint: ProgramHint, path: str) -> None:
     """Raise `InvalidRequest` for an impossible hint. `path` is its field."""
     if not hint.program:
         raise InvalidRequest(f"{path}.program is missing.", field=f"{path}.program")
+    ids: set[str] = set()
     for index, limit in enumerate(hint.limits):
+        field = f"{path}.limits[{index}].id"
         if not limit.id:
-            raise InvalidRequest(f"{path}.limits[{index}].id is empty.", field=f"{path}.limits[{index}].id")
+            raise InvalidRequest(f"{field} is empty.", field=field)
+        if limit.id in ids:
+            raise InvalidRequest(f"{field} is that of an earlier limit.", field=field)
+        ids.add(limit.id)
     for name, value in (("lease_s", hint.lease_s), ("calls_left", hint.calls_left or 0)):
         if value < 0:
             raise InvalidRequest(f"{path}.{name} is {value}; it must be 0 or more.", field=f"{path}.{name}")

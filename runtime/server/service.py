@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from starlette.requests import Request
 
@@ -64,6 +64,8 @@ class Service:
         self.started_at = int(time.time())
         self.draining = False
         """The server shuts down: running generations continue, new ones are refused."""
+        self.programs: dict[str, Any] = {}
+        """The client's id of a streamed program that runs → what waits for the client."""
         self._told_ignored: set[str] = set()
 
     @classmethod

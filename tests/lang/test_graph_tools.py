@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import threading
+import time
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
+from fastapi import APIRouter, Request
 
 import ramify as rm
-from ramify.program_route import router
+from ramify.errors import InvalidRequest
+from ramify.lang.graph.serve import Job, ToolResults
+from ramify.program_route import _ProgramStream, router
+from ramify.runtime.config import ServerConfig
+from ramify.runtime.server.service import Service
 from tests.lang.remote import ScriptedFrontend
 from tests.server.conftest import LiveServer
 
@@ -109,7 +116,6 @@ def test_any_client_can_answer_the_calls() -> None:
             send("other", tools=place, results=["a"])
             send("mine", tools=place)
             send("mine", tools=place, results=["dry", "wet"])
-            send("mine", tools=place, results=["dry", "wet"])
 
         with client.stream("POST", "/v1/programs", json=body) as stream:
             for line in stream.iter_lines():
@@ -132,6 +138,113 @@ def test_any_client_can_answer_the_calls() -> None:
     ]
     assert [status for status, _ in problems[:3]] == [404, 400, 200]
     assert late.status_code == 404
+
+
+async def test_equal_results_may_come_twice() -> None:
+    results = ToolResults()
+    results.put("0", ["a"])
+    results.put("0", ["a"])
+    assert await results.wait("0", 1) == ["a"]
+    with pytest.raises(InvalidRequest, match="Other results of 0"):
+        results.put("0", ["b"])
+    waiting = asyncio.ensure_future(results.wait("1", 1))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait((waiting,))
+    results.put("1", ["late"])
+
+
+@rm.function
+def one_turn(s):
+    s += rm.user("How?", tools=[weather])
+    s.call_tools([weather], "calls", max_tokens=90)
+    s += rm.assistant(rm.gen("answer", max_tokens=10))
+
+
+def test_each_row_gets_the_results_of_its_own_calls() -> None:
+    graph = msgspec.to_builtins(one_turn.compile().graph().graph)
+    body = {"graph": graph, "rows": [{}, {}], "stream": True, "id": "mine"}
+    frontend = ScriptedFrontend({"calls": [[call("Rome")], [call("Oslo")]], "answer": ["Sunny."] * 2})
+    rows: dict[int, Any] = {}
+    with LiveServer(frontend, router) as server, httpx.Client(base_url=server.url, timeout=20) as client:
+        path = "/v1/programs/mine/results"
+        with client.stream("POST", "/v1/programs", json=body) as stream:
+            for line in stream.iter_lines():
+                event = json.loads(line[6:]) if line.startswith("data: {") else {}
+                if "tools" in event:
+                    told = {"row": event["row"], "tools": event["tools"]}
+                    fields = {**told, "results": [f"result of row {event['row']}"]}
+                    assert httpx.post(server.url + path, json={**fields, "row": 2}).status_code == 404
+                    assert httpx.post(server.url + path, json={**fields, "row": -1}).status_code == 404
+                    assert httpx.post(server.url + path, json=fields).status_code == 200
+                elif "text" in event:
+                    rows[event["row"]] = event["variables"]["calls"]
+    assert rows == {row: [{"name": "weather", "result": f"result of row {row}"}] for row in (0, 1)}
+
+
+def test_an_id_that_runs_is_refused_and_is_free_again_at_the_end() -> None:
+    body = {"graph": msgspec.to_builtins(one_turn.compile().graph().graph), "stream": True, "id": "mine"}
+    with LiveServer(ScriptedFrontend({"calls": [[call("Rome")]] * 2, "answer": "Sunny."}), router) as server:
+        for _ in range(2):
+            with httpx.stream("POST", f"{server.url}/v1/programs", json=body, timeout=20) as stream:
+                assert stream.status_code == 200
+                again = httpx.post(f"{server.url}/v1/programs", json=body)
+                assert (again.status_code, again.json()["error"]["param"]) == (400, "id")
+            results = {"tools": "none", "results": []}
+            while httpx.post(f"{server.url}/v1/programs/mine/results", json=results).status_code == 200:
+                time.sleep(0.01)  # the server has not heard that the client is gone
+
+
+async def test_a_stream_that_never_begins_frees_its_id() -> None:
+    service = Service(ScriptedFrontend(script()), ServerConfig())
+    graph = one_turn.compile().graph().graph
+    backend = rm.ScriptedBackend(script())
+    job = Job(graph=graph, backend=backend, info=await backend.info(), options={}, scope="", events="nodes")
+    stream = _ProgramStream(service, "mine", job, [{}], 1)
+    assert len(service.programs["mine"]) == 1
+
+    async def gone() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        raise AssertionError
+
+    calling = asyncio.ensure_future(stream({"type": "http"}, gone, send))
+    await asyncio.sleep(0)
+    calling.cancel()
+    await asyncio.wait((calling,))
+    assert not service.programs
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_a_server_that_forgot_the_program_does_not_fail_its_step(retries: int) -> None:
+    forgets = APIRouter()
+
+    @forgets.get("/forget")
+    async def forget(request: Request) -> None:
+        Service.of(request).programs.clear()  # as a restart does
+
+    frontend = ScriptedFrontend({"calls": {**call("Rome"), "name": "forgetting"}, "dry in Rome": "Sunny."})
+    with LiveServer(frontend, router, forgets) as server:
+        backend = rm.RuntimeEndpoint(server.url, retries=retries)
+
+        @rm.tool
+        def forgetting(city: str) -> str:
+            """The weather."""
+            assert httpx.get(f"{server.url}/forget").status_code == 200
+            return f"dry in {city}"
+
+        @rm.function
+        def asks(s):
+            s += rm.user("How?", tools=[forgetting])
+            s.call_tools([forgetting], "calls", max_tokens=90)
+            s += rm.assistant(rm.gen("answer", max_tokens=10))
+
+        state = asks.compile().run(backend=backend)
+        assert state.error() is None
+        assert state["answer"] == "Sunny."
+        assert "dry in Rome" in state.text()
+        backend.close()
 
 
 def test_a_wrong_number_of_results_fails_the_step() -> None:

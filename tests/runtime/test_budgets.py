@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from ramify.messages import LimitHint, ProgramHint, Usage
+from ramify.runtime.scheduler.programs import budgets
+from ramify.runtime.scheduler.request import Request
 from tests.runtime.local import LocalScheduler, Result
 from tests.runtime.test_scheduler import prompt_of
 
@@ -114,3 +117,38 @@ def test_limits_without_requests_are_forgotten(tiny_model: Any, monkeypatch: pyt
         local.submit(prompt_of(4), max_tokens=1, hint=hint(LimitHint(id=str(number), max_total_tokens=99)))
         local.run()
     assert list(local.scheduler._requests.budgets._limits) == ["3", "4", "5"]
+
+
+def test_a_limit_that_is_named_twice_counts_once(tiny_model: Any) -> None:
+    now = 0.0
+    local = LocalScheduler(tiny_model, clock=lambda: now)
+    spent, timed = LimitHint(id="a", max_total_tokens=30), LimitHint(id="b", seconds_left=5.0)
+    first = local.submit(prompt_of(20), max_tokens=100, ignore_eos=True, hint=hint(spent, spent))
+    local.run()
+    assert (tokens_of(local.results[first]), ended_by(local.results[first])) == (30, "a")
+    second = local.submit(prompt_of(20), max_tokens=100, ignore_eos=True, hint=hint(timed, timed))
+    now = 5.0
+    local.step()
+    assert ended_by(local.results[second]) == "b"
+
+
+def test_a_step_reads_only_running_requests(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = LocalScheduler(tiny_model, max_running=2)
+    told = hint(LimitHint(id="a", max_total_tokens=10_000))
+    for seed in range(20):
+        local.submit(prompt_of(12, seed), max_tokens=60, ignore_eos=True, hint=told)
+    read: list[Request] = []
+
+    def counting(request: Request) -> int:
+        read.append(request)
+        return reserved(request)
+
+    reserved: Callable[[Request], int] = budgets._reserved
+    monkeypatch.setattr(budgets, "_reserved", counting)
+    monkeypatch.setattr(budgets, "_cost", counting)
+    for _ in range(5):
+        read.clear()
+        local.step()
+        assert len(read) <= 2
+    limit = local.scheduler._requests.budgets._limits["a"]
+    assert limit.reserved_tokens == 20 * 13 + 2 * 4

@@ -11,7 +11,7 @@ import pytest
 
 from ramify.constraint import regex
 from ramify.errors import WorkerDied
-from ramify.messages import ChatMessage, Generate, ProgramHint, TextChunk, Thinking
+from ramify.messages import ChatMessage, Generate, LimitHint, ProgramHint, TextChunk, Thinking
 from ramify.sampling_params import SamplingParams
 from tests.server.fake_frontend import VOCAB_SIZE, FakeFrontend, LiveServer, events, raw_post
 
@@ -107,3 +107,9 @@ def test_what_is_no_call_is_refused(http: httpx.Client, frontend: FakeFrontend, 
     assert answer.status_code == 400
     assert said in answer.json()["error"]["message"]
     assert frontend.requests == []
+
+
+def test_a_hint_that_names_a_limit_twice_is_refused(http: httpx.Client) -> None:
+    hint = ProgramHint(program="p", limits=(LimitHint(id="a"), LimitHint(id="b"), LimitHint(id="a")))
+    answer = post(http, msgspec.structs.replace(ASKED, hint=hint))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "hint.limits[2].id")

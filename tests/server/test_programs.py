@@ -99,6 +99,20 @@ def test_rows_run_together_and_are_told_in_their_order(http: httpx.Client, front
     assert len(frontend.ended_programs) == 9
 
 
+def test_a_row_without_what_a_path_names_fails_alone(http: httpx.Client, frontend: FakeFrontend) -> None:
+    argument = {"from": "argument", "name": "a", "path": ["k"]}
+    body = graph(text("x"), gen(options={"max_tokens": 1}), text(argument), arguments=["a"])
+    rows = [{"a": {"k": "1"}}, {"a": {}}, {"a": {"k": "2"}}]
+    first, failed, last = http.post(PATH, json={**body, "rows": rows}).json()["rows"]
+    assert (first["text"], last["text"]) == ("xX1", "xX2")
+    assert failed["failed"]["field"] == "a"
+    assert "has nothing at ['k']" in failed["failed"]["message"]
+    assert len(frontend.requests) == 2
+    assert len(frontend.ended_programs) == 3
+    alone = http.post(PATH, json={**body, "rows": rows[1:2]})
+    assert (alone.status_code, alone.json()["error"]["param"]) == (400, "a")
+
+
 def test_a_stream_tells_each_node_as_it_ends(server: LiveServer, frontend: FakeFrontend) -> None:
     frontend.hold_after = 3
     body = graph(

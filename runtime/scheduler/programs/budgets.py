@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from ramify.messages import LimitHint, ReachedLimit
+from ramify.messages import ReachedLimit
 
 if TYPE_CHECKING:
     from ramify.runtime.scheduler.request import Request
@@ -34,11 +34,26 @@ class _Limit:
     deadline: float | None = None
     ended_tokens: int = 0
     """The cost of the requests that have ended."""
-    requests: list[Request] = dataclasses.field(default_factory=list)
-    """Its open requests, in the order of arrival."""
+    reserved: dict[Request, int] = dataclasses.field(default_factory=dict)
+    """Its open requests in the order of arrival, and what each reserves."""
+    reserved_tokens: int = 0
+    """The sum of `reserved`."""
+
+    @property
+    def too_much(self) -> bool:
+        return self.most is not None and self.ended_tokens + self.reserved_tokens > self.most
+
+    def reserve(self, request: Request) -> None:
+        tokens = _reserved(request)
+        self.reserved_tokens += tokens - self.reserved.get(request, 0)
+        self.reserved[request] = tokens
+
+    def end(self, request: Request) -> None:
+        self.reserved_tokens -= self.reserved.pop(request)
+        self.ended_tokens += _cost(request)
 
     def reached(self, *, timed_out: bool) -> ReachedLimit:
-        tokens = self.ended_tokens + sum(map(_cost, self.requests))
+        tokens = self.ended_tokens + sum(map(_cost, self.reserved))
         return ReachedLimit(id=self.id, tokens=tokens, timed_out=timed_out)
 
 
@@ -49,43 +64,49 @@ class Budgets:
         self._limits: OrderedDict[str, _Limit] = OrderedDict()
         self._open: dict[str, _Limit] = {}
         """The limits that have requests."""
+        self._limits_of: dict[Request, list[_Limit]] = {}
 
     def join(self, request: Request) -> None:
         """`request` has arrived."""
-        for hint in _hints(request):
+        # Each limit counts a request once, also where its hint names a limit twice.
+        hints = {hint.id: hint for hint in (() if request.hint is None else request.hint.limits)}
+        for hint in hints.values():
             limit = self._limits.setdefault(hint.id, _Limit(hint.id))
             self._limits.move_to_end(hint.id)
             limit.most = hint.max_total_tokens
             if hint.seconds_left is not None:
                 limit.deadline = request.arrival + hint.seconds_left
-            limit.requests.append(request)
+            limit.reserve(request)
             self._open[hint.id] = limit
+        if hints:
+            self._limits_of[request] = [self._open[id] for id in hints]
 
     def leave(self, request: Request) -> None:
         """`request` ends."""
-        for hint in _hints(request):
-            limit = self._open[hint.id]
-            limit.ended_tokens += _cost(request)
-            limit.requests.remove(request)
-            if not limit.requests:
-                del self._open[hint.id]
+        for limit in self._limits_of.pop(request, ()):
+            limit.end(request)
+            if not limit.reserved:
+                del self._open[limit.id]
         while len(self._limits) - len(self._open) > MAX_LIMITS:
             del self._limits[next(id for id in self._limits if id not in self._open)]
 
-    def exceeding(self, now: float) -> Iterator[tuple[Request, ReachedLimit]]:
-        """The requests that must end, each with its limit. The caller ends each before the next."""
+    def exceeding(self, now: float, running: Iterable[Request]) -> Iterator[tuple[Request, ReachedLimit]]:
+        """The requests that must end, each with its limit. The caller ends each before the next.
+
+        Only `running` requests can reserve more than at the last call.
+        """
+        for request in running:
+            for limit in self._limits_of.get(request, ()):
+                limit.reserve(request)
         for limit in list(self._open.values()):
             if limit.deadline is not None and limit.deadline <= now:
-                for request in list(limit.requests):
-                    yield request, limit.reached(timed_out=True)
-            if limit.most is None:
-                continue
-            while limit.requests and limit.ended_tokens + sum(map(_reserved, limit.requests)) > limit.most:
-                yield limit.requests[-1], limit.reached(timed_out=False)
-
-
-def _hints(request: Request) -> tuple[LimitHint, ...]:
-    return () if request.hint is None else request.hint.limits
+                reached = limit.reached(timed_out=True)
+                for request in list(limit.reserved):
+                    yield request, reached
+            if limit.too_much and limit.reserved:
+                reached = limit.reached(timed_out=False)  # the same for each request that it ends
+                while limit.too_much and limit.reserved:
+                    yield next(reversed(limit.reserved)), reached
 
 
 def _cost(request: Request) -> int:
