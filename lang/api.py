@@ -15,7 +15,7 @@ from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField, U
 from ramify.lang.backends.base import Backend
 from ramify.lang.calls.choices import ChoicesSamplingMethod, token_length_normalized
 from ramify.lang.calls.limits import Limit, holding
-from ramify.lang.calls.options import read_options
+from ramify.lang.calls.options import check_names, read_options
 from ramify.lang.calls.thinking import read_thinking
 from ramify.lang.program.async_function import AsyncFunction
 from ramify.lang.program.caller import caller_line
@@ -37,7 +37,7 @@ from ramify.lang.tools.tool import Tool, as_tools, make_tool
 from ramify.lang.typed.schema import Schema, dtype_schema, schema_of
 from ramify.messages import Thinking
 from ramify.priority import checked_priority
-from ramify.spelling import nearest
+from ramify.spelling import nearest, parameters_of, suggests
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -116,6 +116,7 @@ def gen(
     `InvalidConstraint` for an invalid constraint.
     """
     line = caller_line()
+    check_names(options, of="gen", beside=GEN_ARGUMENTS)
     given = {
         "schema": schema,
         "dtype": dtype,
@@ -153,6 +154,9 @@ def gen(
         priority=None if priority is None else checked_priority(priority),
         line=line,
     )
+
+
+GEN_ARGUMENTS = parameters_of(gen)
 
 
 def _at_most_one(constraints: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,6 +197,7 @@ def gen_string(name: str | None = None, max_tokens: int | None = None, **options
     return gen(name, max_tokens, dtype=str, **options)
 
 
+@suggests
 def select(
     name: str | None = None,
     choices: Sequence[str] | None = None,
@@ -340,6 +345,7 @@ def assistant_end() -> Node:
     return RoleEnd("assistant")
 
 
+@suggests
 def limit(
     *, timeout: float | None = None, max_total_tokens: int | None = None, max_calls: int | None = None
 ) -> AbstractContextManager[Limit]:

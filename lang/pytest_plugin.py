@@ -61,6 +61,7 @@ def ramify_replay(request: pytest.FixtureRequest) -> Iterator[Backend]:
     wanted = request.config.getoption(OPTION)
     if path.exists() and not wanted:
         replay = ReplayBackend(path)
+        replay.remedy = f"Record it again: pytest {OPTION}."
         yield replay
         if replay.refused and request.node.stash.get(_PASSED, False):  # the program caught the error
             pytest.fail(f"{replay.refused[0]}", pytrace=False)

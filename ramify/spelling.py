@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def nearest(name: str, known: Iterable[str], elsewhere: Mapping[str, str] | None = None) -> str | None:
@@ -16,3 +22,25 @@ def nearest(name: str, known: Iterable[str], elsewhere: Mapping[str, str] | None
         return here if " " in here else f"Here it is {here}."
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"Did you mean {close[0]}?" if close else None
+
+
+def parameters_of(function: Callable[..., Any]) -> list[str]:
+    """The names of those parameters of `function` that can be given by keyword."""
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    return [one.name for one in parameters if one.kind not in several and one.name != "self"]
+
+
+def suggests(function: Callable[P, R]) -> Callable[P, R]:
+    """`function`, whose TypeError for an unknown keyword names the right one."""
+    known = parameters_of(function)
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known:
+                of = function.__qualname__.removesuffix(".__init__")
+                raise TypeError(f"{of} has no parameter {name!r}. {nearest(name, known) or ''}".rstrip())
+        return function(*args, **kwargs)
+
+    return called

@@ -9,10 +9,12 @@ import dataclasses
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from ramify.runtime.host_names import host_name, is_loopback, is_origin, split_names
+from ramify.spelling import nearest
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 NO_PARALLELISM = "There is no parallelism over devices yet: one engine runs on one device."
+ONE_GRAMMAR = "Not needed: one engine enforces the whole schema or refuses it."
 ELSEWHERE = {
     "model_path": "model",
     "tokenizer_path": "The tokenizer is the model's own.",
@@ -37,13 +39,23 @@ ELSEWHERE = {
     "random_seed": "seed",
     "enable_deterministic_inference": "deterministic",
     "disable_overlap_schedule": "Here it is overlap=False (--no-overlap).",
+    "no_async_scheduling": "Here it is overlap=False (--no-overlap).",
     "disable_cuda_graph": "Here it is cuda_graphs=False (--no-cuda-graphs).",
     "enforce_eager": "Here it is cuda_graphs=False (--no-cuda-graphs).",
     "enable_prefix_caching": "Prefixes are always shared.",
+    "disable_radix_cache": "Here it is prefix_cache='naive' (--prefix-cache naive).",
+    "no_enable_prefix_caching": "Here it is prefix_cache='naive' (--prefix-cache naive).",
+    "swap_space": "KV pages are not swapped to the memory of the host.",
+    "enable_lora": "There are no LoRA adapters: merge them into the checkpoint.",
+    "grammar_backend": ONE_GRAMMAR,
+    "guided_decoding_backend": ONE_GRAMMAR,
+    "enable_auto_tool_choice": "Tools can always be called, if the model's template has them.",
+    "disable_log_requests": "Requests that succeed are not logged.",
     "speculative_algorithm": "speculation",
     "tp": NO_PARALLELISM,
     "tp_size": NO_PARALLELISM,
     "tensor_parallel_size": NO_PARALLELISM,
+    "dp": NO_PARALLELISM,
     "dp_size": NO_PARALLELISM,
     "data_parallel_size": NO_PARALLELISM,
     "kv_cache_dtype": "KV pages have the model's dtype.",
@@ -52,6 +64,8 @@ ELSEWHERE = {
     "reasoning_parser": "The marks of reasoning are read from the chat template.",
 }
 """Options of SGLang and vLLM → ours, or what to do."""
+VALUES_ELSEWHERE = {"lpm": "prefix"}
+"""Values of their options → ours."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,8 +144,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
             if get_origin(kind) is Literal and getattr(self, name) not in get_args(kind):
+                remedy = nearest(str(getattr(self, name)), get_args(kind), VALUES_ELSEWHERE) or ""
                 raise ValueError(
                     f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(get_args(kind))}."
+                    f" {remedy}".rstrip()
                 )
         sizes = ("context_length", "threads", "page_size", "max_running", "chunk_tokens", "max_waiting")
         for name, least in [*dict.fromkeys(sizes, 1).items(), ("num_pages", 2)]:

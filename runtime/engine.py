@@ -38,7 +38,7 @@ from ramify.retry import RETRY_FOR_S, Retry
 from ramify.runtime.config import ELSEWHERE, EngineConfig
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.sampling_params import SamplingParams
-from ramify.spelling import nearest
+from ramify.spelling import nearest, parameters_of
 
 T = TypeVar("T")
 
@@ -103,12 +103,13 @@ class Engine:
     ) -> None:
         if model is not None:
             options["model"] = model
+        own = parameters_of(Engine) if options else []
         for name in options:
             if name not in EngineConfig.__dataclass_fields__:
                 raise UnsupportedField(
                     f"Engine has no option {name!r}.",
                     field=name,
-                    remedy=nearest(name, EngineConfig.__dataclass_fields__, ELSEWHERE),
+                    remedy=nearest(name, [*EngineConfig.__dataclass_fields__, *own], ELSEWHERE),
                 )
         self.config = EngineConfig(**options)
         self.retry = Retry(retries, retry_for)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Callable
 
 import pytest
 
@@ -29,6 +31,7 @@ def test_names_of_others_lead_to_options_that_exist() -> None:
         ({"max_model_len": 8}, "Here it is context_length."),
         ({"polcy": "fcfs"}, "Did you mean policy?"),
         ({"tp": 2}, "one engine runs on one device"),
+        ({"retry_fr": 2}, "Did you mean retry_for?"),
     ],
 )
 def test_options_of_an_engine(wrong: dict[str, object], right: str) -> None:
@@ -49,6 +52,17 @@ def test_the_generate_of_other_engines() -> None:
         ("serve --model-path x", "Here it is --model."),
         ("serve --max-model-len=5", "Here it is --context-length."),
         ("serve --tp 2", "one engine runs on one device"),
+        ("serve --policy lpm", "'lpm' is 'prefix' here"),
+        ("serve --no-async-scheduling", "--no-overlap"),
+        ("serve --guided-decoding-backend outlines", "one engine enforces the whole schema"),
+        ("serve --grammar-backend xgrammar", "one engine enforces the whole schema"),
+        ("serve --disable-radix-cache", "--prefix-cache naive"),
+        ("serve --dp 2", "one engine runs on one device"),
+        ("serve --enable-lora", "merge them into the checkpoint"),
+        ("serve --enable-priority-scheduling", "give requests a priority"),
+        ("serve --enable-auto-tool-choice", "Tools can always be called"),
+        ("serve --disable-log-requests", "are not logged"),
+        ("serve --swap-space 4", "are not swapped"),
         ("serve --polcy fcfs", "Did you mean --policy?"),
         ("run a.py:f --inptu rows.csv", "Did you mean --input?"),
         ("serve one two", "unknown argument two."),
@@ -75,3 +89,42 @@ def test_options_of_programs() -> None:
         program.run(qustion="x", backend=rm.ScriptedBackend([]))
     with pytest.raises(rm.UnsupportedField, match=r"Did you mean temperature\?"):
         program.run_batch([], temprature=0, backend=rm.ScriptedBackend([]))
+    with pytest.raises(rm.UnsupportedField, match=r"Did you mean progress\?"):
+        program.run_batch([], proress=True, backend=rm.ScriptedBackend([]))
+    with pytest.raises(rm.InvalidRequest, match=r"Did you mean changed\?"):
+        program.run_batch([], out="x.jsonl", rerun="chnged", backend=rm.ScriptedBackend([]))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("thinkin", "thinking"), ("schem", "schema"), ("retry", "retries")]
+)
+def test_arguments_of_gen(wrong: str, right: str) -> None:
+    for more in ({}, {"choices": ["a"]}):
+        with pytest.raises(rm.UnsupportedField, match=rf"no option '{wrong}'. Did you mean {right}\?"):
+            rm.gen("x", **{wrong: 1}, **more)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: rm.select(choice=["a"]), "select has no parameter 'choice'. Did you mean choices?"),
+        (lambda: rm.limit(max_call=1), "limit has no parameter 'max_call'. Did you mean max_calls?"),
+        (lambda: rm.mcp("x", envs={}), "mcp has no parameter 'envs'. Did you mean env?"),
+        (lambda: rm.repeat(None, None, until=1, at_mst=1), "'at_mst'. Did you mean at_most?"),
+        (lambda: rm.when("x", {}, defalt="y"), "'defalt'. Did you mean default?"),
+        (
+            lambda: rm.RuntimeEndpoint("http://x", retry=1),
+            "RuntimeEndpoint has no parameter 'retry'. Did you",
+        ),
+        (lambda: rm.OpenAI("x", baseurl="http://x"), "'baseurl'. Did you mean base_url?"),
+        (lambda: rm.limit(zzz=1), "limit has no parameter 'zzz'."),
+    ],
+)
+def test_arguments_of_functions_and_backends(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(message)):
+        call()
+
+
+def test_the_policy_of_another_engine() -> None:
+    with pytest.raises(ValueError, match=r"one of program, prefix, fcfs. Here it is prefix\."):
+        EngineConfig(policy="lpm")  # type: ignore[arg-type]

@@ -25,6 +25,7 @@ from ramify.loop import wait
 from ramify.messages import Generate, ModelInfo, TextChunk
 from ramify.priority import checked_priority
 from ramify.retry import RETRY_FOR_S, Retry
+from ramify.spelling import suggests
 
 
 class RuntimeEndpoint:
@@ -42,6 +43,7 @@ class RuntimeEndpoint:
             (`ramify.answers.AnswerStore`). Only programs use it.
     """
 
+    @suggests
     def __init__(
         self,
         base_url: str,

@@ -34,6 +34,7 @@ from ramify.messages import (
 from ramify.priority import checked_priority
 from ramify.retry import RETRY_FOR_S, Retry
 from ramify.sampling_params import SamplingParams
+from ramify.spelling import suggests
 
 OPENAI_URL = "https://api.openai.com/v1"
 OWN_FIELDS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop")
@@ -78,6 +79,7 @@ class OpenAI:
             (`ramify.answers.AnswerStore`). Only programs use it.
     """
 
+    @suggests
     def __init__(
         self,
         model_name: str,

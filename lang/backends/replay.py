@@ -125,6 +125,8 @@ class ReplayBackend:
         self._header, exchanges = recording.read(path)
         self.takes_messages = self._header.takes_messages
         self._exchanges = exchanges
+        self.remedy = "Record the run again."
+        """What the errors say to do."""
         self.refused: list[NotRecorded] = []
         """The errors of requests that were not recorded, also where the program caught them."""
         self._left: dict[bytes, list[Exchange]] = defaultdict(list)
@@ -151,7 +153,7 @@ class ReplayBackend:
             raise NotRecorded(
                 f"{self.path}: the recorded program cancelled after {len(exchange.chunks)} chunks of request "
                 f"{exchange.number}, and this one reads on.",
-                remedy="Record the run again.",
+                remedy=self.remedy,
             )
 
     async def end_program(self, program: str) -> None:
@@ -170,16 +172,15 @@ class ReplayBackend:
         return left.pop(index)
 
     def _refusal(self, request: Generate) -> NotRecorded:
-        remedy = "Record the run again."
         path = recording.call_path(CURRENT.get()) or "A request"
         if recording.key_of(request) in self._left:
             often = sum(recording.bare(request) == exchange.request for exchange in self._exchanges)
             return NotRecorded(
                 f"{path} repeats a request more often than {self.path} has it: {often} times.",
-                remedy=remedy,
+                remedy=self.remedy,
             )
         if not self._exchanges:
-            return NotRecorded(f"{self.path} holds no request.", remedy=remedy)
+            return NotRecorded(f"{self.path} holds no request.", remedy=self.remedy)
         nearest = max(
             self._exchanges,
             key=lambda exchange: (
@@ -191,5 +192,5 @@ class ReplayBackend:
         return NotRecorded(
             f"{path} is not in {self.path}. The most similar is request {nearest.number} "
             f"({nearest.path or 'unnamed'}): {recording.difference(request, nearest.request)}.",
-            remedy=remedy,
+            remedy=self.remedy,
         )

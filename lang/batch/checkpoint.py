@@ -28,6 +28,7 @@ import msgspec
 
 from ramify.errors import InvalidRequest
 from ramify.lang.batch.fingerprint import Record, difference
+from ramify.spelling import nearest
 
 VERSION = 1
 SYNC_S = 1.0
@@ -60,7 +61,9 @@ def read_rerun(text: str | None) -> frozenset[str]:
     """The words of `rerun`, which are separated by commas."""
     words = frozenset(word.strip() for word in (text or "").split(",") if word.strip())
     for word in sorted(words - set(RERUN)):
-        raise InvalidRequest(f"rerun is {word!r}; it is one of {', '.join(RERUN)}.", field="rerun")
+        raise InvalidRequest(
+            f"rerun is {word!r}; it is one of {', '.join(RERUN)}.", field="rerun", remedy=nearest(word, RERUN)
+        )
     return words
 
 

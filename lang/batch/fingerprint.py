@@ -27,7 +27,6 @@ import itertools
 import pathlib
 import re
 import sys
-import sysconfig
 import textwrap
 import tokenize
 import types
@@ -40,6 +39,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ramify.lang.backends.base import Backend
+from ramify.lang.program.caller import is_users
 from ramify.lang.tools.tool import Tool
 from ramify.messages import ModelInfo
 
@@ -54,7 +54,6 @@ READABLE: tuple[type, ...] = (
 """Types whose repr says everything, and is the same in every process."""
 WITHOUT_EFFECT = ("priority",)
 """Options that do not change an output."""
-STDLIB = sysconfig.get_path("stdlib")
 SECRET = re.compile("key|token|secret|passw|credential", re.IGNORECASE)
 """Names of texts that are recorded as a checksum."""
 DEEPEST = 5
@@ -259,16 +258,6 @@ class _Reader:
             self._class(qualname if module == self._home else f"{module}.{qualname}", value)
         else:
             self.function(qualname if module == self._home else f"{module}.{qualname}", value)
-
-
-def is_users(module: str) -> bool:
-    """The module belongs to the user: not to Python, to an installed package, or to this one."""
-    top = module.partition(".")[0]
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if top == "ramify" or (file is None and top in sys.stdlib_module_names and top != "__main__"):
-        return False
-    path = pathlib.PurePath(file or "")
-    return not {"site-packages", "dist-packages"} & set(path.parts) and not path.is_relative_to(STDLIB)
 
 
 def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:

@@ -15,10 +15,11 @@ from ramify.errors import InvalidRequest, ProgramError, is_transient
 from ramify.lang.batch import runs
 from ramify.lang.batch.breaker import Breaker
 from ramify.lang.batch.checkpoint import ResultsFile, read_rerun
-from ramify.lang.batch.fingerprint import Record, is_users
+from ramify.lang.batch.fingerprint import Record
 from ramify.lang.batch.table import check_table, write_table
 from ramify.lang.batch.window import Row, Window
 from ramify.lang.calls.meta_info import add_usage
+from ramify.lang.program.caller import is_users
 from ramify.lang.trace.calls import Call
 from ramify.lang.trace.report import together
 from ramify.messages import Usage

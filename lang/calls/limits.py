@@ -27,7 +27,8 @@ from ramify.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from ramify.lang.backends.base import Backend
 
-REMEDY = "Raise it; or go on outside of it, after s.recover()."
+RAISE = "Raise it."
+LEAVE = "Raise it; or go on outside of it, after s.recover()."
 
 
 NAMES = Bounds.__struct_fields__
@@ -37,10 +38,11 @@ class Limit:
     """A limit that holds since it was made, or with `later` since its first step began, and what its steps
     have spent."""
 
-    def __init__(self, bounds: Bounds, where: str, *, later: bool = False) -> None:
+    def __init__(self, bounds: Bounds, where: str, *, later: bool = False, remedy: str = RAISE) -> None:
         self.bounds = bounds
         self.where = where
         """For error messages."""
+        self._remedy = remedy
         self.id = uuid.uuid4().hex
         self.refuse: Callable[[], NoReturn] | None = None
         """Set while a program is traced, when a step has been appended: what is spent is not known."""
@@ -105,7 +107,7 @@ class Limit:
             field="timeout",
             bound=timeout,
             spent=seconds,
-            remedy=REMEDY,
+            remedy=self._remedy,
         )
 
     def tokens_are_spent(self, known: int = 0) -> BudgetExceeded:
@@ -118,7 +120,7 @@ class Limit:
             field="max_total_tokens",
             bound=most,
             spent=spent,
-            remedy=REMEDY,
+            remedy=self._remedy,
         )
 
     def calls_are_spent(self) -> BudgetExceeded:
@@ -127,7 +129,7 @@ class Limit:
             field="max_calls",
             bound=self.bounds.max_calls,
             spent=self._calls,
-            remedy=REMEDY,
+            remedy=self._remedy,
         )
 
 
@@ -141,7 +143,7 @@ LIMITS: ContextVar[Limits] = ContextVar("ramify_limits", default=())
 @contextlib.contextmanager
 def holding(bounds: Bounds, where: str) -> Iterator[Limit]:
     """A ``with`` block whose steps have a limit more."""
-    limit = Limit(bounds, where)
+    limit = Limit(bounds, where, remedy=LEAVE)
     with under((limit,)):
         yield limit
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -49,6 +49,17 @@ ELSEWHERE = {
 """Names of SGLang, vLLM, OpenAI and transformers → ours, or what to do."""
 
 
+def check_names(given: Iterable[str], *, of: str, beside: Iterable[str] = ()) -> None:
+    """Raise `UnsupportedField` for a name that is no option. `beside` are other arguments of the function
+    `of`, which may have been meant."""
+    for name in given:
+        if name not in NAMES:
+            known = sorted({*NAMES, *beside})
+            raise UnsupportedField(
+                f"{of} has no option {name!r}.", field=name, remedy=nearest(name, known, ELSEWHERE)
+            )
+
+
 def read_options(given: Mapping[str, Any], *, of: str) -> dict[str, Any]:
     """`given` as fields of `SamplingParams`, without those that are None, checked for type and range; and
     ``priority``, which is no sampling option.
@@ -56,12 +67,9 @@ def read_options(given: Mapping[str, Any], *, of: str) -> dict[str, Any]:
     Raises `UnsupportedField` for an unknown name and `InvalidRequest` for a wrong value. `of` names the
     function that was given the options, for error messages.
     """
+    check_names(given, of=of)
     options: dict[str, Any] = {}
     for name, value in given.items():
-        if name not in NAMES:
-            raise UnsupportedField(
-                f"{of} has no option {name!r}.", field=name, remedy=nearest(name, sorted(NAMES), ELSEWHERE)
-            )
         if value is not None and name not in LOGPROB_OPTIONS:
             options[SPELLINGS.get(name, name)] = value
     options.update(_logprob_fields(given))

@@ -11,10 +11,12 @@ from ramify.lang.graph.recorder import RecordedBranch
 from ramify.lang.graph.symbolic import Symbolic, SymbolicText, SymbolicValue, refuse
 from ramify.lang.program.nodes import Guard, Guarded, Node, ResultRef, Row, as_node
 from ramify.lang.program.state import ProgramState
+from ramify.spelling import suggests
 
 Outcome = str | bool | int
 
 
+@suggests
 def when(value: Any, cases: Mapping[Outcome, str | Node], default: str | Node | None = None) -> Node:
     """The one of `cases` that `value` chooses: text, turns, and calls to append.
 
@@ -48,6 +50,7 @@ def when(value: Any, cases: Mapping[Outcome, str | Node], default: str | Node | 
     return Row(tuple(steps))
 
 
+@suggests
 def repeat(s: ProgramState, body: Callable[[ProgramState], Any], *, until: Any, at_most: int) -> Any:
     """Call ``body(s)``, which appends to `s`, until it returns `until`; at most `at_most` times.
 

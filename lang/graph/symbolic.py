@@ -55,19 +55,21 @@ def refuse(unknown: Symbolic, question: str) -> NoReturn:
     about = unknown._about
     error = NotConcrete(
         f"{about.what} is not known before the program runs, and this line asks for {question}.",
-        about.remedy,
+        f"{CHOOSE} {about.remedy}" if question in (TRUTH, COMPARISON) else about.remedy,
     )
     about.report(error)
     raise error
 
 
+TRUTH, COMPARISON = "whether it is true", "a comparison"
+CHOOSE = "rm.when(value, {…}) appends what it chooses, and rm.repeat(…) repeats until it has a value."
 QUESTIONS = {
-    "whether it is true": ("bool",),
+    TRUTH: ("bool",),
     "a number": ("int", "float", "complex", "index", "round", "abs", "neg", "pos", "ceil", "floor", "trunc"),
     "its length": ("len",),
     "its items": ("iter", "next", "reversed", "getitem", "setitem", "delitem"),
     "what is in it": ("contains",),
-    "a comparison": ("eq", "ne", "lt", "le", "gt", "ge"),
+    COMPARISON: ("eq", "ne", "lt", "le", "gt", "ge"),
     "its hash, to look something up": ("hash",),
     "a finished string": ("str", "repr", "format", "bytes", "fspath"),
     "arithmetic": (

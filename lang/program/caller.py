@@ -1,10 +1,15 @@
-"""The file, line and local names of the user's code that calls this package."""
+"""The file, line and local names of the user's code that calls this package, and which code is the user's."""
 
 from __future__ import annotations
 
+import pathlib
 import sys
+import sysconfig
+import traceback
 from types import FrameType
 from typing import Any
+
+STDLIB = sysconfig.get_path("stdlib")
 
 
 def caller_line() -> str | None:
@@ -24,3 +29,22 @@ def _caller() -> FrameType | None:
     while frame is not None and frame.f_globals.get("__name__", "").startswith("ramify."):
         frame = frame.f_back
     return frame
+
+
+def raised_line(error: BaseException) -> str | None:
+    """file:line of the innermost frame of the user's code in the traceback of `error`."""
+    line = None
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if is_users(frame.f_globals.get("__name__", "")):
+            line = f"{frame.f_code.co_filename}:{number}"
+    return line
+
+
+def is_users(module: str) -> bool:
+    """The module belongs to the user: not to Python, to an installed package, or to this one."""
+    top = module.partition(".")[0]
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if top == "ramify" or (file is None and top in sys.stdlib_module_names and top != "__main__"):
+        return False
+    path = pathlib.PurePath(file or "")
+    return not {"site-packages", "dist-packages"} & set(path.parts) and not path.is_relative_to(STDLIB)

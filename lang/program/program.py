@@ -26,7 +26,7 @@ from ramify.lang.program.run import Run, find_backend
 from ramify.lang.program.state import ProgramState
 from ramify.lang.program.unsupported import unsupported
 from ramify.messages import ModelInfo
-from ramify.spelling import nearest
+from ramify.spelling import nearest, parameters_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -186,7 +186,9 @@ class Program(Generic[P, R]):
             return
         for name in own:
             if name not in self.arg_names:
-                remedy = nearest(name, [*self.arg_names, *sorted(NAMES), *RESERVED, *BOUNDS], ELSEWHERE)
+                known = [*self.arg_names, *sorted(NAMES), *RESERVED, *BOUNDS]
+                known += parameters_of(getattr(self, of))
+                remedy = nearest(name, known, ELSEWHERE)
                 if of == "run_batch":
                     raise UnsupportedField(f"run_batch has no option {name!r}.", field=name, remedy=remedy)
                 raise TypeError(

@@ -21,6 +21,7 @@ from ramify.lang.backends.router import Router, default_of
 from ramify.lang.calls.limits import Limits
 from ramify.lang.calls.target import Target
 from ramify.lang.program.branch import Branch
+from ramify.lang.program.caller import raised_line
 from ramify.lang.program.event import Event
 from ramify.lang.program.nodes import Guarded, ModelStep, Step
 from ramify.lang.program.place import PLACE, Place
@@ -396,6 +397,6 @@ def body_error(error: BaseException) -> ProgramError:
     """The exception of a program's body as a `ProgramError`, of which it is the cause."""
     if isinstance(error, ProgramError):
         return error
-    raised = ProgramError(f"The program raised {type(error).__name__}: {error}")
+    raised = ProgramError(f"The program raised {type(error).__name__}: {error}", line=raised_line(error))
     raised.__cause__ = error
     return raised

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import Any, Literal, NoReturn, Self, TypeVar, overload
 
 from ramify.errors import InvalidRequest, ProgramError
 from ramify.lang.backends.base import Backend
@@ -60,9 +60,12 @@ class ProgramState:
 
     # --- appending ---
 
-    def __iadd__(self, item: str | Node) -> ProgramState:
+    def __iadd__(self, item: str | Node) -> ProgramState:  # type: ignore[misc]
         self._submit(as_node(item))
         return self
+
+    def __add__(self, item: object) -> NoReturn:
+        raise TypeError("A state is appended to in place: write s += …, not s = s + ….")
 
     def _submit(self, node: Node) -> Variable | None:
         return self._branch.submit(node, self._backend)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ramify.errors import BackendError, InvalidConstraint, InvalidRequest, RamifyError
 from ramify.lang.tools.tool import Tool, on_loop
 from ramify.loop import background_loop, submit, wait
+from ramify.spelling import suggests
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -43,6 +44,7 @@ class ToolError(RamifyError):
     code = "tool_error"
 
 
+@suggests
 def mcp(
     server: str | Sequence[str],
     *,

@@ -12,6 +12,8 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
+from ramify.runtime.config import VALUES_ELSEWHERE
+
 
 def add_config_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, config: type[Any]) -> None:
     """One flag per field of the dataclass `config`: ``page_size: int`` becomes ``--page-size N``.
@@ -61,12 +63,18 @@ def field_docs(config: type[Any]) -> Iterator[tuple[str, str]]:
                     yield name, " ".join(text.split())
 
 
+def _value(text: str) -> str:
+    if text in VALUES_ELSEWHERE:
+        raise argparse.ArgumentTypeError(f"{text!r} is {VALUES_ELSEWHERE[text]!r} here")
+    return text
+
+
 def _how_to_parse(hint: Any) -> dict[str, Any]:
     """The keyword arguments of `add_argument` for a field of this type."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
     if typing.get_origin(hint) is typing.Literal:
-        return {"choices": typing.get_args(hint)}
+        return {"choices": typing.get_args(hint), "type": _value}
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}
     return {"type": hint, "metavar": {int: "N", float: "X"}.get(hint, "TEXT")}

@@ -245,3 +245,14 @@ def test_closures_and_multi_line_strings_stay_as_they_are():
         s += "/".join(part for part in ("a", topic, mark))
 
     assert program.compile().run("T", backend=rm.ScriptedBackend([])).text() == "\n  T\n        and !T!a/T/!"
+
+
+def equals(s):
+    s += rm.gen("x")
+    if s["x"] == "a":
+        s += "yes"
+
+
+@pytest.mark.parametrize(("body", "named"), [(decides, True), (equals, True), (formats, False)])
+def test_decisions_name_the_functions_that_decide(body: Any, named: bool) -> None:
+    assert ("rm.when" in str(refusal(rm.function(body)))) is named

@@ -123,6 +123,27 @@ def test_an_exception_of_the_body_is_raised_as_it_is_and_cancels_the_rest():
     assert len(backend.ended) == 1
 
 
+def test_an_exception_of_a_body_in_the_background_has_its_line():
+    @rm.function
+    def program(s):
+        for branch in s.fork(2):
+            branch += rm.gen("x", max_tokens="x")  # the wrong option
+
+    error = program.run(backend=rm.ScriptedBackend([]), stream=True).error()
+    source, first = inspect.getsourcelines(program.body)
+    line = first + next(i for i, text in enumerate(source) if "the wrong option" in text)
+    assert error.line == f"{__file__}:{line}"
+
+
+def test_a_state_plus_a_turn_is_not_an_append():
+    @rm.function
+    def program(s):
+        s = s + rm.user("x")
+
+    with pytest.raises(TypeError, match=r"write s \+= …"):
+        program.run(backend=rm.ScriptedBackend([]))
+
+
 def test_reading_a_failed_branch_raises_and_its_siblings_go_on():
     @rm.function
     def program(s):

@@ -32,7 +32,7 @@ def test_calls_of_a_run():
     assert (state["a"], state["b"]) == ("x", "x")
     found = cause(state)
     assert (found.field, found.bound, found.spent) == ("max_calls", 2, 2)
-    assert str(found).startswith("max_calls=2 of the run of 'three': 2 calls are spent.")
+    assert str(found) == "max_calls=2 of the run of 'three': 2 calls are spent. Raise it."
     assert state.error().variable == "c"
     assert len(backend.requests) == 2
     assert three.run(backend=backend, max_calls=3).error() is None
@@ -118,6 +118,7 @@ def test_the_innermost_exceeded_limit_is_named_and_the_program_goes_on_outside()
                 found = cause(s.recover())
                 assert "the limit at" in found.message
                 assert found.message.endswith("1 calls are spent.")
+                assert "go on outside of it" in found.remedy
                 s += "4" + rm.gen("y")
                 s.sync()
                 assert "max_calls=2" in str(cause(s.recover()))

@@ -96,6 +96,7 @@ def test_another_request_fails_with_the_difference(project: pytest.Pytester) -> 
     output = changed.stdout.str()
     assert "it continues with 'main town of France?" in output
     assert "recorded was 'capital of France?" in output
+    assert "Record it again: pytest --ramify-record." in output
     assert "it continues with 'main town of Italy?" in output
     assert "A model was loaded." not in output
 
