@@ -29,6 +29,8 @@ MAX_DEPTH = 64
 """Most nested forks, and most nested limits."""
 MAX_LIMITS = 1024
 """Most limits of one graph."""
+MAX_JSON_DEPTH = 128
+"""Most nested lists and objects in an argument."""
 MAX_OF = 256
 """Most nodes that an `Either` chooses from."""
 
@@ -303,7 +305,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
         for name, value in row.items():
             if name not in self.arguments:
                 raise InvalidRequest(f"The graph has no argument {name!r}.", field=f"{field}.{name}")
-            if not _is_json(value):
+            if not _is_json(value, f"{field}.{name}"):
                 raise InvalidRequest(
                     f"{field}.{name} must be JSON, and holds something else: {value!r:.80}.",
                     field=f"{field}.{name}",
@@ -325,16 +327,19 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
         return sum(widest.values())
 
 
-def _is_json(value: Any) -> bool:
+def _is_json(value: Any, field: str, depth: int = 0) -> bool:
+    """Raises `InvalidRequest` for what is nested deeper than `MAX_JSON_DEPTH`."""
+    if depth > MAX_JSON_DEPTH:
+        raise InvalidRequest(f"{field} is nested more than {MAX_JSON_DEPTH} deep.", field=field)
     match value:
         case str() | bool() | int() | None:
             return type(value) in (str, bool, int, type(None))
         case float():
             return math.isfinite(value)
         case list():
-            return all(map(_is_json, value))
+            return all(_is_json(item, field, depth + 1) for item in value)
         case dict():
-            return all(type(key) is str and _is_json(item) for key, item in value.items())
+            return all(type(key) is str and _is_json(item, field, depth + 1) for key, item in value.items())
     return False
 
 

@@ -21,6 +21,10 @@ from ramify.sampling_params import SamplingParams
 Row = Mapping[str, Any]
 """The arguments of one run, as JSON."""
 
+MAX_TEXT = 1 << 26
+"""Most characters that one run takes from its arguments and results: about six for each token of the largest
+context, of 10 million tokens. A reference of 30 bytes in a graph stands for a text of any length."""
+
 
 @dataclass
 class Execution:
@@ -82,6 +86,7 @@ class _Submitter:
         lines: Mapping[int, str],
     ) -> None:
         self.execution, self._row, self._steps, self._lines = execution, row, steps, lines
+        self._characters = 0
 
     def one(self, place: int, node: graph.AnyNode) -> None:
         branches = self.execution.branches
@@ -176,7 +181,19 @@ class _Submitter:
         return tuple(guards)
 
     def _argument(self, part: graph.Argument) -> str:
-        return graph.argument_text(part.name, self._row[part.name], part.path, part.then)
+        text = graph.argument_text(part.name, self._row[part.name], part.path, part.then)
+        self._count(text, part.name)
+        return text
+
+    def _count(self, text: str, field: str | None = None) -> None:
+        self._characters += len(text)
+        if self._characters > MAX_TEXT:
+            raise InvalidRequest(
+                f"The arguments and results that the texts of this run refer to have more than {MAX_TEXT:,} "
+                "characters in all.",
+                field=field,
+                remedy="Refer to a long text once.",
+            )
 
     def _result_ref(self, part: graph.Result) -> nodes.ResultRef:
         return nodes.ResultRef(
@@ -194,7 +211,7 @@ class _Submitter:
                 case _:
                     parts.append(part)
         if any(isinstance(part, nodes.ResultRef) for part in parts):
-            return nodes.Interpolated(tuple(parts))
+            return nodes.Interpolated(tuple(parts), self._count)
         return nodes.Text("".join(map(str, parts)))
 
 

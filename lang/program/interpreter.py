@@ -122,6 +122,8 @@ class Interpreter:
                 continue
             await part.variable.ready.wait()
             texts.append(part.read())
+            if node.count is not None:
+                node.count(texts[-1])
         self.text(Text("".join(texts)))
 
     async def splice(self, node: Splice) -> None:

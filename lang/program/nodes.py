@@ -141,6 +141,8 @@ class Interpolated(Step):
 
     waits: ClassVar[bool] = True
     parts: tuple[str | ResultRef, ...]
+    count: Callable[[str], None] | None = field(default=None, compare=False)
+    """Called with the text of each result; raises `InvalidRequest` where the run has too much text."""
 
     def run(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
         return visitor.interpolated(self)

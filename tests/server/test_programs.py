@@ -17,6 +17,7 @@ import ramify as rm
 import ramify.graph
 from ramify import program_route
 from ramify.errors import BackendError, EngineError, Overloaded
+from ramify.lang.graph import execute
 from tests.lang.remote import RawServer, answer
 from tests.server.fake_frontend import FakeFrontend, LiveServer, events, raw_post
 
@@ -111,6 +112,44 @@ def test_a_row_without_what_a_path_names_fails_alone(http: httpx.Client, fronten
     assert len(frontend.ended_programs) == 3
     alone = http.post(PATH, json={**body, "rows": rows[1:2]})
     assert (alone.status_code, alone.json()["error"]["param"]) == (400, "a")
+
+
+def test_references_to_long_texts_are_refused(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execute, "MAX_TEXT", 1000)
+    argument, result = {"from": "argument", "name": "a"}, {"from": "node", "node": 1}
+
+    def ask(arguments: int, results: int) -> httpx.Response:
+        nodes = text(*[argument] * arguments), gen(options={"max_tokens": 10}), text(*[result] * results)
+        return http.post(PATH, json={**graph(*nodes, arguments=["a"]), "arguments": {"a": "x" * 100}})
+
+    assert ask(9, 11).status_code == 200
+    refused = ask(11, 0)
+    problem = refused.json()["error"]
+    assert (refused.status_code, problem["param"]) == (400, "a")
+    assert "more than 1,000 characters" in problem["message"]
+    assert "Refer to a long text once" in problem["message"]
+    refused = ask(9, 12)
+    assert refused.status_code == 400
+    assert "more than 1,000 characters" in refused.json()["error"]["message"]
+
+
+def nested(depth: int) -> Json:
+    value: Json = "x"
+    for number in range(depth):
+        value = [value] if number % 2 else {"k": value}
+    return value
+
+
+@pytest.mark.parametrize(("depth", "status"), [(128, 200), (129, 400), (480, 400)])
+def test_the_depth_of_arguments(http: httpx.Client, depth: int, status: int) -> None:
+    argument = {"from": "argument", "name": "a"}
+    body = {**graph(text("n", argument), gen(), arguments=["a"]), "arguments": {"a": nested(depth)}}
+    answer = http.post(PATH, json=body)
+    assert answer.status_code == status
+    if status == 400:
+        problem = answer.json()["error"]
+        assert problem["param"] == "arguments.a"
+        assert "nested more than 128 deep" in problem["message"]
 
 
 def test_a_stream_tells_each_node_as_it_ends(server: LiveServer, frontend: FakeFrontend) -> None:
