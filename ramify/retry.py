@@ -29,6 +29,8 @@ _clock, _sleep = time.monotonic, asyncio.sleep
 
 RETRY_FOR_S = 60.0
 """Default of `retry_for`."""
+IN_BATCH_S = 5.0
+"""Longest `retry_for` of a program's requests in a batch, whose circuit breaker then pauses all rows."""
 FIRST_PAUSE_S = 0.5
 """Longest random pause after the first failure. Each further failure doubles it."""
 LONGEST_PAUSE_S = 8.0
@@ -59,9 +61,9 @@ class Retry:
         outage lasts, of which the log has one line."""
 
     @contextmanager
-    def attempts(self) -> Iterator[Attempts]:
-        """The attempts of one request, which ends with the block."""
-        attempts = Attempts(self)
+    def attempts(self, longest: float | None = None) -> Iterator[Attempts]:
+        """The attempts of one request, which ends with the block; for at most `longest` seconds."""
+        attempts = Attempts(self, self.retry_for if longest is None else min(longest, self.retry_for))
         try:
             yield attempts
         finally:
@@ -81,8 +83,8 @@ class Retry:
 class Attempts:
     """The attempts of one request so far."""
 
-    def __init__(self, retry: Retry) -> None:
-        self._retry = retry
+    def __init__(self, retry: Retry, retry_for: float) -> None:
+        self._retry, self._retry_for = retry, retry_for
         self.failed = 0
         self._first_failure = 0.0
 
@@ -94,14 +96,14 @@ class Attempts:
         if not self.failed:
             self._first_failure = now
         least = error.retry_after or 0.0
-        left = self._first_failure + retry.retry_for - now
+        left = self._first_failure + self._retry_for - now
         self.failed += 1
         if self.failed == 1:
             retry.failing += 1
         if left <= least or (retry.retries is not None and self.failed > retry.retries):
             return False
         if self.failed == retry.failing == 1:
-            logger.warning("%s Requests are sent again for up to %g s.", error, retry.retry_for)
+            logger.warning("%s Requests are sent again for up to %g s.", error, self._retry_for)
         most = min(FIRST_PAUSE_S * 2.0 ** (self.failed - 1), LONGEST_PAUSE_S)
         await _sleep(min(least + random.uniform(0.0, most), left))
         return True

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, cast
 
@@ -22,13 +22,14 @@ from ramify.answers import AnswerStore
 from ramify.errors import BackendError, InvalidRequest, RamifyError
 from ramify.lang.backends import recording
 from ramify.lang.backends.base import Backend
+from ramify.lang.calls.meta_info import add_usage
 from ramify.lang.calls.target import Target
 from ramify.lang.calls.thinking import ThoughtSplitter
 from ramify.lang.program.variables import Variable
 from ramify.lang.trace.calls import Call
 from ramify.loop import cancel_at_end
-from ramify.messages import Generate, ModelInfo, TextChunk, ThinkingFormat, TokenLogprobs
-from ramify.retry import Retry
+from ramify.messages import Generate, ModelInfo, TextChunk, ThinkingFormat, TokenLogprobs, Usage
+from ramify.retry import IN_BATCH_S, Retry
 
 if TYPE_CHECKING:
     from ramify.lang.program.branch import Branch
@@ -94,7 +95,7 @@ class Delivery:
         run, call = self._branch.run, self._call
         retry = getattr(self._backend, "retry", None) or Retry(0)
         repeatable = is_repeatable(request)
-        with retry.attempts() as attempts:
+        with retry.attempts(IN_BATCH_S if run.in_batch else None) as attempts:
             while True:
                 try:
                     await _receive(self._backend, request, self._taker())
@@ -118,6 +119,9 @@ class Delivery:
         def take(chunk: TextChunk) -> None:
             nonlocal chars, ids
             generated.append(chunk)
+            if self.received and not received:  # an earlier attempt has broken off
+                broken = least_usage(call.own_usage, self.received)
+                call.broken_usage, call.own_usage = add_usage(call.broken_usage, broken), Usage()
             received.append(chunk if split is None else split.push(chunk))
             self.generated, self.received, self.split = generated, received, split
             run.heard_s = time.perf_counter()
@@ -159,6 +163,12 @@ class Delivery:
 def _text(chunk: TextChunk) -> str:
     """All text of a chunk, the thoughts included."""
     return chunk.reasoning + chunk.text
+
+
+def least_usage(known: Usage, received: Sequence[TextChunk]) -> Usage:
+    """`known`, with at least the tokens that have arrived. A chunk of text without ids has one or more."""
+    tokens = sum([max(len(chunk.ids), bool(chunk.text or chunk.reasoning)) for chunk in received])
+    return msgspec.structs.replace(known, completion_tokens=max(known.completion_tokens, tokens))
 
 
 def is_repeatable(request: Generate) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +12,7 @@ import msgspec
 from ramify.constraint import Constraint
 from ramify.errors import BackendError, Cancelled, RamifyError, UnsupportedNode
 from ramify.lang.calls.chat import Thought, open_answer
-from ramify.lang.calls.delivery import Delivery
+from ramify.lang.calls.delivery import Delivery, least_usage
 from ramify.lang.calls.hints import hint_of
 from ramify.lang.calls.limits import begin_call, check_answer
 from ramify.lang.calls.meta_info import meta_info
@@ -31,7 +31,6 @@ from ramify.messages import (
     Finish,
     Generate,
     NextUse,
-    TextChunk,
     Thinking,
     TokenLogprobs,
     Usage,
@@ -146,9 +145,9 @@ async def send(
         last = received[-1] if received else None
         call.finish = last.finish if last is not None else None
         if call.finish is None:
-            call.own_usage = _least_usage(call.own_usage, received)
+            call.own_usage = least_usage(call.own_usage, received)
         for limit in limits:
-            limit.spend(call.own_usage, target.backend)
+            limit.spend(call.spent, target.backend)
     if last is None or last.finish is None:
         raise BackendError("The backend ended a generation without a final chunk.")
     if limits:
@@ -182,12 +181,6 @@ def _thought(
     told = call.tokens is not None and 0 < split.ids <= kept_ids
     ids = call.tokens.ids[: split.ids] if call.tokens is not None and told else ()
     return Thought(target, thinking, thoughts, split.before + split.head, ids, split.head)
-
-
-def _least_usage(known: Usage, received: Sequence[TextChunk]) -> Usage:
-    """`known`, with at least the tokens that have arrived. A chunk of text without ids has one or more."""
-    tokens = sum([max(len(chunk.ids), bool(chunk.text or chunk.reasoning)) for chunk in received])
-    return msgspec.structs.replace(known, completion_tokens=max(known.completion_tokens, tokens))
 
 
 def _priority(branch: Branch, call: Call, target: Target) -> int:

@@ -133,7 +133,9 @@ class Run:
         self.router = backend if isinstance(backend, Router) else None
         """The backends that steps may choose by name."""
         own = default_of(backend)
-        self._in_batch = in_batch
+        parent, around = (None, None) if place is None else (place.call(), place.run())
+        self.in_batch: bool = in_batch or (around is not None and around.in_batch)
+        """A row of a batch, or a part of one."""
         self.home = self._target(own, info)
         """The model of all steps that name no other. The content of branches is as this model reads it."""
         self._own = own
@@ -158,7 +160,6 @@ class Run:
         """The body has ended, so no step will be appended any more."""
         self.finished = Event()
         """All steps are done."""
-        parent, around = (None, None) if place is None else (place.call(), place.run())
         self.started: float = time.perf_counter() if around is None else around.started
         """Of the outermost program, so that all times of a trace count from there."""
         self.heard_s = 0.0
@@ -222,7 +223,7 @@ class Run:
 
     def _target(self, backend: Backend, info: ModelInfo) -> Target:
         name = (self.router and self.router.name_of(backend)) or info.name
-        given, usual = getattr(backend, "priority", 0), BATCH if self._in_batch else 0
+        given, usual = getattr(backend, "priority", 0), BATCH if self.in_batch else 0
         return Target(backend, info, name, usual if given is None else given)
 
     @property

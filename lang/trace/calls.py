@@ -38,7 +38,9 @@ class Call:
     end_s: float | None = None
     """None while it runs."""
     own_usage: Usage = field(default_factory=Usage)
-    """The usage of this request alone, without its children."""
+    """The usage of this request alone, without its children and without attempts that broke off."""
+    broken_usage: Usage = field(default_factory=Usage)
+    """What is known of the usage of attempts that broke off before the last one."""
     stored: bool = False
     """The answer came from a store of answers, and no request was sent."""
     resent: int = 0
@@ -87,9 +89,14 @@ class Call:
         return self.before + self.text
 
     @property
+    def spent(self) -> Usage:
+        """The usage of this request with all its attempts, without its children."""
+        return add_usage(self.own_usage, self.broken_usage) if self.resent else self.own_usage
+
+    @property
     def usage(self) -> Usage:
         """Summed over this call and everything below it."""
-        total = self.own_usage
+        total = self.spent
         for child in self.children:
             total = add_usage(total, child.usage)
         return total
@@ -100,7 +107,7 @@ class Call:
         found: dict[str, Usage] = {}
         for call in self.walk():
             if call.sent:
-                found[call.model] = add_usage(found.get(call.model, Usage()), call.own_usage)
+                found[call.model] = add_usage(found.get(call.model, Usage()), call.spent)
         return found
 
     @property

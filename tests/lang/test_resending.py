@@ -316,6 +316,24 @@ def test_an_outage_is_logged_once(clock, caplog):
         backend.close()
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_batch_leaves_a_long_outage_to_its_breaker(clock, monkeypatch, inside):
+    @rm.function
+    def around(s):
+        ask.run(backend=backend).sync()
+        s += "Q:" + rm.gen("x")
+
+    monkeypatch.setattr(random, "uniform", lambda least, most: most)
+    backend = Breaking(lambda request: "yes", WorkerDied("gone"), after=0)
+    backend.retry = Retry()
+    (around if inside else ask).run_batch([{}], backend=backend, give_up_after=0)
+    assert sum(clock.pauses) == retry.IN_BATCH_S * (1 + inside)
+    clock.pauses.clear()
+    backend.retry = Retry(retry_for=2)
+    ask.run_batch([{}], backend=backend, give_up_after=0)
+    assert sum(clock.pauses) == 2
+
+
 # --- broken off in the middle ---
 
 BROKEN = events(*said("one", " two")[:2], done=False)
@@ -339,7 +357,29 @@ def test_what_nobody_has_seen_is_dropped(clock, options):
     assert state.text() == "Q:quite other"
     (call,) = state.trace.children
     assert call.tokens.ids == (0, 1)
-    assert call.usage.completion_tokens == 2
+    assert state.get_meta_info("x")["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize(("failures", "tokens"), [(0, 4), (1, 2 + 4), (2, 2 + 2 + 4), (3, 2 + 2 + 2)])
+def test_attempts_that_broke_off_count(clock, failures, tokens):
+    """In usage and limits, but not in the output's own figures."""
+
+    class Often(Breaking):
+        async def generate(self, request):
+            self.where = "" if len(self.requests) < failures else "never"
+            async for chunk in super().generate(request):
+                yield chunk
+
+    backend = Often(lambda request: "one two three", WorkerDied("gone"), after=2)
+    backend.retry = Retry(2)
+    state = ask.run(backend=backend, max_total_tokens=1000)
+    assert (state.error() is None) == (failures < 3)
+    assert state.usage.completion_tokens == tokens
+    assert sum(usage.completion_tokens for usage in state.usage_by_model.values()) == tokens
+    (limit,) = state._branch.run.limits
+    assert limit.tokens == state.usage.prompt_tokens + tokens
+    if failures < 3:
+        assert state.get_meta_info("x")["completion_tokens"] == 4
 
 
 def test_a_sampled_output_that_nobody_has_seen_is_dropped(clock):
