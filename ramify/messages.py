@@ -108,9 +108,18 @@ class Preamble(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The output may stop without `end`, and without anything that would follow it."""
     apart: bool = False
     """The sampling options are about the text behind it: `max_tokens` and `min_tokens` count from there, and
-    stop strings are looked for there. Its own `max_tokens` is set then."""
+    stop strings and stop tokens end the output only there. Its own `max_tokens` is set, unless it is
+    `counted`."""
+    counted: bool = False
+    """`max_tokens` of the sampling options counts its tokens too, though it is `apart`: as OpenAI's API
+    counts reasoning."""
     end_ids: tuple[int, ...] = ()
     """The tokens of `end`, filled in by the tokenizer."""
+
+    @property
+    def uncounted(self) -> bool:
+        """`max_tokens` of the sampling options does not count its tokens."""
+        return self.apart and not self.counted
 
 
 Effort = Literal["minimal", "low", "medium", "high"]

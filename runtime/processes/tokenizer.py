@@ -133,9 +133,10 @@ class PromptTokenizer:
         return str(self._tokenizer.decode(tail)).rstrip().endswith(text.rstrip())
 
     def _with_end_ids(self, preamble: Preamble) -> Preamble:
-        if not preamble.end or (preamble.apart and preamble.max_tokens is None):
+        if not preamble.end or (preamble.uncounted and preamble.max_tokens is None):
             raise InvalidRequest(
-                "A preamble lacks its end, or is apart and has no max_tokens.", field="preambles"
+                "A preamble lacks its end, or is apart, not counted, and has no max_tokens.",
+                field="preambles",
             )
         ids = self._encode(preamble.end, False)
         if len(ids) > 1 and any(token in self._control for token in ids):

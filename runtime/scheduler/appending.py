@@ -85,6 +85,7 @@ class OutputAppender:
             return
         before = request.length
         request.length -= jump.replaced
+        request.begin_answer(request.output_len + len(jump.tokens))
         for token in jump.tokens:
             request.append(token)
             if self._is_stop(request, token):
@@ -116,7 +117,7 @@ class OutputAppender:
 
     def end_if_done(self, request: Request) -> bool:
         """End `request` if its last token ends it, or if the grammar allows only the end."""
-        request.limit_answer()
+        request.begin_answer(request.output_len)
         constrained = request.constrained
         last = int(request.ids[-1])
         if self._is_stop(request, last):
@@ -156,6 +157,6 @@ class OutputAppender:
 
     def _is_stop(self, request: Request, token: int) -> bool:
         params = request.sampling
-        return token in params.stop_token_ids or (
+        return (token in params.stop_token_ids and request.answer_len > 0) or (
             not params.ignore_eos and token in self.limits.eos_token_ids
         )

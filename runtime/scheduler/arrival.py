@@ -109,7 +109,7 @@ class Arrivals:
             )
             needed, most = constrained.needed - request.known_len, request.max_tokens
             if request.answer_tokens is not None:
-                needed -= sum(len(one.end_ids) for one in request.preambles if one.apart)
+                needed -= sum(len(one.end_ids) for one in request.preambles if one.uncounted)
                 most = request.answer_tokens
             if 0 < most < needed:
                 raise InvalidRequest(

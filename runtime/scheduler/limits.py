@@ -10,7 +10,7 @@ from ramify.ring_messages import Submit
 
 def tokens_apart(message: Submit) -> int:
     """The most tokens of the preambles that `max_tokens` does not count, with their ends."""
-    return sum((one.max_tokens or 0) + len(one.end_ids) for one in message.preambles if one.apart)
+    return sum((one.max_tokens or 0) + len(one.end_ids) for one in message.preambles if one.uncounted)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ class RequestSampler:
         params = request.sampling
         mask = _mask(request)
         banned: tuple[int, ...] = ()
-        if request.output_len - request.answer_start < params.min_tokens:
+        if request.answer_len < params.min_tokens:
             banned = params.stop_token_ids + (() if params.ignore_eos else self.limits.eos_token_ids)
             if mask is not None and allowed_among(mask, {*banned}) is not None:
                 banned = ()  # the grammar says that the text ends here

@@ -113,10 +113,11 @@ class Request:
         self.order = (-submit.priority, arrival)
         """Its place among running and among waiting requests: highest priority first, then oldest."""
         self.max_tokens = max_tokens
-        self.answer_tokens = self.sampling.max_tokens if any(one.apart for one in submit.preambles) else None
+        own_limit = any(one.uncounted for one in submit.preambles)
+        self.answer_tokens = self.sampling.max_tokens if own_limit else None
         """The most tokens behind the preambles that are `apart`, until these have ended."""
-        self.answer_start = 0
-        """Output tokens before the answer that `min_tokens` is about."""
+        self.answer_start = None if any(one.apart for one in submit.preambles) else 0
+        """Output tokens before the answer that `min_tokens` and stop tokens are about; None before it."""
         self.seed = self.sampling.seed if self.sampling.seed is not None else default_seed
 
         self.prompt_len = len(submit.ids)
@@ -218,18 +219,25 @@ class Request:
     def budget_left(self) -> int:
         return self.max_tokens - self.output_len
 
-    def limit_answer(self) -> None:
-        """Where the preambles that are `apart` have ended, let the answer have its own tokens and no more."""
-        if self.answer_tokens is None or self.constrained is None:
+    def begin_answer(self, output_len: int) -> None:
+        """Where the preambles that are `apart` have ended, note it, and let the answer have its own tokens
+        and no more. The grammar has read `output_len` tokens of the output."""
+        if self.answer_start is not None or self.constrained is None:
             return
         begun = self.constrained.answer_tokens
         if begun is None:
             return
-        self.answer_start = self.output_len - begun
-        # A jump may have spelled forced text in more tokens than the fewest.
-        needed = self.output_len + self.constrained.needed
-        self.max_tokens = max(self.answer_start + self.answer_tokens, needed)
-        self.answer_tokens = None
+        self.answer_start = output_len - begun
+        if self.answer_tokens is not None:
+            # A jump may have spelled forced text in more tokens than the fewest.
+            needed = output_len + self.constrained.needed
+            self.max_tokens = max(self.answer_start + self.answer_tokens, needed)
+            self.answer_tokens = None
+
+    @property
+    def answer_len(self) -> int:
+        """Output tokens that `min_tokens` and stop tokens are about."""
+        return 0 if self.answer_start is None else self.output_len - self.answer_start
 
     @property
     def prefilling(self) -> bool:

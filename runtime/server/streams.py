@@ -19,6 +19,8 @@ class GenerationResult:
     def __init__(self) -> None:
         self.text = ""
         self.ids: list[int] = []
+        self.pieces: list[tuple[int, int]] = []
+        """As in `TextChunk`."""
         self.forced: list[int] = []
         """Indices in `ids` of forced tokens."""
         self.logprobs: list[TokenLogprobs] = []
@@ -35,6 +37,7 @@ class GenerationResult:
         self.text += chunk.text
         self.forced.extend(len(self.ids) + index for index in chunk.forced)
         self.ids.extend(chunk.ids)
+        self.pieces += pieces_of(chunk)
         if chunk.logprobs is not None:
             self.logprobs.append(chunk.logprobs)
         if chunk.prompt_logprobs is not None:
@@ -45,6 +48,22 @@ class GenerationResult:
         if chunk.finish is not None:
             self.finish, self.kept_ids, self.tail = chunk.finish, chunk.kept_ids, chunk.tail
             self.violations, self.choices = chunk.violations, chunk.choices
+
+
+def pieces_of(chunk: TextChunk) -> Sequence[tuple[int, int]]:
+    return chunk.pieces or ((len(chunk.ids), len(chunk.text)),)
+
+
+def ids_in(pieces: Sequence[tuple[int, int]], characters: int) -> int:
+    """The number of ids that the first `characters` characters of a text of `pieces` have."""
+    count = 0
+    for ids, length in pieces:
+        if length > characters:
+            # The borders of tokens within a piece are unknown.
+            return count + round(ids * characters / length)
+        count += ids
+        characters -= length
+    return count
 
 
 async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:

@@ -605,6 +605,24 @@ def test_the_runtime_keeps_the_budget(engine, endpoint):
     assert found == found[:1] * 4
 
 
+@pytest.mark.parametrize("field", [None, "reasoning"])
+def test_the_stop_of_an_openai_endpoint_is_the_answers(endpoint, field):
+    """The thoughts are all "=", a stop string. The model's tokens are bytes, "!" is the first."""
+
+    @rm.function
+    def ask(s):
+        step = rm.gen("x", 20, thinking={"max_tokens": 7}, schema=int, stop=[" ", "="])
+        s += rm.user("?") + rm.assistant(step)
+
+    backend = rm.OpenAI("default", base_url=f"{endpoint.base_url}/v1", thinking=field)
+    state = ask.run(backend=backend, temperature=0.0, logit_bias={ord("=") - ord("!"): 100.0})
+    assert state.error() is None
+    assert (type(state["x"]), state.thinking("x")) == (int, "=" * 7)
+    # Exact where the border lies between two steps; one step may write the end and the answer.
+    assert state.get_meta_info("x")["reasoning_tokens"] >= 7 + len("</think>")
+    backend.close()
+
+
 def test_streams_of_a_model_come_apart(engine, endpoint):
     for backend in (engine, endpoint):
         state = twice.run(backend=backend, stream=True, temperature=0.0)
@@ -632,7 +650,9 @@ def test_an_endpoint_with_our_own_fields(served):
     assert "".join(state.text_iter("x", thinking=True)) == state.thinking("x") == "Two and\ntwo."
     assert (state["x"], state["y"], state.thinking("y")) == ("4", "6", "")
     first, second = served.frontend.requests
-    assert first.preambles == (Preamble(start="<think>", end="</think>", max_tokens=20),)
+    assert first.preambles == (
+        Preamble(start="<think>", end="</think>", max_tokens=20, apart=True, counted=True),
+    )
     assert (first.sampling.max_tokens, second.sampling.max_tokens) == (29, 128)
     assert second.preambles == ()
     assert [(turn.role, turn.content, turn.reasoning) for turn in second.chat] == [

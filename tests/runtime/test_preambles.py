@@ -42,6 +42,7 @@ class Thinking(LocalScheduler):
                 max_tokens=one.max_tokens,
                 optional=one.optional,
                 apart=one.apart,
+                counted=one.counted,
                 end_ids=tuple(self.ids[bytes([byte])] for byte in one.end.encode()),
             )
             for one in preambles
@@ -173,3 +174,35 @@ def test_the_least_number_of_tokens_is_the_answers(local: Thinking) -> None:
     *thoughts, end = result.ids
     assert end == END_ID
     assert len(thoughts) == 9 + len("</x>..") + 4
+
+
+def test_no_least_number_is_lost_without_a_limit(local: Thinking) -> None:
+    result = local.ask(*THOUGHTS, max_tokens=None, min_tokens=4, logit_bias={END_ID: 100.0})
+    assert len(result.ids) == 9 + len("</x>..") + 4 + 1
+
+
+def test_stop_tokens_end_the_answer_alone(local: Thinking) -> None:
+    """The model is pushed to write one token, in the thoughts and in the answer; the end has it too."""
+    for wanted in (".", "x"):
+        stop = local.ids[wanted.encode()]
+        result = local.ask(*THOUGHTS, max_tokens=20, stop_token_ids=(stop,), logit_bias={stop: 100.0})
+        assert local.text(result) == f"{wanted * 9}</x>..{wanted}"
+        assert result.finish is not None
+        assert (result.finish.reason, result.finish.matched) == ("stop", stop)
+    forced = local.ask(*THOUGHTS, constraint=regex("abc"), stop_token_ids=(local.ids[b"b"],))
+    assert local.text(forced).endswith("</x>..ab")
+
+
+def test_what_is_counted_counts_though_it_is_apart(local: Thinking) -> None:
+    """`max_tokens` is about both; stop tokens and the least number are about the answer."""
+    counted = Preamble(end="</x>", max_tokens=9, apart=True, counted=True)
+    for first in (counted, Preamble(end="</x>", apart=True, counted=True)):
+        result = local.ask(first, max_tokens=30, logit_bias={END_ID: -100.0})
+        assert len(result.ids) == 30
+    result = local.ask(counted, max_tokens=30, min_tokens=3, logit_bias={END_ID: 100.0})
+    assert len(result.ids) == 9 + len("</x>") + 3 + 1
+    refused = local.ask(counted, constraint=DIGITS, max_tokens=6)
+    assert isinstance(refused.error, InvalidRequest)
+    stop = local.ids[b"e"]
+    ended = local.ask(counted, max_tokens=30, stop_token_ids=(stop,), logit_bias={stop: 100.0})
+    assert local.text(ended) == "e" * 9 + "</x>e"

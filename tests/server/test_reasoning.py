@@ -15,7 +15,7 @@ from tests.server.fake_frontend import MODEL, FakeFrontend, events
 
 USER: Any = [{"role": "user", "content": "hi"}]
 ASK: Any = {"model": MODEL, "messages": USER}
-THINK = Preamble(start="<think>", end="</think>")
+THINK = Preamble(start="<think>", end="</think>", apart=True, counted=True)
 TURN = "hm </th 日</think>\n\nFour."
 
 
@@ -39,6 +39,29 @@ def test_reasoning_comes_apart(client: openai.OpenAI, frontend: FakeFrontend) ->
     assert message.content == "\n\nFour."
     assert frontend.requests[-1].preambles == (THINK,)
     assert frontend.requests[-1].constraint is None
+
+
+def thoughts(usage: Any) -> int | None:
+    details = usage.completion_tokens_details
+    return None if details is None else int(details.reasoning_tokens)
+
+
+def test_tokens_of_the_reasoning_are_counted(client: openai.OpenAI, frontend: FakeFrontend) -> None:
+    """A token of the fake model is a byte. The end mark is counted."""
+    asked: Any = {"reasoning": {}}
+    for script, answers in (([TURN], 1), (["hm"], 1), ([TURN, "日</think>b"], 2)):
+        parts = [turn.partition("</think>") for turn in script]
+        counted = sum(len(f"{thought}{end}".encode()) for thought, end, _ in parts)
+        frontend.script = list(script)
+        whole = client.chat.completions.create(**ASK, n=answers, extra_body=asked)
+        assert thoughts(whole.usage) == counted
+        frontend.script = list(script)
+        *_, last = client.chat.completions.create(
+            **ASK, n=answers, stream=True, stream_options={"include_usage": True}, extra_body=asked
+        )
+        assert thoughts(last.usage) == counted
+    frontend.script = ["Four."]
+    assert thoughts(client.chat.completions.create(**ASK).usage) is None
 
 
 def test_a_stream_of_both(http: httpx.Client, frontend: FakeFrontend) -> None:
@@ -141,7 +164,9 @@ def test_the_marks_and_the_switch_are_those_of_the_template(
         frontend.script = ["hm[/THINK]Four."]
         message = ask(client, **fields).message
         assert (message.reasoning_content, message.content) == ("hm", "Four.")
-        assert frontend.requests[-1].preambles == (Preamble(start="[THINK]", end="[/THINK]"),)
+        assert frontend.requests[-1].preambles == (
+            Preamble(start="[THINK]", end="[/THINK]", apart=True, counted=True),
+        )
         assert json.loads(frontend.requests[-1].template_kwargs) == {"thinking": True}
 
 

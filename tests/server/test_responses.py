@@ -141,7 +141,7 @@ def test_reasoning_a_message_and_calls(http: httpx.Client, frontend: FakeFronten
     assert parts(whole["output"]) == parts(final["output"])
     assert whole["usage"]["output_tokens_details"] == final["usage"]["output_tokens_details"]
     reasoning, calling = frontend.requests[-1].preambles
-    assert reasoning == Preamble(start="<think>", end="</think>", max_tokens=50)
+    assert reasoning == Preamble(start="<think>", end="</think>", max_tokens=50, apart=True, counted=True)
     assert calling.optional
 
 

@@ -21,7 +21,7 @@ from ramify.runtime.server.fields import json_response, read_fields
 from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_chat
 from ramify.runtime.server.openai.formatters import ChatFormatter, CompletionFormatter, ResponseFormatter
 from ramify.runtime.server.openai.output_format import take_output_format
-from ramify.runtime.server.openai.protocol import ModelCard, ModelList, usage_reply
+from ramify.runtime.server.openai.protocol import ModelCard, ModelList
 from ramify.runtime.server.openai.request import (
     IGNORED,
     SPELLING,
@@ -179,7 +179,7 @@ async def _events(
             for choice in formatter.stream_choices(index, chunk):
                 yield event(formatter.stream_body([choice], **usage))
     if parsed.include_usage:
-        yield event(formatter.stream_body([], usage=usage_reply(usages, parsed.n)))
+        yield event(formatter.stream_body([], usage=formatter.usage(usages, parsed.n)))
     yield DONE
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from msgspec import UNSET
 
-from ramify.messages import Finish, TextChunk
+from ramify.messages import Finish, TextChunk, Usage
 from ramify.runtime.server.openai.protocol import (
     ChatChoice,
     ChatChunk,
@@ -19,11 +19,13 @@ from ramify.runtime.server.openai.protocol import (
     ChatReply,
     CompletionChoice,
     CompletionReply,
+    CompletionTokensDetails,
     Delta,
     FunctionReply,
     Reply,
     ToolCallDelta,
     ToolCallReply,
+    UsageReply,
     chat_logprobs,
     choice_extras,
     completion_logprobs,
@@ -37,7 +39,7 @@ from ramify.runtime.server.openai.turn_parser import (
     TurnParser,
     parse_turn,
 )
-from ramify.runtime.server.streams import GenerationResult
+from ramify.runtime.server.streams import GenerationResult, ids_in, pieces_of
 from ramify.tool_calls.parser import Arguments, CallBegins, Content
 
 
@@ -49,6 +51,9 @@ class ResponseFormatter(Protocol):
 
     def stream_body(self, choices: list[Any], **usage: Any) -> Reply:
         """The body of one stream event."""
+
+    def usage(self, usages: Sequence[Usage], n: int) -> UsageReply:
+        """The usage of the choices that were streamed; each prompt has `n` successive choices."""
 
     def body(self, results: Sequence[GenerationResult], n: int) -> Reply:
         """The body of a response without a stream; each prompt has `n` successive results."""
@@ -62,15 +67,19 @@ class ChatFormatter:
         self._want_logprobs = want_logprobs
         self._format = turn_format
         self._parsers: dict[int, TurnParser] = {}
+        self._begun: set[int] = set()
+        self._reasoning_tokens = 0
 
     def stream_choices(self, index: int, chunk: TextChunk) -> list[ChatChunkChoice]:
-        first = index not in self._parsers
-        if first:
-            if not (chunk.text or chunk.finish or chunk.logprobs):
-                return []
-            self._parsers[index] = TurnParser(self._format)
-        parser = self._parsers[index]
+        parser = self._parsers.setdefault(index, TurnParser(self._format))
+        thinking = parser.reasoning
         events = parser.push(chunk.text)
+        if thinking:
+            self._reasoning_tokens += ids_in(pieces_of(chunk), len(chunk.text) - parser.answered)
+        first = index not in self._begun
+        if first and not (chunk.text or chunk.finish or chunk.logprobs):
+            return []
+        self._begun.add(index)
         if chunk.finish is not None:
             events += parser.close()
         deltas = [self._delta(turn_event) for turn_event in events]
@@ -88,6 +97,12 @@ class ChatFormatter:
             choices[-1].matched_stop = chunk.finish.matched
             choices[-1].ramify = choice_extras(chunk)
         return choices
+
+    def usage(self, usages: Sequence[Usage], n: int) -> UsageReply:
+        reply = usage_reply(usages, n)
+        if self._format.reasoning_end is not None:
+            reply.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=self._reasoning_tokens)
+        return reply
 
     def _delta(self, turn_event: TurnEvent) -> Delta:
         match turn_event:
@@ -115,6 +130,7 @@ class ChatFormatter:
         for index, result in enumerate(results):
             finish = _finish(result)
             turn = parse_turn(self._format, result.text)
+            self._reasoning_tokens += ids_in(result.pieces, len(result.text) - turn.answered)
             choices.append(
                 ChatChoice(
                     index=index,
@@ -126,7 +142,7 @@ class ChatFormatter:
                 )
             )
         return ChatReply(
-            choices=choices, usage=usage_reply([result.usage for result in results], n), **self._header
+            choices=choices, usage=self.usage([result.usage for result in results], n), **self._header
         )
 
     def _message(self, turn: Turn) -> ChatMessageReply:
@@ -189,7 +205,10 @@ class CompletionFormatter:
                     ramify=choice_extras(result),
                 )
             )
-        return self.stream_body(choices, usage=usage_reply([result.usage for result in results], n))
+        return self.stream_body(choices, usage=self.usage([result.usage for result in results], n))
+
+    def usage(self, usages: Sequence[Usage], n: int) -> UsageReply:
+        return usage_reply(usages, n)
 
 
 def _finish(result: GenerationResult) -> Finish:

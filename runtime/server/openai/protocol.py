@@ -45,12 +45,19 @@ class UsageExtras(Reply):
     total_s: float
 
 
+class CompletionTokensDetails(Reply):
+    reasoning_tokens: int
+    """The end mark is counted."""
+
+
 class UsageReply(Reply):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     ramify: UsageExtras
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
+    """Where reasoning was asked for."""
 
 
 class TopLogprob(Reply):

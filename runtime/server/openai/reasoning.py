@@ -92,7 +92,9 @@ def take_reasoning(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
         known = [name for name in SWITCHES if name in chat_format.variables]
         variables |= dict.fromkeys(known, switch.wanted)
     return ReasoningUse(
-        preamble=Preamble(start=start, end=end, max_tokens=limit) if switch.wanted else None,
+        preamble=Preamble(start=start, end=end, max_tokens=limit, apart=True, counted=True)
+        if switch.wanted
+        else None,
         apart=apart is not False,
         shown=shown,
         template_kwargs=msgspec.json.encode(variables).decode() if variables else "",

@@ -87,6 +87,8 @@ class Turn:
     calls: tuple[ToolCall, ...]
     called: bool
     """There are calls, and all of them are complete."""
+    answered: int
+    """Characters behind the end of the reasoning."""
 
 
 def parse_turn(turn_format: TurnFormat, text: str) -> Turn:
@@ -110,4 +112,5 @@ def parse_turn(turn_format: TurnFormat, text: str) -> Turn:
         reasoning=reasoning,
         calls=tuple(ToolCall(id=new_id(), name=name, arguments="".join(pieces)) for name, pieces in calls),
         called=parser.called,
+        answered=parser.answered,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import itertools
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -30,6 +29,7 @@ from ramify.runtime.server.openai.responses.protocol import (
 from ramify.runtime.server.openai.responses.sealed import sealed
 from ramify.runtime.server.openai.turn_parser import Reasoning, TurnEvent, TurnFormat, TurnParser
 from ramify.runtime.server.sse import event
+from ramify.runtime.server.streams import ids_in, pieces_of
 from ramify.tool_calls.parser import Arguments, CallBegins, Content
 
 
@@ -82,7 +82,7 @@ class ResponseWriter:
         if chunk.logprobs is not None:
             entries = iter(response_logprobs([chunk.logprobs]))
             self._logprobs += [
-                (list(itertools.islice(entries, count)), length) for count, length in _pieces(chunk)
+                (list(itertools.islice(entries, count)), length) for count, length in pieces_of(chunk)
             ]
         if thinking:
             self._count_reasoning(chunk)
@@ -100,7 +100,7 @@ class ResponseWriter:
             self._logprobs.clear()
             return
         thought = len(chunk.text) - self._parser.answered
-        self._reasoning_tokens += _ids_in(chunk, thought)
+        self._reasoning_tokens += ids_in(pieces_of(chunk), thought)
         self._take_logprobs(thought)
 
     def _add(self, part: TurnEvent) -> None:
@@ -219,19 +219,3 @@ class ResponseWriter:
     def _take_events(self) -> bytes:
         events, self._events = b"".join(self._events), []
         return events
-
-
-def _pieces(chunk: TextChunk) -> Sequence[tuple[int, int]]:
-    return chunk.pieces or ((len(chunk.ids), len(chunk.text)),)
-
-
-def _ids_in(chunk: TextChunk, characters: int) -> int:
-    """The number of ids of `chunk` that the first `characters` characters of its text have."""
-    count = 0
-    for ids, length in _pieces(chunk):
-        if length > characters:
-            # The borders of tokens within a piece are unknown.
-            return count + round(ids * characters / length)
-        count += ids
-        characters -= length
-    return count
