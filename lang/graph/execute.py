@@ -11,7 +11,7 @@ import msgspec
 import ramify.graph as graph
 from ramify.errors import BackendError, InvalidRequest
 from ramify.lang.calls.choices import METHODS
-from ramify.lang.calls.limits import Limit, under
+from ramify.lang.calls.limits import LEAVE, Limit, under
 from ramify.lang.program import nodes
 from ramify.lang.program.branch import Branch
 from ramify.lang.program.variables import Variable, skipped
@@ -62,7 +62,10 @@ def execute(
         raise InvalidRequest("A graph has one output for each gen that does not set n.", field="n")
     submitter = _Submitter(Execution({0: root}), row, steps or {}, lines or {})
     blocks = blocks or [f"limit {index} of {made.name!r}" for index in range(len(made.limits))]
-    limits = [Limit(bounds, where, later=True) for bounds, where in zip(made.limits, blocks, strict=True)]
+    limits = [
+        Limit(bounds, where, later=True, remedy=LEAVE)
+        for bounds, where in zip(made.limits, blocks, strict=True)
+    ]
     waiting = list(values)
     with root.held():
         for place, node in enumerate(made.nodes):
