@@ -39,6 +39,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ramify.lang.backends.base import Backend
+from ramify.lang.batch.masking import SECRET, hidden, masked
 from ramify.lang.program.caller import is_users
 from ramify.lang.tools.tool import Tool
 from ramify.messages import ModelInfo
@@ -46,6 +47,7 @@ from ramify.messages import ModelInfo
 if TYPE_CHECKING:
     from ramify.lang.program.program import Program
 
+NUMBERS = (int, float, complex, type(None))
 PLAIN = (str, int, float, bool, bytes, type(None), complex, type(...))
 READABLE: tuple[type, ...] = (
     *(enum.Enum, re.Pattern, pathlib.PurePath, decimal.Decimal, uuid.UUID, range),
@@ -54,8 +56,6 @@ READABLE: tuple[type, ...] = (
 """Types whose repr says everything, and is the same in every process."""
 WITHOUT_EFFECT = ("priority",)
 """Options that do not change an output."""
-SECRET = re.compile("key|token|secret|passw|credential", re.IGNORECASE)
-"""Names of texts that are recorded as a checksum."""
 DEEPEST = 5
 """Containers and objects inside each other that are followed."""
 LONGEST_VALUE = 4000
@@ -82,7 +82,7 @@ def record_of(
             reader.value(f"{body.__qualname__}.{name}", value)
     traced = getattr(program, "_traced", None)
     if traced is not None:  # compiled: values that were given then are in the graph
-        reader.values["graph"] = _cut(msgspec.json.encode(traced.graph).decode())
+        reader.values["graph"] = _recorded(msgspec.json.encode(traced.graph).decode())
     given = _Reader(body.__module__)
     for name, value in arguments.items():
         given.value(name, value)
@@ -92,7 +92,9 @@ def record_of(
         "backend": _backend(backend),
         "model": {name: value for name, value in model.items() if value},
         "options": {
-            name: repr(value) for name, value in sorted(options.items()) if name not in WITHOUT_EFFECT
+            name: _recorded(repr(value))
+            for name, value in sorted(options.items())
+            if name not in WITHOUT_EFFECT
         },
         "arguments": given.values | given.code | given.names | given.unknown,
         "code": reader.code,
@@ -162,7 +164,7 @@ class _Reader:
         self._recorded.add(id(function))
         while name in self.code:  # a decorator's function has the name of the one that it wraps
             name += ", wrapped"
-        self.code[name] = _source(function)
+        self.code[name] = masked(_source(function))
         for parameter, default in inspect.signature(function).parameters.items():
             if default.default is not inspect.Parameter.empty:
                 self.value(f"{name}.{parameter}", default.default)
@@ -177,7 +179,8 @@ class _Reader:
 
     def _class(self, name: str, kind: type) -> None:
         """Record a class of the user, and the names in its source."""
-        self.code[name] = source = _source(kind)
+        source = _source(kind)
+        self.code[name] = masked(source)
         try:
             tree = ast.parse(source)
         except SyntaxError:
@@ -203,10 +206,8 @@ class _Reader:
 
     def value(self, name: str, value: Any, depth: int = 0) -> None:
         """Record a value that the program reaches by `name`."""
-        if isinstance(value, str) and SECRET.search(name):
-            self.values[name] = f"not shown, {_digest(value.encode())}"
-        elif _is_plain(value):
-            self.values[name] = _cut(_repr(value))
+        if _is_plain(value):
+            self.values[name] = _recorded(_repr(value, name))
         elif depth <= DEEPEST and self._is_new(value):
             try:
                 self._object(name, value, depth)
@@ -219,7 +220,7 @@ class _Reader:
         if isinstance(value, Program):
             self._reached(_written(value.body), name)
         elif isinstance(value, Tool):
-            self.values[f"{name}.schema"] = _cut(repr((value.name, value.description, value.parameters)))
+            self.values[f"{name}.schema"] = _recorded(repr((value.name, value.description, value.parameters)))
             self.value(f"{name}.function", value.function, depth + 1)
         elif isinstance(value, functools.partial):
             for part, inner in (("func", value.func), ("args", value.args), ("keywords", value.keywords)):
@@ -232,7 +233,7 @@ class _Reader:
         elif callable(getattr(value, "__wrapped__", None)):  # such as a function with a cache
             self._reached(inspect.unwrap(value), name)
         elif type(value).__module__ in ("typing", "types"):  # such as Literal["a"] or list[Order]
-            self.names[name] = repr(value)
+            self.names[name] = _recorded(repr(value))
             for number, part in enumerate(typing.get_args(value)):
                 self.value(f"{name}[{number}]", part, depth + 1)
         elif isinstance(value, Mapping | list | tuple | set | frozenset):
@@ -243,8 +244,7 @@ class _Reader:
             self.values[name] = repr(_backend(value))
         elif dataclasses.is_dataclass(value) or callable(getattr(value, "model_dump", None)):
             self.value(f"type of {name}", type(value), depth + 1)
-            text = msgspec.json.encode(value, enc_hook=_encoded)
-            self.values[name] = _cut(text.decode())
+            self.value(name, msgspec.json.decode(msgspec.json.encode(value, enc_hook=_encoded)))
         else:
             self.unknown[name] = f"of type {type(value).__qualname__}"
 
@@ -286,7 +286,13 @@ def _source(value: Any) -> str:
         if callable(schema):
             return repr(schema())
         code = getattr(value, "__code__", None)
-        return "no source" if code is None else f"no source; bytecode {_digest(code.co_code)}"
+        return "no source" if code is None else f"no source; bytecode {_digest(_bytecode(code).encode())}"
+
+
+def _bytecode(code: types.CodeType) -> str:
+    """What `code` does, the same in every process."""
+    constants = [_bytecode(one) if isinstance(one, types.CodeType) else _repr(one) for one in code.co_consts]
+    return repr((code.co_code, code.co_names, constants))
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
@@ -298,12 +304,14 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     return all(_is_plain(part, depth + 1) for part in parts)
 
 
-def _repr(value: Any) -> str:
-    """repr, the same in every process."""
+def _repr(value: Any, name: str = "") -> str:
+    """repr, the same in every process. A checksum of it where `name` is that of a secret."""
+    if SECRET.search(name) and not isinstance(value, NUMBERS):
+        return hidden(_repr(value))
     if isinstance(value, set | frozenset):
         return f"{type(value).__name__}({', '.join(sorted(map(_repr, value)))})"
     if type(value) is dict:
-        return "{" + ", ".join(f"{_repr(key)}: {_repr(part)}" for key, part in value.items()) + "}"
+        return "{" + ", ".join(f"{_repr(key)}: {_repr(part, str(key))}" for key, part in value.items()) + "}"
     if type(value) in (list, tuple):
         begin, end = "[]" if type(value) is list else "()"
         return begin + ", ".join(map(_repr, value)) + end
@@ -315,7 +323,9 @@ def _encoded(value: Any) -> Any:
     return dump(mode="json") if callable(dump) else type(value).__qualname__
 
 
-def _cut(text: str) -> str:
+def _recorded(text: str) -> str:
+    """`text` as a record has it: credentials masked, and cut."""
+    text = masked(text)
     if len(text) <= LONGEST_VALUE:
         return text
     return f"{text[:LONGEST_VALUE]}… ({len(text)} characters, {_digest(text.encode())})"

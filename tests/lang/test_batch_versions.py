@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -15,6 +17,7 @@ import pytest
 
 import ramify as rm
 from ramify.errors import InvalidRequest
+from ramify.lang.batch.masking import masked
 
 PROGRAM = """
     import functools
@@ -351,8 +354,117 @@ def test_secrets_are_not_written(out):
     run(program, [{"text": "x"}], out)
     assert "sk-12345" not in out.read_text()
     api_key = "sk-54321"
-    with pytest.raises(InvalidRequest, match=r"api_key was not shown, [0-9a-f]{16}, is not shown"):
+    with pytest.raises(InvalidRequest, match=r"api_key was hidden_[0-9a-f]{12}, is hidden_"):
         run(program, [{"text": "x"}], out)
+
+
+@dataclasses.dataclass
+class Account:
+    user: str
+    password: str
+    note: str = "Bearer qwertz"
+
+
+LONG = "Zx9" * 8
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"api_key": "hunter2", "url": "http://x"},
+        {"a": [{"Authorization": ("x", "hunter2")}]},
+        {"API_TOKENS": ["hunter2"], "client": object()},
+        {"client": object(), "more": {"password": b"hunter2"}},
+        ["Bearer hunter2"],
+        "Authorization: Basic hunter2x",
+        "postgres://me:hunter2@host/db",
+        "http://host/?v=1&api_key=hunter2",
+        "sk-proj-hunter2",
+        f"ghp_{LONG}",
+        Account("me", "hunter2"),
+        Account("hunter", f"x{LONG}"),
+    ],
+    ids=str,
+)
+def test_what_looks_like_a_credential_is_masked_in_any_value(out, value):
+    @rm.function
+    def program(s, text):
+        s += text + str(bool(value)) + rm.gen("x")
+
+    run(program, [{"text": "x"}], out)
+    text = out.read_text()
+    assert "hidden_" in text
+    assert not [secret for secret in ("hunter2", "qwertz", LONG) if secret in text]
+    assert run(program, [{"text": "x"}], out).skipped == 1
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_credentials_in_the_source_are_masked(out, compiled):
+    class Login:
+        user_password: str = 'hun"ter2'
+        config = str({"api-key": "hunter2"})
+
+    @rm.function
+    def program(s, text, token="hunter2"):
+        Login.secret = """hunter2"""  # as a comment
+        s += f"{text} Bearer hunter2" + rm.gen("x")
+
+    program = program.compile(token="hunter2") if compiled else program
+    run(program, [{"text": "x"}], out)
+    assert "hunter2" not in out.read_text()
+    assert "ter2" not in out.read_text()
+    assert all(ast.parse(source) for source in header(out)["code"].values())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'f(key="", keyword="a", tokenizer=\'b\', max_tokens=30)',
+        "The key: it is in the basics. Bearer of news, sk-learn, a_long_name_of_2_parts_in_a_row",
+        "claude-3-5-sonnet-20241022 Meta-Llama-3-8B-Instruct http://host/docs/v2/page?id=5 a@b.de",
+        "12345678901234567890 incomprehensibilities",
+    ],
+)
+def test_prompts_stay_readable(text):
+    assert masked(text) == text
+
+
+def test_a_prompt_that_was_edited_beside_a_credential_is_named(out):
+    def make(prompt):
+        config = {"api_key": "hunter2", "prompt": prompt}
+
+        @rm.function
+        def program(s, text):
+            s += config["prompt"] + text + rm.gen("x")
+
+        return program
+
+    run(make("Be calm."), [{"text": "x"}], out)
+    with pytest.raises(InvalidRequest, match=r"config was .*hidden_.*Be calm.*, is .*Be quick"):
+        run(make("Be quick."), [{"text": "x"}], out)
+
+
+def test_functions_without_source_differ_by_their_constants(out):
+    def make(body):
+        scope = {"__name__": "made"}
+        exec(f"def prompt(): return {body}", scope)
+        prompt = scope["prompt"]
+
+        @rm.function
+        def program(s, text):
+            s += str(prompt()) + text + rm.gen("x")
+
+        return program
+
+    bodies = "'a'", "'b'", "(lambda: 'a')()", "(lambda: 'b')()", "'x' in {'a', 'b'}", "len('a')", "str('a')"
+    for body in bodies:
+        one = out.with_name(f"{bodies.index(body)}.jsonl")
+        run(make(body), [{"text": "x"}], one)
+        assert run(make(body), [{"text": "x"}], one).skipped == 1
+        for other in bodies:
+            if other != body:
+                with pytest.raises(InvalidRequest, match="prompt changed"):
+                    run(make(other), [{"text": "x"}], one)
 
 
 def test_objects_that_make_attributes_up_do_no_harm(out):

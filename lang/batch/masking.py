@@ -1,0 +1,48 @@
+"""Masks what looks like a credential in the texts that say what a batch ran. The mask is a checksum.
+
+api_key = "hunter2"; headers = {"Cookie": "id=7"}   a text whose name says so (`SECRET`)
+"Bearer abcd", "sk-abcdefgh"                        a text that begins like a key
+"postgres://me:abc@host", "http://host/?key=abc"    a part of an address
+"wJalrXUtnFEMI7MDENG9"                              20 or more letters and digits without a space
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+SECRET = re.compile(r"key(?!word)|token(?!iz)|secret|passw|credential|authoriz|cookie", re.IGNORECASE)
+"""Names of values that are masked, in any place of the name."""
+
+_NAMED = re.compile(
+    rf"""(?P<before>(?:{SECRET.pattern})[\w-]{{0,40}}["'\])]{{0,3}}"""
+    r"""\s{0,9}(?::[^=\n"']{0,90}=|[:=])\s{0,9}[a-z]{0,2})"""
+    r"""(?P<quote>\"{3}|'{3}|["'])(?P<text>(?:(?!(?P=quote))[^\\\n]|\\.)+)""",
+    re.IGNORECASE,
+)
+"""A literal behind a name, as in source code, JSON and repr(). Repetitions are bounded, which
+keeps the time linear in the length of the text."""
+
+_KEY = re.compile(
+    r"""(?<=\bBearer\ )[^\s"'\\{]{4,}
+    | (?<=\bBasic\ )[\w+/-]{8,}=*
+    | \bsk-[\w-]{8,}
+    | (?<=://)[^/\s@"'{]+(?=@)
+    | (?<![A-Za-z0-9]) (?=[A-Za-z]*\d) (?=\d*[A-Za-z]) [A-Za-z0-9]{20,}""",
+    re.VERBOSE,
+)
+_IN_QUERY = re.compile(
+    rf"""(?P<before>[?&][\w-]{{0,40}}(?:{SECRET.pattern})[\w-]{{0,40}}=)(?P<text>[^\s&"'{{]+)""", re.I
+)
+
+
+def hidden(text: str) -> str:
+    """A checksum in the place of `text`. It is an identifier, so that source code around it still parses."""
+    return f"hidden_{hashlib.blake2b(text.encode(errors='replace'), digest_size=6).hexdigest()}"
+
+
+def masked(text: str) -> str:
+    """`text` without credentials; what else it says stays readable."""
+    text = _KEY.sub(lambda found: hidden(found[0]), text)
+    text = _IN_QUERY.sub(lambda found: found["before"] + hidden(found["text"]), text)
+    return _NAMED.sub(lambda found: found["before"] + found["quote"] + hidden(found["text"]), text)
