@@ -384,7 +384,6 @@ LONG = "Zx9" * 8
         Account("me", "hunter2"),
         Account("hunter", f"x{LONG}"),
     ],
-    ids=str,
 )
 def test_what_looks_like_a_credential_is_masked_in_any_value(out, value):
     @rm.function
