@@ -101,7 +101,8 @@ class Limit:
         )
 
     def time_is_over(self) -> BudgetExceeded:
-        timeout, seconds = self.bounds.timeout, self._elapsed()
+        timeout = self.bounds.timeout or 0.0
+        seconds = max(timeout, self._elapsed())  # an event loop's timer may be early by its resolution
         return BudgetExceeded(
             f"timeout={timeout:g} of {self.where} is over: {seconds:.2f} s have passed.",
             field="timeout",

@@ -65,7 +65,9 @@ def end_of(batch: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def results(out: Path) -> list[dict[str, object]]:
-    found = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    """The complete lines: the batch may be writing another one."""
+    lines = out.read_bytes().splitlines(keepends=True) if out.exists() else []
+    found = [json.loads(line) for line in lines if line.endswith(b"\n")]
     return [line for line in found if "index" in line]
 
 

@@ -101,9 +101,10 @@ def test_products_by_dots_of_bfloat16():
     files = [str(here / f"test_{name}.py") for name in ("linear", "paged_attention", "cpu_cascade", "tiles")]
     code = f"""
 import pytest, sys
+failed = pytest.main(["-q", "-p", "no:cacheprovider", *{files!r}])
 from ramify.kernels.cpu.codegen import dots
 assert dots.DOTS
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *{files!r}]))
+sys.exit(failed)
 """
     result = run(code, **environment)
     assert result.returncode == 0, result.stdout + result.stderr
