@@ -61,6 +61,10 @@ def main() -> None:
         vocabulary = load_vocabulary(folder, vocab_size=shape.vocab_size, stop_ids=shape.eos_token_ids)
         compiler = CompilerHost(orders, sockets, vocabulary)
         tokenizer = functools.cache(load_backend)
+        # Beside the weights: 0.25 s more of start, and 0.45 s less for the first schema.
+        threading.Thread(
+            target=_prepare_engines, args=(vocabulary, lambda: tokenizer(folder)), daemon=True
+        ).start()
         runner, cache, limits = _load(config, orders, shape.context_length)
         on_gpu = runner.device.type == "cuda"
         if config.overlap is None:
@@ -94,13 +98,10 @@ def main() -> None:
     )
     finish_startup()
 
-    threading.Thread(
-        target=_prepare_engines, args=(vocabulary, lambda: tokenizer(folder)), daemon=True
-    ).start()
-
     def prepare() -> None:
         if not compiler.generation:  # else a constraint has started it
             compiler.start()
+        threading.Thread(target=_prepare_lark, args=(vocabulary,), daemon=True).start()
 
     serve(scheduler, inbox, detokenizer, compiler, prepare)
 
@@ -115,10 +116,16 @@ def _grammar_files(vocabulary: Vocabulary) -> GrammarFiles:
 def _prepare_engines(vocabulary: Vocabulary, load_tokenizer: Callable[[], object]) -> None:
     """Load what the first constraint, and the first text that a grammar forces, would wait for."""
     compile_grammars()
-    from ramify.grammar.engine.load import prepare, prepare_lark
+    from ramify.grammar.engine.load import prepare
 
     prepare(vocabulary)
     load_tokenizer()
+
+
+def _prepare_lark(vocabulary: Vocabulary) -> None:
+    """Load what the first Lark grammar would wait for."""
+    from ramify.grammar.engine.load import prepare_lark
+
     prepare_lark(vocabulary)
     trim_heap()
 
