@@ -28,7 +28,14 @@ LEAVES = {
     "ramify.constraint",
     "ramify.loop",
 }
-LEAVES |= {"ramify.answers", "ramify.cache", "ramify.retry", "ramify.ring_messages", "ramify.spelling"}
+LEAVES |= {
+    "ramify.answers",
+    "ramify.cache",
+    "ramify.retry",
+    "ramify.ring_messages",
+    "ramify.spelling",
+    "ramify.text",
+}
 LEAVES |= {"ramify.bounds", "ramify.priority"}
 LEAVES |= {"ramify.graph", "ramify.html.template", "ramify.html.fragment"}
 LEAVES |= {f"ramify.tool_calls.{name}" for name in ("formats", "grammar", "prompt", "parser")}

@@ -16,8 +16,11 @@ import msgspec
 from ramify.errors import ErrorInfo, InvalidRequest
 from ramify.lang.trace.calls import Call
 from ramify.messages import ChatMessage, Generate, ModelInfo, TextChunk
+from ramify.text import shortened
 
 VERSION = 1
+MAX_SHOWN = 120
+"""Longest value that is shown, in characters."""
 CONTEXT = 30
 """Characters shown on each side of the first difference of two prompts."""
 
@@ -102,7 +105,9 @@ def difference(request: Generate, recorded: Generate) -> str:
             fields = [field for field in now.__struct_fields__ if getattr(now, field) != getattr(then, field)]
             parts += [f"{field} is {getattr(now, field)!r}, was {getattr(then, field)!r}" for field in fields]
         else:
-            parts.append(f"{name} is {_short(now)}, was {_short(then)}")
+            parts.append(
+                f"{name} is {shortened(repr(now), MAX_SHOWN)}, was {shortened(repr(then), MAX_SHOWN)}"
+            )
     return "; ".join(parts)
 
 
@@ -163,8 +168,3 @@ def _show(units: Sequence[str | int]) -> str:
             text = ""
         shown.append(f"[{unit}]")
     return "".join(shown + ([repr(text)] if text else []))
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else f"{text[:119]}…"

@@ -15,6 +15,7 @@ from ramify.lang.backends.answer_check import problem_of
 from ramify.lang.tools.forms import TaggedCalls, WrittenCalls
 from ramify.messages import Generate
 from ramify.spelling import nearest
+from ramify.text import shortened
 
 Answer = Any
 """A text, a value whose JSON the step's schema allows, tool calls, a function of the `Generate` request that
@@ -53,7 +54,9 @@ class Step:
         constraint = self.request.constraint
         if constraint is None:
             return "text"
-        return "tool calls" if self.form is not None else f"{constraint.kind} {_short(constraint.source)}"
+        if self.form is not None:
+            return "tool calls"
+        return f"{constraint.kind} {shortened(constraint.source, MAX_SHOWN)}"
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,3 @@ def _remedy(found: Scripted, constraint: Constraint) -> str | None:
     if array and found.in_order and not _in_order(found.answer):
         return "A list in a script is the answers in order; write [[…]] for one answer that is a list."
     return None
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"

@@ -22,6 +22,7 @@ from ramify.lang.program.nodes import Gen
 from ramify.lang.trace.calls import Call
 from ramify.messages import ModelInfo
 from ramify.sampling_params import SamplingParams
+from ramify.text import shortened
 
 if TYPE_CHECKING:
     from ramify.lang.program.branch import Branch
@@ -94,16 +95,11 @@ def _rejection(node: Gen, text: str, error: Exception) -> ProgramError:
     try:
         value = text if node.parse is None else node.parse(text)
     except (ValueError, AssertionError):
-        what = f"the output {_short(text)} is not valid"
+        what = f"the output {shortened(repr(text), MAX_SHOWN)} is not valid"
     else:
-        what = f"validate rejected {_short(value)}"
+        what = f"validate rejected {shortened(repr(value), MAX_SHOWN)}"
     attempts = f" in the last of {node.retries + 1} attempts" if node.retries else ""
     return ProgramError(f"{what}{attempts}: {describe(error)}", pointer=getattr(error, "pointer", None))
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
 
 def describe(error: Exception) -> str:
@@ -115,7 +111,7 @@ def describe(error: Exception) -> str:
         )
     else:
         text = str(error) or type(error).__name__
-    text = text if len(text) <= MAX_PROBLEM else text[: MAX_PROBLEM - 1] + "…"
+    text = shortened(text, MAX_PROBLEM)
     return text if text.endswith((".", "!", "…")) else text + "."
 
 

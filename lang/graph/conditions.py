@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
@@ -96,10 +97,7 @@ def _rounds(s: ProgramState, wanted: Collection[Any], at_most: int) -> Any:
     branch = s._branch
     guards: tuple[Guard, ...] = ()
     for _ in range(at_most):
-        if isinstance(branch, RecordedBranch):
-            with branch.under(guards):
-                value = yield
-        else:
+        with branch.under(guards) if isinstance(branch, RecordedBranch) else contextlib.nullcontext():
             value = yield
         source = _source(value)
         if source is not None:

@@ -25,6 +25,7 @@ from ramify.graph import (
     Text,
     Tools,
 )
+from ramify.text import shortened
 
 MAX_TEXT = 40
 """Longest constant text that is shown whole, in characters."""
@@ -175,7 +176,7 @@ class GraphView:
 
     def _part(self, part: str | Argument | Result) -> str:
         if isinstance(part, str):
-            return repr(part if len(part) <= MAX_TEXT else part[: MAX_TEXT - 1] + "…")
+            return repr(shortened(part, MAX_TEXT))
         return self._source(part) + "".join(f".{change}()" for change in part.then)
 
     def _source(self, part: Argument | Result) -> str:

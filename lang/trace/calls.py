@@ -15,6 +15,7 @@ from ramify.lang.calls.meta_info import add_usage
 from ramify.lang.calls.transcript import Piece, text_of
 from ramify.lang.trace.tokens import Tokens
 from ramify.messages import ChoiceScore, Finish, TokenLogprobs, Usage
+from ramify.text import shortened
 
 if TYPE_CHECKING:
     from ramify.lang.tools.forms import TaggedCalls
@@ -257,9 +258,10 @@ def label_of(call: Call) -> str:
 def _figures(call: Call) -> str:
     usage = call.usage
     time = "  running" if call.duration_s is None else f"{call.duration_s:7.3f} s"
-    outcome = repr(_shorten(call.text)) if call.error is None else f"failed: {_shorten(call.error)}"
+    text = shortened(call.text if call.error is None else call.error, MAX_TEXT)
+    outcome = repr(text) if call.error is None else f"failed: {text}"
     if call.kind == "tool":
-        outcome = f"{_shorten(call.arguments or '')} → {outcome}"
+        outcome = f"{shortened(call.arguments or '', MAX_TEXT)} → {outcome}"
     if call.kind == "tool" and not call.requests:
         return f"{time}  {outcome}"
     thought = f", thinking {usage.reasoning_tokens}" if usage.reasoning_tokens else ""
@@ -272,7 +274,3 @@ def _figures(call: Call) -> str:
         return figures
     how = f"  sent again {call.resent}x" if call.resent else f"  stored {usage.stored_tokens}" * call.stored
     return f"{figures}{how}  {outcome}"
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"

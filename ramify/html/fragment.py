@@ -8,6 +8,8 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Iterator, Sequence
 
+from ramify.text import shortened
+
 FOLD = 1500
 """Characters of a text that are shown; the rest is folded."""
 MOST = 8000
@@ -55,8 +57,7 @@ def tag(name: str, content: str, css: str = "") -> str:
 
 def escaped(text: object, most: int = FOLD) -> str:
     """`text` as HTML, cut after `most` characters."""
-    shown = str(text)
-    return html.escape(shown if len(shown) <= most else shown[: most - 1] + "…")
+    return html.escape(shortened(str(text), most))
 
 
 def head(title: str, *facts: str) -> str:
