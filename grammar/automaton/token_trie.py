@@ -95,6 +95,11 @@ class TokenTrie:
         """The lowest token of each spelling."""
         return {text: tokens[0] for text, tokens in self.ids_of.items()}
 
+    @cached_property
+    def longest(self) -> int:
+        """Bytes of the longest token."""
+        return max(map(len, self.ids), default=0)
+
     def allow(
         self,
         automaton: PushdownAutomaton,

@@ -14,6 +14,7 @@ import llguidance
 import numpy as np
 
 from ramify.errors import EngineError, InvalidConstraint
+from ramify.grammar.engine.lark_rules import endless_rule
 from ramify.grammar.engine.prefix_matcher import fewest_tokens, with_prefix
 from ramify.grammar.matcher import Matcher, allow, check_rollback, mask_words
 from ramify.grammar.vocabulary import Vocabulary
@@ -68,7 +69,8 @@ def tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
 def compile_lark(grammar: str, vocabulary: Vocabulary) -> bytes:
     """The payload of `LarkGrammar`: the checked grammar itself.
 
-    Raises `InvalidConstraint` with llguidance's reason, and the line and column where it gives them.
+    Raises `InvalidConstraint` with llguidance's reason, and the line and column where it gives them; and
+    where ``start`` needs a rule that no text satisfies, with its line.
     """
     bare = _QUOTED.sub('""', grammar)
     for pattern, what in _REFUSED.items():
@@ -81,18 +83,38 @@ def compile_lark(grammar: str, vocabulary: Vocabulary) -> bytes:
         raise InvalidConstraint(_reason(inner.get_error()), field="lark")
     if warnings := inner.get_grammar_warnings():
         raise InvalidConstraint(_reason(str(warnings[0])), field="lark")
+    endless = endless_rule(
+        grammar, lambda part: _matches_nothing(_matcher(part.encode(), vocabulary), vocabulary)
+    )
+    if endless is not None:
+        why = (
+            "never ends: each of its alternatives calls it again" if endless.recursive else "matches no text"
+        )
+        raise InvalidConstraint(
+            f"The grammar, line {endless.line}: {endless.rule!r} {why}.",
+            field="lark",
+            remedy="Give it an alternative that ends."
+            if endless.recursive
+            else "Correct it, or leave it out.",
+        )
+    if _matches_nothing(inner, vocabulary):
+        raise InvalidConstraint(
+            "No text that this model's tokenizer can spell satisfies the grammar.", field="lark"
+        )
+    return payload
+
+
+def _matches_nothing(inner: llguidance.LLMatcher, vocabulary: Vocabulary) -> bool:
+    """Whether no token may come first and the text may not be empty. Raises `InvalidConstraint` where
+    llguidance's limits end the search."""
     row = np.zeros(mask_words(vocabulary.size), np.int32)
     try:
         LarkMatcher(inner, vocabulary, ()).fill_mask(row)
     except EngineError as error:
         if "NoExtension" not in inner.get_error():
             raise InvalidConstraint(f"The grammar is too complex: {error.message}", field="lark") from None
-        row[:] = 0
-    if not row.any():
-        raise InvalidConstraint(
-            "No text that this model's tokenizer can spell satisfies the grammar.", field="lark"
-        )
-    return payload
+        return True
+    return not row.any()
 
 
 def _matcher(payload: bytes, vocabulary: Vocabulary) -> llguidance.LLMatcher:

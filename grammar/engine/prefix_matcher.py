@@ -23,14 +23,17 @@ def fewest_tokens(data: bytes, vocabulary: Vocabulary) -> list[list[int]]:
     A list is empty where no tokens spell the rest, which cannot be where tokens spelled `data` itself.
     """
     ids = token_trie(vocabulary).ids
+    longest = token_trie(vocabulary).longest
     found: list[list[int]] = [[] for _ in range(len(data) + 1)]
     for begin in reversed(range(len(data))):
-        options = [
-            [token, *found[end]]
-            for end in range(begin + 1, len(data) + 1)
-            if (token := ids.get(data[begin:end])) is not None and (found[end] or end == len(data))
+        ends = [
+            end
+            for end in range(begin + 1, min(begin + longest, len(data)) + 1)
+            if data[begin:end] in ids and (found[end] or end == len(data))
         ]
-        found[begin] = min(options, key=len, default=[])
+        if ends:
+            end = min(ends, key=lambda end: len(found[end]))
+            found[begin] = [ids[data[begin:end]], *found[end]]
     return found
 
 

@@ -48,10 +48,10 @@ class Rules:
         self.bodies[call.rule] = body
 
 
-def reachable(rules: Mapping[str, Expression]) -> dict[str, None]:
-    """The rules that ``root`` calls directly or indirectly, in breadth-first order from ``root`` itself."""
-    found = {ROOT: None}
-    queue = [ROOT]
+def reachable(rules: Mapping[str, Expression], start: str = ROOT) -> dict[str, None]:
+    """The rules that `start` calls directly or indirectly, in breadth-first order from `start` itself."""
+    found = {start: None}
+    queue = [start]
     for name in queue:
         for called in calls_of(rules[name]):
             if called not in found:
@@ -65,7 +65,7 @@ def productive(rules: Mapping[str, Expression]) -> dict[str, Expression]:
 
     An alternative is dropped if it calls a rule that always calls itself again; empty if ``root`` is one.
     """
-    ending = _derivable_rules(rules, characters=True)
+    ending = derivable_rules(rules, characters=True)
     if ROOT not in ending:
         return {}
     if len(ending) < len(rules):
@@ -75,11 +75,11 @@ def productive(rules: Mapping[str, Expression]) -> dict[str, Expression]:
 
 def nullable_rules(rules: Mapping[str, Expression]) -> set[str]:
     """The rules that the empty text satisfies."""
-    return _derivable_rules(rules, characters=False)
+    return derivable_rules(rules, characters=False)
 
 
-def _derivable_rules(rules: Mapping[str, Expression], *, characters: bool) -> set[str]:
-    """The least fixed point of `derivable` over recursive rules."""
+def derivable_rules(rules: Mapping[str, Expression], *, characters: bool) -> set[str]:
+    """The rules for which `derivable` holds: its least fixed point over recursive rules."""
     found: set[str] = set()
     order = list(rules)
     size = -1

@@ -121,7 +121,7 @@ def test_what_is_forced() -> None:
         ('start: a\na[temperature=0.5]: "b"', "line 2: sampling attributes"),
         ('start: a\na[max_tokens=3]: "b"', "sampling attributes"),
         ("start: " + "(" * 5000 + '"a"' + ")" * 5000, "nested"),
-        ("start: /[^\\x00-\\x{10FFFF}]/", "No text"),
+        ("start: /[^\\x00-\\x{10FFFF}]/", "line 1: 'start' matches no text"),
         ("@@", "line 1"),
         ("\x00", "The grammar"),
     ],
@@ -132,6 +132,61 @@ def test_what_is_refused_says_why(source: str, why: str) -> None:
     assert why in error.value.message
     assert len(error.value.message) < 400
     assert error.value.field == "lark"
+
+
+ALL = "/[^\\x00-\\x{10FFFF}]/"
+PERMUTATION = """
+start: perm::0x0
+perm::_: "" %if is_ones([0:2])
+  | "a" perm::set_bit(0) %if bit_clear(0)
+  | "b" perm::set_bit(1) %if bit_clear(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ('start: start "a"', "line 1: 'start' never ends"),
+        ('start: "x" start', "line 1: 'start' never ends"),
+        ('start: x\nx: "0" x "1"', "line 2: 'x' never ends"),
+        ('start: "q" a\na: "x" b\n\nb: "y" a\n | b', "line 2: 'a' never ends"),
+        ('start: "x" | "y" b  // ends\nb: "z" b', "line 2: 'b' never ends"),
+        ('start: "x" | ("y" b)+ | b*\n?b: b -> c', "line 2: 'b' never ends"),
+        ('start: ("a" start)+', "line 1: 'start' never ends"),
+        ('start: "a" (start | "b" start)', "line 1: 'start' never ends"),
+        ('start: b{2,}\nb: "c" start', "line 1: 'start' never ends"),
+        ('start: b ~ 2..3\nb: "c" start', "line 1: 'start' never ends"),
+        ('start: "a" %json {\n"type": "null"\n} c\nc: c', "line 4: 'c' never ends"),
+        ("start: A\nA: /[a-z]/ & /[0-9]/", "line 2: 'A' matches no text"),
+        ('start: "a" | "b" B\nB: C & /b/\nC: "a" | "c"', "line 2: 'B' matches no text"),
+        ('start: "a" b\n%import common.INT\nb: A INT\nA: INT & ~/[0-9]+/', "line 4: 'A' matches no text"),
+        (f'start: "a" | b\nb: "b" {ALL}', "line 2: 'b' matches no text"),
+        (PERMUTATION.replace('""', "perm::_"), "line 3: 'perm' never ends"),
+    ],
+)
+def test_a_rule_that_no_text_satisfies_is_named(source: str, why: str) -> None:
+    with pytest.raises(InvalidConstraint) as error:
+        compile_lark(source, tiny())
+    assert why in error.value.message
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (PERMUTATION, "ba"),
+        ('start: "a" start | [start] "b"', "aab"),
+        ('start: "a" start?', "aa"),
+        ('start: "a" start{,3}\nunused: unused', "aaa"),
+        ('start: "a" start~0..2 -> x', "aa"),
+        ('start: A\nA: /[ab]+/ & ~"b"', "ab"),
+        ('%import common.INT\nstart: INT start_ /[^a]/\nstart_: "(" ")" | "|" ":"', "12|:b"),
+        ('start: "a".."c" b\n  b: %regex {"substring_chars": ") & ("}\n  | "x"', "b& "),
+        (f'start: "a" {ALL}*', "a"),
+    ],
+)
+def test_rules_that_end_are_left_alone(source: str, text: str) -> None:
+    assert accepts(grammar(source), text)
 
 
 def test_signs_in_quotes_are_text() -> None:

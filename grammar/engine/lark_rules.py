@@ -1,0 +1,212 @@
+"""Rules of a Lark grammar that no text satisfies.
+
+llguidance takes ``start: "x" start`` and forces x without end; in ``start: "x" | "y" b``, ``b: "z" b`` it
+never ends once y is chosen. Here the rules are read as far as it takes to find such rules: literals,
+patterns and terminals count as texts, and what llguidance adds to Lark's notation (parameters, conditions,
+JSON schemas) is passed over. The grammar must be one that llguidance accepts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ramify.grammar.rules.expression import EMPTY, NOTHING, Call, Expression, alt, repeat, seq
+from ramify.grammar.rules.rule_set import calls_of, derivable_rules, reachable
+
+START = "start"
+
+_TOKEN = re.compile(
+    r"""(?P<blank>[ \t\r]+|(?:\#|//)[^\n]*)
+    | (?P<literal>"(?:\\.|[^"\\\n])*"i?)
+    | (?P<pattern>/(?:\\.|[^/\\])+/[imslux]*)
+    | (?P<json>%(?:json|regex|llguidance)\b)
+    | (?P<statement>%[a-z]+)
+    | (?P<name>[!?]*_?[A-Za-z][\w-]*)
+    | (?P<number>[+-]?[0-9]+)
+    | (?P<line>\n\s*)
+    | (?P<sign>->|\.\.|::|[^\n])""",
+    re.VERBOSE,
+)
+_MAY_BE_EMPTY = re.compile(r"\[\^")
+"""Only a negated character class makes a pattern that matches nothing."""
+
+
+class Endless(NamedTuple):
+    """A rule that no text satisfies, the line of its definition, and whether it calls itself."""
+
+    rule: str
+    line: int
+    recursive: bool
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+    at: int
+
+
+def endless_rule(grammar: str, matches_nothing: Callable[[str], bool]) -> Endless | None:
+    """A rule that ``start`` needs, directly or not, and that no text satisfies; None if there is none.
+
+    `matches_nothing` is asked about patterns, and about terminals with the operators & and ~, as the text of
+    a grammar with a ``start`` rule.
+    """
+    rules, begins = _Reader(grammar, matches_nothing).read()
+    ending = derivable_rules(rules, characters=True)
+    endless = [name for name in reachable(rules, START) if name not in ending]
+    if not endless:
+        return None
+    name, path = endless[0], set()
+    while name not in path:
+        path.add(name)
+        called = [one for one in calls_of(rules[name]) if one in endless]
+        name = called[0] if called else name
+    line = grammar.count("\n", 0, begins[name]) + 1
+    return Endless(name, line, recursive=bool(called))
+
+
+def _tokens(grammar: str) -> list[_Token]:
+    found = [_Token("line", "\n", 0)]
+    at = 0
+    while at < len(grammar):
+        match = _TOKEN.match(grammar, at)
+        assert match is not None
+        assert match.lastgroup is not None
+        end = match.end()
+        if match.lastgroup == "json":
+            end = len(grammar) - len(grammar[end:].lstrip())
+            end = json.JSONDecoder(strict=False).raw_decode(grammar, end)[1]
+        if match.lastgroup != "blank":
+            found.append(_Token(match.lastgroup, match[0], at))
+        at = end
+    return [*found, _Token("line", "\n", at)]
+
+
+class _Reader:
+    def __init__(self, grammar: str, matches_nothing: Callable[[str], bool]) -> None:
+        self._grammar = grammar
+        self._tokens = _tokens(grammar)
+        self._matches_nothing = matches_nothing
+        self._at = 0
+        self._operators = False
+
+    def read(self) -> tuple[dict[str, Expression], dict[str, int]]:
+        """The rules, and where each begins. Names without a definition, such as imported ones, are texts."""
+        rules: dict[str, Expression] = {}
+        begins: dict[str, int] = {}
+        composed: list[str] = []
+        terminals = ""
+        while self._at + 1 < len(self._tokens):
+            self._at += 1
+            begin = self._tokens[self._at].at
+            self._take("%override")
+            kind, name, _ = self._tokens[self._at]
+            if kind == "name":
+                while not self._take(":"):
+                    self._at += 1
+                name = name.lstrip("!?")
+                begins[name] = begin
+                self._operators = False
+                rules[name] = self._alternatives()
+                composed += [name] if self._operators else []
+            while not self._line_ends():
+                self._at += 1
+            if name == "%import" or (kind == "name" and name.isupper()):
+                terminals += self._grammar[begin : self._tokens[self._at].at] + "\n"
+        for name in composed:
+            rules[name] = self._pattern(f"{name}\n{terminals}")
+        called = {name for body in rules.values() for name in calls_of(body)}
+        return dict.fromkeys(called, EMPTY) | rules, begins
+
+    def _pattern(self, pattern: str) -> Expression:
+        return NOTHING if self._matches_nothing(f"{START}: {pattern}") else EMPTY
+
+    # --- expressions ----------------------------------------------------------------------------------
+
+    def _alternatives(self) -> Expression:
+        options = [self._sequence()]
+        while self._take("|"):
+            options.append(self._sequence())
+        return alt(*options)
+
+    def _sequence(self) -> Expression:
+        parts: list[Expression] = []
+        while self._peek() not in (")", "]", "}", "|") and not self._line_ends():
+            if self._take("->"):
+                self._at += 1
+            elif self._take("%if"):
+                while self._peek() != "|" and not self._line_ends():
+                    self._at += 1
+            elif self._peek() in ("&", "~"):
+                self._operators = True
+                self._at += 1
+            else:
+                parts.append(self._repeated(self._item()))
+        return seq(*parts)
+
+    def _item(self) -> Expression:
+        token = self._tokens[self._at]
+        self._at += 1
+        match token.kind, token.text:
+            case "sign", "(":
+                return self._closed(self._alternatives())
+            case "sign", "[":
+                return repeat(self._closed(self._alternatives()), 0, 1)
+            case "pattern", pattern if _MAY_BE_EMPTY.search(pattern):
+                return self._pattern(pattern)
+            case "name", name:
+                if self._take("::"):
+                    self._at += 1
+                    self._skip_parentheses()
+                return Call(name)
+        return EMPTY
+
+    def _closed(self, inner: Expression) -> Expression:
+        self._at += 1
+        return inner
+
+    def _skip_parentheses(self) -> None:
+        depth = 0
+        while self._peek() == "(" or depth:
+            depth += {"(": 1, ")": -1}.get(self._peek(), 0)
+            self._at += 1
+
+    def _repeated(self, item: Expression) -> Expression:
+        if self._peek() in ("*", "?"):
+            self._at += 1
+            return EMPTY
+        if self._take("+") or self._peek() not in ("{", "~"):
+            return item
+        least = self._tokens[self._at + 1]
+        if self._take("{"):
+            while not self._take("}"):
+                self._at += 1
+        elif least.kind == "number":
+            self._at += 2
+            self._at += 2 if self._peek() == ".." else 0
+        else:
+            return item  # the operator ~ of the next item
+        return EMPTY if least.text in (",", "0") else item
+
+    # --- tokens ---------------------------------------------------------------------------------------
+
+    def _peek(self) -> str:
+        return self._tokens[self._at].text
+
+    def _take(self, text: str) -> bool:
+        found = self._peek() == text
+        self._at += found
+        return found
+
+    def _line_ends(self) -> bool:
+        """Whether a line ends here and the next does not go on with an alternative, which is passed over."""
+        if self._tokens[self._at].kind != "line":
+            return False
+        following = self._tokens[self._at + 1 : self._at + 2]
+        if following and following[0].text == "|":
+            self._at += 1
+            return False
+        return True
