@@ -200,8 +200,10 @@ class CompileJobs:
             return
         if child is self._quick:
             self._quick = None
-        else:
+        elif child is self._slow:
             self._slow = None
+        else:  # it had ended before it was stopped
+            self._stopped.remove(child)
         if child.received:
             self._reap(child)
             self._send(_decoder.decode(child.received))

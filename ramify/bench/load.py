@@ -49,7 +49,9 @@ async def measure(client: LoadClient, phase: Phase, rate: float | None, seed: st
 
 
 async def _arrive(client: LoadClient, job: Job, due: float, done: list[list[Sample]], index: int) -> None:
-    await asyncio.sleep(due - time.perf_counter())
+    # A timer of the event loop may end early, by as much as the loop was busy when it was set.
+    while (left := due - time.perf_counter()) > 0:
+        await asyncio.sleep(left)
     done[index] = await _run(client, job, due)
 
 

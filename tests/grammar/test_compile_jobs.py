@@ -121,6 +121,30 @@ def test_jobs_that_hang_end() -> None:
         assert "0.5 s" in outcome.error.message
 
 
+async def _end_while_stopped() -> tuple[list[str], str]:
+    answers: list[str] = []
+    runner = CompileJobs(behave, lambda outcome: answers.append(outcome.key), timeout_s=30.0)
+    try:
+        runner.submit(told("hang"))
+        assert runner._quick is not None
+        runner._quick_over(runner._quick)
+        runner.submit(told("fine"))
+        ended = runner._quick
+        assert ended is not None
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        runner._quick_over(ended)
+        while not answers:
+            await asyncio.sleep(0.01)
+        assert runner._slow is not None
+        return answers, runner._slow.job.key
+    finally:
+        runner.close()
+
+
+def test_a_job_that_ends_as_it_is_stopped_is_answered_once() -> None:
+    assert wait(_end_while_stopped()) == (["fine"], "hang")
+
+
 def test_long_jobs_take_turns_and_all_end() -> None:
     answers = wait(run([told(f"spin{i}") for i in range(4)], behave, quick_s=0.02))
     assert all(isinstance(outcome, GrammarReady) for outcome in answers)
