@@ -21,7 +21,17 @@ from ramify.grammar.automaton.runs import runs
 from ramify.grammar.automaton.states import States
 from ramify.grammar.automaton.token_trie import token_trie
 from ramify.grammar.automaton.unique_items import unique_item_tables
-from ramify.grammar.rules.expression import Alt, Call, Chars, Expression, Repeat, Seq, Text, UniqueItem
+from ramify.grammar.rules.expression import (
+    Accepted,
+    Alt,
+    Call,
+    Chars,
+    Expression,
+    Repeat,
+    Seq,
+    Text,
+    UniqueItem,
+)
 from ramify.grammar.rules.rule_set import ROOT, components
 from ramify.grammar.vocabulary import Vocabulary
 
@@ -239,6 +249,8 @@ def _states(expression: Expression, sizes: Mapping[str, int]) -> int:
             return sum(_states(part, sizes) for part in parts)
         case Repeat(item, low, high):
             return min(_MANY, _states(item, sizes) * max(1, low, high or 0))
+        case Accepted(automaton):
+            return len(automaton.edges)
         case UniqueItem(item):
             return _states(item, sizes)
     return 1

@@ -19,8 +19,10 @@ from typing import NamedTuple
 from ramify.grammar.automaton.char_sets import CharSet, char_set, first_byte
 from ramify.grammar.rules.expression import (
     EMPTY,
+    Accepted,
     Alt,
     Call,
+    CharAutomaton,
     Chars,
     Expression,
     Ranges,
@@ -28,6 +30,7 @@ from ramify.grammar.rules.expression import (
     Seq,
     Text,
     UniqueItem,
+    accepted,
     alt,
     nullable,
     repeat,
@@ -265,6 +268,8 @@ class Positions:
                     mask |= char_set(ranges).first
                 case Text(literal):
                     mask |= 1 << first_byte(literal[0])
+                case Accepted(automaton, state):
+                    stack += [Chars(ranges) for ranges, _ in automaton.edges[state]]
                 case Alt(options):
                     stack += options
                 case Repeat(item, _, _) | UniqueItem(item):
@@ -312,6 +317,12 @@ class Positions:
                 stack += [(option, after) for option in expression.options]  # type: ignore[union-attr]
             elif kind is Chars:
                 found.add(self._chars(expression.ranges, after))  # type: ignore[union-attr]
+            elif kind is Accepted:
+                automaton: CharAutomaton = expression.automaton  # type: ignore[union-attr]
+                for ranges, state in automaton.edges[expression.state]:  # type: ignore[union-attr]
+                    rest = accepted(automaton, state)
+                    follows = after if rest == EMPTY else self._continuation(rest, after)
+                    found.add(self._chars(ranges, follows))
             elif kind is Call:
                 rule = expression.rule  # type: ignore[union-attr]
                 if rule in self._called:

@@ -12,15 +12,19 @@ its final states it accepts the intersection of their languages, or one language
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+import numpy as np
+
 from ramify.grammar.rules.expression import (
     EMPTY,
+    Accepted,
     Alt,
     Call,
+    CharAutomaton,
     Chars,
     Expression,
     Ranges,
@@ -28,31 +32,19 @@ from ramify.grammar.rules.expression import (
     Seq,
     Text,
     UniqueItem,
-    alt,
-    chars,
+    accepted,
+    normal_ranges,
     nullable,
     repeat,
     seq,
     text,
 )
-from ramify.grammar.rules.rule_set import Rules, nullable_rules
+from ramify.grammar.rules.rule_set import nullable_rules
 
 State = TypeVar("State", bound=Hashable)
 
 Residual = frozenset[Expression]
 """The derivative of an expression by a text: that text may be followed by any of these."""
-
-
-@dataclasses.dataclass(frozen=True)
-class CharAutomaton:
-    """A deterministic automaton over characters, from whose states a final one can be reached.
-
-    State 0 is the start; an automaton without states accepts nothing. `edges[s]` are (characters, next
-    state), with disjoint sets of characters.
-    """
-
-    edges: Sequence[Sequence[tuple[Ranges, int]]]
-    final: Sequence[bool]
 
 
 class Derivatives:
@@ -94,6 +86,8 @@ class Derivatives:
             case Repeat(item, low, high):
                 rest = repeat(item, max(0, low - 1), None if high is None else high - 1)
                 return tuple((ranges, seq(after, rest)) for ranges, after in self.of(item))
+            case Accepted(automaton, state):
+                return tuple((ranges, accepted(automaton, after)) for ranges, after in automaton.edges[state])
             case Call(rule):
                 return self.of(self._rules[rule])
             case UniqueItem():
@@ -166,7 +160,7 @@ def explore(
     start: State,
     steps: Callable[[State], Iterable[tuple[Ranges, State]]],
     final: Callable[[State], bool],
-    most_states: int,
+    most_states: float = math.inf,
 ) -> CharAutomaton | None:
     """The automaton of the states that `steps` leads to from `start`; None beyond `most_states` states."""
     number = {start: 0}
@@ -217,43 +211,50 @@ def _alive(successors: Sequence[Iterable[int]], final: Iterable[int]) -> set[int
 def minimal(automaton: CharAutomaton) -> CharAutomaton:
     """The automaton with equivalent states merged (Moore's partition refinement)."""
     edges, final = automaton.edges, automaton.final
-    block = [int(ends) for ends in final]
-    blocks = len(set(block))
+    if not edges:
+        return automaton
+    # after[s, c] is the state that the characters of class c lead to from state s; -1 is none.
+    classes, count = _classes(list({ranges for row in edges for ranges, _ in row}))
+    after = np.full((len(edges), count), -1)
+    for state, row in enumerate(edges):
+        for ranges, target in row:
+            after[state, classes[ranges]] = target
+    block = np.array([*final, -1])  # of each state, and at index -1 of none
+    blocks = 0
     while True:
-        names: dict[Hashable, int] = {}
-        block = [
-            names.setdefault((block[state], _merged(row, block)), len(names))
-            for state, row in enumerate(edges)
-        ]
-        if len(names) == blocks:
+        rows = np.ascontiguousarray(np.column_stack([block[:-1], block[after]]))
+        _, first, found = np.unique(
+            rows.view(np.dtype((np.void, rows.strides[0]))), return_index=True, return_inverse=True
+        )
+        block[:-1] = found.ravel()
+        if len(first) == blocks:
             break
-        blocks = len(names)
-    first = {name: state for state, name in reversed(list(enumerate(block)))}
-    merged = [
-        [(ranges, after) for after, ranges in _merged(edges[first[b]], block)] for b in range(len(first))
-    ]
-    return CharAutomaton(merged, [final[first[b]] for b in range(len(first))])
+        blocks = len(first)
+    order = np.argsort(first)  # the block of state 0 comes first
+    number = np.argsort(order)[block[:-1]].tolist()
+    merged = []
+    for state in first[order].tolist():
+        spans: dict[int, list[Ranges]] = {}
+        for ranges, target in edges[state]:
+            spans.setdefault(number[target], []).append(ranges)
+        merged.append([(_joined(pieces), target) for target, pieces in spans.items()])
+    return CharAutomaton(merged, [final[state] for state in first[order].tolist()])
 
 
-def _merged(row: Sequence[tuple[Ranges, int]], block: list[int]) -> tuple[tuple[int, Ranges], ...]:
-    spans: dict[int, list[tuple[int, int]]] = {}
-    for ranges, after in row:
-        spans.setdefault(block[after], []).extend(ranges)
-    joined = []
-    for after in sorted(spans):
-        merged = chars(spans[after])
-        assert isinstance(merged, Chars)
-        joined.append((after, merged.ranges))
-    return tuple(joined)
+def _classes(sets: list[Ranges]) -> tuple[dict[Ranges, np.ndarray], int]:
+    """Each of `sets` as the numbers of its character classes, and how many there are in all.
+
+    Characters are of one class if they are in the same sets.
+    """
+    cuts = sorted({cut for ranges in sets for low, high in ranges for cut in (low, high + 1)})
+    place = {cut: i for i, cut in enumerate(cuts)}
+    inside = np.zeros((len(cuts), len(sets)), np.bool_)
+    for i, ranges in enumerate(sets):
+        for low, high in ranges:
+            inside[place[low] : place[high + 1], i] = True
+    kinds, kind = np.unique(inside, axis=0, return_inverse=True)
+    return {ranges: np.unique(kind[inside[:, i]]) for i, ranges in enumerate(sets)}, len(kinds)
 
 
-def to_rules(automaton: CharAutomaton, rules: Rules, spell: Callable[[Expression], Expression]) -> Expression:
-    """The language of `automaton`, minimised, with a rule for each state; `spell` writes its characters."""
-    automaton = minimal(automaton)
-    calls = [rules.reserve() for _ in automaton.edges]
-    for state, row in enumerate(automaton.edges):
-        loop = alt(*(spell(Chars(ranges)) for ranges, after in row if after == state))
-        onward = [seq(spell(Chars(ranges)), calls[after]) for ranges, after in row if after != state]
-        ending = [EMPTY] if automaton.final[state] else []
-        rules.set(calls[state], seq(repeat(loop, 0, None), alt(*onward, *ending)))
-    return calls[0] if calls else alt()
+def _joined(pieces: list[Ranges]) -> Ranges:
+    return pieces[0] if len(pieces) == 1 else normal_ranges(itertools.chain.from_iterable(pieces))

@@ -1,18 +1,32 @@
 """Expressions over characters: what regular expressions and JSON schemas are turned into.
 
-An expression is `Chars`, `Text`, `Seq`, `Alt`, `Repeat` or, in a grammar, a `Call` of a rule or `UniqueItem`.
-Build them with `chars`, `text`, `seq`, `alt` and `repeat`, which simplify: ``seq(text("a"), text("b"))`` is
-``Text("ab")``. `EMPTY` matches the empty text only, and `NOTHING` matches no text.
+An expression is `Chars`, `Text`, `Seq`, `Alt`, `Repeat`, `Accepted` or, in a grammar, a `Call` of a rule or
+`UniqueItem`. Build them with `chars`, `text`, `seq`, `alt`, `repeat` and `accepted`, which simplify:
+``seq(text("a"), text("b"))`` is ``Text("ab")``. `EMPTY` matches the empty text only, and `NOTHING` matches no
+text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ramify.grammar.rules.term import Term, term
 
 Ranges = tuple[tuple[int, int], ...]
 """Code points as sorted, disjoint, inclusive ranges without surrogates."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CharAutomaton:
+    """A deterministic automaton over characters, from whose states a final one can be reached.
+
+    State 0 is the start; an automaton without states accepts nothing. `edges[s]` are (characters, next
+    state), with disjoint sets of characters.
+    """
+
+    edges: Sequence[Sequence[tuple[Ranges, int]]]
+    final: Sequence[bool]
 
 
 class _Node(Term):
@@ -65,6 +79,14 @@ class Repeat(_Node):
 
 
 @term
+class Accepted(_Node):
+    """A text that leads `automaton` from `state` to a final state."""
+
+    automaton: CharAutomaton
+    state: int
+
+
+@term
 class Call(_Node):
     """A text of the rule of this name."""
 
@@ -81,7 +103,7 @@ class UniqueItem(_Node):
     item: Expression
 
 
-Expression = Chars | Text | Seq | Alt | Repeat | Call | UniqueItem
+Expression = Chars | Text | Seq | Alt | Repeat | Accepted | Call | UniqueItem
 
 
 def parts_of(expression: Expression | _Node) -> tuple[Expression, ...]:
@@ -185,6 +207,13 @@ def repeat(item: Expression, low: int, high: int | None) -> Expression:
     return Repeat(item, low, high)
 
 
+def accepted(automaton: CharAutomaton, state: int = 0) -> Expression:
+    """The texts that `automaton` accepts from `state` on."""
+    if not automaton.edges:
+        return NOTHING
+    return Accepted(automaton, state) if automaton.edges[state] else EMPTY
+
+
 def optional(item: Expression) -> Expression:
     return repeat(item, 0, 1)
 
@@ -218,6 +247,8 @@ def derivable(expression: Expression, rules: Collection[str], *, characters: boo
             return any(derivable(option, rules, characters=characters) for option in options)
         case Repeat(item, low, _):
             return low == 0 or derivable(item, rules, characters=characters)
+        case Accepted(automaton, state):
+            return characters or automaton.final[state]
         case Call(rule):
             return rule in rules
         case UniqueItem(item):
@@ -234,6 +265,8 @@ def size(expression: Expression) -> int:
             return sum(map(size, parts))
         case Repeat(item, low, high):
             return size(item) * max(1, low if high is None else high)
+        case Accepted(automaton):
+            return len(automaton.edges)
         case UniqueItem(item):
             return size(item)
     return 1

@@ -5,8 +5,7 @@ from __future__ import annotations
 from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton.compiler import compile_rules
 from ramify.grammar.engine.pushdown import PushdownGrammar
-from ramify.grammar.rules.derivative import CharAutomaton, to_rules
-from ramify.grammar.rules.expression import Call, Expression
+from ramify.grammar.rules.expression import CharAutomaton, Expression, accepted
 from ramify.grammar.rules.rule_set import ROOT, Rules
 from ramify.grammar.vocabulary import Vocabulary
 
@@ -33,5 +32,4 @@ class Language:
 
 
 def language_of(automaton: CharAutomaton) -> Language:
-    rules = Rules()
-    return Language(to_rules(automaton, rules, lambda chars: chars) if automaton.edges else Call(ROOT), rules)
+    return Language(accepted(automaton))

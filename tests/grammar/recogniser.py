@@ -5,7 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 
-from ramify.grammar.rules.expression import Alt, Call, Chars, Expression, Repeat, Seq, Text, UniqueItem
+from ramify.grammar.rules.expression import (
+    Accepted,
+    Alt,
+    Call,
+    Chars,
+    Expression,
+    Repeat,
+    Seq,
+    Text,
+    UniqueItem,
+    accepted,
+    seq,
+)
 from ramify.grammar.rules.rule_set import ROOT
 
 Ends = frozenset[int]
@@ -55,6 +67,10 @@ class Recogniser:
                 for part in parts:
                     ends = frozenset(after for end in ends for after in self._ends(part, end))
                 return ends
+            case Accepted(automaton, state):
+                here: Ends = frozenset([begin]) if automaton.final[state] else NONE
+                steps = ((ranges, accepted(automaton, after)) for ranges, after in automaton.edges[state])
+                return here.union(*(self._ends(seq(Chars(ranges), rest), begin) for ranges, rest in steps))
             case Repeat(item, low, high):
                 return self._repeated(item, low, high, begin)
         raise TypeError(expression)

@@ -10,6 +10,7 @@ import xgrammar
 from ramify.grammar.rules.expression import (
     EMPTY,
     NOTHING,
+    Accepted,
     Alt,
     Call,
     Chars,
@@ -18,6 +19,7 @@ from ramify.grammar.rules.expression import (
     Seq,
     Text,
     UniqueItem,
+    accepted,
     alt,
     repeat,
     seq,
@@ -88,6 +90,7 @@ def _with_recursive_loops(rules: Mapping[str, Expression]) -> dict[str, Expressi
     ``r ::= "" | a r | b c r``, which is the same language.
     """
     loops: dict[tuple[Expression, int, int | None], Call] = {}
+    states: dict[Accepted, Call] = {}
     bodies: dict[str, Expression] = {}
 
     def rewritten(expression: Expression) -> Expression:
@@ -100,7 +103,21 @@ def _with_recursive_loops(rules: Mapping[str, Expression]) -> dict[str, Expressi
                 return loop(rewritten(item), low, high)
             case Repeat(item, low, high):
                 return repeat(rewritten(item), low, high)
+            case Accepted():
+                return state(expression)
         return expression
+
+    def state(expression: Accepted) -> Expression:
+        """A rule for each state of the automaton, from this one on."""
+        if expression not in states:
+            states[expression] = Call(f"state{len(states)}")
+            steps = [
+                seq(Chars(ranges), rewritten(accepted(expression.automaton, after)))
+                for ranges, after in expression.automaton.edges[expression.state]
+            ]
+            ending = [EMPTY] if expression.automaton.final[expression.state] else []
+            bodies[states[expression].rule] = alt(*ending, *steps)
+        return states[expression]
 
     def loop(item: Expression, low: int, high: int | None) -> Expression:
         if high == 0:

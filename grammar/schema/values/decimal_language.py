@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import NamedTuple
 
-from ramify.grammar.rules.derivative import CharAutomaton, Product, Residual, explore
+from ramify.grammar.rules.derivative import Product, Residual, explore
 from ramify.grammar.rules.expression import (
+    CharAutomaton,
     Expression,
     Ranges,
     Text,

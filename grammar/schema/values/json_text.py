@@ -13,10 +13,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
 from ramify.errors import InvalidConstraint
+from ramify.grammar.rules.derivative import explore
 from ramify.grammar.rules.expression import (
     EMPTY,
     NOTHING,
     Alt,
+    CharAutomaton,
     Chars,
     Expression,
     Ranges,
@@ -81,10 +83,12 @@ def number_spelled(value: Decimal) -> str:
 
 _ESCAPED: Ranges = ((0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
 _PLAIN: Ranges = complement(_ESCAPED)
+_BACKSLASH: Ranges = ((0x5C, 0x5C),)
 
 QUOTE = Text('"')
 
 
+@lru_cache(maxsize=4096)
 def escaped(expression: Expression) -> Expression:
     """An expression over the characters of a string as one over the JSON text between its quotes.
 
@@ -102,18 +106,53 @@ def escaped(expression: Expression) -> Expression:
 
 @lru_cache(maxsize=2048)
 def _escaped_chars(ranges: Ranges) -> Expression:
-    short: list[str] = []
-    codes: dict[str, list[str]] = {}
-    for low, high in intersection(ranges, _ESCAPED):
-        for point in range(low, high + 1):
-            escape = json.dumps(chr(point))[1:-1]
-            if len(escape) == 2:
-                short.append(escape[1])
-            else:
-                codes.setdefault(escape[:-1], []).append(escape[-1])
-    options = [chars(intersection(ranges, _PLAIN)), seq(Text("\\"), _char_of("".join(short)))]
-    options += [seq(Text(start), _char_of("".join(ends))) for start, ends in codes.items()]
-    return alt(*options)
+    plain, escapes = _spellings(ranges)
+    by_start: dict[str, str] = {}
+    for escape in escapes:
+        by_start[escape[:-1]] = by_start.get(escape[:-1], "") + escape[-1]
+    return alt(chars(plain), *(seq(Text(start), _char_of(ends)) for start, ends in by_start.items()))
+
+
+@lru_cache(maxsize=2048)
+def _spellings(ranges: Ranges) -> tuple[Ranges, tuple[str, ...]]:
+    """Those of the characters that are written as themselves, and the escapes of the others."""
+    points = (point for low, high in intersection(ranges, _ESCAPED) for point in range(low, high + 1))
+    return intersection(ranges, _PLAIN), tuple(json.dumps(chr(point))[1:-1] for point in points)
+
+
+_Escapes = tuple[tuple[str, int], ...]
+"""Inside an escape: how each one that is possible goes on, and the state after it."""
+
+
+def escaped_automaton(automaton: CharAutomaton) -> CharAutomaton:
+    """As `escaped`, for an automaton over the characters of a string."""
+
+    def steps(state: int | _Escapes) -> list[tuple[Ranges, int | _Escapes]]:
+        if isinstance(state, tuple):
+            going_on: dict[str, _Escapes] = {}
+            for escape, after in state:
+                going_on[escape[0]] = (*going_on.get(escape[0], ()), (escape[1:], after))
+            return [
+                (((ord(char), ord(char)),), rest[0][1] if rest[0][0] == "" else rest)
+                for char, rest in going_on.items()
+            ]
+        found: list[tuple[Ranges, int | _Escapes]] = []
+        escapes: list[tuple[str, int]] = []
+        for ranges, after in automaton.edges[state]:
+            plain, others = _spellings(ranges)
+            found += [(plain, after)] if plain else []
+            escapes += [(escape[1:], after) for escape in others]
+        return [*found, (_BACKSLASH, tuple(escapes))] if escapes else found
+
+    def final(state: int | _Escapes) -> bool:
+        return isinstance(state, int) and automaton.final[state]
+
+    if not automaton.edges:
+        return automaton
+    start: int | _Escapes = 0
+    found = explore(start, steps, final)
+    assert found is not None
+    return found
 
 
 _HEX = chars(((0x30, 0x39), (0x41, 0x46), (0x61, 0x66)))

@@ -10,7 +10,8 @@ import math
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from ramify.grammar.rules.expression import NOTHING, Expression, alt, seq, text
+from ramify.grammar.rules.derivative import minimal
+from ramify.grammar.rules.expression import NOTHING, Expression, accepted, alt, seq, text
 from ramify.grammar.schema.json_values import type_of
 from ramify.grammar.schema.logic.assertions import Length, Matches, MultipleOf, NotInEnum
 from ramify.grammar.schema.logic.normal_form import Disjunct, bounds, counts
@@ -23,7 +24,7 @@ from ramify.grammar.schema.values.decimal_language import (
     with_fraction,
 )
 from ramify.grammar.schema.values.json_text import QUOTE, Bound, number_spelled
-from ramify.grammar.schema.values.string_language import StringLanguage, as_rules
+from ramify.grammar.schema.values.string_language import StringLanguage
 from ramify.grammar.schema.values.string_patterns import search_pattern
 
 if TYPE_CHECKING:
@@ -168,8 +169,7 @@ def _read(
     automaton = decimals_automaton(expression, further, divisors, MAX_STATES)
     if automaton is None:
         refuse(pointer, "multipleOf is not enforced between these bounds", "Leave out the bounds.")
-    found = as_rules(automaton, grammar.rules, lambda digits: digits, counted=False)
-    return grammar.define(found, "no number satisfies all keywords")
+    return grammar.define(accepted(minimal(automaton)), "no number satisfies all keywords")
 
 
 def _first_integer(low: Bound) -> int:
@@ -195,7 +195,7 @@ def strings(grammar: SchemaGrammar, disjunct: Disjunct, *, canonical: bool = Fal
     if low > LONGEST:
         pointer = next(each.pointer for each in disjunct.of(Length) if each.low)
         refuse(pointer, f"Strings of more than {LONGEST} characters are not written", "Ask for fewer.")
-    body = language.expression(low, high, grammar.rules, canonical=canonical)
+    body = language.expression(low, high, canonical=canonical)
     if body == NOTHING:
         return grammar.define(NOTHING, "no string satisfies all keywords")
     return grammar.rules.define(seq(QUOTE, body, QUOTE))

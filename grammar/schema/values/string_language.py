@@ -6,22 +6,24 @@ single pattern is used as the expression that it is, since repetitions take fewe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from ramify.grammar.rules.derivative import CharAutomaton, Derivatives, Product, explore, minimal, to_rules
+from ramify.grammar.rules.derivative import Derivatives, Product, explore, minimal
 from ramify.grammar.rules.expression import (
     ANY_CHAR,
     EMPTY,
     NOTHING,
     Alt,
+    CharAutomaton,
     Chars,
     Expression,
     Ranges,
     Repeat,
     Seq,
     Text,
+    accepted,
     alt,
     chars,
     complement,
@@ -31,10 +33,9 @@ from ramify.grammar.rules.expression import (
     seq,
     text,
 )
-from ramify.grammar.rules.rule_set import Rules
 from ramify.grammar.schema.unenforceable import refuse
 from ramify.grammar.schema.values import json_rules
-from ramify.grammar.schema.values.json_text import escaped
+from ramify.grammar.schema.values.json_text import escaped, escaped_automaton
 
 MAX_STATES = 6000
 """Most states of the automaton of one string; each becomes a rule of the grammar."""
@@ -49,7 +50,6 @@ MIN_LOWERED_LENGTH = 60
 class _Condition(NamedTuple):
     """The string matches `expression` or, where it is not `positive`, does not."""
 
-    pointer: str
     expression: Expression
     positive: bool
     short: Expression | None = None
@@ -60,7 +60,7 @@ class StringLanguage:
     """The strings that satisfy all conditions added so far."""
 
     def __init__(self) -> None:
-        self._conditions: dict[tuple[Expression, bool], _Condition] = {}
+        self._conditions: dict[_Condition, str] = {}
         self._excluded: dict[str, None] = {}
 
     @property
@@ -74,71 +74,53 @@ class StringLanguage:
 
         `short` may replace a positive `expression` where characters are counted: see `_Condition`.
         """
-        self._conditions.setdefault((expression, positive), _Condition(pointer, expression, positive, short))
+        self._conditions.setdefault(_Condition(expression, positive, short), pointer)
 
     def exclude(self, strings: Iterable[str]) -> None:
         """The string is none of these."""
         self._excluded |= dict.fromkeys(strings)
 
-    def expression(self, low: int, high: int | None, rules: Rules, *, canonical: bool = False) -> Expression:
+    def expression(self, low: int, high: int | None, *, canonical: bool = False) -> Expression:
         """The strings of `low` to `high` characters as JSON text between quotes.
 
         With `canonical` no character has two spellings. Raises `Unenforceable` beyond `MAX_STATES` states.
         """
-        conditions = list(self._conditions.values())
-        if not conditions:
-            if not self._excluded:
-                return rules.define(escaped(repeat(ANY_CHAR, low, high)))
-            if (low, high) == (0, None):
-                anything = repeat(ANY_CHAR, 0, None) if canonical else json_rules.CHARACTERS
-                return rules.define(escaped(others_than(self._excluded, anything)))
-        if len(conditions) == 1 and conditions[0].positive and not self._excluded:
-            counted = _counted(conditions[0].expression, low, high)
-            if counted is not None:
-                return rules.define(escaped(counted))
-        pointer = conditions[0].pointer if conditions else ""
-        if self._excluded:
-            conditions.append(_Condition(pointer, alt(*map(text, self._excluded)), False))
-        automaton = _automaton(conditions, low, high)
-        if automaton is None:
+        if not self._conditions and self._excluded and (low, high) == (0, None):
+            anything = escaped(repeat(ANY_CHAR, 0, None)) if canonical else json_rules.CHARACTERS
+            return others_than(self._excluded, anything)
+        found = _strings(tuple(self._conditions), tuple(self._excluded), low, high)
+        if found is None:
             refuse(
-                pointer,
+                next(iter(self._conditions.values()), ""),
                 f"The conditions on this string take more than {MAX_STATES} states together",
                 "Write one pattern that says it all, or allow fewer characters.",
             )
-        return as_rules(automaton, rules, escaped, counted=(low, high) != (0, None))
+        return found
 
 
-def as_rules(
-    automaton: CharAutomaton, rules: Rules, spell: Callable[[Expression], Expression], *, counted: bool
-) -> Expression:
-    """The language of `automaton`, with a rule for each state; `spell` writes its characters."""
-    if counted or len(automaton.edges) > MAX_MINIMISED:
-        # Minimising takes as many rounds as the longest chain of states, and counted strings are chains.
-        return unminimised_rules(automaton, rules, spell)
-    return to_rules(automaton, rules, spell)
-
-
-def unminimised_rules(
-    automaton: CharAutomaton, rules: Rules, spell: Callable[[Expression], Expression]
-) -> Expression:
-    calls = [rules.reserve() for _ in automaton.edges]
-    spelled: dict[Ranges, Expression] = {}
-    for state, row in enumerate(automaton.edges):
-        options = []
-        for ranges, after in row:
-            if ranges not in spelled:
-                spelled[ranges] = rules.define(spell(Chars(ranges)))
-            options.append(seq(spelled[ranges], calls[after]))
-        rules.set(calls[state], alt(*options, *([EMPTY] if automaton.final[state] else [])))
-    return calls[0] if calls else NOTHING
+@lru_cache(maxsize=256)
+def _strings(
+    conditions: tuple[_Condition, ...], excluded: tuple[str, ...], low: int, high: int | None
+) -> Expression | None:
+    """`StringLanguage.expression`; None beyond `MAX_STATES` states."""
+    if not excluded:
+        if not conditions:
+            return escaped(repeat(ANY_CHAR, low, high))
+        if len(conditions) == 1 and conditions[0].positive:
+            counted = _counted(conditions[0].expression, low, high)
+            if counted is not None:
+                return escaped(counted)
+    else:
+        conditions = (*conditions, _Condition(alt(*map(text, excluded)), False))
+    automaton = _automaton(conditions, low, high)
+    return None if automaton is None else accepted(escaped_automaton(automaton))
 
 
 Tree = dict[str, "Tree"]
 
 
 def others_than(strings: Iterable[str], anything: Expression) -> Expression:
-    """All strings but `strings`; `anything` is an expression of all strings.
+    """All strings but `strings`, as JSON text between quotes; `anything` is an expression of all strings.
 
     For "to" and "ten" it follows their tree: "t", then "o" and at least one character, or "e" and what is not
     "n", or any other character and anything; or any other character than "t" and anything; or nothing at all.
@@ -152,7 +134,7 @@ def others_than(strings: Iterable[str], anything: Expression) -> Expression:
         ends.add(id(node))
 
     def written(node: Tree) -> Expression:
-        below = [seq(text(char), written(child)) for char, child in node.items()]
+        below = [seq(escaped(Text(char)), written(child)) for char, child in node.items()]
         leaving = seq(_outside(frozenset(node)), anything)
         return alt(*([] if id(node) in ends else [EMPTY]), *below, leaving)
 
@@ -161,7 +143,7 @@ def others_than(strings: Iterable[str], anything: Expression) -> Expression:
 
 @lru_cache(maxsize=2048)
 def _outside(letters: frozenset[str]) -> Expression:
-    return chars(complement(normal_ranges((ord(char), ord(char)) for char in letters)))
+    return escaped(chars(complement(normal_ranges((ord(char), ord(char)) for char in letters))))
 
 
 def combinations(expressions: list[Expression], most_states: int) -> set[frozenset[int]] | None:
@@ -218,7 +200,7 @@ def _lengths(expression: Expression) -> tuple[int, int | None]:
     return 1, 1
 
 
-def _automaton(conditions: list[_Condition], low: int, high: int | None) -> CharAutomaton | None:
+def _automaton(conditions: Sequence[_Condition], low: int, high: int | None) -> CharAutomaton | None:
     """The automaton of the strings of `low` to `high` characters; None beyond `MAX_STATES` states.
 
     Where counting takes too many states, `high` is lowered, to `MAX_SHORT_LENGTH` for the `short` expressions
@@ -239,7 +221,7 @@ def _automaton(conditions: list[_Condition], low: int, high: int | None) -> Char
     return counted
 
 
-def _uncounted(expressions: list[Expression], conditions: list[_Condition]) -> CharAutomaton | None:
+def _uncounted(expressions: list[Expression], conditions: Sequence[_Condition]) -> CharAutomaton | None:
     # The product needs a step for every character, also for those that no expression begins with.
     positive = [condition.positive for condition in conditions]
     product = Product([(repeat(ANY_CHAR, 0, None), True), *zip(expressions, positive, strict=True)])
