@@ -15,7 +15,8 @@ import numpy as np
 
 from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton import byte_edges, costs, pruning
-from ramify.grammar.automaton.positions import Positions, TooLarge, has_unique_items
+from ramify.grammar.automaton.counted import SHORT, longest_repetition
+from ramify.grammar.automaton.positions import NotCounted, Positions, TooLarge, has_unique_items
 from ramify.grammar.automaton.pushdown import Arrays, PushdownAutomaton
 from ramify.grammar.automaton.runs import runs
 from ramify.grammar.automaton.states import States
@@ -43,6 +44,9 @@ MAX_UNCALLED_STATES = 250_000
 """The same for grammars without recursion or unique items, for which there is no nondeterministic
 automaton."""
 
+LONGEST_UNCOUNTED = 4096
+"""Most repetitions that are written out, a state each, in a grammar where rules cannot count them."""
+
 CALLED_SIZE = 8
 CALLED_SAVING = 24
 """A rule of at least CALLED_SIZE states is called where that saves CALLED_SAVING states."""
@@ -67,14 +71,18 @@ def compile_rules(
     most_states: int = MAX_STATES,
     *,
     nondeterministic: bool = False,
+    counting: bool = False,
 ) -> PushdownAutomaton:
     """The automaton of the rule ``root`` over the bytes that `vocabulary` can spell.
 
+    With `counting`, long repetitions become rules (`counted`), which needs a deterministic automaton without
+    unique items.
+
     Raises `TooLarge` where a deterministic automaton, or a nondeterministic one with `nondeterministic`,
-    takes more than `most_states` states over characters, and `InvalidConstraint` where `vocabulary` can spell
-    no text of it.
+    takes more than `most_states` states over characters, `NotCounted` where a repetition cannot be counted
+    by rules, and `InvalidConstraint` where `vocabulary` can spell no text of it.
     """
-    positions = Positions(rules, *called_rules(rules))
+    positions = Positions(rules, *called_rules(rules), counting)
     states = States(positions, ROOT, most_states, nondeterministic)
     edges = byte_edges.to_bytes(states, vocabulary.spelled_bytes)
     length, _ = costs.shortest(edges)
@@ -83,18 +91,32 @@ def compile_rules(
     return _finished(pruning.pruned(edges, length), vocabulary, nondeterministic)
 
 
-def compile_grammar(rules: Mapping[str, Expression], vocabulary: Vocabulary) -> PushdownAutomaton:
+def compile_grammar(
+    rules: Mapping[str, Expression], vocabulary: Vocabulary, *, counting: bool = True
+) -> PushdownAutomaton:
     """A deterministic automaton of `rules`, or else a nondeterministic one.
 
-    Raises as `compile_rules` does, and `InvalidConstraint` where a text could be one or another unique item.
+    With `counting`, repetitions of more than `LONGEST_UNCOUNTED` are refused by `NotCounted` where they
+    cannot be counted by rules: some strings may then be made shorter. Raises also as `compile_rules` does,
+    and `InvalidConstraint` where a text could be one or another unique item.
     """
     _, recursive = called_rules(rules)
     unique = any(map(has_unique_items, rules.values()))
     may_be_nondeterministic = bool(recursive) or unique
+    most_states = MAX_STATES if may_be_nondeterministic else MAX_UNCALLED_STATES
+    longest = max(map(longest_repetition, rules.values()))
+    if counting and longest > SHORT:
+        try:
+            if not unique:
+                return compile_rules(rules, vocabulary, most_states, counting=True)
+        except TooLarge:
+            pass
+        if longest > LONGEST_UNCOUNTED:
+            raise NotCounted
+    if longest > most_states:
+        raise TooLarge
     try:
-        return compile_rules(
-            rules, vocabulary, MAX_STATES if may_be_nondeterministic else MAX_UNCALLED_STATES
-        )
+        return compile_rules(rules, vocabulary, most_states)
     except TooLarge:
         if not may_be_nondeterministic:
             raise

@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from ramify.grammar.automaton.char_sets import CharSet, char_set, first_byte
+from ramify.grammar.automaton.counted import Counting
 from ramify.grammar.rules.expression import (
     EMPTY,
     Accepted,
@@ -72,6 +73,11 @@ class TooLarge(Exception):
     """The grammar has more states than are allowed, or infinitely many."""
 
 
+class NotCounted(TooLarge):
+    """A long repetition is read beside something that begins alike, so its rules (`counted`) cannot be
+    called."""
+
+
 class Position(NamedTuple):
     """What is read next: one of `chars`, `text` from index `at` on, or a call of `rule`. `after` is the
     number of the continuation. A position with `linked` stands for all positions in that set."""
@@ -102,11 +108,15 @@ class Positions:
     """The positions of a grammar, computed on demand; `table` has them by number.
 
     Rules in `called` become calls, which need a stack; all others are inlined. Rules in `recursive` call
-    themselves, directly or not.
+    themselves, directly or not. With `counting`, long repetitions become rules, which are called (`counted`).
     """
 
     def __init__(
-        self, rules: Mapping[str, Expression], called: Collection[str], recursive: Collection[str] = ()
+        self,
+        rules: Mapping[str, Expression],
+        called: Collection[str],
+        recursive: Collection[str] = (),
+        counting: bool = False,
     ) -> None:
         self.rules = dict(rules)
         self._called = set(called)
@@ -128,6 +138,8 @@ class Positions:
         """By name, the rules made of the items of `UniqueItem`."""
         self._array_rules = {name for name, body in rules.items() if has_unique_items(body)}
         self._shared: dict[Expression, Expression] = {}
+        self._counting = counting
+        self.counting = Counting(self._define)
 
     def start(self, rule: str) -> frozenset[int]:
         """The positions where `rule` begins."""
@@ -136,8 +148,11 @@ class Positions:
     def inlined(self, rule: str, after: int) -> frozenset[int]:
         """The positions where a text of `rule`, not an empty one, begins when the rule is inlined.
 
-        Raises `TooLarge` for rules with unique items, and beyond `MAX_DEPTH` levels of recursion.
+        Raises `TooLarge` for rules with unique items, and beyond `MAX_DEPTH` levels of recursion, and
+        `NotCounted` for the rules of long repetitions.
         """
+        if rule in self.counting.called:
+            raise NotCounted
         if rule in self.item_rules or rule in self._array_rules:
             raise TooLarge
         if rule in self.recursive:
@@ -337,6 +352,10 @@ class Positions:
             elif kind is UniqueItem:
                 found.add(self._call(self._item_rule(expression.item), after))  # type: ignore[union-attr]
             elif kind is Repeat:
+                counted = self.counting.rewritten(expression) if self._counting else None  # type: ignore[arg-type]
+                if counted is not None:
+                    stack.append((counted, after))
+                    continue
                 item, low, high = expression.item, expression.low, expression.high  # type: ignore[union-attr]
                 rest = repeat(item, max(0, low - 1), None if high is None else high - 1)
                 if max(low, high or 0) >= SHARED_COUNT:

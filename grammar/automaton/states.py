@@ -261,8 +261,18 @@ class States:
             (state, call.rule)
             for state, calls in enumerate(self.calls)
             for call in calls
-            if not self._is_always_called(call.rule) and going_on.get(call.start, 0) & self._first(call.after)
+            if not self._is_always_called(call.rule) and self._goes_on(call, going_on.get(call.start, 0))
         ]
+
+    def _goes_on(self, call: CallEdge, going_on: int) -> bool:
+        """Some of the bytes `going_on`, with which the called rule can go on, can also follow it."""
+        following = going_on & self._first(call.after)
+        counting = self._positions.counting
+        if not following or call.rule not in counting.greedy:
+            return bool(following)
+        return not counting.allows(
+            call.rule, following, {other.rule: other.first for other in self.calls[call.after]}
+        )
 
     def _going_on(self) -> dict[int, int]:
         """By state from which a final state that can read on is reachable, the mask of bytes that it can

@@ -10,22 +10,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from ramify.constraint import Constraint, Kind
 from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton.compiler import MAX_STATES, compile_grammar, compile_rules
-from ramify.grammar.automaton.positions import TooLarge
+from ramify.grammar.automaton.positions import NotCounted, TooLarge
 from ramify.grammar.compile.structural_tag import structural_tag_rules
 from ramify.grammar.rules import regex_syntax
 from ramify.grammar.rules.expression import Expression, alt, size, text
 from ramify.grammar.rules.gbnf import grammar_rules
 from ramify.grammar.rules.left_recursion import without_left_recursion
 from ramify.grammar.rules.rule_set import ROOT
-from ramify.grammar.schema.compiler import Options, compile_schema
+from ramify.grammar.schema.compiler import CompiledSchema, Options, compile_schema
 from ramify.grammar.schema.values.json_text import parse_json
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.messages import Unenforced
 
 MAX_SIZE = 50_000
 """Most characters of a pattern with its repetitions expanded."""
@@ -90,30 +89,36 @@ def _bad_choice(i: int, what: str) -> InvalidConstraint:
 def _json(constraint: Constraint, vocabulary: Vocabulary) -> Compiled:
     schema = parse_json(constraint.source) if constraint.kind == "json_schema" else {"type": "object"}
     options = Options(constraint.whitespace, constraint.any_order, constraint.strict)
-    compiled = compile_schema(schema, options)
-    return _rules(compiled.rules, vocabulary, compiled.unenforced)
+    return _rules(lambda counted: compile_schema(schema, options._replace(counted=counted)), vocabulary)
 
 
-def _rules(
-    rules: Mapping[str, Expression], vocabulary: Vocabulary, unenforced: tuple[Unenforced, ...] = ()
-) -> Compiled:
+def _rules(compiled: Callable[[bool], CompiledSchema], vocabulary: Vocabulary) -> Compiled:
+    """The automaton of the rules that `compiled` makes; without counting, those of shorter strings and
+    arrays."""
     try:
-        automaton = compile_grammar(rules, vocabulary)
-        automaton.unenforced = unenforced
-        return "pushdown", automaton.to_bytes()
+        try:
+            found = compiled(True)
+            automaton = compile_grammar(found.rules, vocabulary)
+        except NotCounted:
+            found = compiled(False)
+            automaton = compile_grammar(found.rules, vocabulary, counting=False)
     except TooLarge:
         raise InvalidConstraint(
             "The constraint has too many states with its repetitions written out.",
             remedy="Use fewer or smaller repetitions, and fewer alternatives that begin alike.",
         ) from None
+    automaton.unenforced = found.unenforced
+    return "pushdown", automaton.to_bytes()
 
 
 def _ebnf(source: str, vocabulary: Vocabulary) -> Compiled:
-    return _rules(without_left_recursion(grammar_rules(source)), vocabulary)
+    rules = without_left_recursion(grammar_rules(source))
+    return _rules(lambda counted: CompiledSchema(rules, ()), vocabulary)
 
 
 def _structural_tag(source: str, vocabulary: Vocabulary) -> Compiled:
-    return _rules(structural_tag_rules(parse_json(source)), vocabulary)
+    tag = parse_json(source)
+    return _rules(lambda counted: CompiledSchema(structural_tag_rules(tag, counted=counted), ()), vocabulary)
 
 
 def _lark(source: str, vocabulary: Vocabulary) -> Compiled:

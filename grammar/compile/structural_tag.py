@@ -31,7 +31,7 @@ from ramify.grammar.rules.expression import (
 )
 from ramify.grammar.rules.rule_set import ROOT, Rules, productive
 from ramify.grammar.schema.check import escape
-from ramify.grammar.schema.compiler import schema_rules
+from ramify.grammar.schema.compiler import Options, schema_rules
 
 _FIELDS: dict[str, frozenset[str]] = {
     "const_string": frozenset(["value"]),
@@ -56,15 +56,17 @@ Ends = tuple[str, ...]
 """The strings that close the tag around a format, and so end its free text. Empty at the top level."""
 
 
-def structural_tag_rules(tag: Any) -> dict[str, Expression]:
+def structural_tag_rules(tag: Any, *, counted: bool = True) -> dict[str, Expression]:
     """The grammar of the texts that `tag` describes: its rules by name.
+
+    `counted` is the option of the schemas in it (`schema.compiler.Options`).
 
     Takes ``{"type": "structural_tag", "format": …}`` and the older ``{"structures": […], "triggers": […]}``.
     Raises `InvalidConstraint` with the JSON pointer of what is wrong or not supported.
     """
     if not isinstance(tag, dict):
         _refuse("", "A structural tag is a JSON object")
-    builder = _TagRules()
+    builder = _TagRules(Options(counted=counted))
     if "structures" in tag:
         root = builder.format("/structures", _from_older(tag), ())
     else:
@@ -93,8 +95,9 @@ class _TagRules:
     """Each format becomes an expression over `rules`. Free text inside a tag ends at the first occurrence of
     the tag's end, which is part of its expression."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: Options) -> None:
         self.rules = Rules()
+        self._options = options
         self._contents: dict[str, Expression] = {}
 
     def format(self, pointer: str, form: Any, ends: Ends) -> Expression:
@@ -245,7 +248,7 @@ class _TagRules:
     # --- contents ---------------------------------------------------------------------------------
 
     def _schema(self, pointer: str, schema: Any) -> Expression:
-        return self._merged(_pointing(pointer, lambda: schema_rules(schema)))
+        return self._merged(_pointing(pointer, lambda: schema_rules(schema, self._options)))
 
     def _merged(self, rules: Mapping[str, Expression]) -> Expression:
         """The root of the grammar `rules`, whose rules are added under new names."""

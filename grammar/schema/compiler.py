@@ -46,6 +46,9 @@ class Options(NamedTuple):
     whitespace: Whitespace = "natural"
     any_order: bool = False
     strict: Strict = True
+    counted: bool = True
+    """Without it strings have at most `scalars.LONGEST` characters where they have a maxLength, and arrays at
+    most `arrays.MAX_WRITTEN_OUT` items where they have a maxItems: for automata that cannot count further."""
 
 
 class CompiledSchema(NamedTuple):
@@ -105,6 +108,7 @@ class SchemaGrammar:
         self.marks = punctuation(options.whitespace)
         self._fixed_marks = punctuation("compact" if options.whitespace == "compact" else "natural")
         self.any_order = options.any_order
+        self.counted = options.counted
         self.rules = Rules()
         self.rules.bodies.update(json_rules.json_rules(options.whitespace))
         self.canonical = False

@@ -99,7 +99,9 @@ HOSTILE: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize(
-    "options", [Options(), Options(any_order=True, whitespace=5)], ids=["plain", "any order"]
+    "options",
+    [Options(counted=False), Options(any_order=True, whitespace=5, counted=False)],
+    ids=["plain", "any order"],
 )
 def test_hostile(name: str, options: Options) -> None:
     try:

@@ -25,8 +25,11 @@ from ramify.grammar.schema.values.unique_arrays import unique_arrays
 if TYPE_CHECKING:
     from ramify.grammar.schema.compiler import SchemaGrammar
 
-MAX_COUNTED = 1000
-"""Most items that are counted: a greater maxItems is lowered to it, and a greater minItems is refused."""
+MAX_COUNTED = 1_000_000
+"""A greater minItems is refused; a maxItems may be greater."""
+MAX_WRITTEN_OUT = 1000
+"""The same where items are unique, where contains counts them, and where the automaton cannot count further
+(`Options.counted`). A greater maxItems is lowered to it there."""
 MAX_STATES = 4000
 
 
@@ -35,14 +38,18 @@ def arrays(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
     low, high = counts(disjunct, ItemCount)
     if high is not None and high < low:
         return grammar.define(NOTHING, "minItems exceeds maxItems")
-    if low > MAX_COUNTED:
+    unique = any(not each.positive or high is None or high > 1 for each in disjunct.of(UniqueItems))
+    containing = any(contains.restricts for contains in disjunct.of(Contains))
+    written_out = unique or containing or not grammar.counted
+    if high is not None and written_out:
+        high = min(high, MAX_WRITTEN_OUT)
+    most = MAX_WRITTEN_OUT if written_out else MAX_COUNTED
+    if low > most:
         pointer = next(count.pointer for count in disjunct.of(ItemCount) if count.low)
-        refuse(pointer, f"More than {MAX_COUNTED} items are not counted", "Ask for fewer.")
-    if high is not None:
-        high = min(high, MAX_COUNTED)
-    if any(not unique.positive or high is None or high > 1 for unique in disjunct.of(UniqueItems)):
+        refuse(pointer, f"A minItems above {most} is not enforced here", "Ask for fewer.")
+    if unique:
         return unique_arrays(grammar, disjunct, low, high)
-    if any(contains.restricts for contains in disjunct.of(Contains)):
+    if containing:
         return _ContainsArrays(grammar, disjunct, low, high).expression()
     length = disjunct.prefix_length
     formulas = [disjunct.item_formula(i) for i in range(length + 1)]

@@ -190,11 +190,12 @@ def strings(grammar: SchemaGrammar, disjunct: Disjunct, *, canonical: bool = Fal
     language = language_of(disjunct)
     if language.unrestricted and (low, high) == (0, None) and not canonical:
         return json_rules.STRING
-    if high is not None:
+    if high is not None and not grammar.counted:
         high = min(high, max(low, LONGEST))
-    if low > LONGEST:
+    longest = LONGEST_COUNTED if grammar.counted else LONGEST
+    if low > longest:
         pointer = next(each.pointer for each in disjunct.of(Length) if each.low)
-        refuse(pointer, f"Strings of more than {LONGEST} characters are not written", "Ask for fewer.")
+        refuse(pointer, f"A minLength above {longest} is not enforced", "Ask for fewer.")
     body = language.expression(low, high, canonical=canonical)
     if body == NOTHING:
         return grammar.define(NOTHING, "no string satisfies all keywords")
@@ -202,7 +203,9 @@ def strings(grammar: SchemaGrammar, disjunct: Disjunct, *, canonical: bool = Fal
 
 
 LONGEST = 4096
-"""A greater maxLength is lowered to this, since counting further takes too large a grammar."""
+"""Where the automaton cannot count further (`Options.counted`), a greater maxLength is lowered to this."""
+LONGEST_COUNTED = 1_000_000
+"""A greater minLength is refused; a maxLength may be greater."""
 
 
 def language_of(disjunct: Disjunct) -> StringLanguage:
