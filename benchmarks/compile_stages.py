@@ -138,8 +138,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=10, help="seconds for one schema")
     arguments = parser.parse_args()
     vocabulary = load_vocabulary(resolve(DEFAULT_MODEL).tokenizer, vocab_size=49_152, stop_ids=[2])
-    load.prepare(vocabulary)
-    in_child({"type": "object"}, vocabulary, arguments.limit)  # numba compiles what is not on disk
+    policy.prepare(vocabulary)
     served: dict[str, Times] = {}
     for case in all_cases():
         if case.style == arguments.style if arguments.style else case.style != "suite":

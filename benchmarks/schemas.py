@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from ramify import constraint
-from ramify.grammar.compile.policy import compile_constraint
-from ramify.grammar.engine.load import load_grammar, prepare
+from ramify.grammar.compile.policy import compile_constraint, prepare
+from ramify.grammar.engine.load import load_grammar
 from ramify.grammar.vocabulary import from_tokenizer
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.model.hub.resolve import resolve

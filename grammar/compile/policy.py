@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ramify.constraint import Constraint, Kind
+from ramify.constraint import Constraint, Kind, json_schema
 from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton.compiler import MAX_STATES, compile_grammar, compile_rules
 from ramify.grammar.automaton.positions import NotCounted, TooLarge
@@ -32,6 +32,12 @@ MAX_SIZE = 50_000
 MAX_CHOICE_STATES = 1_000_000
 """Most states of a list of choices, one for each character in which they differ."""
 
+COMMON_FORMATS = (
+    *("date", "time", "date-time", "duration", "uuid", "email", "hostname", "ipv4", "ipv6"),
+    *("uri", "uri-reference"),
+)
+"""Formats whose automata are made ahead of the first schema; the others are rare."""
+
 Compiled = tuple[str, bytes]
 """The name of the engine, and its payload."""
 
@@ -45,6 +51,13 @@ def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> Compil
     if constraint.kind in ("json_schema", "json_object"):
         return _json(constraint, vocabulary)
     return _COMPILERS[constraint.kind](constraint.source, vocabulary)
+
+
+def prepare(vocabulary: Vocabulary) -> None:
+    """Compile a schema of common parts (0.5 s): what it needs is there for later ones, and in forked
+    processes."""
+    strings = {name: {"type": "string", "format": name} for name in COMMON_FORMATS}
+    compile_constraint(json_schema({"type": "object", "properties": strings}), vocabulary)
 
 
 def _regex(source: str, vocabulary: Vocabulary) -> Compiled:

@@ -14,7 +14,7 @@ from pathlib import Path
 from ramify.grammar.compile.child_jobs import Answer, CompileJobs
 from ramify.grammar.compile.grammar_files import GrammarFiles
 from ramify.grammar.compile.job import answer, limit_memory
-from ramify.grammar.engine.load import prepare
+from ramify.grammar.compile.policy import prepare
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.ring_messages import CompileGrammar, GrammarReady
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary

@@ -217,7 +217,8 @@ def language_of(disjunct: Disjunct) -> StringLanguage:
         short = (
             search_pattern(each.pointer, each.counted).expression if each.positive and each.counted else None
         )
-        language.add(each.pointer, expression, positive=each.positive, short=short)
+        is_format = each.positive and bool(each.written)
+        language.add(each.pointer, expression, positive=each.positive, is_format=is_format, short=short)
     for excluded in disjunct.of(NotInEnum):
         language.exclude(value.value for value in excluded.values if isinstance(value.value, str))
     return language

@@ -1,7 +1,8 @@
 """Strings under several conditions at once, such as two patterns and a length, as grammar rules.
 
-The conditions become one automaton over characters, their product; each of its states becomes a rule. A
-single pattern is used as the expression that it is, since repetitions take fewer states there than unrolled.
+The conditions become one automaton over characters, their product. A single pattern is used as the expression
+that it is, since repetitions take fewer states there than unrolled. A format is an automaton, too: it is made
+once a process (`compile.policy.prepare`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from ramify.grammar.schema.values.json_text import escaped, escaped_automaton
 MAX_STATES = 6000
 """Most states of the automaton of one string; each becomes a rule of the grammar."""
 
-MAX_MINIMISED = 300
+MAX_MINIMISED = 1000
 """Most states of an automaton that is minimised."""
 MAX_SHORT_LENGTH = 250
 MIN_LOWERED_LENGTH = 60
@@ -52,6 +53,7 @@ class _Condition(NamedTuple):
 
     expression: Expression
     positive: bool
+    is_format: bool = False
     short: Expression | None = None
     """Fewer states; its matches of at most `MAX_SHORT_LENGTH` characters are matches of `expression`."""
 
@@ -68,13 +70,19 @@ class StringLanguage:
         return not self._conditions and not self._excluded
 
     def add(
-        self, pointer: str, expression: Expression, *, positive: bool, short: Expression | None = None
+        self,
+        pointer: str,
+        expression: Expression,
+        *,
+        positive: bool,
+        is_format: bool = False,
+        short: Expression | None = None,
     ) -> None:
         """The string matches `expression`, or does not; `pointer` names the keyword in messages.
 
         `short` may replace a positive `expression` where characters are counted: see `_Condition`.
         """
-        self._conditions.setdefault(_Condition(expression, positive, short), pointer)
+        self._conditions.setdefault(_Condition(expression, positive, is_format, short), pointer)
 
     def exclude(self, strings: Iterable[str]) -> None:
         """The string is none of these."""
@@ -108,8 +116,10 @@ def _strings(
             return escaped(repeat(ANY_CHAR, low, high))
         if len(conditions) == 1 and conditions[0].positive:
             counted = _counted(conditions[0].expression, low, high)
-            if counted is not None:
+            if counted is not None and not conditions[0].is_format:
                 return escaped(counted)
+            if counted == conditions[0].expression:
+                low, high = 0, None
     else:
         conditions = (*conditions, _Condition(alt(*map(text, excluded)), False))
     automaton = _automaton(conditions, low, high)
@@ -180,6 +190,7 @@ def _counted(expression: Expression, low: int, high: int | None) -> Expression |
     return None
 
 
+@lru_cache(maxsize=4096)
 def _lengths(expression: Expression) -> tuple[int, int | None]:
     """The least and the most characters of a match; None is no limit."""
     match expression:
@@ -206,13 +217,14 @@ def _automaton(conditions: Sequence[_Condition], low: int, high: int | None) -> 
     Where counting takes too many states, `high` is lowered, to `MAX_SHORT_LENGTH` for the `short` expressions
     and otherwise to what fits.
     """
-    free = _uncounted([condition.expression for condition in conditions], conditions)
+    positive = tuple(condition.positive for condition in conditions)
+    free = _uncounted(tuple(condition.expression for condition in conditions), positive)
     if (low, high) == (0, None) or free is None:
         return free
     counted = _counted_states(free, low, high)
     if counted is None and low <= MAX_SHORT_LENGTH and any(condition.short for condition in conditions):
-        shorter = [condition.short or condition.expression for condition in conditions]
-        free = _uncounted(shorter, conditions) or free
+        shorter = tuple(condition.short or condition.expression for condition in conditions)
+        free = _uncounted(shorter, positive) or free
         high = MAX_SHORT_LENGTH if high is None else min(high, MAX_SHORT_LENGTH)
         counted = _counted_states(free, low, high)
     fitting = max(low, MAX_STATES // len(free.edges) - 1) if free.edges else 0
@@ -221,10 +233,13 @@ def _automaton(conditions: Sequence[_Condition], low: int, high: int | None) -> 
     return counted
 
 
-def _uncounted(expressions: list[Expression], conditions: Sequence[_Condition]) -> CharAutomaton | None:
-    # The product needs a step for every character, also for those that no expression begins with.
-    positive = [condition.positive for condition in conditions]
-    product = Product([(repeat(ANY_CHAR, 0, None), True), *zip(expressions, positive, strict=True)])
+@lru_cache(maxsize=64)
+def _uncounted(expressions: tuple[Expression, ...], positive: tuple[bool, ...]) -> CharAutomaton | None:
+    parts = list(zip(expressions, positive, strict=True))
+    if not any(positive):
+        # The product needs a step for every character, also for those that no expression begins with.
+        parts.append((repeat(ANY_CHAR, 0, None), True))
+    product = Product(parts)
     found = explore(product.start, product.steps, product.final, MAX_STATES)
     return minimal(found) if found is not None and len(found.edges) <= MAX_MINIMISED else found
 
