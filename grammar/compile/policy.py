@@ -32,11 +32,13 @@ MAX_SIZE = 50_000
 MAX_CHOICE_STATES = 1_000_000
 """Most states of a list of choices, one for each character in which they differ."""
 
-COMMON_FORMATS = (
+_FORMATS = (
     *("date", "time", "date-time", "duration", "uuid", "email", "hostname", "ipv4", "ipv6"),
     *("uri", "uri-reference"),
 )
-"""Formats whose automata are made ahead of the first schema; the others are rare."""
+_STRINGS = {name: {"type": "string", "format": name} for name in _FORMATS}
+PREPARED = json_schema({"type": "object", "properties": _STRINGS})
+"""A schema of common parts. The automata of other formats are made when they are first needed."""
 
 Compiled = tuple[str, bytes]
 """The name of the engine, and its payload."""
@@ -54,10 +56,8 @@ def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> Compil
 
 
 def prepare(vocabulary: Vocabulary) -> None:
-    """Compile a schema of common parts (0.5 s): what it needs is there for later ones, and in forked
-    processes."""
-    strings = {name: {"type": "string", "format": name} for name in COMMON_FORMATS}
-    compile_constraint(json_schema({"type": "object", "properties": strings}), vocabulary)
+    """Compile `PREPARED` (0.5 s): what it needs is there for later constraints, and in forked processes."""
+    compile_constraint(PREPARED, vocabulary)
 
 
 def _regex(source: str, vocabulary: Vocabulary) -> Compiled:

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from ramify import constraint
+from ramify.grammar.compile.policy import compile_constraint, prepare
 from ramify.grammar.rules.derivative import Derivatives, explore
 from ramify.grammar.rules.expression import ANY_CHAR, Expression, nullable, repeat
 from ramify.grammar.schema.instance import validate
 from ramify.grammar.schema.values.formats import FORMATS, StringFormat, meaning
+from ramify.grammar.schema.values.string_language import _uncounted
 from ramify.grammar.schema.values.string_patterns import search_pattern
-from tests.grammar.vocabularies import accepts, compiled
+from tests.grammar.vocabularies import accepts, compiled, tiny
 
 pytestmark = pytest.mark.slow
 
@@ -68,6 +70,14 @@ def test_formats_and_patterns_with_a_length(schema: Any, valid: list[str], inval
     for text in invalid:
         assert not accepts(grammar, f'"{text}"'), text
         assert validate(schema, text) != []
+
+
+def test_the_automata_of_formats_are_made_once() -> None:
+    prepare(tiny())
+    made = _uncounted.cache_info().misses
+    for length in ({}, {"maxLength": 40}, {"maxLength": 70}):
+        compile_constraint(constraint.json_schema({"type": "string", "format": "date-time"} | length), tiny())
+    assert _uncounted.cache_info().misses == made
 
 
 @pytest.mark.parametrize(
