@@ -153,6 +153,11 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     """Score each text without the prompt as well."""
 
 
+Pooling = Literal["last", "mean"]
+"""The embedding of a text, of its tokens' hidden states after the final norm: that of the last token, or the
+mean of all."""
+
+
 class Generate(Message, frozen=True, kw_only=True):
     """One generation. Either `prompt` or `chat` is given; `sampling.n` is 1 here (the frontend fans out)."""
 
@@ -173,6 +178,9 @@ class Generate(Message, frozen=True, kw_only=True):
     choices: Choices | None = None
     """Scored instead of a generation: `sampling.max_tokens` is 0 then, and there is no constraint. Where
     `sampling.token_healing` is off the prompt ends on a token, and no choice reaches into it."""
+    pooling: Pooling | None = None
+    """The prompt is embedded instead of a generation: `sampling.max_tokens` is 0 then, and there are no
+    constraint, preambles and choices."""
     hint: ProgramHint | None = None
     scope: str = ""
     """Cache scope: pages are shared only between requests of the same scope."""
@@ -326,6 +334,8 @@ class TextChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tail: str = ""
     unenforced: tuple[Unenforced, ...] = ()
     """On the first chunk: keywords of the schema that the grammar does not enforce."""
+    embedding: bytes = b""
+    """With `finish`, where the prompt is embedded: (hidden size,) float32, little-endian, not normalised."""
     violations: tuple[Violation, ...] | None = None
     """With `finish`, where the output is validated afterwards: keywords that it does not satisfy."""
 
@@ -440,3 +450,5 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """None when the model has no chat template."""
     fingerprint: str = ""
     """Changes with whatever may change an answer: weights, tokenizer, number formats. Empty: not known."""
+    pooling: str = "last"
+    """How the model's folder says that texts are embedded: a `Pooling`, or the name of what is not served."""

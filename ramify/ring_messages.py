@@ -22,6 +22,7 @@ from ramify.messages import (
     Generate,
     Message,
     ModelInfo,
+    Pooling,
     Preamble,
     ProgramHint,
     SchedulerStats,
@@ -60,6 +61,7 @@ class Submit(Message, frozen=True, kw_only=True):
     """The prompt ends in plain text: the output may begin inside its last token (token healing)."""
     choices: tuple[ChoiceTokens, ...] = ()
     unconditional: bool = False
+    pooling: Pooling | None = None
     every_s: float = 0.0
     priority: int = 0
     """See `Generate`, as for `every_s`."""
@@ -173,6 +175,8 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_logprobs: TokenLogprobs | None = None
     choices: tuple[ChoiceScore, ...] = ()
     """With `finish`, where choices are scored: one score for each, in their order."""
+    embedding: bytes = b""
+    """See `TextChunk`."""
     first: bool = False
     """The request's first chunk: `sampling` and `context` are set."""
     sampling: SamplingParams | None = None

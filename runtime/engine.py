@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 
 from ramify.answers import AnswerStore
 from ramify.constraint import Constraint
@@ -25,6 +26,7 @@ from ramify.messages import (
     Finish,
     Generate,
     ModelInfo,
+    Pooling,
     Preamble,
     SchedulerStats,
     Segment,
@@ -36,6 +38,7 @@ from ramify.messages import (
 from ramify.priority import checked_priority
 from ramify.retry import RETRY_FOR_S, Retry
 from ramify.runtime.config import ELSEWHERE, EngineConfig
+from ramify.runtime.frontend.embeddings import pooling_for, vector_of
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.sampling_params import SamplingParams
 from ramify.spelling import nearest, parameters_of
@@ -269,6 +272,62 @@ class Engine:
         if asyncio.get_running_loop() is background_loop():
             return await self._collect(request)
         return await asyncio.wrap_future(submit(self._collect(request)))
+
+    def embed(
+        self,
+        prompts: str | Sequence[str | Sequence[Segment]],
+        *,
+        pooling: Pooling | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        scope: str = "",
+        priority: int | None = None,
+    ) -> np.ndarray:
+        """Embed texts: (texts, dimensions) float32, or (dimensions,) for one text.
+
+        An embedding is the hidden state of the last token after the final norm, or with ``pooling="mean"``
+        the mean of all. Without `pooling` it is what the model's folder says (``1_Pooling`` of
+        sentence-transformers), else the last. It is cut to its first `dimensions`, and has length 1 with
+        `normalize`. Texts get the special tokens of the model's tokenizer. Raises `InvalidRequest` for too
+        many dimensions, and `UnsupportedField` where the model's own way is not served.
+        """
+        one = isinstance(prompts, str)
+        vectors = wait(
+            self._embed(
+                [prompts] if isinstance(prompts, str) else list(prompts),
+                pooling,
+                scope,
+                (self.priority or 0) if priority is None else priority,
+            )
+        )
+        found = [vector_of(pooled, dimensions, normalize=normalize) for pooled in vectors]
+        return found[0] if one else np.stack(found) if found else np.empty((0, dimensions or 0), np.float32)
+
+    async def _embed(
+        self,
+        prompts: Sequence[str | Sequence[Segment]],
+        pooling: str | None,
+        scope: str,
+        priority: int,
+    ) -> list[bytes]:
+        info = await self.info()
+        way = pooling_for(info, pooling)
+        room = asyncio.Semaphore(self.config.max_running)
+
+        async def pooled(prompt: str | Sequence[Segment]) -> bytes:
+            request = Generate(
+                rid=self._frontend.new_rid(),
+                prompt=(prompt,) if isinstance(prompt, str) else tuple(prompt),
+                pooling=way,
+                sampling=SamplingParams(max_tokens=0),
+                scope=scope,
+                priority=priority,
+            )
+            async with room:
+                last = [chunk async for chunk in self._generate(request)][-1]
+            return last.embedding
+
+        return list(await asyncio.gather(*map(pooled, prompts)))
 
     def stats(self) -> SchedulerStats:
         """Counters and the state of the pages."""

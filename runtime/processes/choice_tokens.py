@@ -65,6 +65,24 @@ def check_choices(request: Generate, spelling: Mapping[str, str] = {}) -> Choice
     return choices
 
 
+def check_pooling(request: Generate) -> None:
+    """Raise `UnsupportedField` for an option that has no effect where a prompt is embedded."""
+    if request.pooling is None:
+        return
+    sampling = request.sampling
+    for field, given in (
+        ("max_tokens", sampling.max_tokens != 0),
+        ("constraint", request.constraint is not None),
+        ("preambles", bool(request.preambles)),
+        ("choices", request.choices is not None),
+        ("prompt_logprobs_start", sampling.prompt_logprobs_start is not None),
+    ):
+        if given:
+            raise UnsupportedField(
+                f"{field} has no effect where a prompt is embedded: nothing is generated.", field=field
+            )
+
+
 class ChoiceTokenizer:
     """Tokenises choices behind one prompt.
 

@@ -120,6 +120,7 @@ class Detokenizer:
             logprobs=self._with_texts(chunk.logprobs),
             prompt_logprobs=self._with_texts(chunk.prompt_logprobs),
             choices=tuple([self._score(score) for score in chunk.choices]),
+            embedding=chunk.embedding,
             usage=usage,
             finish=finish,
             kept_ids=kept_ids if finish is not None else 0,

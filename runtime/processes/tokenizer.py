@@ -27,7 +27,7 @@ from ramify.ring_messages import (
 )
 from ramify.runtime.model.tokenizer.chat_format import chat_format
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
-from ramify.runtime.processes.choice_tokens import ChoiceTokenizer, check_choices
+from ramify.runtime.processes.choice_tokens import ChoiceTokenizer, check_choices, check_pooling
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.processes.worker_process import reporting_start_up, take_orders
 from ramify.runtime.processes.worker_start import finish_startup
@@ -55,6 +55,7 @@ class PromptTokenizer:
         """Tokenise a request. Raises `InvalidRequest` for an empty prompt, for wrong choices, and where the
         chat template raises."""
         choices = check_choices(request)
+        check_pooling(request)
         if request.thinking is not None:
             raise UnsupportedField("A prompt takes preambles, not thinking.", field="thinking")
         templated = request.chat is not None
@@ -63,6 +64,7 @@ class PromptTokenizer:
             rid=request.rid,
             ids=tuple(ids),
             sampling=request.sampling,
+            pooling=request.pooling,
             hint=request.hint,
             scope=request.scope,
             every_s=request.every_s,

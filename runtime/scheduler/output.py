@@ -73,8 +73,9 @@ class StepOutputs:
                 prompt_logprobs = pack_logprobs(report.prompt_logprobs)
                 report.prompt_logprobs = []
         aborted = pending.finish is not None and pending.finish.reason == "abort"
+        whole = pending.finish is not None and pending.finish.reason == "length"
         choices: tuple[ChoiceScore, ...] = ()
-        if request.scoring is not None and pending.finish is not None and pending.finish.reason == "length":
+        if request.scoring is not None and whole:
             choices = request.scoring.choices.scores()
         return TokenChunk(
             rid=request.rid,
@@ -83,6 +84,7 @@ class StepOutputs:
             logprobs=pack_logprobs(pending.logprobs) if pending.logprobs else None,
             prompt_logprobs=prompt_logprobs,
             choices=choices,
+            embedding=request.pooled.embedding() if request.pooled is not None and whole else b"",
             first=first,
             sampling=request.sampling if first else None,
             stop_after=tuple(one.end for one in request.preambles if one.apart) if first else (),

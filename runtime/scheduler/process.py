@@ -27,6 +27,7 @@ from ramify.runtime.executor.runner import Runner
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import dummy_model, load_model, read_config, shortened
+from ramify.runtime.model.pooling import pooling_of
 from ramify.runtime.model.quantization import resolve_quantization
 from ramify.runtime.model.tokenizer.tokenizer import load_backend
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
@@ -215,5 +216,6 @@ def _model_info(orders: Orders, runner: Runner, limits: Limits) -> ModelInfo:
         bos_token_id=runner.model.config.bos_token_id,
         dtype=str(runner.pool.k.dtype).removeprefix("torch."),
         device=runner.device.type,
+        pooling=pooling_of(Path(orders.weights)),
         chat_format=None,  # filled in by the tokenizer process
     )

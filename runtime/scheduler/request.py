@@ -22,6 +22,7 @@ from ramify.constraint import Constraint
 from ramify.messages import ProgramHint, Unenforced, Usage
 from ramify.radix.evicted import Lost
 from ramify.ring_messages import Submit
+from ramify.runtime.scheduler.pooling import PooledStates
 from ramify.runtime.scheduler.programs.programs import Program
 from ramify.runtime.scheduler.speculation.acceptance import SpeculationState
 from ramify.sampling_params import SamplingParams
@@ -136,6 +137,8 @@ class Request:
         self.report = Report()
         self.stats = RequestStats()
         self.speculation = SpeculationState()
+        self.pooled = None if submit.pooling is None else PooledStates(submit.pooling)
+        """Set where the prompt is embedded."""
         self.scoring: ScoringState | None = None
         """Set where choices are scored."""
         self.constrained: ConstrainedOutput | None = None
@@ -255,6 +258,8 @@ class Request:
         if self.wants_prompt_logprobs:
             assert self.sampling.prompt_logprobs_start is not None
             return min(self.length - 1, max(self.sampling.prompt_logprobs_start - 1, 0))
+        if self.pooled is not None:
+            return min(self.length - 1, self.pooled.reusable)
         if self.max_tokens == 0:
             return self.length
         # The state before a token that has not been reported gives its log-probability.

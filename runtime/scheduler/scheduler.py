@@ -213,6 +213,8 @@ class Scheduler:
                 samples = scheduled.samples
                 if request.wants_logprobs:
                     self._appender.report_computed(request, hidden[first_row:next_row], start, stop)
+                if request.pooled is not None:
+                    request.pooled.add(hidden[first_row:next_row], start)
                 prefilled = request.prefilling
                 request.computed_len = min(stop, request.length)
                 self._programs.serve(request, stop - start)

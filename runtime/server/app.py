@@ -12,8 +12,8 @@ from ramify.runtime.server.access import RefuseWebPages
 from ramify.runtime.server.admin import dashboard, health
 from ramify.runtime.server.errors import add_error_handlers
 from ramify.runtime.server.middleware import CountResponses, RequireApiKey, UnexpectedErrors
+from ramify.runtime.server.openai import embeddings, tokenize
 from ramify.runtime.server.openai import endpoints as openai
-from ramify.runtime.server.openai import tokenize
 from ramify.runtime.server.openai.responses import endpoint as responses
 from ramify.runtime.server.service import IGNORED_HEADER, FrontendProtocol, Service
 from ramify.runtime.server.sglang import endpoints as sglang
@@ -29,7 +29,7 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
     app.state.service = service
     app.state.snapshots = dashboard.SnapshotCache(frontend)
     # Routes are searched in this order. Programs send most requests, and the shortest.
-    for module in (calls, openai, responses, sglang, tokenize, health, dashboard):
+    for module in (calls, openai, embeddings, responses, sglang, tokenize, health, dashboard):
         app.include_router(module.router)
     add_error_handlers(app)
     app.add_middleware(UnexpectedErrors)

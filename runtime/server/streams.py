@@ -26,6 +26,7 @@ class GenerationResult:
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.choices: tuple[ChoiceScore, ...] = ()
+        self.embedding = b""
         self.usage = Usage()
         self.finish: Finish | None = None
         self.kept_ids = 0
@@ -48,6 +49,7 @@ class GenerationResult:
         if chunk.finish is not None:
             self.finish, self.kept_ids, self.tail = chunk.finish, chunk.kept_ids, chunk.tail
             self.violations, self.choices = chunk.violations, chunk.choices
+            self.embedding = chunk.embedding
 
 
 def pieces_of(chunk: TextChunk) -> Sequence[tuple[int, int]]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ramify.errors import RamifyError, from_info
-from ramify.messages import ChoiceScore, Finish, Usage
+from ramify.messages import ChoiceScore, Finish, Pooling, Usage
 from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
 from ramify.ring_messages import ChoiceTokens, Failed, Reply, Submit
@@ -35,6 +35,7 @@ class Result:
     logprobs: list[Logprob] = dataclasses.field(default_factory=list)
     prompt_logprobs: list[Logprob] = dataclasses.field(default_factory=list)
     choices: tuple[ChoiceScore, ...] = ()
+    embedding: bytes = b""
     finish: Finish | None = None
     usage: Usage | None = None
     error: RamifyError | None = None
@@ -117,6 +118,7 @@ class LocalScheduler:
         open_end: bool = False,
         choices: Sequence[ChoiceTokens] = (),
         unconditional: bool = False,
+        pooling: Pooling | None = None,
         priority: int = 0,
         **sampling: Any,
     ) -> str:
@@ -134,6 +136,7 @@ class LocalScheduler:
                 open_end=open_end,
                 choices=tuple(choices),
                 unconditional=unconditional,
+                pooling=pooling,
                 priority=priority,
             )
         )
@@ -152,6 +155,7 @@ class LocalScheduler:
                 if entries is not None:
                     getattr(result, name).extend(zip(entries.ids, entries.logprobs, entries.top, strict=True))
             result.choices += chunk.choices
+            result.embedding += chunk.embedding
             result.finish = chunk.finish
             result.usage = chunk.usage or result.usage
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import numpy as np
 from fastapi import APIRouter
 
 from ramify.constraint import Constraint
@@ -118,6 +119,9 @@ class FakeFrontend:
         try:
             text, finish = _scripted(self.script.pop(0), request) if self.script else _reply(prompt, request)
             choices = _scores(prompt, request.choices)
+            embedding = b""
+            if request.pooling is not None:
+                embedding = np.array([len(prompt), *prompt[:3]], "<f4").tobytes()
             ids = tuple(text.encode())
             prompt_logprobs = None
             if sampling.prompt_logprobs_start is not None:
@@ -155,6 +159,7 @@ class FakeFrontend:
                 kept_ids=usage.completion_tokens,
                 prompt_logprobs=prompt_logprobs,
                 choices=choices,
+                embedding=embedding,
             )
         except RamifyError:
             ended = True

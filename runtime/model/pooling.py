@@ -1,0 +1,48 @@
+"""How a model's folder says that texts are embedded, in the files of sentence-transformers.
+
+`modules.json` lists the steps from a text to its embedding, and `1_Pooling/config.json` tells how hidden
+states are pooled (sentence-transformers, "Creating Custom Models").
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+SERVED = ("Transformer", "Pooling", "Normalize")
+"""Modules that are served: the model, its pooling, and the division by the length."""
+SPELLING = {"lasttoken": "last", "mean_tokens": "mean", "mean": "mean", "last": "last"}
+"""Names of poolings there → `ramify.messages.Pooling`."""
+
+
+def pooling_of(folder: Path) -> str:
+    """A `Pooling`, or the name of the first thing that is not served; "last" where the folder says
+    nothing."""
+    modules = _read(folder / "modules.json")
+    if not isinstance(modules, list):
+        return "last"
+    found = "last"
+    for module in modules:
+        name = str(module.get("type", "")).rpartition(".")[2]
+        if name not in SERVED:
+            return name
+        if name == "Pooling":
+            found = _pooling(_read(folder / str(module.get("path", "")) / "config.json") or {})
+    return found
+
+
+def _pooling(config: dict[str, Any]) -> str:
+    named = config.get("pooling_mode")
+    flags = [name.removeprefix("pooling_mode_") for name, on in config.items() if on is True]
+    modes = [named] if isinstance(named, str) else [name for name in flags if name != "include_prompt"]
+    if len(modes) != 1:
+        return " and ".join(modes) or "last"
+    return SPELLING.get(modes[0], modes[0])
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,84 @@
+"""OpenAI's ``POST /v1/embeddings``: input, model, encoding_format, dimensions, user.
+
+Beyond that API: ``pooling`` ("last" or "mean", by default the model's own), ``normalize`` (true), the options
+of `openai.request` that fit, and ``usage.prompt_tokens_details``.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.messages import Generate
+from ramify.runtime.frontend.embeddings import pooling_for, vector_of
+from ramify.runtime.server.fields import json_response, read_fields
+from ramify.runtime.server.openai.request import (
+    IGNORED,
+    UNSUPPORTED,
+    parse_request,
+    refuse_abort,
+    take_header,
+)
+from ramify.runtime.server.params import explain_by_field, take_prompts
+from ramify.runtime.server.service import Service
+from ramify.runtime.server.sse import while_connected
+from ramify.runtime.server.streams import GenerationResult, collect
+from ramify.sampling_params import SamplingParams
+
+router = APIRouter()
+
+PATH = "/v1/embeddings"
+Encoding = Literal["float", "base64"]
+
+
+@router.post(PATH)
+async def embeddings(request: Request) -> Response:
+    service = Service.of(request)
+    fields = await read_fields(request)
+    header = take_header(service, fields, "embd-")
+    given = take_prompts(fields, "input", service.frontend.info.vocab_size)
+    if given is None:
+        raise InvalidRequest("input is missing.", field="input")
+    prompts, _ = given
+    service.check_count(len(prompts))
+    encoding: Encoding = fields.take("encoding_format", Encoding, "float")
+    dimensions: int | None = fields.take("dimensions", int)
+    pooling = pooling_for(service.frontend.info, fields.take("pooling", str))
+    normalize: bool = fields.take("normalize", bool, True)
+    parsed = parse_request(
+        service,
+        fields,
+        [Generate(rid=header["id"], prompt=(prompt,), pooling=pooling) for prompt in prompts],
+        SamplingParams(max_tokens=0),
+        explain=explain_by_field(None),
+        spelled={"prompt": "input"},
+        unsupported=UNSUPPORTED | {"messages": "Give the text as input."},
+        ignored=IGNORED,
+    )
+    if parsed.stream:
+        raise UnsupportedField("Embeddings are not streamed.", field="stream")
+    results = await while_connected(request.receive, collect(parsed.start(service, PATH)))
+    data = []
+    for index, result in enumerate(results):
+        refuse_abort(result.finish)
+        vector = vector_of(result.embedding, dimensions, normalize=normalize)
+        shown: Any = vector.tolist()
+        if encoding == "base64":
+            shown = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+        data.append({"object": "embedding", "index": index, "embedding": shown})
+    body = {"object": "list", "data": data, "model": header["model"], "usage": _usage(results)}
+    return json_response(body, parsed.headers)
+
+
+def _usage(results: list[GenerationResult]) -> dict[str, Any]:
+    tokens = sum(result.usage.prompt_tokens for result in results)
+    cached = sum(result.usage.cached_tokens for result in results)
+    return {
+        "prompt_tokens": tokens,
+        "total_tokens": tokens,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
