@@ -128,18 +128,19 @@ class Ramify:
 
 
 class XGrammar:
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, strict_mode: bool = True) -> None:
         import xgrammar
 
         from tests.grammar.xgrammar_oracle import tokenizer_info
 
+        self._strict_mode = strict_mode
         self._matcher = xgrammar.GrammarMatcher
         self._compiler = xgrammar.GrammarCompiler(
             tokenizer_info(vocabulary), max_threads=1, cache_enabled=False
         )
 
     def compile(self, schema: dict[str, Any]) -> Callable[[], tuple[Fill, Accept]]:
-        compiled = self._compiler.compile_json_schema(json.dumps(schema))
+        compiled = self._compiler.compile_json_schema(json.dumps(schema), strict_mode=self._strict_mode)
 
         def begin() -> tuple[Fill, Accept]:
             matcher = self._matcher(compiled)
@@ -178,6 +179,7 @@ class Outlines:
         import outlines_core
 
         self._library = outlines_core
+        self._stop_ids = vocabulary.stop_ids
         self._vocabulary = outlines_core.Vocabulary(vocabulary.stop_ids[0], token_trie(vocabulary).ids_of)
 
     def compile(self, schema: dict[str, Any]) -> Callable[[], tuple[Fill, Accept]]:
@@ -192,6 +194,8 @@ class Outlines:
                 guide.write_mask_into(row.ctypes.data, row.size, row.itemsize)
 
             def accept(token: int) -> bool:
+                if token in self._stop_ids:
+                    return guide.is_finished()
                 if not guide.accepts_tokens([token]):
                     return False
                 guide.advance(token, return_tokens=False)

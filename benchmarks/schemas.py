@@ -1,8 +1,13 @@
-"""Schemas of the collection on Ramify, XGrammar and llguidance: what is refused, and what is wrong.
+"""Real schemas on Ramify and other engines, in one run: what is refused, what is wrong, and how long it takes.
 
-``python -m benchmarks.schemas [--style openapi] [--limit 20] [--detail]``. Every instance is fed token by
-token, with the default model's tokenizer. Each library runs in a process of its own that is killed where a
-schema takes longer than the limit (seconds); that counts as refused.
+``python -m benchmarks.schemas [--sample 100] [--engines ramify,llguidance] [--limit 5] [--detail]``. Instances
+are fed token by token, with the default model's tokenizer. Every engine runs in a process of its own, in one
+thread, which is killed where a schema takes longer than the limit; times are processor times, so that other work
+on the machine lengthens them little. ``--tokens 151936`` enlarges the vocabulary.
+
+"exact": every valid instance goes through and no invalid one. "order": exact once the properties of the valid
+instances are written in the schema's order, and not before. Masks are those of the first valid instance, in
+states that no request has met yet, in microseconds.
 """
 
 from __future__ import annotations
@@ -10,151 +15,160 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import statistics
+import os
+import resource
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
-from ramify import constraint
-from ramify.grammar.compile.policy import compile_constraint, prepare
-from ramify.grammar.engine.load import load_grammar
-from ramify.grammar.vocabulary import from_tokenizer
+import numpy as np
+
+from benchmarks.grammar import ENGINES, Engine, XGrammar, enlarged, percentile
+from ramify.grammar.matcher import mask_words
+from ramify.grammar.vocabulary import Vocabulary
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.model.hub.resolve import resolve
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
+from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
+from tests.grammar.collection import real_world
 from tests.grammar.collection.case import Case
 from tests.grammar.collection.everything import all_cases
 from tests.grammar.schema_order import in_schema_order
 
-Accepts = Callable[[str], bool]
-Compile = Callable[[Any], Accepts]
-"""From a schema to whether a text is an instance; raises for what is refused."""
+MEMORY = 8 << 30
+"""Bytes of address space for one engine."""
+MASKS = 300
+"""Most masks of one schema."""
 
-
-def with_ramify() -> Compile:
-    tokenizer = load_tokenizer(resolve(DEFAULT_MODEL).tokenizer)
-    vocabulary = from_tokenizer(tokenizer, vocab_size=len(tokenizer), stop_ids=[tokenizer.eos_token_id])
-    prepare(vocabulary)
-
-    def compiled(schema: Any) -> Accepts:
-        grammar = load_grammar(*compile_constraint(constraint.json_schema(schema), vocabulary), vocabulary)
-
-        def accepts(text: str) -> bool:
-            matcher = grammar.matcher()
-            return (
-                all(map(matcher.accept, tokenizer.encode(text, add_special_tokens=False)))
-                and matcher.complete
-            )
-
-        return accepts
-
-    return compiled
-
-
-def with_xgrammar() -> Compile:
-    import xgrammar
-
-    tokenizer = load_tokenizer(resolve(DEFAULT_MODEL).tokenizer)
-    compiler = xgrammar.GrammarCompiler(
-        xgrammar.TokenizerInfo.from_huggingface(tokenizer), cache_enabled=False
-    )
-
-    def compiled(schema: Any) -> Accepts:
-        grammar = compiler.compile_json_schema(json.dumps(schema))
-
-        def accepts(text: str) -> bool:
-            matcher = xgrammar.GrammarMatcher(grammar)
-            tokens = tokenizer.encode(text, add_special_tokens=False)
-            return all(map(matcher.accept_token, tokens)) and matcher.accept_token(tokenizer.eos_token_id)
-
-        return accepts
-
-    return compiled
-
-
-def with_llguidance() -> Compile:
-    import llguidance
-    import llguidance.hf
-
-    tokenizer = load_tokenizer(resolve(DEFAULT_MODEL).tokenizer)
-    wrapped = llguidance.hf.from_tokenizer(tokenizer)
-
-    def compiled(schema: Any) -> Accepts:
-        source = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
-        first = llguidance.LLMatcher(wrapped, source)
-        if first.is_error():
-            raise ValueError(first.get_error())
-
-        def accepts(text: str) -> bool:
-            matcher = first.deep_copy()
-            tokens = tokenizer.encode(text, add_special_tokens=False)
-            return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
-
-        return accepts
-
-    return compiled
-
-
-LIBRARIES: dict[str, Callable[[], Compile]] = {
-    "ramify": with_ramify,
-    "xgrammar": with_xgrammar,
-    "llguidance": with_llguidance,
+LIBRARIES: dict[str, Callable[[Vocabulary], Engine]] = {
+    **ENGINES,
+    "xgrammar": partial(XGrammar, strict_mode=False),
+    "xgrammar closed": XGrammar,
 }
+"""XGrammar's default closes objects that the schema leaves open: "xgrammar closed"."""
+
+
+class Task(NamedTuple):
+    """A schema; token ids of its valid instances as they came and in the schema's order, and of the invalid."""
+
+    schema: Any
+    own_order: list[list[int]]
+    valid: list[list[int]]
+    invalid: list[list[int]]
 
 
 class Outcome(NamedTuple):
     compile_ms: float = 0.0
     refused: str = ""
+    own_order_rejected: int = 0
     valid_rejected: int = 0
     invalid_accepted: int = 0
+    masks: Sequence[float] = ()
+    slow: bool = False
+
+    @property
+    def verdict(self) -> str:
+        if self.refused:
+            return "slow" if self.slow else "refused"
+        if self.invalid_accepted:
+            return "invalid accepted"
+        if self.valid_rejected:
+            return "valid rejected"
+        return "order" if self.own_order_rejected else "exact"
 
 
-def work(library: str, pipe: Connection) -> None:
-    """Answer one `Outcome` for every (schema, valid texts, invalid texts) that comes in."""
-    compile_schema = LIBRARIES[library]()
+def work(library: str, tokens: int, pipe: Connection) -> None:
+    """Answer each `Task` with the seconds to compile, or the refusal, and then with an `Outcome`."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    vocabulary = load_vocabulary(resolve(DEFAULT_MODEL).tokenizer, vocab_size=49_152, stop_ids=[2])
+    if tokens > vocabulary.size:
+        vocabulary = enlarged(vocabulary, tokens)
+    engine = LIBRARIES[library](vocabulary)
+    row = np.zeros(mask_words(vocabulary.size), np.int32)
     pipe.send("ready")
     while True:
-        schema, valid, invalid = pipe.recv()
-        began = time.perf_counter()
+        task: Task = pipe.recv()
+        began = time.process_time()
         try:
-            accepts = compile_schema(schema)
+            begin = engine.compile(task.schema)
         except Exception as error:
-            pipe.send(Outcome(refused=str(error).splitlines()[0] if str(error) else type(error).__name__))
+            pipe.send(str(error).splitlines()[0] if str(error) else type(error).__name__)
             continue
-        elapsed = (time.perf_counter() - began) * 1e3
-        rejected = sum(not accepts(text) for text in valid)
-        pipe.send(Outcome(elapsed, "", rejected, sum(map(accepts, invalid))))
+        elapsed = time.process_time() - began
+        pipe.send(elapsed)
+
+        def accepts(text: list[int], begin: Any = begin) -> bool:
+            accept = begin()[1]
+            return all(map(accept, text)) and accept(vocabulary.stop_ids[0])
+
+        masks: list[float] = []
+        if task.valid:
+            fill, accept = begin()
+            for token in task.valid[0][:MASKS]:
+                began = time.thread_time_ns()
+                fill(row)
+                masks.append((time.thread_time_ns() - began) / 1e3)
+                if not accept(token):
+                    break
+        wrong = [sum(not accepts(text) for text in texts) for texts in (task.own_order, task.valid)]
+        pipe.send(Outcome(elapsed * 1e3, "", *wrong, sum(map(accepts, task.invalid)), masks))
+
+
+def in_order(_library: str, _tokens: int, pipe: Connection) -> None:
+    """Answer (schema, values) with the values' texts in the order of the schema, or with why there are none."""
+    pipe.send("ready")
+    while True:
+        schema, values = pipe.recv()
+        pipe.send(0.0)
+        try:
+            pipe.send([in_schema_order(schema, value) for value in values])
+        except Exception as error:
+            pipe.send(str(error))
 
 
 class Worker:
-    """A library in a process that may be killed."""
+    """A process that may be killed: `target` with a library and a number of tokens."""
 
-    def __init__(self, library: str, limit_s: float) -> None:
-        self._library = library
-        self._limit_s = limit_s
+    def __init__(self, target: Callable[..., None], library: str = "", tokens: int = 0) -> None:
+        self._arguments = target, library, tokens
         self._start()
 
     def _start(self) -> None:
+        target, *arguments = self._arguments
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=work, args=(self._library, theirs), daemon=True)
+        self._process = context.Process(target=target, args=(*arguments, theirs), daemon=True)
         self._process.start()
         theirs.close()
         self._pipe.recv()
 
-    def outcome(self, case: tuple[Any, list[str], list[str]]) -> Outcome:
-        self._pipe.send(case)
+    def _answer(self, limit_s: float) -> Any:
+        """The next answer. Raises `TimeoutError` past the limit of processor time, `EOFError` after a crash."""
+        end = self._used() + limit_s
+        while not self._pipe.poll(0.05):
+            if self._used() > end:
+                raise TimeoutError(f"takes more than {limit_s:g} s")
+        return self._pipe.recv()
+
+    def _used(self) -> float:
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def outcome(self, task: Any, limit_s: float) -> Any:
+        """What `work` or `in_order` answers; a refusal where it takes more than the limit, or crashes."""
+        self._pipe.send(task)
         try:
-            if self._pipe.poll(self._limit_s):
-                return self._pipe.recv()
-            reason = f"takes more than {self._limit_s:g} s"
-        except EOFError:
-            reason = "crashed"
-        self.close()
-        self._start()
-        return Outcome(self._limit_s * 1e3, reason)
+            seconds = self._answer(limit_s)
+            return Outcome(refused=seconds) if isinstance(seconds, str) else self._answer(10 * limit_s)
+        except (TimeoutError, EOFError, OSError) as error:
+            self.close()
+            self._start()
+            return Outcome(limit_s * 1e3, str(error) or "crashed", slow=True)
 
     def close(self) -> None:
         self._process.kill()
@@ -162,77 +176,94 @@ class Worker:
         self._pipe.close()
 
 
-def topic(case: Case) -> str:
-    return case.name.split()[0] if case.style == "suite" else case.style
+def tasks(cases: Sequence[Case], limit_s: float) -> list[Task]:
+    """The schema's order is the own order where it is not found within the limit."""
+    tokenizer = load_tokenizer(resolve(DEFAULT_MODEL).tokenizer)
+    worker = Worker(in_order)
+    found = []
+    for case in cases:
+        valid, invalid = case.instances
+        own = [json.dumps(value, ensure_ascii=False) for value in (*valid, *invalid)]
+        ordered = worker.outcome((case.schema, [*valid, *invalid]), limit_s)
+        texts = ordered if isinstance(ordered, list) else own
+        ids = [tokenizer.encode(text, add_special_tokens=False) for text in (*own[: len(valid)], *texts)]
+        found.append(
+            Task(case.schema, ids[: len(valid)], ids[len(valid) : 2 * len(valid)], ids[2 * len(valid) :])
+        )
+    worker.close()
+    return found
 
 
-def written(case: Case) -> tuple[Any, list[str], list[str]]:
-    valid, invalid = case.instances
-    texts = [[in_schema_order(case.schema, value) for value in values] for values in (valid, invalid)]
-    return case.schema, texts[0], texts[1]
+VERDICTS = ("exact", "order", "valid rejected", "invalid accepted", "refused", "slow")
 
 
-def percentile(times: list[float], share: float) -> float:
-    return sorted(times)[min(len(times) - 1, int(share * len(times)))]
-
-
-def show(
-    library: str, cases: list[Case], instances: list[Any], outcomes: list[Outcome], detail: bool
-) -> None:
-    served = [
-        (case, texts, o) for case, texts, o in zip(cases, instances, outcomes, strict=True) if not o.refused
-    ]
-    times = [outcome.compile_ms for _, _, outcome in served]
-    valid = sum(len(texts[1]) for _, texts, _ in served)
-    invalid = sum(len(texts[2]) for _, texts, _ in served)
-    rejected = sum(outcome.valid_rejected for _, _, outcome in served)
-    accepted = sum(outcome.invalid_accepted for _, _, outcome in served)
-    exact = sum(not outcome.valid_rejected and not outcome.invalid_accepted for _, _, outcome in served)
-    print(
-        f"{library:11}{100 * (1 - len(served) / len(cases)):8.1f}%{100 * exact / len(cases):8.1f}%"
-        f"{rejected:8} of {valid}{accepted:8} of {invalid}"
-        f"{statistics.median(times):9.1f}{percentile(times, 0.95):8.0f}{max(times):8.0f}"
+def show(library: str, given: list[Task], outcomes: list[Outcome]) -> None:
+    served = [(task, found) for task, found in zip(given, outcomes, strict=True) if not found.refused]
+    counts = Counter(found.verdict for found in outcomes)
+    times = [found.compile_ms for _, found in served] or [0.0]
+    masks = [mask for _, found in served for mask in found.masks] or [0.0]
+    rejected, accepted, own = (
+        sum(getattr(found, name) for _, found in served)
+        for name in ("valid_rejected", "invalid_accepted", "own_order_rejected")
     )
-    if detail:
-        for case, outcome in zip(cases, outcomes, strict=True):
-            if outcome.refused or outcome.valid_rejected or outcome.invalid_accepted:
-                print(f"    {case}: {outcome}")
+    valid, invalid = (sum(len(getattr(task, name)) for task, _ in served) for name in ("valid", "invalid"))
+    print(
+        f"{library:16}"
+        + "".join(f"{counts[verdict]:9}" for verdict in VERDICTS)
+        + f"{rejected:7} ({own}) of {valid}{accepted:7} of {invalid}"
+        + "".join(f"{percentile(times, share):9.1f}" for share in (0.5, 0.95, 1))
+        + "".join(f"{percentile(masks, share):9.1f}" for share in (0.5, 0.99)),
+        flush=True,
+    )
 
 
-def by_topic(cases: list[Case], outcomes: dict[str, list[Outcome]]) -> None:
-    print("\nSchemas not served exactly (r refused, v a valid instance rejected, i an invalid one accepted):")
-    print(f"{'':24}{'schemas':>8}" + "".join(f"{library:>20}" for library in outcomes))
-    totals = Counter(map(topic, cases))
-    for name in totals:
-        line = f"{name:24}{totals[name]:8}"
+def by_style(cases: list[Case], outcomes: dict[str, list[Outcome]]) -> None:
+    print("\nSchemas that are not exact, by style:")
+    print(f"{'':24}{'schemas':>8}" + "".join(f"{library:>18}" for library in outcomes))
+    for style, total in Counter(case.style for case in cases).items():
+        line = f"{style:24}{total:8}"
         for found in outcomes.values():
-            own = [outcome for case, outcome in zip(cases, found, strict=True) if topic(case) == name]
-            refused = sum(bool(outcome.refused) for outcome in own)
-            rejecting = sum(bool(outcome.valid_rejected) for outcome in own)
-            accepting = sum(bool(outcome.invalid_accepted) for outcome in own)
-            said = " ".join(f"{n}{c}" for n, c in ((refused, "r"), (rejecting, "v"), (accepting, "i")) if n)
-            line += f"{said or '-':>20}"
+            own = Counter(o.verdict for case, o in zip(cases, found, strict=True) if case.style == style)
+            said = " ".join(f"{own[verdict]}{verdict[0]}" for verdict in VERDICTS[1:] if own[verdict])
+            line += f"{said or '-':>18}"
         print(line)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--style", help="only cases of this style")
-    parser.add_argument("--limit", type=float, default=20.0, help="seconds for one schema")
-    parser.add_argument("--detail", action="store_true", help="every schema that is not served exactly")
+    parser.add_argument("--engines", default="ramify,llguidance,xgrammar,xgrammar closed,outlines")
+    parser.add_argument("--sample", type=int, help="so many schemas, chosen by a fixed seed")
+    parser.add_argument("--written", action="store_true", help="the schemas written for the tests instead")
+    parser.add_argument("--file", type=Path, help="the schemas of another file like real_world.jsonl.xz")
+    parser.add_argument("--style", help="only schemas of this style")
+    parser.add_argument("--limit", type=float, default=5.0, help="seconds to compile one schema")
+    parser.add_argument("--tokens", type=int, default=0, help="size of an enlarged vocabulary")
+    parser.add_argument("--detail", action="store_true", help="every schema that is not exact")
+    parser.add_argument("--save", type=Path, help="write every outcome to this file, as JSON lines")
     arguments = parser.parse_args()
-    cases = [case for case in all_cases() if arguments.style in (None, case.style)]
-    instances = [written(case) for case in cases]
-    print(f"{len(cases)} schemas, {sum(len(v) + len(i) for _, v, i in instances)} instances")
-    print(f"{'':11}{'refused':>9}{'exact':>9}{'valid rejected':>16}{'invalid accepted':>18}", end="")
-    print(f"{'compile ms p50':>16}{'p95':>6}{'max':>8}")
+    everything = all_cases() if arguments.written else real_world.cases(arguments.file or real_world.FILE)
+    cases: list[Case] = [case for case in everything if arguments.style in (None, case.style)]
+    if arguments.sample:
+        cases = Random(0).sample(cases, min(arguments.sample, len(cases)))
+    given = tasks(cases, arguments.limit)
+    instances = [sum(len(getattr(task, name)) for task in given) for name in ("valid", "invalid")]
+    print(f"{len(cases)} schemas, {instances[0]} valid and {instances[1]} invalid instances")
+    print(f"{'':16}{'exact':>9}{'order':>9}{'valid':>9}{'invalid':>9}{'refused':>9}{'slow':>9}", end="")
+    print("  valid rejected (own order), invalid accepted, compile ms p50, p95, max, mask us p50, p99")
     outcomes: dict[str, list[Outcome]] = {}
-    for library in LIBRARIES:
-        worker = Worker(library, arguments.limit)
-        outcomes[library] = [worker.outcome(texts) for texts in instances]
+    for library in arguments.engines.split(","):
+        worker = Worker(work, library, arguments.tokens)
+        outcomes[library] = [worker.outcome(task, arguments.limit) for task in given]
         worker.close()
-        show(library, cases, instances, outcomes[library], arguments.detail)
-    by_topic(cases, outcomes)
+        show(library, given, outcomes[library])
+        for case, found in zip(cases, outcomes[library], strict=True):
+            if arguments.detail and found.verdict != "exact":
+                print(f"    {case}: {found._replace(masks=())}")
+            if arguments.save:
+                entry = {"library": library, "style": case.style, "name": case.name, "verdict": found.verdict}
+                with arguments.save.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({**entry, **found._asdict()}) + "\n")
+    by_style(cases, outcomes)
 
 
 if __name__ == "__main__":

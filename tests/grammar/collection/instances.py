@@ -10,9 +10,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from ramify.errors import InvalidConstraint
-from ramify.grammar.rules import regex_syntax
-from ramify.grammar.rules.expression import ANY_CHAR, Alt, Chars, Expression, Repeat, Seq, Text
+from tests.grammar.collection.pattern_text import matching
 
 FORMATS = {
     "date": ["2024-02-29", "1999-12-31"],
@@ -36,9 +34,11 @@ ANYTHING = [None, True, 7, -2.5, "text", [1, "a"], {"k": None}, [], {}]
 
 
 class Sampler:
-    def __init__(self, root: Any, random: Random) -> None:
+    def __init__(self, root: Any, random: Random, *, lean: bool = False) -> None:
+        """`lean`: objects have their required properties alone, which are more often valid."""
         self._root = root
         self._random = random
+        self._shares = [0.0] if lean else [0.0, 0.3, 0.6, 1.0]
 
     def instance(self) -> Any:
         return self._value(self._root, 0)
@@ -115,7 +115,7 @@ class Sampler:
         random = self._random
         named = schema.get("properties", {})
         required = schema.get("required", [])
-        share = random.choice([0.0, 0.3, 0.6, 1.0]) / (1 + depth / 4)
+        share = random.choice(self._shares) / (1 + depth / 4)
         found: dict[str, Any] = {}
         for name in [*named, *(name for name in required if name not in named)]:
             if name in required or random.random() < share:
@@ -123,7 +123,7 @@ class Sampler:
         others = schema.get("additionalProperties", True)
         for pattern, wanted in schema.get("patternProperties", {}).items():
             if random.random() < 0.6:
-                found[self._matching(pattern)] = self._value(wanted, depth + 1)
+                found[matching(pattern, self._random)] = self._value(wanted, depth + 1)
         least = schema.get("minProperties", 0)
         if others is not False:
             for _ in range(max(random.choice([0, 0, 1, 2]), least - len(found))):
@@ -151,7 +151,7 @@ class Sampler:
 
     def _string(self, schema: dict[str, Any]) -> str:
         if "pattern" in schema:
-            found = self._matching(schema["pattern"])
+            found = matching(schema["pattern"], self._random)
         elif schema.get("format") in FORMATS:
             return self._random.choice(FORMATS[schema["format"]])
         else:
@@ -167,32 +167,6 @@ class Sampler:
         step = schema.get("multipleOf", 1 if kind == "integer" else self._random.choice([1, 0.5, 0.125]))
         found = self._random.randint(int(low // step), int(high // step)) * step
         return round(found, 6) if isinstance(found, float) else found
-
-    def _matching(self, pattern: str) -> str:
-        try:
-            return self._written(regex_syntax.search(pattern))
-        except InvalidConstraint:
-            return "a"
-
-    def _written(self, expression: Expression) -> str:
-        random = self._random
-        match expression:
-            case Text(literal):
-                return literal
-            case Chars(ranges):
-                printable = [(max(low, 0x20), min(high, 0x7E)) for low, high in ranges]
-                spans = [span for span in printable if span[0] <= span[1]] or ranges
-                return chr(random.randint(*random.choice(spans)))
-            case Seq(parts):
-                return "".join(map(self._written, parts))
-            case Alt(options):
-                return self._written(random.choice(options))
-            case Repeat(item, low, high):
-                most = low + 3 if high is None else min(high, low + 3)
-                if item == ANY_CHAR:
-                    most = low
-                return "".join(self._written(item) for _ in range(random.randint(low, most)))
-        raise TypeError(expression)
 
 
 _COMPOSED = frozenset(["$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "then", "else"])
