@@ -1,9 +1,9 @@
-"""Real schemas on Ramify and other engines, in one run: what is refused, what is wrong, and how long it takes.
+"""Real schemas on Ramify and other engines, in one run: what is refused or wrong, and how long it takes.
 
-``python -m benchmarks.schemas [--sample 100] [--engines ramify,llguidance] [--limit 5] [--detail]``. Instances
-are fed token by token, with the default model's tokenizer. Every engine runs in a process of its own, in one
-thread, which is killed where a schema takes longer than the limit; times are processor times, so that other work
-on the machine lengthens them little. ``--tokens 151936`` enlarges the vocabulary.
+``python -m benchmarks.schemas [--sample 100] [--engines ramify,llguidance] [--limit 5] [--detail]``.
+Instances are fed token by token, with the default model's tokenizer. Every engine runs in a process of its
+own, in one thread, which is killed where a schema takes longer than the limit; times are processor times, so
+that other work on the machine lengthens them little. ``--tokens 151936`` enlarges the vocabulary.
 
 "exact": every valid instance goes through and no invalid one. "order": exact once the properties of the valid
 instances are written in the schema's order, and not before. Masks are those of the first valid instance, in
@@ -54,7 +54,7 @@ LIBRARIES: dict[str, Callable[[Vocabulary], Engine]] = {
 
 
 class Task(NamedTuple):
-    """A schema; token ids of its valid instances as they came and in the schema's order, and of the invalid."""
+    """A schema; token ids of its valid instances as they came and in its order, and of the invalid."""
 
     schema: Any
     own_order: list[list[int]]
@@ -120,7 +120,7 @@ def work(library: str, tokens: int, pipe: Connection) -> None:
 
 
 def in_order(_library: str, _tokens: int, pipe: Connection) -> None:
-    """Answer (schema, values) with the values' texts in the order of the schema, or with why there are none."""
+    """Answer (schema, values) with the values' texts in the order of the schema, or with why not."""
     pipe.send("ready")
     while True:
         schema, values = pipe.recv()
@@ -148,7 +148,7 @@ class Worker:
         self._pipe.recv()
 
     def _answer(self, limit_s: float) -> Any:
-        """The next answer. Raises `TimeoutError` past the limit of processor time, `EOFError` after a crash."""
+        """The next answer. Raises `TimeoutError` past the processor time, `EOFError` after a crash."""
         end = self._used() + limit_s
         while not self._pipe.poll(0.05):
             if self._used() > end:
@@ -232,7 +232,7 @@ def by_style(cases: list[Case], outcomes: dict[str, list[Outcome]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--engines", default="ramify,llguidance,xgrammar,xgrammar closed,outlines")
-    parser.add_argument("--sample", type=int, help="so many schemas, chosen by a fixed seed")
+    parser.add_argument("--sample", type=int, help="a number of schemas, chosen by a fixed seed")
     parser.add_argument("--written", action="store_true", help="the schemas written for the tests instead")
     parser.add_argument("--file", type=Path, help="the schemas of another file like real_world.jsonl.xz")
     parser.add_argument("--style", help="only schemas of this style")

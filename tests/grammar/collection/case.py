@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from decimal import Decimal
 from functools import cached_property
 from random import Random
@@ -37,10 +38,7 @@ class Case:
         random = Random(json.dumps(self.schema))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # jsonschema warns of the references it still resolves
-            exact = _decimals(self.schema)
-            oracle = validator_for(exact, default=jsonschema.Draft202012Validator)(
-                exact, format_checker=CHECKER
-            )
+            judge = oracle(self.schema)
             sampler = Sampler(self.schema, random)
             seen: set[str] = set()
             valid: list[Any] = []
@@ -50,7 +48,7 @@ class Case:
                 text = json.dumps(instance)
                 if text not in seen and len(text) < 4000:
                     seen.add(text)
-                    (valid if oracle.is_valid(_decimals(instance)) else invalid).append(instance)
+                    (valid if judge(text) else invalid).append(instance)
 
             for instance in self._extra:
                 take(instance)
@@ -64,6 +62,13 @@ class Case:
         return valid[: 2 * VALID], invalid[:INVALID]
 
 
-def _decimals(value: Any) -> Any:
-    """With exact decimals: 627.93 is a multiple of 0.01, the nearest float is not."""
-    return json.loads(json.dumps(value), parse_float=Decimal)
+def oracle(schema: Any) -> Callable[[str], bool]:
+    """Whether a JSON text is an instance, as the jsonschema package judges it."""
+    exact = _exact(json.dumps(schema))
+    validator = validator_for(exact, default=jsonschema.Draft202012Validator)(exact, format_checker=CHECKER)
+    return lambda text: validator.is_valid(_exact(text))
+
+
+def _exact(text: str) -> Any:
+    """The value with exact decimals: 627.93 is a multiple of 0.01, the nearest float is not."""
+    return json.loads(text, parse_float=Decimal)

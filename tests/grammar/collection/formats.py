@@ -8,6 +8,7 @@ import datetime
 import ipaddress
 import re
 import uuid
+from functools import partial
 from urllib.parse import urlsplit
 
 import jsonschema
@@ -85,6 +86,34 @@ def _uri(text: str) -> bool:
     return bool(re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*:", text)) and bool(parts.scheme) and text.count("#") < 2
 
 
+@_checks("uri-reference")
+def _uri_reference(text: str) -> bool:
+    if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*:", text):
+        return _uri(text)
+    return _uri("x://host/" + text) and ":" not in re.split("[/?#]", text)[0]
+
+
+_VARIABLE = r"([A-Za-z0-9_]|%[0-9A-Fa-f]{2})(\.?([A-Za-z0-9_]|%[0-9A-Fa-f]{2}))*(:[1-9][0-9]{0,3}|\*)?"
+_URI_TEMPLATE = re.compile(
+    rf"([!#$&()*+,./0-9:;=?@A-Z\[\]_a-z~'\u00a0-\U0010ffff-]|%[0-9A-Fa-f]{{2}}"
+    rf"|\{{[+#./;?&]?{_VARIABLE}(,{_VARIABLE})*\}})*"
+)
+
+
+@_checks("uri-template")
+def _uri_template(text: str) -> bool:
+    """RFC 6570, section 2."""
+    return _URI_TEMPLATE.fullmatch(text) is not None
+
+
+@_checks("duration")
+def _duration(text: str) -> bool:
+    """RFC 3339, appendix A."""
+    time = r"T(\d+H(\d+M(\d+S)?)?|\d+M(\d+S)?|\d+S)"
+    date = r"(\d+Y(\d+M(\d+D)?)?|\d+M(\d+D)?|\d+D)"
+    return re.fullmatch(rf"P(\d+W|{date}({time})?|{time})", text, re.ASCII) is not None
+
+
 @_checks("uuid")
 def _uuid(text: str) -> bool:
     return re.fullmatch(r"[0-9a-fA-F-]{36}", text) is not None and str(uuid.UUID(text)) == text.lower()
@@ -112,7 +141,8 @@ def _loose(text: str) -> bool:
 
 for _bits in (32, 64):
 
-    def _in_range(value: object, most: int = 1 << (_bits - 1)) -> bool:
-        return isinstance(value, bool | str | list | dict | None) or -most <= value < most  # type: ignore[operator]
+    def _in_range(value: object, low: int = -(1 << (_bits - 1)), high: int = 1 << (_bits - 1)) -> bool:
+        return isinstance(value, bool | str | list | dict | None) or low <= value < high  # type: ignore[operator]
 
     CHECKER.checks(f"int{_bits}")(_in_range)
+    CHECKER.checks(f"uint{_bits}")(partial(_in_range, low=0, high=1 << _bits))

@@ -23,6 +23,7 @@ FORMATS = {
     "ipv6": ["::1", "2001:db8::8a2e:370:7334"],
     "uri": ["https://example.org/a?b=c#d", "urn:isbn:0451450523"],
     "uri-reference": ["../a/b", "https://example.org"],
+    "uri-template": ["https://example.org/users{/id}{?page,size*}", "/a/b"],
     "uuid": ["123e4567-e89b-12d3-a456-426614174000"],
     "json-pointer": ["/a/0/b~1c"],
     "regex": ["^a+(b|c)$"],

@@ -8,12 +8,12 @@
 | published | instances that come with the source, those of them that are valid |
 | valid, invalid | at most 4 samples from the schema, and 8 of these with one change each |
 
-The jsonschema package has judged every instance, with the formats of ``formats.py``. The choice: for each source
-all its schemas in the order of a generator seeded with the style's name, a third of the places each for texts
-under 1 KB, under 8 KB and above. Left out are schemas with references to other documents, those that their
-meta-schema rejects, texts of less than 60 characters, and those for which no valid instance was found in 80 samples
-(the last line, without a schema, has the counts). OpenAPI's ``nullable`` is written as the type null, and types of
-function tools by their JSON names. The licences' texts are in the packages; the last line names the holders.
+The jsonschema package has judged every instance, with the formats of ``formats.py``. The choice: for each
+source all its schemas in the order of a generator seeded with the style's name, a third of the places each
+for texts under 1 KB, under 8 KB and above. Left out are schemas with references to other documents, those
+that their meta-schema rejects, texts of less than 60 characters, and those with no valid instance among 80
+samples. OpenAPI's ``nullable`` is written as the type null, and the types of function tools by their JSON
+names. The last line has no schema: it has how many were left out for each reason, and the licences' texts.
 """
 
 from __future__ import annotations
