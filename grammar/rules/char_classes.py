@@ -1,9 +1,9 @@
-"""Sets of characters in regular expressions: ``\\d``, ``\\w``, ``\\s``, Unicode categories, both cases."""
+"""Sets of characters in regular expressions: ``\\d``, ``\\w``, ``\\s``, Unicode properties, both cases."""
 
 from __future__ import annotations
 
 import sys
-import unicodedata
+from array import array
 from functools import cache
 
 from ramify.grammar.rules.expression import Ranges, complement, normal_ranges
@@ -49,9 +49,33 @@ def _case_pairs() -> list[tuple[int, int]]:
 
 
 @cache
-def general_category(name: str) -> Ranges:
-    """The characters of a Unicode general category ("L", "Lu", …); empty for an unknown one."""
-    points = (
-        point for point in range(sys.maxunicode + 1) if unicodedata.category(chr(point)).startswith(name)
-    )
-    return normal_ranges((point, point) for point in points) if 1 <= len(name) <= 2 else ()
+def character_property(name: str) -> Ranges:
+    r"""The characters of ``\p{name}``, as the `regex` package has them; empty for an unknown name.
+
+    General categories ("L", "Letter", "gc=Lu"), scripts ("Script=Greek", "sc=Grek", "scx=Grek") and binary
+    properties ("Alphabetic", "ASCII", "Emoji"). UTS 18, section 1.2.
+    """
+    import regex
+
+    if not all(char.isascii() and (char.isalnum() or char in "_= -") for char in name):
+        return ()
+    try:
+        runs = regex.finditer(rf"\p{{{name}}}+", _all_characters())
+    except regex.error:
+        return ()
+    return normal_ranges((_point(run.start()), _point(run.end() - 1)) for run in runs)
+
+
+@cache
+def _all_characters() -> str:
+    """All characters in order, without surrogates."""
+    points = array("I", [*range(_SURROGATES.start), *range(_SURROGATES.stop, sys.maxunicode + 1)])
+    return points.tobytes().decode(f"utf-32-{sys.byteorder[0]}e")
+
+
+_SURROGATES = range(0xD800, 0xE000)
+
+
+def _point(place: int) -> int:
+    """The code point of the character at `place` of `_all_characters`."""
+    return place if place < _SURROGATES.start else place + len(_SURROGATES)

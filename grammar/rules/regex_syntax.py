@@ -14,7 +14,7 @@ import sys
 from typing import NoReturn
 
 from ramify.errors import InvalidConstraint
-from ramify.grammar.rules.char_classes import CLASSES, LINE_END, both_cases, general_category
+from ramify.grammar.rules.char_classes import CLASSES, LINE_END, both_cases, character_property
 from ramify.grammar.rules.expression import (
     ANY_CHAR,
     EMPTY,
@@ -277,7 +277,7 @@ class _Parser:
         if char in CLASSES:
             return CLASSES[char]
         if char in ("p", "P"):
-            return self._category(negated=char == "P")
+            return self._property(negated=char == "P")
         point = self._escaped_point(char)
         return ((point, point),)
 
@@ -323,12 +323,12 @@ class _Parser:
         self._at += digits
         return point
 
-    def _category(self, *, negated: bool) -> Ranges:
+    def _property(self, *, negated: bool) -> Ranges:
         end = self._pattern.find("}", self._at)
         if self._peek() != "{" or end < 0:
             self._refuse("A \\p without {…}")
-        name = self._pattern[self._at + 1 : end].removeprefix("gc=").removeprefix("General_Category=")
-        ranges = general_category(name)
+        name = self._pattern[self._at + 1 : end]
+        ranges = character_property(name)
         if not ranges:
             self._refuse(f"The character property {name!r}", syntax=False)
         self._at = end + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from ramify import constraint
 from ramify.errors import InvalidConstraint
 from ramify.grammar.rules import regex_syntax, utf8
+from ramify.grammar.rules.char_classes import character_property
 from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.languages import Language
 from tests.grammar.vocabularies import accepts, compiled, tiny
@@ -33,6 +35,11 @@ MATCHES = [
     (r"\u00e9\x41\t\u{1F600}\cJ\0", ["éA\t😀\n\0"], ["éA"]),
     (r"\ud83d\ude00", ["😀"], ["😁"]),
     (r"\p{Lu}\P{L}", ["É1", "AΩ"[:1] + "-"], ["é1", "AB"]),
+    (r"\p{Letter}\p{Uppercase_Letter}\P{gc=Nd}", ["éΩx"], ["éωx", "éΩ٣", "1Ωx"]),
+    (r"\p{Script=Greek}+\p{sc=Grek}\p{scx=Cyrl}", ["αβж"], ["aβж", "αβg"]),
+    (r"[\p{Alphabetic}\p{White_Space}]+", ["aé\u2003ⓐ日"], ["1", "-"]),
+    (r"\p{ASCII}\P{ASCII}\p{Emoji}", ["aé😀", "~é1"], ["éa😀", "aéx"]),
+    (r"\p{General_Category=Decimal_Number}\p{Lowercase}", ["٣ª"], ["aa"]),
     (r"[\]\\^-]+", ["]^-\\"], ["[", ""]),
     (r"a{2}b{1,}c{,2}", ["aab", "aabbcc"], ["ab", "aabccc"]),
     (r"a{x}{2}", ["a{x}}"], ["a", "a{x}"]),
@@ -69,7 +76,9 @@ def test_matches(pattern: str, matching: list[str], other: list[str]) -> None:
         (r"(a)?(?(1)b|c)", "conditional"),
         (r"(?x)a b", "(?x)"),
         (r"[[:alpha:]]", "POSIX"),
-        (r"\p{Script=Greek}", "Script=Greek"),
+        (r"\p{Script=Geek}", "Script=Geek"),
+        (r"\p{L&}", "L&"),
+        (r"\p{^L}", "L"),
         (r"(^a)*", "anchor"),
     ],
 )
@@ -165,3 +174,20 @@ def test_a_text_that_is_whole_may_go_on() -> None:
     grammar = compiled(constraint.regex("a( b)?"))
     assert accepts(grammar, "a")
     assert accepts(grammar, "a b")
+
+
+def test_character_properties_are_those_of_unicode() -> None:
+    """Against Python's own tables, where both have assigned the character."""
+    points = [chr(point) for point in range(0x3000)]
+    for name, holds in {
+        "Lu": lambda char: unicodedata.category(char) == "Lu",
+        "Uppercase_Letter": lambda char: unicodedata.category(char) == "Lu",
+        "Punctuation": lambda char: unicodedata.category(char).startswith("P"),
+        "gc=Nd": str.isdecimal,
+        "White_Space": lambda char: char.isspace() and char not in "\x1c\x1d\x1e\x1f",
+        "ASCII": str.isascii,
+    }.items():
+        ranges = character_property(name)
+        for char in points:
+            if unicodedata.category(char) != "Cn":
+                assert any(low <= ord(char) <= high for low, high in ranges) == holds(char), (name, char)
