@@ -22,7 +22,7 @@ from ramify.grammar.schema.json_values import Value, type_of
 from ramify.grammar.schema.logic.assertions import is_multiple
 from ramify.grammar.schema.unenforceable import Unenforceable
 from ramify.grammar.schema.values import formats
-from ramify.grammar.schema.values.string_patterns import is_regex, matches_pattern, matches_regular
+from ramify.grammar.schema.values.string_patterns import matches_pattern, matches_regular
 
 
 class Failure(NamedTuple):
@@ -205,7 +205,7 @@ class Validator:
             return []
         if isinstance(meaning, formats.StringFormat) and isinstance(place.value, str):
             holds = matches_regular(where, meaning.whole, place.value)
-            holds = holds and (name != "regex" or is_regex(place.value))
+            holds = holds and formats.beyond_patterns(name, place.value)
         elif isinstance(meaning, formats.NumberFormat) and type_of(place.value) in _NUMBER:
             holds = meaning.low <= place.value <= meaning.high
         else:

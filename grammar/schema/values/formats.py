@@ -1,8 +1,8 @@
 """The values of JSON Schema's ``format``, as patterns.
 
-Some formats allow strings that are hardly ever written, such as leap seconds and e-mail addresses with quoted
-local parts. Grammars write the common subset; the validator, and a negated format, use the whole. Formats
-that no document defines restrict nothing, as the specification says.
+Some formats allow strings that take too many states, such as leap seconds with an offset of hours. Grammars
+write a subset; the validator, and a negated format, use the whole. Formats that no document defines restrict
+nothing, as the specification says.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import NamedTuple
 
 from ramify.grammar.schema.unenforceable import refuse
+from ramify.grammar.schema.values.string_patterns import is_regex
 
 _MONTH_DAY = (
     r"((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
@@ -20,7 +21,12 @@ _BY_FOUR = r"(0[48]|[2468][048]|[13579][26])"
 _LEAP_YEAR = rf"([0-9]{{2}}{_BY_FOUR}|{_BY_FOUR}00)"
 _DATE = rf"({_YEAR}-{_MONTH_DAY}|{_LEAP_YEAR}-02-29)"
 _HOUR = r"([01][0-9]|2[0-3])"
-_TIME = rf"{_HOUR}:[0-5][0-9]:[0-5][0-9](\.[0-9]{{1,9}})?([Zz]|[+-]{_HOUR}:[0-5][0-9])"
+_MINUTE = r"[0-5][0-9]"
+_FRACTION = r"(\.[0-9]+)?"
+_OFFSET = rf"[+-]{_HOUR}:{_MINUTE}"
+# A leap second ends a day of UTC. With another offset it is written at another time of day: 1,440 pairs.
+_LEAP_SECOND = rf"23:59:60{_FRACTION}([Zz]|[+-]00:00)"
+_TIME = rf"({_HOUR}:{_MINUTE}:{_MINUTE}{_FRACTION}([Zz]|{_OFFSET})|{_LEAP_SECOND})"
 _DURATION_TIME = r"T([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S)"
 _DURATION_DATE = r"([0-9]+Y([0-9]+M([0-9]+D)?)?|[0-9]+M([0-9]+D)?|[0-9]+D)"
 
@@ -36,8 +42,20 @@ _IPV6 = "|".join(
     + [rf"({_GROUP}:){{1,5}}:{_IPV4}"]
 )
 
+
+def _compressed(before: int, most: int, ending: str = "") -> str:
+    """`before` groups, "::" and up to `most` groups in all, after each of which `ending` may be needed."""
+    head = rf"{_GROUP}(:{_GROUP}){{{before - 1}}}" if before else ""
+    after = most - before
+    if not after:
+        return f"{head}::"
+    if ending:
+        return rf"{head}::({_GROUP}:){{0,{after}}}"
+    return rf"{head}::({_GROUP}(:{_GROUP}){{0,{after - 1}}})?"
+
+
 # No label has hyphens as its third and fourth characters: they mark encoded international names. A name has
-# at most 253 characters, here three labels of up to 63 characters and then three of up to 19.
+# at most 253 characters, here three labels of up to 63 characters, then any with 30 letters and digits in all.
 _LETTER = "a-zA-Z0-9"
 
 
@@ -50,7 +68,9 @@ def _label(most: int) -> str:
     )
 
 
-_HOSTNAME = rf"{_label(63)}(\.{_label(63)}(\.{_label(63)}(\.{_label(19)}){{0,3}})?)?"
+_ALNUM = rf"[{_LETTER}]"
+_REST_OF_NAME = rf"(\.{_ALNUM}({_ALNUM}|[.-]{_ALNUM}){{0,29}})?"
+_HOSTNAME = rf"{_label(63)}(\.{_label(63)}(\.{_label(63)}{_REST_OF_NAME})?)?"
 # Letters of the most frequent scripts, without those that IDNA maps to others.
 _WORD = (
     r"a-z0-9\u00df-\u00f6\u00f8-\u00ff\u03b1-\u03c9\u0430-\u044f\u0450-\u045f\u05d0-\u05ea\u0627-\u063a"
@@ -60,6 +80,15 @@ _INTERNATIONAL_LABEL = rf"([{_WORD}]([{_WORD}-]?[{_WORD}]){{0,9}})"
 _INTERNATIONAL_HOSTNAME = rf"{_INTERNATIONAL_LABEL}(\.{_INTERNATIONAL_LABEL}){{0,3}}"
 _ATOM = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
 _INTERNATIONAL_ATOM = r"([a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]|[\u0080-\u{10ffff}])+"
+_QUOTED = r'"([ !#-\[\]-~]|\\[ -~])*"'
+_INTERNATIONAL_QUOTED = r'"([ !#-\[\]-~\u0080-\u{10ffff}]|\\[ -~])*"'
+# RFC 5321, section 4.1.3: "::" stands for two groups or more.
+_MAIL_IPV6 = "|".join(
+    [rf"({_GROUP}:){{7}}{_GROUP}", rf"({_GROUP}:){{6}}{_IPV4}"]
+    + [_compressed(n, 6) for n in range(7)]
+    + [rf"{_compressed(n, 4, ending=':')}{_IPV4}" for n in range(5)]
+)
+_ADDRESS = rf"\[({_IPV4}|IPv6:({_MAIL_IPV6}))\]"
 
 _ENCODED = r"%[0-9a-fA-F]{2}"
 _SCHEME = r"[a-zA-Z][a-zA-Z0-9+.-]*:"
@@ -117,9 +146,10 @@ _PATTERNS: dict[str, str] = {
     "time": _TIME,
     "date-time": rf"{_DATE}[Tt]{_TIME}",
     "duration": rf"P([0-9]+W|{_DURATION_DATE}({_DURATION_TIME})?|{_DURATION_TIME})",
-    # RFC 5321, section 4.1.2, without quoted strings and address literals; RFC 6531
-    "email": rf"{_ATOM}(\.{_ATOM})*@{_HOSTNAME}",
-    "idn-email": rf"{_INTERNATIONAL_ATOM}(\.{_INTERNATIONAL_ATOM})*@{_INTERNATIONAL_HOSTNAME}",
+    # RFC 5321, section 4.1.2; RFC 6531
+    "email": rf"({_ATOM}(\.{_ATOM})*|{_QUOTED})@({_HOSTNAME}|{_ADDRESS})",
+    "idn-email": rf"({_INTERNATIONAL_ATOM}(\.{_INTERNATIONAL_ATOM})*|{_INTERNATIONAL_QUOTED})@"
+    rf"({_INTERNATIONAL_HOSTNAME}|{_ADDRESS})",
     # RFC 1123, section 2.1; RFC 5890, section 2.3.2.3, without contextual rules
     "hostname": _HOSTNAME,
     "idn-hostname": _INTERNATIONAL_HOSTNAME,
@@ -160,14 +190,12 @@ _SHORT["iri"], _SHORT["iri-reference"] = _SHORT["uri"], _SHORT["uri-reference"]
 _ANY_HOSTNAME = rf"{_label(63)}(\.{_label(63)})*"
 _ANY_WORD = r"[a-zA-Z0-9\u00a1-\u{10ffff}]"
 _ANY_LABEL = rf"{_ANY_WORD}([a-zA-Z0-9\u00a1-\u{{10ffff}}-]{{0,61}}{_ANY_WORD})?"
-_QUOTED = r'"([^"\\\r\n]|\\.)*"'
-_ADDRESS = rf"\[({_IPV4}|IPv6:({_IPV6}))\]"
-_LEAP_SECOND = r"23:59:60(\.[0-9]+)?([Zz]|[+-]00:00)"
+_ANY_TIME = rf"({_TIME}|{_HOUR}:{_MINUTE}:60{_FRACTION}{_OFFSET})"
 _WHOLE: dict[str, str] = {
-    "time": rf"({_TIME}|{_LEAP_SECOND})",
-    "date-time": rf"{_DATE}[Tt]({_TIME}|{_LEAP_SECOND})",
+    "time": _ANY_TIME,
+    "date-time": rf"{_DATE}[Tt]{_ANY_TIME}",
     "email": rf"({_ATOM}(\.{_ATOM})*|{_QUOTED})@({_ANY_HOSTNAME}|{_ADDRESS})",
-    "idn-email": rf"({_INTERNATIONAL_ATOM}(\.{_INTERNATIONAL_ATOM})*|{_QUOTED})@"
+    "idn-email": rf"({_INTERNATIONAL_ATOM}(\.{_INTERNATIONAL_ATOM})*|{_INTERNATIONAL_QUOTED})@"
     rf"({_ANY_LABEL}(\.{_ANY_LABEL})*|{_ADDRESS})",
     "hostname": _ANY_HOSTNAME,
     "idn-hostname": rf"{_ANY_LABEL}(\.{_ANY_LABEL})*",
@@ -175,11 +203,35 @@ _WHOLE: dict[str, str] = {
 }
 
 
+def beyond_patterns(name: str, text: str) -> bool:
+    """Whether `text`, which matches the pattern of the whole format `name`, is of the format."""
+    match name:
+        case "regex":
+            return is_regex(text)
+        case "hostname":
+            return len(text) <= MAX_HOSTNAME
+        case "time" | "date-time":
+            return _ends_a_day(text.upper().rpartition("T")[2])
+    return True
+
+
+MAX_HOSTNAME = 253
+
+
+def _ends_a_day(time: str) -> bool:
+    """`time` is not a leap second, or its minute is the last one of a day of UTC."""
+    if time[6:8] != "60" or time.endswith("Z"):
+        return True
+    sign = 1 if time[-6] == "+" else -1
+    offset = int(time[-5:-3]) * 60 + int(time[-2:])
+    return (int(time[:2]) * 60 + int(time[3:5]) - sign * offset) % 1440 == 1439
+
+
 class StringFormat(NamedTuple):
     """A format of strings, as three patterns with anchors."""
 
     whole: str
-    """All strings of the format; for some formats, such as regex, a superset."""
+    """All strings of the format; for some formats a superset (`beyond_patterns`)."""
     written: str
     """The common subset, which a grammar writes."""
     counted: str

@@ -35,6 +35,7 @@ def _date(text: str) -> bool:
 
 @_checks("time")
 def _time(text: str) -> bool:
+    text = re.sub(r"^23:59:60(\.\d+)?([Zz]|[+-]00:00)$", "23:59:59Z", text, flags=re.ASCII)
     return _TIME.fullmatch(text) is not None and bool(
         datetime.time.fromisoformat(re.sub(r"\.\d+", "", text).upper().replace("Z", "+00:00")) or True
     )
@@ -47,12 +48,16 @@ def _date_time(text: str) -> bool:
 
 @_checks("email")
 def _email(text: str) -> bool:
-    local, _, domain = text.partition("@")
-    return (
-        bool(re.fullmatch(r"[^@\s\"(),:;<>\[\\\]]+", local, re.ASCII))
-        and _dotted(local)
-        and _hostname(domain)
-    )
+    local, _, domain = text.rpartition("@")
+    quoted = re.fullmatch(r'"([ !#-\[\]-~]|\\[ -~])*"', local)
+    plain = re.fullmatch(r"[^@\s\"(),:;<>\[\\\]]+", local, re.ASCII)
+    if not quoted and not (plain and _dotted(local)):
+        return False
+    if not domain.startswith("["):
+        return _hostname(domain)
+    if domain.startswith("[IPv6:"):
+        return domain.endswith("]") and _ipv6(domain[6:-1])
+    return domain.endswith("]") and _ipv4(domain[1:-1])
 
 
 def _dotted(local: str) -> bool:
