@@ -22,8 +22,8 @@ import numpy as np
 from ramify import constraint
 from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton.token_trie import token_trie
-from ramify.grammar.compile.policy import compile_constraint
-from ramify.grammar.engine.load import load_grammar, prepare
+from ramify.grammar.compile.policy import compile_constraint, prepare
+from ramify.grammar.engine.load import load_grammar
 from ramify.grammar.matcher import mask_words
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.runtime.config import DEFAULT_MODEL
