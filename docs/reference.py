@@ -28,6 +28,7 @@ BEGIN = "<!-- reference: written by `make docs` from the docstrings -->\n"
 END = "<!-- /reference -->"
 SECTIONS = {
     "Programs": "ramify.lang.program|ramify.lang.api",
+    "Ready grammars": "ramify.lang$",
     "Tools": "ramify.lang.tools",
     "Batches": "ramify.lang.batch",
     "Backends": "ramify.lang.backends|ramify.runtime",
@@ -77,8 +78,12 @@ def page() -> str:
 
 
 def entry(name: str) -> str:
-    """The entry of one public name; for a class, its public methods and attributes too."""
+    """The entry of one public name; for a class, its public methods and attributes too; for a module, its
+    functions."""
     found = getattr(rm, name)
+    if inspect.ismodule(found):
+        functions = inspect.getmembers(found, inspect.isfunction)
+        return "\n".join(entry_of(f"`{name}.{key}{signature(one)}`", one) for key, one in functions)
     if inspect.isclass(found) and issubclass(found, rm.RamifyError):
         # An error that is told apart by its place in the tree alone has no docstring of its own.
         return f"### `{name}`\n\n{markdown(found)}\n" if "__doc__" in vars(found) and found.__doc__ else ""

@@ -10,6 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from ramify.bounds import Bounds
 from ramify.constraint import Constraint, ebnf, json_schema, structural_tag
+from ramify.constraint import grammar as grammar_constraint
 from ramify.constraint import regex as regex_constraint
 from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField, UnsupportedNode
 from ramify.lang.backends.base import Backend
@@ -70,6 +71,7 @@ def gen(
     json_schema: str | Mapping[str, Any] | None = None,
     ebnf: str | None = None,
     structural_tag: str | Mapping[str, Any] | None = None,
+    grammar: Constraint | str | None = None,
     choices: Sequence[str] | None = None,
     choices_method: ChoicesSamplingMethod | None = None,
     validate: Callable[[Any], object] | None = None,
@@ -90,6 +92,8 @@ def gen(
             holds the parsed value.
         dtype: int, float, bool or str as in SGLang: the output is constrained and stays text.
         regex, json_schema, ebnf, structural_tag: Constraints; the variable holds text.
+        grammar: A ready grammar (`grammars`) or another constraint of `ramify.constraint`; or the text of a
+            grammar, which is GBNF where it has ``::=``, else Lark. The variable holds text.
         choices, choices_method: As for `select`; with `choices` this function is `select`.
         validate: Called with the value. It rejects the value with a ValueError (such as pydantic's errors)
             or an AssertionError, which fails the step.
@@ -124,6 +128,7 @@ def gen(
         "json_schema": json_schema,
         "ebnf": ebnf,
         "structural_tag": structural_tag,
+        "grammar": grammar,
         "choices": choices,
     }
     constraints = _at_most_one(given)
@@ -267,6 +272,7 @@ CONSTRAINTS: dict[str, Callable[[Any], Schema]] = {
     "json_schema": _as_text(json_schema),
     "ebnf": _as_text(ebnf),
     "structural_tag": _as_text(structural_tag),
+    "grammar": _as_text(grammar_constraint),
 }
 
 

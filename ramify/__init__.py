@@ -25,7 +25,8 @@ _MODULES = _read_stub()
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        value = getattr(importlib.import_module(_MODULES[name]), name)
+        module = importlib.import_module(_MODULES[name])
+        value = getattr(module, name, None) or importlib.import_module(f"{module.__name__}.{name}")
     elif name == "__version__":
         from importlib.metadata import version
 

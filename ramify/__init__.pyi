@@ -9,6 +9,7 @@ from ramify.errors import ProgramError as ProgramError
 from ramify.errors import RamifyError as RamifyError
 from ramify.errors import UnsupportedField as UnsupportedField
 from ramify.errors import UnsupportedNode as UnsupportedNode
+from ramify.lang import grammars as grammars
 from ramify.lang.api import assistant as assistant
 from ramify.lang.api import assistant_begin as assistant_begin
 from ramify.lang.api import assistant_end as assistant_end

@@ -153,6 +153,17 @@ def lark(grammar: str) -> Constraint:
     return Constraint(kind="lark", source=grammar).check()
 
 
+def grammar(given: Constraint | str) -> Constraint:
+    """A constraint itself; or the text of a grammar, in GBNF if it has ``::=``, else in Lark's notation."""
+    if isinstance(given, Constraint):
+        return given.check()
+    if not isinstance(given, str):
+        raise InvalidConstraint(
+            f"grammar is {given!r:.80}; it must be a constraint or text.", field="grammar"
+        )
+    return ebnf(given) if "::=" in given else lark(given)
+
+
 def choices(options: Sequence[str]) -> Constraint:
     """Exactly one of `options`."""
     if not options or any(not isinstance(option, str) for option in options):

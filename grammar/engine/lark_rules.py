@@ -13,8 +13,9 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ramify.grammar.rules import rule_set
 from ramify.grammar.rules.expression import EMPTY, NOTHING, Call, Expression, alt, repeat, seq
-from ramify.grammar.rules.rule_set import calls_of, derivable_rules, reachable
+from ramify.grammar.rules.rule_set import calls_of
 
 START = "start"
 
@@ -55,17 +56,11 @@ def endless_rule(grammar: str, matches_nothing: Callable[[str], bool]) -> Endles
     a grammar with a ``start`` rule.
     """
     rules, begins = _Reader(grammar, matches_nothing).read()
-    ending = derivable_rules(rules, characters=True)
-    endless = [name for name in reachable(rules, START) if name not in ending]
-    if not endless:
+    found = rule_set.endless_rule(rules, START)
+    if found is None:
         return None
-    name, path = endless[0], set()
-    while name not in path:
-        path.add(name)
-        called = [one for one in calls_of(rules[name]) if one in endless]
-        name = called[0] if called else name
-    line = grammar.count("\n", 0, begins[name]) + 1
-    return Endless(name, line, recursive=bool(called))
+    rule, recursive = found
+    return Endless(rule, grammar.count("\n", 0, begins[rule]) + 1, recursive)
 
 
 def _tokens(grammar: str) -> list[_Token]:

@@ -24,7 +24,7 @@ from ramify.grammar.rules.expression import (
     seq,
     text,
 )
-from ramify.grammar.rules.rule_set import ROOT, productive
+from ramify.grammar.rules.rule_set import ROOT, endless_rule, productive
 
 _SPACE = re.compile(r"(?:\s|#[^\n]*)*")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -68,7 +68,12 @@ class _Parser:
             raise InvalidConstraint('The grammar has no rule "root".', field="ebnf")
         rules = productive(bodies)
         if not rules:
-            raise InvalidConstraint("No text satisfies the grammar: its root never ends.", field="ebnf")
+            name, _ = endless_rule(bodies) or (ROOT, True)
+            raise InvalidConstraint(
+                f"No text satisfies the grammar: its rule {name!r} never ends.",
+                field="ebnf",
+                remedy="Give it an alternative that ends.",
+            )
         return rules
 
     def _alternatives(self) -> Expression:

@@ -73,6 +73,21 @@ def productive(rules: Mapping[str, Expression]) -> dict[str, Expression]:
     return {name: rules[name] for name in reachable(rules)}
 
 
+def endless_rule(rules: Mapping[str, Expression], start: str = ROOT) -> tuple[str, bool] | None:
+    """A rule that `start` needs, directly or not, and that no finite text satisfies; and whether it calls
+    itself, directly or not. None if there is none."""
+    ending = derivable_rules(rules, characters=True)
+    endless = [name for name in reachable(rules, start) if name not in ending]
+    name, passed = endless[0] if endless else "", set[str]()
+    while name and name not in passed:
+        passed.add(name)
+        called = next((one for one in calls_of(rules[name]) if one in endless), None)
+        if called is None:
+            return name, False
+        name = called
+    return (name, True) if name else None
+
+
 def nullable_rules(rules: Mapping[str, Expression]) -> set[str]:
     """The rules that the empty text satisfies."""
     return derivable_rules(rules, characters=False)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ramify.constraint import Constraint
 from ramify.errors import UnsupportedNode
 from ramify.lang.tools.forms import TaggedCalls
 from ramify.spelling import nearest
+
+if TYPE_CHECKING:
+    from ramify.grammar.matcher import Grammar
 
 
 class Problem(NamedTuple):
@@ -44,8 +48,8 @@ def problem_of(
             if any(end == len(text) for end in _ends(text, 0, tag)):
                 return None
             return _check_calls(opening + text, tag, form) if form else Problem("it does not fit the tag")
-        case kind:
-            raise UnsupportedNode(f"A scripted backend cannot check a constraint of kind {kind}.")
+        case "ebnf" | "lark":
+            found = _check_grammar(text, constraint)
     return Problem(found) if found else None
 
 
@@ -65,6 +69,25 @@ def _check_schema(text: str, schema: Any) -> str | None:
     except ValueError as error:
         return str(error)
     return f"{failures[0].message} ({failures[0].schema})" if failures else None
+
+
+def _check_grammar(text: str, constraint: Constraint) -> str | None:
+    matcher = _compiled(constraint).matcher()
+    for i, char in enumerate(text):
+        if not matcher.accept_bytes(char.encode()):
+            return f"the grammar does not allow {char!r} after {text[:i]!r}"
+    return None if matcher.complete else "the grammar does not allow it to end here"
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled(constraint: Constraint) -> Grammar:
+    """The grammar for a model whose tokens are the bytes."""
+    from ramify.grammar.compile.policy import compile_constraint
+    from ramify.grammar.engine.load import load_grammar
+    from ramify.grammar.vocabulary import Vocabulary
+
+    vocabulary = Vocabulary((b"", *(bytes([byte]) for byte in range(256))), (0,))
+    return load_grammar(*compile_constraint(constraint, vocabulary), vocabulary)
 
 
 def _check_calls(text: str, tag: Any, form: TaggedCalls) -> Problem:

@@ -42,7 +42,7 @@ ELSEWHERE = {
     "guided_json": "schema",
     "guided_regex": "regex",
     "guided_choice": "choices",
-    "guided_grammar": "ebnf",
+    "guided_grammar": "grammar",
     "return_logprobs": "logprobs",
     "system_prompt": "Append rm.system(...) to the state.",
 }

@@ -25,6 +25,9 @@ YEARS = "^([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 SHORT_NUMBERS = "^[^0-9]*([0-9]{1,6}[^0-9]+)*$"
 """Numbers of at most 6 digits: a timedelta has fewer than 10^9 days."""
 
+DECIMAL_DIGITS = 18
+"""Most digits before the point of a Decimal. pydantic reads it by way of a float, and refuses infinity."""
+
 HOST = r"(localhost|([a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?\.){1,4}[a-z]{2,10})"
 """No punycode and no IP addresses, as most texts of that form are invalid."""
 PATH = "(:[1-9][0-9]{0,3})?([/?#][A-Za-z0-9/?#=&+._~-]{0,120})?"
@@ -53,6 +56,18 @@ class TypeSchema(GenerateJsonSchema):
 
     def datetime_schema(self, schema: core_schema.DatetimeSchema) -> JsonSchemaValue:
         return _with_pattern(super().datetime_schema(schema), YEARS)
+
+    def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
+        """Numbers alone: pydantic's schema has any text beside them."""
+        found = dict(super().decimal_schema(schema)["anyOf"][0])
+        digits, places = schema.get("max_digits"), schema.get("decimal_places")
+        if digits is not None or places is not None:
+            places = digits // 2 if places is None and digits is not None else places or 0
+            step = {"multipleOf": float(f"1e-{places}")}
+            found = {"allOf": [found, step]} if "multipleOf" in found else found | step
+        most = 10.0 ** min(DECIMAL_DIGITS, DECIMAL_DIGITS if digits is None else digits - (places or 0))
+        bounds = {"exclusiveMinimum": -most, "exclusiveMaximum": most}
+        return {**found, "allOf": [*found.get("allOf", ()), bounds]}
 
     def timedelta_schema(self, schema: core_schema.TimedeltaSchema) -> JsonSchemaValue:
         return _with_pattern(super().timedelta_schema(schema), SHORT_NUMBERS)

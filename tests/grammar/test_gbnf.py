@@ -98,5 +98,18 @@ def test_a_grammar_without_root_or_end() -> None:
     for grammar in ("", 'a ::= "x"'):
         with pytest.raises(InvalidConstraint, match="root"):
             grammar_rules(grammar)
-    with pytest.raises(InvalidConstraint, match="never ends"):
-        grammar_rules('root ::= "a" root')
+
+
+@pytest.mark.parametrize(
+    ("grammar", "rule"),
+    [
+        ('root ::= "a" root', "root"),
+        ('root ::= root "a"', "root"),
+        ('root ::= "a" b\nb ::= ("x" c)+\nc ::= b | "y" c', "b"),
+        ('root ::= a{2}\na ::= b "x"\nb ::= a | b', "a"),
+    ],
+)
+def test_a_grammar_that_never_ends_is_refused_by_its_rule(grammar: str, rule: str) -> None:
+    with pytest.raises(InvalidConstraint, match=f"its rule '{rule}' never ends") as refused:
+        grammar_rules(grammar)
+    assert refused.value.remedy

@@ -56,7 +56,7 @@ _FIELDS: Makers = {
     "guided_json": (JSON_TEXT, constraint.json_schema),
     "guided_regex": (str, constraint.regex),
     "guided_choice": (list[str], constraint.choices),
-    "guided_grammar": (str, lambda source: _grammar(source)),
+    "guided_grammar": (str, constraint.grammar),
 }
 """Top-level fields, each of which holds a constraint."""
 
@@ -156,7 +156,7 @@ def _structured_outputs(fields: Fields) -> FieldConstraint | None:
         "json": (JSON_TEXT, lambda text: constraint.json_schema(text, whitespace=whitespace)),
         "regex": (str, constraint.regex),
         "choice": (list[str], constraint.choices),
-        "grammar": (str, _grammar),
+        "grammar": (str, constraint.grammar),
         "structural_tag": (JSON_TEXT, constraint.structural_tag),
     }
     found = take_constraints(form, makers)
@@ -174,8 +174,3 @@ def _structured_outputs(fields: Fields) -> FieldConstraint | None:
         path = fields.path("structured_outputs")
         raise InvalidRequest(f"{path} must hold exactly one constraint; it holds {len(found)}.", field=path)
     return found[0]
-
-
-def _grammar(source: str) -> Constraint:
-    """vLLM takes GBNF and Lark in one field. GBNF defines its rules with ``::=``."""
-    return constraint.ebnf(source) if "::=" in source else constraint.lark(source)
