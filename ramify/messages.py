@@ -448,6 +448,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     chat_format: ChatFormat | None
     """None when the model has no chat template."""
+    model_impl: str = "native"
+    """Whose code computes the model: native or transformers."""
     fingerprint: str = ""
     """Changes with whatever may change an answer: weights, tokenizer, number formats. Empty: not known."""
     pooling: str = "last"

@@ -74,6 +74,9 @@ class EngineConfig:
 
     model: str = DEFAULT_MODEL
     """A name, a hub id, a local folder, or a `.gguf` file."""
+    model_impl: Literal["auto", "native", "transformers"] = "auto"
+    """Whose code computes the model. native: ours. transformers: that of the library, with our attention on
+    KV pages. auto: native if we have the model's family, else transformers."""
     load_format: Literal["auto", "dummy"] = "auto"
     """dummy: random weights of the model's shape, for benchmarks; config and tokenizer suffice."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -12,7 +12,7 @@ from torch import Tensor
 from ramify.kernels.registry import Ops
 from ramify.runtime.executor.batch import ForwardBatch
 from ramify.runtime.executor.kv_pool import KvPool
-from ramify.runtime.model.config import ModelConfig
+from ramify.runtime.model.config import ModelShape
 
 if TYPE_CHECKING:
     from ramify.kernels.triton.plan.attention_plan import Plan
@@ -87,7 +87,7 @@ def has_cascade(ops: Ops) -> bool:
 
 
 def attention_of(
-    ops: Ops, model: ModelConfig, pool: KvPool, *, cascade: bool
+    ops: Ops, model: ModelShape, pool: KvPool, *, cascade: bool
 ) -> CalledAttention | PlannedAttention:
     """The attention of a model on its pages. `cascade` has no effect where the kernels have none."""
     scale, soft_cap = model.score_scale, model.attention_soft_cap

@@ -24,11 +24,12 @@ from ramify.runtime.executor.memory import (
     pages_left,
 )
 from ramify.runtime.executor.runner import Runner
+from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.decoder import Model
 
 log = logging.getLogger("ramify")
 
-LoadModel = Callable[[torch.dtype, torch.device, Ops], Model]
+LoadModel = Callable[[torch.dtype, torch.device, Ops], CausalLM]
 
 
 def build_runner(config: EngineConfig, load: LoadModel) -> Runner:
@@ -56,7 +57,8 @@ def build_runner(config: EngineConfig, load: LoadModel) -> Runner:
         runner = Runner(model, pool, ops, cascade=cascade)
         if device.type == "cuda" and backend == "triton":
             runner.warm_up()
-        if graphs:
+        # The library's code may read the device's values on the host, which no graph can.
+        if graphs and isinstance(model, Model):
             longest = min(model.config.context_length, pages * config.page_size)
             runner.capture_decodes(ladder(config.max_running), -(-longest // config.page_size))
     return runner
@@ -86,7 +88,7 @@ def _wants_cascade(config: EngineConfig, backend: Backend, ops: Ops) -> bool:
 
 
 def _measured(
-    config: EngineConfig, model: Model, ops: Ops, dtype: torch.dtype, device: torch.device
+    config: EngineConfig, model: CausalLM, ops: Ops, dtype: torch.dtype, device: torch.device
 ) -> DeviceMemory:
     """Measures the device's memory with the weights on it, and the workspace of a step, on a few pages.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ramify.runtime.executor.attention import PlannedAttention, StepAttention, to_device
 from ramify.runtime.executor.batch import ForwardBatch
 from ramify.runtime.executor.kv_pool import KvPool
-from ramify.runtime.model.config import ModelConfig
+from ramify.runtime.model.config import ModelShape
 
 if TYPE_CHECKING:
     from ramify.kernels.triton.plan.attention_graph import StaticPlan
@@ -48,7 +48,7 @@ class DecodeGraphs:
         self,
         sizes: Sequence[int],
         max_pages: int,
-        model: ModelConfig,
+        model: ModelShape,
         pool: KvPool,
         attention: PlannedAttention,
         compute: Compute,

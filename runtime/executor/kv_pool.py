@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ramify.runtime.model.config import ModelConfig
+from ramify.runtime.model.config import ModelShape
 
 
 class KvPool:
@@ -16,7 +16,7 @@ class KvPool:
 
     def __init__(
         self,
-        model: ModelConfig,
+        model: ModelShape,
         *,
         num_pages: int,
         page_size: int,
@@ -36,6 +36,6 @@ class KvPool:
         return self.num_pages
 
 
-def page_bytes(model: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
+def page_bytes(model: ModelShape, page_size: int, dtype: torch.dtype) -> int:
     """Bytes of one page over all layers, keys and values."""
     return 2 * model.num_layers * model.num_kv_heads * page_size * model.head_dim * dtype.itemsize

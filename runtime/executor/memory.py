@@ -11,7 +11,7 @@ import torch
 from ramify.errors import EngineError, UnsupportedField
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.kv_pool import page_bytes
-from ramify.runtime.model.config import ModelConfig
+from ramify.runtime.model.config import ModelShape
 
 COW_PAGES = 2
 """Pages that a lone request may need beyond those of its tokens: source and destination of a
@@ -52,9 +52,7 @@ def check_memory(config: EngineConfig, device: torch.device) -> None:
         )
 
 
-def pages_in(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> int | None:
+def pages_in(config: EngineConfig, model: ModelShape, dtype: torch.dtype, device: torch.device) -> int | None:
     """The number of pages by the configuration; None where the memory left on the device decides."""
     if config.num_pages is not None:
         return enough(config.num_pages)

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.errors import UnsupportedField
 from ramify.kernels.reference.sampling import sample_tokens
 from ramify.kernels.registry import LayerStack, Ops
 from ramify.runtime.executor.attention import (
@@ -23,6 +22,7 @@ from ramify.runtime.executor.decode_graphs import DecodeGraphs
 from ramify.runtime.executor.device_sampler import DeviceSampler
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.sampler import HostSampler, stacked
+from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import HeadNorms
 
@@ -36,24 +36,18 @@ class Runner:
     cascade : read shared prefixes once, where the kernels can do so and it pays
     """
 
-    def __init__(self, model: Model, pool: KvPool, ops: Ops, *, cascade: bool = True) -> None:
-        if ops.deterministic and ops.gelu_mul is None and model.config.activation == "gelu":
-            raise UnsupportedField(
-                f"deterministic is set, but torch computes the gates of {model.config.family} here, "
-                "and their bits depend on the batch.",
-                field="deterministic",
-                remedy="Leave it out, or use a CUDA device.",
-            )
+    def __init__(self, model: CausalLM, pool: KvPool, ops: Ops, *, cascade: bool = True) -> None:
         self.model = model
         self.pool = pool
         self.device = pool.k.device
         self._ops = ops
         self._attention = attention_of(ops, model.config, pool, cascade=cascade)
-        weights = model.layer_weights()
         self._stack: LayerStack | None = None
-        if ops.layer_stack is not None and weights is not None:
-            heads = model.config.num_heads
-            self._stack = ops.layer_stack(weights, pool.k, pool.v, heads=heads, cascade=cascade)
+        if ops.layer_stack is not None and isinstance(model, Model):
+            weights = model.layer_weights()
+            if weights is not None:
+                heads = model.config.num_heads
+                self._stack = ops.layer_stack(weights, pool.k, pool.v, heads=heads, cascade=cascade)
         self.stacked = self._stack is not None
         """All layers are computed in one call."""
         self.cascades = cascade and has_cascade(ops)
@@ -61,17 +55,7 @@ class Runner:
         self._graphs: DecodeGraphs | None = None
         # Views of the pool are made once: indexing it costs 2 us, twice per layer and step.
         self._k_layers, self._v_layers = list(pool.k), list(pool.v)
-        model.use_norm(ops.rms_norm, ops.add_rms_norm)
-        if ops.linear is not None:
-            model.use_linear(ops.linear, ops.layer_linear)
-        if ops.masked_linear is not None:
-            model.use_masked_linear(ops.masked_linear)
-        if ops.silu_mul is not None:
-            model.use_activation("silu", ops.silu_mul)
-        if ops.gelu_mul is not None:
-            model.use_activation("gelu", ops.gelu_mul)
-        if ops.matmul is not None:
-            model.use_matmul(ops.matmul)
+        model.use(ops)
         self.sampler: HostSampler | DeviceSampler = (
             HostSampler(ops.sample_tokens or sample_tokens)
             if ops.sampling is None
@@ -159,6 +143,7 @@ class Runner:
             lengths = batch.query_starts, batch.kv_lens
             stack(x, rotation, slots, batch.page_table, *lengths, scale=self._attention.scale)
 
+        assert isinstance(self.model, Model)
         return self.model.forward_through(ids, positions, layers)
 
     @torch.inference_mode()

@@ -55,38 +55,24 @@ class Rope:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """The shape of a decoder-only transformer. Sizes are in elements, lengths in tokens."""
+class ModelShape:
+    """What the executor and the scheduler need to know of a model. Sizes are in elements, lengths in
+    tokens."""
 
-    family: Family
+    family: str
     vocab_size: int
-    hidden_size: int
-    intermediate_size: int
     num_layers: int
+    """Layers that keep keys and values."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
     context_length: int
-    norm_eps: float
-    rope: Rope = Rope()
-    layer_ropes: tuple[Rope, ...] = ()
-    """The rotary embedding of each layer, if they differ; else empty."""
     windows: tuple[int, ...]
     """Sliding window of each layer: the number of visible tokens, the current one included; 0: all."""
     attention_scale: float | None = None
     """Multiplies scores; None takes 1 / sqrt(head_dim)."""
     attention_soft_cap: float = 0.0
     """Scores become cap · tanh(score / cap); 0: no cap."""
-    logit_soft_cap: float = 0.0
-    logit_scale: float = 1.0
-    embedding_scale: float = 1.0
-    activation: Activation = "silu"
-    norm_offset: float = 0.0
-    """Added to the weights of norms."""
-    tie_embeddings: bool = False
-    qkv_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
 
@@ -97,15 +83,6 @@ class ModelConfig:
             raise invalid(f"head_dim is {self.head_dim}; rotary embedding needs an even number")
         if len(self.windows) != self.num_layers:
             raise invalid(f"{len(self.windows)} attention windows for {self.num_layers} layers")
-        if len(self.layer_ropes) not in (0, self.num_layers):
-            raise invalid(f"{len(self.layer_ropes)} rotary embeddings for {self.num_layers} layers")
-        if self.rope.rotated(self.head_dim) % 2:
-            raise invalid(f"{self.rope.rotated(self.head_dim)} numbers of a head rotate; they must be pairs")
-
-    @property
-    def ropes(self) -> tuple[Rope, ...]:
-        """The rotary embedding of each layer."""
-        return self.layer_ropes or (self.rope,) * self.num_layers
 
     @property
     def score_scale(self) -> float:
@@ -115,6 +92,41 @@ class ModelConfig:
     def sliding_window(self) -> int:
         """The widest window of all layers: no layer needs older keys. 0 if a layer sees all tokens."""
         return 0 if 0 in self.windows else max(self.windows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(ModelShape):
+    """The shape of a decoder-only transformer of one of our families."""
+
+    family: Family
+    hidden_size: int
+    intermediate_size: int
+    norm_eps: float
+    rope: Rope = Rope()
+    layer_ropes: tuple[Rope, ...] = ()
+    """The rotary embedding of each layer, if they differ; else empty."""
+    logit_soft_cap: float = 0.0
+    logit_scale: float = 1.0
+    embedding_scale: float = 1.0
+    activation: Activation = "silu"
+    norm_offset: float = 0.0
+    """Added to the weights of norms."""
+    tie_embeddings: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.layer_ropes) not in (0, self.num_layers):
+            raise invalid(f"{len(self.layer_ropes)} rotary embeddings for {self.num_layers} layers")
+        if self.rope.rotated(self.head_dim) % 2:
+            raise invalid(f"{self.rope.rotated(self.head_dim)} numbers of a head rotate; they must be pairs")
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """The rotary embedding of each layer."""
+        return self.layer_ropes or (self.rope,) * self.num_layers
 
 
 def config_from_folder(folder: Path) -> ModelConfig:

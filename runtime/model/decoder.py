@@ -1,23 +1,23 @@
-"""Decoder-only models without their layers: embedding, final norm, head. KV pages are the executor's."""
+"""Models of our own without their layers: embedding, final norm, head. KV pages are the executor's."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ramify.errors import UnsupportedField
 from ramify.kernels import registry
 from ramify.kernels.packed import PackedWeight, Rows, pack
 from ramify.kernels.reference import linear as reference
 from ramify.kernels.stack import LayerWeights
+from ramify.runtime.model.causal_lm import Attend, CausalLM
 from ramify.runtime.model.config import Activation, ModelConfig
 from ramify.runtime.model.layers import (
     ActivationOp,
-    HeadNorms,
     Linear,
     NormOp,
     Residual,
@@ -28,37 +28,6 @@ from ramify.runtime.model.layers import (
     under,
 )
 from ramify.runtime.model.rope import rotations
-
-
-class Attend(Protocol):
-    """Attention of one layer over all earlier tokens of each request, supplied by the caller of
-    `Model.forward`."""
-
-    def __call__(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        rotation: Tensor,
-        *,
-        window: int = 0,
-        norms: HeadNorms | None = None,
-    ) -> Tensor:
-        """Rotate q and k, store k and v, return softmax(scale · q kᵀ) v under the causal mask, scale and soft
-        cap being the config's.
-
-        q: (T, heads, head_dim); k, v: (T, kv_heads, head_dim); all in the model's dtype, q and k
-        not rotated yet. They may be views of one buffer: the last two dimensions are contiguous, the
-        stride between tokens may be larger. q and k may be changed in place. The caller overwrites all
-        three after the call.
-        rotation: (T, head_dim / 2) complex64: numbers 2i and 2i + 1 of a head are the real and the
-        imaginary part of a complex number, which ``rotation[t, i]`` multiplies (`rope.rotate_`).
-        window: number of tokens that a token sees, itself included; 0 means all.
-        norms: applied to the heads of q and k before the rotation.
-        Returns (T, heads, head_dim), in the same dtype.
-        """
-        ...
 
 
 class Layer(nn.Module, ABC):
@@ -78,12 +47,13 @@ class Layer(nn.Module, ABC):
         """Its checkpoint tensors, named below "model.layers.N."."""
 
 
-class Model(nn.Module, ABC):
-    """A decoder-only transformer for inference. A batch is ragged and packed: T tokens of any requests."""
+class Model(CausalLM):
+    """A model of one of our families."""
+
+    config: ModelConfig
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         shape = (config.vocab_size, config.hidden_size)
         self.embedding = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
         self.layers = nn.ModuleList(self.layer(index, dtype) for index in range(config.num_layers))
@@ -112,10 +82,6 @@ class Model(nn.Module, ABC):
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Hidden states after the final norm, (T, hidden).
-
-        ids, positions: (T,) int64; a position is the token's index in its own request.
-        """
         x = Residual(self.embed(ids), self._add_norm)
         tables = [table[positions] for table in self.rotations]
         for layer, index in zip(self.layers, self._rotation_of, strict=True):
@@ -145,6 +111,26 @@ class Model(nn.Module, ABC):
         found = [layer.weights() for layer in self.layers if isinstance(layer, Layer)]
         weights = [layer for layer in found if layer is not None]
         return weights if len(weights) == len(self.layers) else None
+
+    def use(self, ops: registry.Ops) -> None:
+        if ops.deterministic and ops.gelu_mul is None and self.config.activation == "gelu":
+            raise UnsupportedField(
+                f"deterministic is set, but torch computes the gates of {self.config.family} here, "
+                "and their bits depend on the batch.",
+                field="deterministic",
+                remedy="Leave it out, or use a CUDA device.",
+            )
+        self.use_norm(ops.rms_norm, ops.add_rms_norm)
+        if ops.linear is not None:
+            self.use_linear(ops.linear, ops.layer_linear)
+        if ops.masked_linear is not None:
+            self.use_masked_linear(ops.masked_linear)
+        if ops.silu_mul is not None:
+            self.use_activation("silu", ops.silu_mul)
+        if ops.gelu_mul is not None:
+            self.use_activation("gelu", ops.gelu_mul)
+        if ops.matmul is not None:
+            self.use_matmul(ops.matmul)
 
     def use_norm(self, rms_norm: NormOp, add_rms_norm: registry.AddRmsNorm | None = None) -> None:
         """Compute norms with `rms_norm`, and the norm of a sum with `add_rms_norm` if it is given."""
@@ -179,7 +165,6 @@ class Model(nn.Module, ABC):
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """(R, hidden) -> (R, vocab); float32 from a packed head, else the dtype of `hidden`."""
         if self.packed_head is None:
             return self._capped(self._matmul(hidden, self.head))
         out = hidden.new_empty((len(hidden), self.config.vocab_size), dtype=torch.float32)
@@ -194,10 +179,6 @@ class Model(nn.Module, ABC):
 
     @torch.inference_mode()
     def masked_logits(self, hidden: Tensor, mask: Tensor, mask_rows: Tensor) -> Tensor:
-        """As `logits`. Logits of tokens that a row's mask forbids may be minus infinity.
-
-        mask: (M, ceil(vocab / 32)) int32; mask_rows: (R,) int32, below 0 for all tokens.
-        """
         if self.packed_head is None or self._masked_head_op is None:
             return self.logits(hidden)
         return self._capped(self._masked_head_op(hidden, self.packed_head, mask, mask_rows))

@@ -27,7 +27,7 @@ def fingerprint(files: ModelFiles, config: EngineConfig, info: ModelInfo) -> str
     paths = sorted({path for folder in (files.weights, files.tokenizer) for path in _files(folder)})
     stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     options = [getattr(config, name) for name in OPTIONS]
-    identity = (stats, options, info.dtype, info.device, info.context_length)
+    identity = (stats, options, info.dtype, info.device, info.context_length, info.model_impl)
     return hashlib.sha256(repr(identity).encode()).hexdigest()[:32]
 
 

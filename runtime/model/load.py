@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 
 from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.model.causal_lm import Attend, CausalLM
 from ramify.runtime.model.checkpoint import weight_files
-from ramify.runtime.model.config import Family, ModelConfig, config_from_folder
-from ramify.runtime.model.decoder import Attend, Model
+from ramify.runtime.model.config import Family, ModelConfig, ModelShape, config_from_folder
+from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.families.gemma import Gemma2, Gemma3
 from ramify.runtime.model.families.llama import Llama
 from ramify.runtime.model.families.olmo2 import Olmo2
@@ -24,7 +27,14 @@ from ramify.runtime.model.packed_cache import load_packed
 from ramify.runtime.model.quantization import Quantization, packing
 from ramify.runtime.model.weights import fill, tensors_in_folder
 
+if TYPE_CHECKING:
+    from ramify.runtime.model.transformers.trace import TracedShape
+
+Shape = TypeVar("Shape", bound=ModelShape)
+
 __all__ = ["Attend", "Model", "dummy_model", "load_model", "read_config", "shortened"]
+
+ModelImpl = Literal["auto", "native", "transformers"]
 
 FAMILIES: dict[Family, type[Model]] = {
     "llama": Llama,
@@ -43,15 +53,17 @@ FAMILIES: dict[Family, type[Model]] = {
 def load_model(
     files: ModelFiles,
     *,
+    shape: ModelShape | None = None,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     context_length: int | None = None,
     quantization: Quantization = "none",
     packed: bool = False,
     deterministic: bool = False,
-) -> Model:
+) -> CausalLM:
     """The model in `files`, its weights converted to `dtype` on `device`.
 
+    `shape` is that of `read_shape`, which is called without it.
     `context_length` replaces the model's own if it is shorter; the table of rotations shrinks with it.
 
     With `packed`, or with any quantization, matrices are laid out for the compiled kernels, if there is a
@@ -60,7 +72,11 @@ def load_model(
 
     Raises `InvalidRequest` or `UnsupportedField` for a checkpoint that cannot be run.
     """
-    config = shortened(read_config(files.weights), context_length)
+    config = shortened(shape or read_shape(files.weights), context_length)
+    if not isinstance(config, ModelConfig):
+        from ramify.runtime.model.transformers.backend import load_transformers
+
+        return load_transformers(files.weights, config, dtype=dtype, device=device)
     form = packing(quantization, dtype, everything=packed and deterministic)
     if quantization == "none" and not (packed and form):
         return _filled(files.weights, config, dtype, device, quantised=False)
@@ -95,16 +111,20 @@ def _filled(
 
 @torch.inference_mode()
 def dummy_model(
-    config: ModelConfig,
+    config: ModelShape,
     *,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     seed: int = 0,
     packed: bool = False,
     deterministic: bool = False,
-) -> Model:
+) -> CausalLM:
     """A model with random weights for benchmarks: N(0, 0.02²), and norms of 1. Equal seeds on equal kinds of
     device give equal weights. `packed` and `deterministic` are those of `load_model`."""
+    if not isinstance(config, ModelConfig):
+        from ramify.runtime.model.transformers.backend import dummy_transformers
+
+        return dummy_transformers(config, dtype=dtype, device=device, seed=seed)
     model = _empty(config, dtype, device)
     norms = {id(module.weight) for module in model.modules() if isinstance(module, RMSNorm)}
     generator = torch.Generator(device).manual_seed(seed)
@@ -117,8 +137,60 @@ def dummy_model(
 
 
 def read_config(weights: Path) -> ModelConfig:
-    """The config of a checkpoint folder or a GGUF file, without its weights."""
+    """The config of a checkpoint folder or a GGUF file of one of our families, without its weights."""
     return config_from_folder(weights) if weights.is_dir() else config_of(read_header(weights))
+
+
+def read_shape(weights: Path, model_impl: ModelImpl = "auto") -> ModelConfig | TracedShape:
+    """The shape of a checkpoint folder or a GGUF file, without its weights.
+
+    Raises `UnsupportedField` with the architecture and the reason if `model_impl` cannot run it.
+    """
+    if not weights.is_dir() and model_impl == "transformers":
+        raise UnsupportedField(
+            "model_impl is 'transformers', which does not read GGUF files.",
+            field="model_impl",
+            remedy="Leave it out, or give a folder of safetensors.",
+        )
+    refusal: UnsupportedField | None = None
+    if model_impl != "transformers":
+        try:
+            return read_config(weights)
+        except UnsupportedField as error:
+            if model_impl == "native" or not weights.is_dir():
+                raise
+            refusal = error
+    from ramify.runtime.model.transformers.trace import shape_of_folder
+
+    try:
+        return shape_of_folder(weights)
+    except UnsupportedField as error:
+        if refusal is None:
+            raise
+        raise UnsupportedField(
+            f"{refusal.message} {error.message}", field=error.field, remedy=refusal.remedy
+        ) from error
+
+
+def check_transformers(config: EngineConfig) -> None:
+    """Raises `UnsupportedField` for an option that a model of transformers cannot honour."""
+    remedy = "Leave it out, or choose a model of our own families."
+    refused = {
+        "deterministic": "is set, but the products are torch's, and their bits depend on the batch",
+        "cuda_graphs": "is set, but its code may read the device's values on the host",
+    }
+    for name, reason in refused.items():
+        if getattr(config, name):
+            raise UnsupportedField(
+                f"{name} {reason}: this model's code is transformers'.", field=name, remedy=remedy
+            )
+    if config.quantization not in ("auto", "none"):
+        raise UnsupportedField(
+            f"quantization is {config.quantization!r}, and this model's code is transformers', whose weights "
+            "stay in the model's dtype.",
+            field="quantization",
+            remedy=remedy,
+        )
 
 
 def _empty(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> Model:
@@ -126,7 +198,7 @@ def _empty(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) 
         return FAMILIES[config.family](config, dtype).eval()
 
 
-def shortened(config: ModelConfig, context_length: int | None) -> ModelConfig:
+def shortened(config: Shape, context_length: int | None) -> Shape:
     """`config` with a smaller context. Raises `InvalidRequest` if `context_length` is larger than the
     model's."""
     if context_length is None:

@@ -24,9 +24,11 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.build import build_runner
 from ramify.runtime.executor.memory import COW_PAGES
 from ramify.runtime.executor.runner import Runner
+from ramify.runtime.model.causal_lm import CausalLM
+from ramify.runtime.model.config import ModelConfig, ModelShape
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import dummy_model, load_model, read_config, shortened
+from ramify.runtime.model.load import check_transformers, dummy_model, load_model, read_shape, shortened
 from ramify.runtime.model.pooling import pooling_of
 from ramify.runtime.model.quantization import resolve_quantization
 from ramify.runtime.model.tokenizer.tokenizer import load_backend
@@ -57,7 +59,9 @@ def main() -> None:
     torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
     torch.set_grad_enabled(False)
     with reporting_start_up("scheduler", frontend):
-        shape = read_config(Path(orders.weights))
+        shape = read_shape(Path(orders.weights), config.model_impl)
+        if not isinstance(shape, ModelConfig):
+            check_transformers(config)
         folder = Path(orders.tokenizer)
         vocabulary = load_vocabulary(folder, vocab_size=shape.vocab_size, stop_ids=shape.eos_token_ids)
         compiler = CompilerHost(orders, sockets, vocabulary)
@@ -66,7 +70,7 @@ def main() -> None:
         threading.Thread(
             target=_prepare_engines, args=(vocabulary, lambda: tokenizer(folder)), daemon=True
         ).start()
-        runner, cache, limits = _load(config, orders, shape.context_length)
+        runner, cache, limits = _load(config, orders, shape)
         on_gpu = runner.device.type == "cuda"
         if config.overlap is None:
             config = dataclasses.replace(config, overlap=on_gpu)
@@ -164,17 +168,16 @@ def serve(
 
 
 def _load(
-    config: EngineConfig, orders: Orders, longest: int
+    config: EngineConfig, orders: Orders, shape: ModelShape
 ) -> tuple[Runner, PrefixCache | NaiveCache, Limits]:
-    """Load the model and make its pages. `longest` is the model's own context length."""
-    context_length = min(config.context_length or longest, longest)
+    """Load the model of `shape` and make its pages."""
+    context_length = min(config.context_length or shape.context_length, shape.context_length)
 
-    def load(dtype: torch.dtype, device: torch.device, kernels: Ops) -> Model:
+    def load(dtype: torch.dtype, device: torch.device, kernels: Ops) -> CausalLM:
         weights = Path(orders.weights)
         if config.load_format == "dummy":
-            shape = shortened(read_config(weights), context_length)
             return dummy_model(
-                shape,
+                shortened(shape, context_length),
                 dtype=dtype,
                 device=device,
                 seed=config.seed,
@@ -186,6 +189,7 @@ def _load(
             quantization = "none"
         return load_model(
             ModelFiles(name=orders.model_name, weights=weights, tokenizer=Path(orders.tokenizer)),
+            shape=shape,
             dtype=dtype,
             device=device,
             context_length=context_length,
@@ -195,7 +199,7 @@ def _load(
         )
 
     runner = build_runner(config, load)
-    shape, num_pages = runner.model.config, runner.pool.num_pages
+    num_pages = runner.pool.num_pages
     cache = (PrefixCache if config.prefix_cache == "radix" else NaiveCache)(num_pages, config.page_size)
     limits = Limits(
         context_length=context_length,
@@ -217,5 +221,6 @@ def _model_info(orders: Orders, runner: Runner, limits: Limits) -> ModelInfo:
         dtype=str(runner.pool.k.dtype).removeprefix("torch."),
         device=runner.device.type,
         pooling=pooling_of(Path(orders.weights)),
+        model_impl="native" if isinstance(runner.model, Model) else "transformers",
         chat_format=None,  # filled in by the tokenizer process
     )

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from ramify.kernels.stack import LayerWeights
+from ramify.runtime.model.causal_lm import Attend
 from ramify.runtime.model.config import ModelConfig
-from ramify.runtime.model.decoder import Attend, Layer, Model
+from ramify.runtime.model.decoder import Layer, Model
 from ramify.runtime.model.layers import (
     GatedMLP,
     HeadNorms,

@@ -186,5 +186,9 @@ async def _events(
 def _card(service: Service) -> ModelCard:
     info = service.frontend.info
     return ModelCard(
-        id=service.model_name, created=service.started_at, root=info.path, max_model_len=info.context_length
+        id=service.model_name,
+        created=service.started_at,
+        root=info.path,
+        max_model_len=info.context_length,
+        model_impl=info.model_impl,
     )

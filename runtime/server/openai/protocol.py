@@ -178,6 +178,7 @@ class ModelCard(Reply):
     created: int
     root: str
     max_model_len: int
+    model_impl: str
     object: str = "model"
     owned_by: str = "ramify"
 

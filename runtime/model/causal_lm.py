@@ -1,0 +1,76 @@
+"""What the executor runs: a decoder-only model whose attention is passed in."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from ramify.kernels.registry import Ops
+from ramify.runtime.model.config import ModelShape
+from ramify.runtime.model.layers import HeadNorms
+
+
+class Attend(Protocol):
+    """Attention of one layer over all earlier tokens of each request, supplied by the caller of
+    `Model.forward`."""
+
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rotation: Tensor,
+        *,
+        window: int = 0,
+        norms: HeadNorms | None = None,
+    ) -> Tensor:
+        """Rotate q and k, store k and v, return softmax(scale · q kᵀ) v under the causal mask, scale and soft
+        cap being the config's.
+
+        q: (T, heads, head_dim); k, v: (T, kv_heads, head_dim); all in the model's dtype, q and k
+        not rotated yet. They may be views of one buffer: the last two dimensions are contiguous, the
+        stride between tokens may be larger. q and k may be changed in place. The caller overwrites all
+        three after the call.
+        rotation: (T, head_dim / 2) complex64: numbers 2i and 2i + 1 of a head are the real and the
+        imaginary part of a complex number, which ``rotation[t, i]`` multiplies (`rope.rotate_`).
+        window: number of tokens that a token sees, itself included; 0 means all.
+        norms: applied to the heads of q and k before the rotation.
+        Returns (T, heads, head_dim), in the same dtype.
+        """
+        ...
+
+
+class CausalLM(nn.Module, ABC):
+    """A decoder-only transformer for inference. A batch is ragged and packed: T tokens of any requests."""
+
+    def __init__(self, config: ModelShape) -> None:
+        super().__init__()
+        self.config = config
+
+    @abstractmethod
+    def use(self, ops: Ops) -> None:
+        """Compute with the kernels `ops` from now on.
+
+        Raises `UnsupportedField` where they are deterministic and the model cannot be.
+        """
+
+    @abstractmethod
+    def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Hidden states for `logits`, (T, hidden).
+
+        ids, positions: (T,) int64; a position is the token's index in its own request.
+        """
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(R, hidden) -> (R, vocab); float32 from a packed head, else the dtype of `hidden`."""
+
+    def masked_logits(self, hidden: Tensor, mask: Tensor, mask_rows: Tensor) -> Tensor:
+        """As `logits`. Logits of tokens that a row's mask forbids may be minus infinity.
+
+        mask: (M, ceil(vocab / 32)) int32; mask_rows: (R,) int32, below 0 for all tokens.
+        """
+        return self.logits(hidden)

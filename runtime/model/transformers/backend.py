@@ -1,0 +1,138 @@
+"""A model of transformers with its weights: the library's code, our attention on KV pages."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
+
+from ramify.kernels.registry import Ops
+from ramify.runtime.model.causal_lm import Attend, CausalLM
+from ramify.runtime.model.config import ModelShape
+from ramify.runtime.model.transformers.hooks import calling
+from ramify.runtime.model.transformers.trace import Head, Mask, TracedShape, implementations, missing_tensors
+
+EXPERTS = "grouped_mm"
+"""How experts are multiplied: the tokens of each expert as one product."""
+
+
+class TransformersModel(CausalLM):
+    """Runs `model`, a …ForCausalLM of the library, whose shape is `config`."""
+
+    config: TracedShape
+
+    def __init__(self, config: TracedShape, model: Any) -> None:
+        super().__init__(config)
+        self.body = model.get_submodule(config.body)
+        self._head = Head(model, config.body, config.output)
+        # A module would be registered twice: the model has lost its body to the head.
+        self._pass = _Pass(config)
+
+    def use(self, ops: Ops) -> None:
+        """Nothing: the library's code computes all but attention, which the executor passes in."""
+
+    @torch.inference_mode()
+    def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        ids, positions = ids[None], positions[None]
+        mask = torch.ones_like(ids, dtype=torch.bool)
+        tensors = {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
+        inputs = self.config.body_inputs.items()
+        given = {key: tensors[value] if isinstance(value, str) else value for key, value in inputs}
+        self._pass.begin(attend, ids.shape[1], ids.device)
+        with calling(self._pass):
+            hidden: Tensor = self.body(**given)[0]
+        return hidden[0]
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._head(hidden)
+
+
+class _Pass:
+    """The hooks of one forward pass: call number n of attention reads and writes layer n of the pages."""
+
+    def __init__(self, config: TracedShape) -> None:
+        self._config = config
+        self._group = config.num_heads // config.num_kv_heads
+        self._layer = 0
+        self._still = torch.empty(0)
+
+    def begin(self, attend: Attend, tokens: int, device: torch.device) -> None:
+        self._attend, self._layer, self._tokens = attend, 0, tokens
+        if len(self._still) < tokens or self._still.device != device:
+            shape = (2 * tokens, self._config.head_dim // 2)
+            self._still = torch.ones(shape, dtype=torch.complex64, device=device)
+
+    def mask(self, visible: Callable[..., Any], window: int | None, plain: bool) -> Mask:
+        return Mask(window)
+
+    def attention(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float | None, options: Any
+    ) -> Tensor:
+        layer, config = self._layer, self._config
+        self._layer += 1
+        call = config.calls[layer]
+        if call.scale != config.score_scale:
+            q = q * (call.scale / config.score_scale)
+        q, k, v = q[0].transpose(0, 1), k[0].transpose(0, 1), v[0].transpose(0, 1)  # (T, heads, dim)
+        repeats = call.heads // call.kv_heads // self._group
+        if repeats > 1:
+            k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
+        q = self._fitted(q, config.num_heads)
+        k, v = self._fitted(k, config.num_kv_heads), self._fitted(v, config.num_kv_heads)
+        # Keys come rotated by the library: here every rotation is by nothing, and exact.
+        out = self._attend(layer, q, k, v, self._still[: self._tokens], window=call.window)
+        return out[None, :, : call.heads, : call.value_dim]
+
+    def _fitted(self, x: Tensor, heads: int) -> Tensor:
+        """`x`, (T, heads, dim), padded by zeros to the pages' heads, contiguous."""
+        missing, narrow = heads - x.shape[1], self._config.head_dim - x.shape[2]
+        return F.pad(x, (0, narrow, 0, missing)) if missing or narrow else x.contiguous()
+
+
+def load_transformers(
+    folder: Path, config: ModelShape, *, dtype: torch.dtype, device: torch.device | str
+) -> TransformersModel:
+    """The checkpoint in `folder`, its weights converted to `dtype`.
+
+    Raises `InvalidRequest` for a checkpoint that does not fit the model.
+    """
+    assert isinstance(config, TracedShape)
+    options: dict[str, Any] = implementations(config.architecture, EXPERTS)
+    bars = is_progress_bar_enabled()
+    disable_progress_bar()
+    try:
+        model, report = config.architecture.from_pretrained(
+            folder,
+            config=copy.deepcopy(config.config),
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+            **options,
+        )
+    finally:
+        if bars:
+            enable_progress_bar()
+    error = missing_tensors(config.architecture, report)
+    if error is not None:
+        raise error
+    return TransformersModel(config, model.to(device).eval())
+
+
+def dummy_transformers(
+    config: ModelShape, *, dtype: torch.dtype, device: torch.device | str, seed: int
+) -> TransformersModel:
+    """The model with the random weights that the library starts training from."""
+    assert isinstance(config, TracedShape)
+    options: dict[str, Any] = implementations(config.architecture, EXPERTS)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = config.architecture._from_config(copy.deepcopy(config.config), dtype=dtype, **options)
+    return TransformersModel(config, model.to(device).eval())
