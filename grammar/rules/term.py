@@ -6,6 +6,8 @@ Terms are keys of dictionaries everywhere, and the hash of a deep one would othe
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
 
@@ -13,14 +15,13 @@ class Term:
     """Base of the classes that `term` decorates."""
 
     __slots__ = ("_hash",)
-    _compared: ClassVar[tuple[str, ...]]
+    _compared: ClassVar[Callable[[Term], object]]
+    """The fields by which terms are compared."""
     _hash: int
 
     def __post_init__(self) -> None:
         # Parts are made before the whole, so no hash goes deeper than one level.
-        object.__setattr__(
-            self, "_hash", hash((type(self), *(getattr(self, name) for name in self._compared)))
-        )
+        object.__setattr__(self, "_hash", hash((type(self), self._compared(self))))
 
     def __hash__(self) -> int:
         return self._hash
@@ -33,6 +34,6 @@ T = TypeVar("T", bound=Term)
 def term(cls: type[T]) -> type[T]:
     """Make a subclass of `Term` a frozen dataclass with slots, whose hash is computed once."""
     made: Any = dataclasses.dataclass(frozen=True, slots=True)(cls)
-    made._compared = tuple(field.name for field in dataclasses.fields(made) if field.compare)
+    made._compared = attrgetter(*(field.name for field in dataclasses.fields(made) if field.compare))
     made.__hash__ = Term.__hash__
     return cast(type[T], made)

@@ -29,6 +29,7 @@ from ramify.grammar.rules.expression import (
     chars,
     complement,
     intersection,
+    normal_ranges,
     optional,
     rebuilt,
     repeat,
@@ -132,10 +133,11 @@ def escaped_automaton(automaton: CharAutomaton) -> CharAutomaton:
             going_on: dict[str, _Escapes] = {}
             for escape, after in state:
                 going_on[escape[0]] = (*going_on.get(escape[0], ()), (escape[1:], after))
-            return [
-                (((ord(char), ord(char)),), rest[0][1] if rest[0][0] == "" else rest)
-                for char, rest in going_on.items()
-            ]
+            chars_to: dict[int | _Escapes, str] = {}
+            for char, rest in going_on.items():
+                to = rest[0][1] if rest[0][0] == "" else rest
+                chars_to[to] = chars_to.get(to, "") + char
+            return [(_ranges_of(members), to) for to, members in chars_to.items()]
         found: list[tuple[Ranges, int | _Escapes]] = []
         escapes: list[tuple[str, int]] = []
         for ranges, after in automaton.edges[state]:
@@ -413,4 +415,8 @@ def _shifted(digit: str, by: int) -> str:
 
 
 def _char_of(members: str) -> Expression:
-    return chars((ord(char), ord(char)) for char in members)
+    return chars(_ranges_of(members))
+
+
+def _ranges_of(members: str) -> Ranges:
+    return normal_ranges((ord(char), ord(char)) for char in members)

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from ramify.grammar.rules.derivative import Derivatives, Product, explore, minimal
 from ramify.grammar.rules.expression import (
     ANY_CHAR,
-    EMPTY,
     NOTHING,
     Alt,
     CharAutomaton,
@@ -26,17 +25,14 @@ from ramify.grammar.rules.expression import (
     Text,
     accepted,
     alt,
-    chars,
     complement,
     normal_ranges,
     nullable,
     repeat,
-    seq,
     text,
 )
 from ramify.grammar.schema.unenforceable import refuse
-from ramify.grammar.schema.values import json_rules
-from ramify.grammar.schema.values.json_text import escaped, escaped_automaton
+from ramify.grammar.schema.values.json_text import escaped, escaped_automaton, free_character
 
 MAX_STATES = 6000
 """Most states of the automaton of one string; each becomes a rule of the grammar."""
@@ -94,8 +90,7 @@ class StringLanguage:
         With `canonical` no character has two spellings. Raises `Unenforceable` beyond `MAX_STATES` states.
         """
         if not self._conditions and self._excluded and (low, high) == (0, None):
-            anything = escaped(repeat(ANY_CHAR, 0, None)) if canonical else json_rules.CHARACTERS
-            return others_than(self._excluded, anything)
+            return others_than(tuple(sorted(self._excluded)), canonical)
         found = _strings(tuple(self._conditions), tuple(self._excluded), low, high)
         if found is None:
             refuse(
@@ -126,34 +121,53 @@ def _strings(
     return None if automaton is None else accepted(escaped_automaton(automaton))
 
 
-Tree = dict[str, "Tree"]
+@lru_cache(maxsize=256)
+def others_than(strings: tuple[str, ...], canonical: bool) -> Expression:
+    """All strings but `strings`, as JSON text between quotes.
 
-
-def others_than(strings: Iterable[str], anything: Expression) -> Expression:
-    """All strings but `strings`, as JSON text between quotes; `anything` is an expression of all strings.
-
-    For "to" and "ten" it follows their tree: "t", then "o" and at least one character, or "e" and what is not
-    "n", or any other character and anything; or any other character than "t" and anything; or nothing at all.
+    For "to" and "ten" the automaton follows their tree: "t", then "o" and at least one character, or "e" and
+    what is not "n", or any other character and anything; or any other character than "t" and anything; or
+    nothing at all. With `canonical` no character has two spellings; else "anything" may have any escapes.
     """
-    root: Tree = {}
+    tree: list[dict[str, int]] = [{}]
     ends = set()
     for string in strings:
-        node = root
+        node = 0
         for char in string:
-            node = node.setdefault(char, {})
-        ends.add(id(node))
-
-    def written(node: Tree) -> Expression:
-        below = [seq(escaped(Text(char)), written(child)) for char, child in node.items()]
-        leaving = seq(_outside(frozenset(node)), anything)
-        return alt(*([] if id(node) in ends else [EMPTY]), *below, leaving)
-
-    return written(root)
+            node = tree[node].setdefault(char, len(tree))
+            if node == len(tree):
+                tree.append({})
+        ends.add(node)
+    anything = len(tree)
+    edges: list[list[tuple[Ranges, int]]] = []
+    for below in tree:
+        row: list[tuple[Ranges, int]] = [(((ord(char), ord(char)),), child) for char, child in below.items()]
+        edges.append([*row, (_outside(frozenset(below)), anything)])
+    edges.append([(ANY_CHAR.ranges, anything)] if canonical else [])
+    found = escaped_automaton(CharAutomaton(edges, [node not in ends for node in range(len(edges))]))
+    return accepted(found if canonical else _continued(found, _free_characters()))
 
 
 @lru_cache(maxsize=2048)
-def _outside(letters: frozenset[str]) -> Expression:
-    return escaped(chars(complement(normal_ranges((ord(char), ord(char)) for char in letters))))
+def _outside(letters: frozenset[str]) -> Ranges:
+    return complement(normal_ranges((ord(char), ord(char)) for char in letters))
+
+
+@lru_cache(maxsize=1)
+def _free_characters() -> CharAutomaton:
+    product = Product([(repeat(free_character(), 0, None), True)])
+    found = explore(product.start, product.steps, product.final)
+    assert found is not None
+    return minimal(found)
+
+
+def _continued(first: CharAutomaton, then: CharAutomaton) -> CharAutomaton:
+    """`first`, which goes on as `then` from its one state without edges."""
+    joint = next(state for state, row in enumerate(first.edges) if not row)
+    number = [joint, *range(len(first.edges), len(first.edges) + len(then.edges) - 1)]
+    rows = [[(ranges, number[after]) for ranges, after in row] for row in then.edges]
+    edges = [*first.edges[:joint], rows[0], *first.edges[joint + 1 :], *rows[1:]]
+    return CharAutomaton(edges, [*first.final, *then.final[1:]])
 
 
 def combinations(expressions: list[Expression], most_states: int) -> set[frozenset[int]] | None:
