@@ -21,7 +21,8 @@ class Term:
 
     def __post_init__(self) -> None:
         # Parts are made before the whole, so no hash goes deeper than one level.
-        object.__setattr__(self, "_hash", hash((type(self), self._compared(self))))
+        kind = type(self)
+        object.__setattr__(self, "_hash", hash((kind, kind._compared(self))))
 
     def __hash__(self) -> int:
         return self._hash

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ramify.errors import InvalidConstraint
 from ramify.grammar.schema.json_values import Value, type_of
 from ramify.grammar.schema.logic.assertions import (
     NUMBERS,
+    OBJECT,
     InEnum,
     ItemCount,
     Items,
@@ -96,6 +98,24 @@ class Disjunct:
         return {assertion.name: None for assertion in self.of(Required)}
 
 
+class _Marks(NamedTuple):
+    """What tells the values of most options apart: their types, and the values of required properties."""
+
+    types: frozenset[str]
+    properties: dict[str, frozenset[Value]]
+
+    def tells_from(self, other: _Marks) -> bool:
+        """Whether no value has both marks."""
+        shared = self.types & other.types
+        return not shared or (
+            shared == OBJECT
+            and any(
+                name in other.properties and values.isdisjoint(other.properties[name])
+                for name, values in self.properties.items()
+            )
+        )
+
+
 class NormalForm:
     """The disjunctive normal forms of formulas whose subschemas are in `formulas`.
 
@@ -112,6 +132,7 @@ class NormalForm:
         self._of: dict[Formula, list[Disjunct]] = {}
         self._simpler: dict[Or, Formula] = {}
         self._values: dict[Formula, frozenset[Value] | None] = {}
+        self._marks: dict[Formula, list[_Marks]] = {}
         self._possible: dict[tuple[Formula, int], bool] = {}
 
     def of(self, formula: Formula) -> list[Disjunct]:
@@ -144,7 +165,30 @@ class NormalForm:
         left, right = self._all_values(a), self._all_values(b)
         if left is not None and right is not None:
             return left.isdisjoint(right)  # a oneOf of 500 constants compares 125,000 pairs
-        return not self.possible(conjunction(a, b), MAX_DEPTH)
+        pairs = itertools.product(self._marks_of(a), self._marks_of(b))
+        return all(one.tells_from(other) for one, other in pairs) or not self.possible(
+            conjunction(a, b), MAX_DEPTH
+        )
+
+    def _marks_of(self, formula: Formula) -> list[_Marks]:
+        if formula not in self._marks:
+            try:
+                disjuncts = self.of(formula)
+            except Unenforceable:
+                disjuncts = [Disjunct()]
+            self._marks[formula] = [
+                _Marks(
+                    disjunct.types if disjunct.values is None else frozenset(TYPES),
+                    {
+                        name: values
+                        for name in disjunct.required
+                        if (values := self._all_values(disjunct.property_formula(name, self.satisfies)))
+                        is not None
+                    },
+                )
+                for disjunct in disjuncts
+            ]
+        return self._marks[formula]
 
     def _all_values(self, formula: Formula) -> frozenset[Value] | None:
         """The values of `formula`; None unless all its disjuncts have `values`."""
