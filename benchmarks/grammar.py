@@ -153,7 +153,7 @@ class LLGuidance:
     def __init__(self, vocabulary: Vocabulary) -> None:
         import llguidance
 
-        from ramify.grammar.engine.lark import tokenizer
+        from ramify.grammar.engine.llguidance import tokenizer
 
         self._tokenizer = tokenizer(vocabulary)
         self._library = llguidance

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ramify.messages import Unenforced
+from ramify.messages import Enforcement
 
 
 class Matcher(Protocol):
@@ -82,10 +82,8 @@ class Grammar(Protocol):
         """Approximate memory in bytes."""
         ...
 
-    @property
-    def unenforced(self) -> tuple[Unenforced, ...]:
-        """The parts of the constraint that the grammar leaves out."""
-        ...
+    enforcement: Enforcement
+    """The parts of the constraint that the grammar leaves out, and what else it does not allow."""
 
     def matcher(self, prefix: bytes = b"") -> Matcher:
         """A matcher at the beginning of the text. Its first tokens must spell `prefix`; the last of them may

@@ -175,3 +175,12 @@ def structural_tag(tag: Mapping[str, Any] | str) -> Constraint:
     """Free text in which triggered tags hold constrained content (XGrammar structural tags)."""
     source = tag if isinstance(tag, str) else json.dumps(tag, ensure_ascii=False)
     return Constraint(kind="structural_tag", source=source).check()
+
+
+def alternation(source: str) -> str:
+    """The regular expression of `source`, a JSON array of strings."""
+    return "|".join("(?:" + "".join(map(_escaped, option)) + ")" for option in json.loads(source))
+
+
+def _escaped(char: str) -> str:
+    return char if char.isalnum() or not char.isascii() else f"\\x{ord(char):02x}"

@@ -8,7 +8,7 @@ needs the standard library and msgspec alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -294,6 +294,27 @@ class Unenforced(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
+class Enforcement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a grammar differs from its constraint."""
+
+    backend: str = "ramify"
+    """The library that compiled it: ramify, xgrammar, llguidance or outlines."""
+    unenforced: tuple[Unenforced, ...] = ()
+    """Keywords of the schema that it leaves out: it allows more."""
+    narrowed: tuple[str, ...] = ()
+    """Valid texts that it does not allow, a sentence for each kind of them."""
+    whole: bool = True
+    """An output that runs out of tokens is complete. Otherwise it may be cut."""
+
+    def fields(self) -> dict[str, Any]:
+        """What a user is told, as fields of a response: nothing where Ramify's own engine enforces all."""
+        told: dict[str, Any] = {"unenforced": list(self.unenforced)} if self.unenforced else {}
+        if self.backend != "ramify":
+            told |= {"grammar_backend": self.backend, "narrowed": list(self.narrowed)}
+            told["may_be_cut"] = not self.whole
+        return told
+
+
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
     """A schema keyword that an output does not satisfy."""
 
@@ -332,8 +353,8 @@ class TextChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     finish: Finish | None = None
     kept_ids: int = 0
     tail: str = ""
-    unenforced: tuple[Unenforced, ...] = ()
-    """On the first chunk: keywords of the schema that the grammar does not enforce."""
+    enforcement: Enforcement | None = None
+    """On the first chunk, where the output is constrained."""
     embedding: bytes = b""
     """With `finish`, where the prompt is embedded: (hidden size,) float32, little-endian, not normalised."""
     violations: tuple[Violation, ...] | None = None

@@ -18,6 +18,7 @@ from ramify.errors import ErrorInfo
 from ramify.messages import (
     ChatFormat,
     ChoiceScore,
+    Enforcement,
     Finish,
     Generate,
     Message,
@@ -28,7 +29,6 @@ from ramify.messages import (
     SchedulerStats,
     TextChunk,
     TokenLogprobs,
-    Unenforced,
     Usage,
 )
 from ramify.sampling_params import SamplingParams
@@ -139,6 +139,7 @@ class GrammarReady(Message, frozen=True, kw_only=True):
     key: str
     engine: str
     payload: bytes
+    enforcement: Enforcement
 
 
 class GrammarFailed(Message, frozen=True, kw_only=True):
@@ -187,8 +188,8 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The prompt's last ids: some tokenizers spell a token differently at the start of a text."""
     overlap: str = ""
     """On the first chunk: the end of the prompt that the output's first token begins with."""
-    unenforced: tuple[Unenforced, ...] = ()
-    """On the first chunk: keywords of the schema that the grammar does not enforce."""
+    enforcement: Enforcement | None = None
+    """On the first chunk, where the output is constrained."""
     usage: Usage | None = None
     """Set on the first and the last chunk."""
     every_s: float = 0.0

@@ -14,7 +14,6 @@ from ramify.spelling import nearest
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 NO_PARALLELISM = "There is no parallelism over devices yet: one engine runs on one device."
-ONE_GRAMMAR = "Not needed: one engine enforces the whole schema or refuses it."
 ELSEWHERE = {
     "model_path": "model",
     "tokenizer_path": "The tokenizer is the model's own.",
@@ -47,8 +46,7 @@ ELSEWHERE = {
     "no_enable_prefix_caching": "Here it is prefix_cache='naive' (--prefix-cache naive).",
     "swap_space": "KV pages are not swapped to the memory of the host.",
     "enable_lora": "There are no LoRA adapters: merge them into the checkpoint.",
-    "grammar_backend": ONE_GRAMMAR,
-    "guided_decoding_backend": ONE_GRAMMAR,
+    "guided_decoding_backend": "grammar_backend",
     "enable_auto_tool_choice": "Tools can always be called, if the model's template has them.",
     "disable_log_requests": "Requests that succeed are not logged.",
     "speculative_algorithm": "speculation",
@@ -64,7 +62,7 @@ ELSEWHERE = {
     "reasoning_parser": "The marks of reasoning are read from the chat template.",
 }
 """Options of SGLang and vLLM → ours, or what to do."""
-VALUES_ELSEWHERE = {"lpm": "prefix"}
+VALUES_ELSEWHERE = {"lpm": "prefix", "guidance": "llguidance"}
 """Values of their options → ours."""
 
 
@@ -134,6 +132,9 @@ class EngineConfig:
     jump_forward: bool = True
     """Append text that a grammar forces as the tokenizer splits it. Otherwise the model samples each of its
     tokens, and may split words in ways that it has not seen in training."""
+    grammar_backend: Literal["auto", "ramify", "xgrammar", "llguidance", "outlines"] = "auto"
+    """The library that compiles constraints. auto: Ramify's own; a schema that it refuses goes to another one
+    that enforces all of it, and grammars in Lark's notation to llguidance."""
     grammar_timeout_s: float = 5.0
     """Processor time that compiling a constraint may take, in seconds; more refuses its requests."""
     grammar_memory_gb: float = 1.0

@@ -85,6 +85,14 @@ def compile_rules(
     positions = Positions(rules, *called_rules(rules), counting)
     states = States(positions, ROOT, most_states, nondeterministic)
     edges = byte_edges.to_bytes(states, vocabulary.spelled_bytes)
+    return compile_edges(edges, vocabulary, nondeterministic=nondeterministic)
+
+
+def compile_edges(
+    edges: byte_edges.Edges, vocabulary: Vocabulary, *, nondeterministic: bool = False
+) -> PushdownAutomaton:
+    """The automaton with these edges over the bytes that `vocabulary` can spell. Raises as `compile_rules`
+    does."""
     length, _ = costs.shortest(edges)
     if length[0] >= costs.UNREACHABLE:
         raise InvalidConstraint("No text that this model's tokenizer can spell satisfies the constraint.")

@@ -27,7 +27,6 @@ import msgspec
 import numpy as np
 
 from ramify.grammar.automaton.numba_types import array_dtypes
-from ramify.messages import Unenforced
 
 ENDLESS = 255
 """`Arrays.run` of a state after which any number of characters may come."""
@@ -88,7 +87,6 @@ class PushdownAutomaton:
     most_pushed: int
     items: UniqueItems | None = None
     nondeterministic: bool = False
-    unenforced: tuple[Unenforced, ...] = ()
 
     @property
     def states(self) -> int:
@@ -103,7 +101,7 @@ class PushdownAutomaton:
             array.astype(DTYPES[name], copy=False).tobytes()
             for name, array in zip(Arrays._fields, self.arrays, strict=True)
         ]
-        others = (self.most_pushed, self.items, self.nondeterministic, self.unenforced)
+        others = (self.most_pushed, self.items, self.nondeterministic)
         return msgspec.msgpack.encode((packed, *others))
 
     @staticmethod
@@ -114,4 +112,4 @@ class PushdownAutomaton:
         return PushdownAutomaton(Arrays(*arrays), *others)
 
 
-_Packed = tuple[list[bytes], int, UniqueItems | None, bool, tuple[Unenforced, ...]]
+_Packed = tuple[list[bytes], int, UniqueItems | None, bool]

@@ -13,6 +13,7 @@ import msgspec
 
 import ramify.cache as cache
 import ramify.grammar as grammar
+from ramify.grammar.compile.keywords import versions
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.ring_messages import GrammarReady
 
@@ -23,19 +24,26 @@ MAX_FILE_BYTES = 16 << 20
 
 
 class GrammarFiles:
-    """One file for each grammar, named by a digest of the constraint, the vocabulary and the compiler's
-    source code.
+    """One file for each grammar, named by a digest of the constraint, the vocabulary, the compiler's
+    source code, the backend, and the versions of all backends.
 
     Files are written atomically. Beyond `max_bytes` the least recently used ones are removed. Files that
     cannot be read and folders that cannot be written are ignored.
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, folder: Path | None = None, max_bytes: int = MAX_BYTES
+        self,
+        vocabulary: Vocabulary,
+        folder: Path | None = None,
+        max_bytes: int = MAX_BYTES,
+        *,
+        backend: str = "auto",
     ) -> None:
         self._folder = cache.home() / "grammars" if folder is None else folder
         self._max_bytes = max_bytes
-        self._fingerprint = hashlib.sha256(vocabulary.to_bytes() + _source_code()).digest()
+        self._fingerprint = hashlib.sha256(
+            vocabulary.to_bytes() + _source_code() + repr((backend, versions())).encode()
+        ).digest()
 
     def get(self, key: str) -> GrammarReady | None:
         """The grammar of the constraint with this key; None where it is not on disk."""
@@ -81,6 +89,7 @@ class GrammarFiles:
 def _source_code() -> bytes:
     """A digest of the compiler's source: another version may compile the same constraint differently."""
     digest = hashlib.sha256()
-    for path in sorted(Path(grammar.__file__).parent.rglob("*.py")):
+    folder = Path(grammar.__file__).parent
+    for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.json")]):
         digest.update(path.read_bytes())
     return digest.digest()

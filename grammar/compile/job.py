@@ -13,12 +13,14 @@ from ramify.ring_messages import CompileGrammar, GrammarFailed, GrammarReady
 log = logging.getLogger("ramify")
 
 
-def answer(job: CompileGrammar, vocabulary: Vocabulary) -> GrammarReady | GrammarFailed:
+def answer(
+    job: CompileGrammar, vocabulary: Vocabulary, backend: str = "auto"
+) -> GrammarReady | GrammarFailed:
     """Compile one constraint. Every exception becomes a `GrammarFailed`."""
     error: RamifyError
     try:
-        engine, payload = compile_constraint(job.constraint, vocabulary)
-        return GrammarReady(key=job.key, engine=engine, payload=payload)
+        compiled = compile_constraint(job.constraint, vocabulary, backend)
+        return GrammarReady(key=job.key, **compiled._asdict())
     except RamifyError as refused:
         error = refused
     except MemoryError:

@@ -1,21 +1,29 @@
 """Which engine compiles which constraint.
 
+With the backend "ramify", and first of all with "auto":
+
     regex, choices              pushdown, deterministic
     json_schema, json_object    pushdown, from rules (`schema.compiler`); nondeterministic where there is no
     ebnf, structural_tag        deterministic automaton (rules of `gbnf` and `structural_tag`)
-    lark                        llguidance
+    lark                        llguidance (with "auto" alone)
 
-`compile_constraint` returns bytes for `engine.load.load_grammar` in another process.
+All other backends are in `foreign`. `compile_constraint` returns bytes for `engine.load.load_grammar` in
+another process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import msgspec
 
 from ramify.constraint import Constraint, Kind, json_schema
 from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton.compiler import MAX_STATES, compile_grammar, compile_rules
 from ramify.grammar.automaton.positions import NotCounted, TooLarge
+from ramify.grammar.compile.foreign import IN_ORDER, compile_foreign, no_such_kind, spacing
 from ramify.grammar.compile.structural_tag import structural_tag_rules
 from ramify.grammar.rules import regex_syntax
 from ramify.grammar.rules.expression import Expression, alt, size, text
@@ -23,8 +31,10 @@ from ramify.grammar.rules.gbnf import grammar_rules
 from ramify.grammar.rules.left_recursion import without_left_recursion
 from ramify.grammar.rules.rule_set import ROOT
 from ramify.grammar.schema.compiler import CompiledSchema, Options, compile_schema
+from ramify.grammar.schema.unenforceable import Unenforceable
 from ramify.grammar.schema.values.json_text import parse_json
 from ramify.grammar.vocabulary import Vocabulary
+from ramify.messages import Enforcement
 
 MAX_SIZE = 50_000
 """Most characters of a pattern with its repetitions expanded."""
@@ -40,19 +50,50 @@ _STRINGS = {name: {"type": "string", "format": name} for name in _FORMATS}
 PREPARED = json_schema({"type": "object", "properties": _STRINGS})
 """A schema of common parts. The automata of other formats are made when they are first needed."""
 
-Compiled = tuple[str, bytes]
-"""The name of the engine, and its payload."""
+SUCCESSORS = ("llguidance", "outlines")
+"""With "auto", the backends that may take over a schema, in order. XGrammar would have to be imported in
+the middle of the scheduler's work, which takes 2 s."""
 
 
-def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> Compiled:
+class Compiled(NamedTuple):
+    """The name of the engine, its payload, and how the grammar differs from the constraint."""
+
+    engine: str
+    payload: bytes
+    enforcement: Enforcement = Enforcement()
+
+
+def compile_constraint(constraint: Constraint, vocabulary: Vocabulary, backend: str = "auto") -> Compiled:
     """Compile `constraint`. Time and memory are unbounded: the caller sets limits.
+
+    `backend` is one of `EngineConfig.grammar_backend`. With "auto", a schema that our own engine cannot
+    enforce goes to a backend that enforces each of its keywords exactly (`keywords`), if there is one.
 
     Raises `InvalidConstraint`; for schemas, with the JSON pointer of the invalid or unenforceable part.
     """
     constraint.check()
-    if constraint.kind in ("json_schema", "json_object"):
+    if constraint.kind == "choices":
+        _check_choices(constraint.source, vocabulary)
+    if backend not in ("auto", "ramify"):
+        return compile_foreign(constraint, vocabulary, backend)
+    if constraint.kind == "lark":
+        if backend == "auto":
+            return compile_foreign(constraint, vocabulary, "llguidance")
+        raise no_such_kind(constraint, "Ramify's own engine")
+    if constraint.kind not in ("json_schema", "json_object"):
+        return Compiled("pushdown", _COMPILERS[constraint.kind](constraint.source, vocabulary))
+    if backend == "ramify":
         return _json(constraint, vocabulary)
-    return _COMPILERS[constraint.kind](constraint.source, vocabulary)
+    strictly = msgspec.structs.replace(constraint, strict=True)
+    try:
+        return _json(strictly, vocabulary)
+    except Unenforceable as refusal:
+        for other in SUCCESSORS:
+            with contextlib.suppress(InvalidConstraint):
+                return compile_foreign(strictly, vocabulary, other, exactly=True)
+        if constraint.strict is True:
+            raise refusal
+    return _json(constraint, vocabulary)
 
 
 def prepare(vocabulary: Vocabulary) -> None:
@@ -60,7 +101,7 @@ def prepare(vocabulary: Vocabulary) -> None:
     compile_constraint(PREPARED, vocabulary)
 
 
-def _regex(source: str, vocabulary: Vocabulary) -> Compiled:
+def _regex(source: str, vocabulary: Vocabulary) -> bytes:
     expression = regex_syntax.full_match(source)
     if size(expression) > MAX_SIZE:
         raise InvalidConstraint(
@@ -71,9 +112,9 @@ def _regex(source: str, vocabulary: Vocabulary) -> Compiled:
     return _regular(expression, vocabulary)
 
 
-def _regular(expression: Expression, vocabulary: Vocabulary, most_states: int = MAX_STATES) -> Compiled:
+def _regular(expression: Expression, vocabulary: Vocabulary, most_states: int = MAX_STATES) -> bytes:
     try:
-        return "pushdown", compile_rules({ROOT: expression}, vocabulary, most_states).to_bytes()
+        return compile_rules({ROOT: expression}, vocabulary, most_states).to_bytes()
     except TooLarge:
         raise InvalidConstraint(
             "The constraint has too many states with its repetitions written out.",
@@ -81,7 +122,7 @@ def _regular(expression: Expression, vocabulary: Vocabulary, most_states: int = 
         ) from None
 
 
-def _choices(source: str, vocabulary: Vocabulary) -> Compiled:
+def _check_choices(source: str, vocabulary: Vocabulary) -> None:
     options = parse_json(source)
     if not isinstance(options, list) or not options or not all(isinstance(o, str) for o in options):
         raise InvalidConstraint("The choices are not a non-empty JSON array of strings.", field="choices")
@@ -92,7 +133,10 @@ def _choices(source: str, vocabulary: Vocabulary) -> Compiled:
             raise _bad_choice(i, "is not valid Unicode") from None
         if not vocabulary.spelled_bytes.issuperset(spelled):
             raise _bad_choice(i, "has a character that this model's tokenizer cannot spell")
-    return _regular(alt(*map(text, options)), vocabulary, MAX_CHOICE_STATES)
+
+
+def _choices(source: str, vocabulary: Vocabulary) -> bytes:
+    return _regular(alt(*map(text, parse_json(source))), vocabulary, MAX_CHOICE_STATES)
 
 
 def _bad_choice(i: int, what: str) -> InvalidConstraint:
@@ -102,48 +146,46 @@ def _bad_choice(i: int, what: str) -> InvalidConstraint:
 def _json(constraint: Constraint, vocabulary: Vocabulary) -> Compiled:
     schema = parse_json(constraint.source) if constraint.kind == "json_schema" else {"type": "object"}
     options = Options(constraint.whitespace, constraint.any_order, constraint.strict)
-    return _rules(lambda counted: compile_schema(schema, options._replace(counted=counted)), vocabulary)
+    found: list[CompiledSchema] = []
+
+    def compiled(counted: bool) -> Mapping[str, Expression]:
+        found.append(compile_schema(schema, options._replace(counted=counted)))
+        return found[-1].rules
+
+    payload = _rules(compiled, vocabulary)
+    narrowed = () if constraint.any_order else (IN_ORDER,)
+    narrowed += (spacing(constraint),)
+    return Compiled("pushdown", payload, Enforcement(unenforced=found[-1].unenforced, narrowed=narrowed))
 
 
-def _rules(compiled: Callable[[bool], CompiledSchema], vocabulary: Vocabulary) -> Compiled:
+def _rules(compiled: Callable[[bool], Mapping[str, Expression]], vocabulary: Vocabulary) -> bytes:
     """The automaton of the rules that `compiled` makes; without counting, those of shorter strings and
     arrays."""
     try:
         try:
-            found = compiled(True)
-            automaton = compile_grammar(found.rules, vocabulary)
+            return compile_grammar(compiled(True), vocabulary).to_bytes()
         except NotCounted:
-            found = compiled(False)
-            automaton = compile_grammar(found.rules, vocabulary, counting=False)
+            return compile_grammar(compiled(False), vocabulary, counting=False).to_bytes()
     except TooLarge:
-        raise InvalidConstraint(
+        raise Unenforceable(
             "The constraint has too many states with its repetitions written out.",
             remedy="Use fewer or smaller repetitions, and fewer alternatives that begin alike.",
         ) from None
-    automaton.unenforced = found.unenforced
-    return "pushdown", automaton.to_bytes()
 
 
-def _ebnf(source: str, vocabulary: Vocabulary) -> Compiled:
+def _ebnf(source: str, vocabulary: Vocabulary) -> bytes:
     rules = without_left_recursion(grammar_rules(source))
-    return _rules(lambda counted: CompiledSchema(rules, ()), vocabulary)
+    return _rules(lambda counted: rules, vocabulary)
 
 
-def _structural_tag(source: str, vocabulary: Vocabulary) -> Compiled:
+def _structural_tag(source: str, vocabulary: Vocabulary) -> bytes:
     tag = parse_json(source)
-    return _rules(lambda counted: CompiledSchema(structural_tag_rules(tag, counted=counted), ()), vocabulary)
+    return _rules(lambda counted: structural_tag_rules(tag, counted=counted), vocabulary)
 
 
-def _lark(source: str, vocabulary: Vocabulary) -> Compiled:
-    from ramify.grammar.engine.lark import compile_lark
-
-    return "llguidance", compile_lark(source, vocabulary)
-
-
-_COMPILERS: dict[Kind, Callable[[str, Vocabulary], Compiled]] = {
+_COMPILERS: dict[Kind, Callable[[str, Vocabulary], bytes]] = {
     "regex": _regex,
     "choices": _choices,
     "ebnf": _ebnf,
     "structural_tag": _structural_tag,
-    "lark": _lark,
 }

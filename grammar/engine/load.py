@@ -6,16 +6,25 @@ from ramify.grammar.automaton.token_trie import token_trie
 from ramify.grammar.engine.pushdown import PushdownGrammar
 from ramify.grammar.matcher import Grammar
 from ramify.grammar.vocabulary import Vocabulary
+from ramify.messages import Enforcement
 
 
-def load_grammar(engine: str, payload: bytes, vocabulary: Vocabulary) -> Grammar:
+def load_grammar(engine: str, payload: bytes, enforcement: Enforcement, vocabulary: Vocabulary) -> Grammar:
     """The grammar that `compile_constraint` compiled for `vocabulary`. Raises `KeyError` for unknown
     engines."""
+    grammar: Grammar
     if engine == "llguidance":
-        from ramify.grammar.engine.lark import LarkGrammar
+        from ramify.grammar.engine.llguidance import LLGuidanceGrammar
 
-        return LarkGrammar(payload, vocabulary)
-    return {"pushdown": PushdownGrammar}[engine](payload, vocabulary)
+        grammar = LLGuidanceGrammar(payload, vocabulary)
+    elif engine == "xgrammar":
+        from ramify.grammar.engine.xgrammar import XGrammarGrammar
+
+        grammar = XGrammarGrammar(payload, vocabulary)
+    else:
+        grammar = {"pushdown": PushdownGrammar}[engine](payload, vocabulary)
+    grammar.enforcement = enforcement
+    return grammar
 
 
 def prepare(vocabulary: Vocabulary) -> None:
@@ -23,9 +32,18 @@ def prepare(vocabulary: Vocabulary) -> None:
     token_trie(vocabulary)
 
 
-def prepare_lark(vocabulary: Vocabulary) -> None:
-    """Make llguidance's tokenizer ahead of the first Lark grammar (0.1 s at 49k tokens)."""
-    from ramify.grammar.engine import lark
+def prepare_library(backend: str, vocabulary: Vocabulary) -> None:
+    """Import a backend's library and make its tokenizer, ahead of its first grammar.
 
-    if vocabulary.stop_ids:
-        lark.tokenizer(vocabulary)
+    At 49k tokens: 0.1 s for llguidance, which "auto" uses as well, and 2 s and 300 MB for XGrammar.
+    """
+    if not vocabulary.stop_ids:
+        return
+    if backend in ("auto", "llguidance"):
+        from ramify.grammar.engine import llguidance
+
+        llguidance.tokenizer(vocabulary)
+    elif backend == "xgrammar":
+        from ramify.grammar.engine import xgrammar
+
+        xgrammar.tokenizer(vocabulary)

@@ -18,6 +18,7 @@ from ramify.grammar.engine.prefix_matcher import with_prefix
 from ramify.grammar.engine.stack import AutomatonLists, Entry, SharedStacks, states_of
 from ramify.grammar.matcher import Matcher, allow, mask_words, tokens_of
 from ramify.grammar.vocabulary import Vocabulary
+from ramify.messages import Enforcement
 
 MASK_CACHE_BYTES = 16 << 20
 """Most memory for the masks that one grammar keeps; a full cache is emptied."""
@@ -42,11 +43,12 @@ class Mask(NamedTuple):
 class PushdownGrammar:
     """A compiled grammar, read from `PushdownAutomaton.to_bytes`."""
 
+    enforcement = Enforcement()
+
     def __init__(self, payload: bytes, vocabulary: Vocabulary) -> None:
         self.automaton = PushdownAutomaton.from_bytes(payload)
         self.lists = AutomatonLists(self.automaton)
         self.stacks = SharedStacks(self.lists)
-        self.unenforced = self.automaton.unenforced
         self.vocabulary = vocabulary
         self.trie = token_trie(vocabulary)
         self._words = mask_words(vocabulary.size)

@@ -6,7 +6,7 @@ as the specification says. What the keywords mean is not looked at here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any, NoReturn
 from urllib.parse import unquote, urljoin
@@ -44,6 +44,11 @@ class SchemaDocument:
         self._canonical: dict[str, str] = {}
         self._check(root, "", 0, "")
         self._check_references()
+
+    @property
+    def subschemas(self) -> Mapping[str, Schema]:
+        """All subschemas by their pointer."""
+        return self._subschemas
 
     def at(self, pointer: str) -> Schema:
         """The subschema at `pointer`."""

@@ -28,5 +28,5 @@ def joined(chunks: Sequence[TextChunk]) -> TextChunk:
         pieces=tuple(pieces),
         logprobs=concatenated([chunk.logprobs for chunk in chunks]),
         prompt_logprobs=concatenated([chunk.prompt_logprobs for chunk in chunks]),
-        unenforced=chunks[0].unenforced,
+        enforcement=chunks[0].enforcement,
     )

@@ -15,6 +15,7 @@ from ramify.grammar.compile.child_jobs import Answer, CompileJobs
 from ramify.grammar.compile.grammar_files import GrammarFiles
 from ramify.grammar.compile.job import answer, limit_memory
 from ramify.grammar.compile.policy import prepare
+from ramify.grammar.engine.load import prepare_library
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.ring_messages import CompileGrammar, GrammarReady
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
@@ -28,7 +29,7 @@ async def serve(
 ) -> None:
     """Answer the jobs of `inbox` until the process is killed."""
     config = orders.config
-    files = GrammarFiles(vocabulary)
+    files = GrammarFiles(vocabulary, backend=config.grammar_backend)
 
     def done(outcome: Answer) -> None:
         scheduler.send(outcome)
@@ -36,7 +37,7 @@ async def serve(
             files.put(outcome)
 
     jobs = CompileJobs(
-        lambda job: answer(job, vocabulary),
+        lambda job: answer(job, vocabulary, config.grammar_backend),
         done,
         timeout_s=config.grammar_timeout_s,
         enter=lambda: limit_memory(int(config.grammar_memory_gb * 2**30)),
@@ -55,5 +56,6 @@ def main() -> None:
         Path(orders.tokenizer), vocab_size=int(vocab_size), stop_ids=map(int, stop_ids.split(","))
     )
     prepare(vocabulary)
+    prepare_library(orders.config.grammar_backend, vocabulary)
     finish_startup()
     asyncio.run(serve(inbox, scheduler, vocabulary, orders))

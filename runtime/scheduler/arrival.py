@@ -101,7 +101,7 @@ class Arrivals:
         with self.requests.failing_alone(request):
             if isinstance(grammar, RamifyError):
                 raise grammar
-            request.report.unenforced = () if grammar is None else grammar.unenforced
+            request.report.enforcement = None if grammar is None else grammar.enforcement
             prefix = b"" if request.healing is None else request.healing.rest
             matcher = self.grammars.matcher(grammar, request.preambles, prefix)
             request.constrained = constrained = ConstrainedOutput(

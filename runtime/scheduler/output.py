@@ -90,7 +90,7 @@ class StepOutputs:
             stop_after=tuple(one.end for one in request.preambles if one.apart) if first else (),
             context=context,
             overlap=report.overlap.decode() if first else "",
-            unenforced=report.unenforced if first else (),
+            enforcement=report.enforcement if first else None,
             usage=request.usage(now, aborted=aborted) if first or pending.finish is not None else None,
             every_s=request.every_s if first else 0.0,
             finish=pending.finish,

@@ -68,7 +68,7 @@ def main() -> None:
         tokenizer = functools.cache(load_backend)
         # Beside the weights: 0.25 s more of start, and 0.45 s less for the first schema.
         threading.Thread(
-            target=_prepare_engines, args=(vocabulary, lambda: tokenizer(folder)), daemon=True
+            target=_prepare_engines, args=(config, vocabulary, lambda: tokenizer(folder)), daemon=True
         ).start()
         runner, cache, limits = _load(config, orders, shape)
         on_gpu = runner.device.type == "cuda"
@@ -78,7 +78,7 @@ def main() -> None:
             config = dataclasses.replace(config, speculation=not on_gpu)
         grammars = GrammarStore(
             vocabulary,
-            find=lambda key: _grammar_files(vocabulary).get(key),
+            find=lambda key: _grammar_files(vocabulary, config.grammar_backend).get(key),
             send=compiler.send,
             restart=compiler.restart,
         )
@@ -106,32 +106,36 @@ def main() -> None:
     def prepare() -> None:
         if not compiler.generation:  # else a constraint has started it
             compiler.start()
-        threading.Thread(target=_prepare_lark, args=(vocabulary,), daemon=True).start()
+        threading.Thread(target=_prepare_library, args=(config, vocabulary), daemon=True).start()
 
     serve(scheduler, inbox, detokenizer, compiler, prepare)
 
 
 @functools.cache
-def _grammar_files(vocabulary: Vocabulary) -> GrammarFiles:
+def _grammar_files(vocabulary: Vocabulary, backend: str) -> GrammarFiles:
     from ramify.grammar.compile.grammar_files import GrammarFiles
 
-    return GrammarFiles(vocabulary)
+    return GrammarFiles(vocabulary, backend=backend)
 
 
-def _prepare_engines(vocabulary: Vocabulary, load_tokenizer: Callable[[], object]) -> None:
+def _prepare_engines(
+    config: EngineConfig, vocabulary: Vocabulary, load_tokenizer: Callable[[], object]
+) -> None:
     """Load what the first constraint, and the first text that a grammar forces, would wait for."""
     compile_grammars()
     from ramify.grammar.engine.load import prepare
 
     prepare(vocabulary)
+    if config.grammar_backend != "auto":  # with "auto" few constraints need another library
+        _prepare_library(config, vocabulary)
     load_tokenizer()
 
 
-def _prepare_lark(vocabulary: Vocabulary) -> None:
-    """Load what the first Lark grammar would wait for."""
-    from ramify.grammar.engine.load import prepare_lark
+def _prepare_library(config: EngineConfig, vocabulary: Vocabulary) -> None:
+    """Load what the first grammar of another library would wait for."""
+    from ramify.grammar.engine.load import prepare_library
 
-    prepare_lark(vocabulary)
+    prepare_library(config.grammar_backend, vocabulary)
     trim_heap()
 
 

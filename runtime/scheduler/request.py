@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ramify.constraint import Constraint
-from ramify.messages import ProgramHint, Unenforced, Usage
+from ramify.messages import Enforcement, ProgramHint, Usage
 from ramify.radix.evicted import Lost
 from ramify.ring_messages import Submit
 from ramify.runtime.scheduler.pooling import PooledStates
@@ -66,7 +66,7 @@ class Report:
     announced: bool = False
     """The first chunk has been sent."""
     prompt_logprobs: list[Logprob] = dataclasses.field(default_factory=list)
-    unenforced: tuple[Unenforced, ...] = ()
+    enforcement: Enforcement | None = None
     overlap: bytes = b""
     """The end of the prompt that the first output token replaces and begins with (token healing)."""
     forced: set[int] = dataclasses.field(default_factory=set)

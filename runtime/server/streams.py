@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from ramify.loop import cancel_at_end
-from ramify.messages import ChoiceScore, Finish, TextChunk, TokenLogprobs, Unenforced, Usage, Violation
+from ramify.messages import ChoiceScore, Enforcement, Finish, TextChunk, TokenLogprobs, Usage, Violation
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class GenerationResult:
         self.finish: Finish | None = None
         self.kept_ids = 0
         self.tail = ""
-        self.unenforced: tuple[Unenforced, ...] = ()
+        self.enforcement: Enforcement | None = None
         self.violations: tuple[Violation, ...] | None = None
 
     def add(self, chunk: TextChunk) -> None:
@@ -45,7 +45,7 @@ class GenerationResult:
             self.prompt_logprobs.append(chunk.prompt_logprobs)
         if chunk.usage is not None:
             self.usage = chunk.usage
-        self.unenforced += chunk.unenforced
+        self.enforcement = chunk.enforcement or self.enforcement
         if chunk.finish is not None:
             self.finish, self.kept_ids, self.tail = chunk.finish, chunk.kept_ids, chunk.tail
             self.violations, self.choices = chunk.violations, chunk.choices

@@ -89,7 +89,7 @@ def test_it_answers_good_and_bad() -> None:
     first, second = wait(run([job_of(good), job_of(bad)], compile_really))
     assert isinstance(first, GrammarReady)
     assert first.key == good.key
-    assert accepts(load_grammar(first.engine, first.payload, tiny()), "日本")
+    assert accepts(load_grammar(first.engine, first.payload, first.enforcement, tiny()), "日本")
     assert isinstance(second, GrammarFailed)
     assert second.error.pointer == "/type"
 

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramify.constraint import Constraint
 from ramify.errors import EngineError, InvalidConstraint
-from ramify.grammar.engine.lark import LarkGrammar, LarkMatcher, compile_lark
-from ramify.grammar.engine.load import prepare_lark
+from ramify.grammar.engine.llguidance import LLGuidanceGrammar, LLGuidanceMatcher, compile_constraint
+from ramify.grammar.engine.load import prepare_library
+from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.vocabularies import CONTROL, STOP, accepts, mask_of, takes, tiny, tokenise
 
 SUM = r"""
@@ -25,8 +27,12 @@ NUMBER: /[0-9]{1,3}/
 NESTED = 'start: "(" start ")" | "x" | ""'
 
 
-def grammar(source: str) -> LarkGrammar:
-    return LarkGrammar(compile_lark(source, tiny()), tiny())
+def compile_lark(source: str, vocabulary: Vocabulary) -> bytes:
+    return compile_constraint(Constraint(kind="lark", source=source), vocabulary)
+
+
+def grammar(source: str) -> LLGuidanceGrammar:
+    return LLGuidanceGrammar(compile_lark(source, tiny()), tiny())
 
 
 @pytest.mark.parametrize(
@@ -45,7 +51,7 @@ def test_what_is_accepted(source: str, inside: list[str], outside: list[str]) ->
     assert not any(accepts(compiled, text) for text in outside)
 
 
-def walk(matcher: LarkMatcher, seed: int, steps: int) -> list[int]:
+def walk(matcher: LLGuidanceMatcher, seed: int, steps: int) -> list[int]:
     chooser = random.Random(seed)
     taken: list[int] = []
     for _ in range(steps):
@@ -223,6 +229,9 @@ def test_a_grammar_that_is_too_large_is_refused() -> None:
 
 def test_the_tokenizer_is_made_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary = type(tiny())(tiny().tokens, tiny().stop_ids)
-    prepare_lark(vocabulary)
+    prepare_library("auto", vocabulary)
     monkeypatch.setattr(llguidance, "LLTokenizer", None)
-    assert LarkGrammar(compile_lark('start: "ab"', vocabulary), vocabulary).matcher().forced_bytes() == b"ab"
+    assert (
+        LLGuidanceGrammar(compile_lark('start: "ab"', vocabulary), vocabulary).matcher().forced_bytes()
+        == b"ab"
+    )

@@ -276,6 +276,7 @@ def test_what_is_left_out_is_told_with_the_first_chunk(strict: Any) -> None:
 
     hostile.scheduler.step = watched  # type: ignore[method-assign]
     hostile.run(held, 9)
-    assert [left.schema for left in chunks[0].unenforced] == ["/pattern"]
-    assert "lookbehind" in chunks[0].unenforced[0].message
-    assert not any(chunk.unenforced for chunk in chunks[1:])
+    assert chunks[0].enforcement is not None
+    assert [left.schema for left in chunks[0].enforcement.unenforced] == ["/pattern"]
+    assert "lookbehind" in chunks[0].enforcement.unenforced[0].message
+    assert not any(chunk.enforcement for chunk in chunks[1:])

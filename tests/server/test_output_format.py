@@ -12,7 +12,7 @@ import pytest
 from ramify import constraint
 from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint
-from ramify.messages import Finish, TextChunk, Unenforced
+from ramify.messages import Enforcement, Finish, TextChunk, Unenforced
 from ramify.runtime.server.openai.protocol import choice_extras
 from ramify.runtime.server.streams import GenerationResult
 from tests.server.fake_frontend import MODEL, FakeFrontend, events
@@ -212,7 +212,7 @@ def test_what_was_left_out_is_reported_beside_what_is_not_satisfied() -> None:
     left_out = Unenforced(schema="/pattern", message="A lookahead is not supported.")
     collected = GenerationResult()
     for chunk in (
-        TextChunk(rid="r", text='"a', unenforced=(left_out,)),
+        TextChunk(rid="r", text='"a', enforcement=Enforcement(unenforced=(left_out,))),
         TextChunk(rid="r", text='"', finish=Finish(reason="stop"), violations=()),
     ):
         collected.add(chunk)

@@ -107,6 +107,12 @@ class ChatMessageReply(Reply):
 class ChoiceExtras(Reply):
     unenforced: list[Unenforced] | msgspec.UnsetType = msgspec.UNSET
     """Schema keywords that the grammar leaves out (``strict: false``)."""
+    grammar_backend: str | msgspec.UnsetType = msgspec.UNSET
+    """The library that compiled the grammar, where it is not Ramify's own, with the next two fields."""
+    narrowed: list[str] | msgspec.UnsetType = msgspec.UNSET
+    """Valid texts that the grammar does not allow."""
+    may_be_cut: bool | msgspec.UnsetType = msgspec.UNSET
+    """An output that runs out of tokens may be cut (``finish_reason: "length"``)."""
     violations: list[Violation] | msgspec.UnsetType = msgspec.UNSET
     """Schema keywords that the output does not satisfy (``strict: "validate"``)."""
 
@@ -190,13 +196,10 @@ class ModelList(Reply):
 
 def choice_extras(outcome: TextChunk | GenerationResult) -> ChoiceExtras | msgspec.UnsetType:
     """The fields of a choice beyond OpenAI's API; unset where there are none."""
-    left_out, found = outcome.unenforced, outcome.violations
-    if not left_out and found is None:
-        return msgspec.UNSET
-    return ChoiceExtras(
-        unenforced=list(left_out) if left_out else msgspec.UNSET,
-        violations=msgspec.UNSET if found is None else list(found),
-    )
+    extras = {} if outcome.enforcement is None else outcome.enforcement.fields()
+    if outcome.violations is not None:
+        extras["violations"] = list(outcome.violations)
+    return ChoiceExtras(**extras) if extras else msgspec.UNSET
 
 
 def usage_reply(usages: Sequence[Usage], n: int) -> UsageReply:

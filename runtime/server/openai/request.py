@@ -59,7 +59,7 @@ SPELLING = {
 UNSUPPORTED = {
     "moderation": "",
     "prompt_cache_options": "",
-    "guided_decoding_backend": "The engine is chosen by what it enforces.",
+    "guided_decoding_backend": "It is an option of the server: ramify serve --grammar-backend.",
     "guided_whitespace_pattern": "Use a json_schema format and its whitespace.",
     "lora_path": "",
 }

@@ -37,8 +37,8 @@ def generation_body(
     }
     if result.forced:
         meta["forced_places"] = result.forced
-    if result.unenforced:
-        meta["unenforced"] = result.unenforced
+    if result.enforcement is not None:
+        meta |= result.enforcement.fields()
     if result.violations is not None:
         meta["violations"] = result.violations
     if request.choices is not None:

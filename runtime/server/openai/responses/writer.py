@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ramify.errors import RamifyError
-from ramify.messages import Finish, TextChunk, Unenforced
+from ramify.messages import Enforcement, Finish, TextChunk
 from ramify.runtime.server.openai.protocol import TokenLogprob, choice_extras
 from ramify.runtime.server.openai.responses.protocol import (
     CallItem,
@@ -49,7 +49,7 @@ class ResponseWriter:
         self._logprobs: collections.deque[tuple[list[TokenLogprob], int]] = collections.deque()
         """(entries, characters) of pieces whose text is in no event yet."""
         self._reasoning_tokens = 0
-        self._unenforced: tuple[Unenforced, ...] = ()
+        self._enforcement: Enforcement | None = None
         self._event_count = 0
         self._events: list[bytes] = []
 
@@ -90,7 +90,7 @@ class ResponseWriter:
             parts += self._parser.close()
         if parts and not any(isinstance(part, Content) for part in parts):
             self._logprobs.clear()
-        self._unenforced += chunk.unenforced
+        self._enforcement = chunk.enforcement or self._enforcement
         return parts
 
     def _count_reasoning(self, chunk: TextChunk) -> None:
@@ -176,7 +176,7 @@ class ResponseWriter:
             self._close("incomplete" if cut else "completed")
         if chunk.usage is not None:
             response.usage = response_usage(chunk.usage, self._reasoning_tokens)
-        response.ramify = choice_extras(msgspec.structs.replace(chunk, unenforced=self._unenforced))
+        response.ramify = choice_extras(msgspec.structs.replace(chunk, enforcement=self._enforcement))
         if cut:
             response.status = "incomplete"
             response.incomplete_details = IncompleteDetails(reason="max_output_tokens")

@@ -1,6 +1,7 @@
-"""Grammars in Lark's notation through llguidance: an Earley parser over a lexer of derivatives.
+"""llguidance: an Earley parser over a lexer of derivatives, for schemas, regular expressions, and grammars in
+Lark's notation.
 
-Token-level constructs and sampling attributes are refused: a constraint is about text.
+In Lark's notation token-level constructs and sampling attributes are refused: a constraint is about text.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from typing import Any
 import llguidance
 import numpy as np
 
+from ramify.constraint import Constraint, Kind, alternation
 from ramify.errors import EngineError, InvalidConstraint
 from ramify.grammar.engine.lark_rules import endless_rule
 from ramify.grammar.engine.prefix_matcher import fewest_tokens, with_prefix
 from ramify.grammar.matcher import Matcher, allow, check_rollback, mask_words
 from ramify.grammar.vocabulary import Vocabulary
+from ramify.messages import Enforcement
 
 _LIMITS = llguidance.LLParserLimits(max_items_in_row=500, step_max_items=10_000, step_lexer_fuel=50_000)
 """A quarter of llguidance's defaults, or less: one ambiguous grammar must not delay a step of all
@@ -58,7 +61,7 @@ def tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
     """llguidance's tokenizer for `vocabulary`, made once."""
     if vocabulary not in _tokenizers:
         if not vocabulary.stop_ids:
-            raise InvalidConstraint("The model has no stop token, which a Lark grammar needs to end.")
+            raise InvalidConstraint("The model has no stop token, which llguidance needs.")
         tokens: Any = _Tokens(vocabulary)
         _tokenizers[vocabulary] = llguidance.LLTokenizer(
             tokens, n_vocab=vocabulary.size, eos_token=list(vocabulary.stop_ids)
@@ -66,75 +69,115 @@ def tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
     return _tokenizers[vocabulary]
 
 
-def compile_lark(grammar: str, vocabulary: Vocabulary) -> bytes:
-    """The payload of `LarkGrammar`: the checked grammar itself.
+def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> bytes:
+    """The payload of `LLGuidanceGrammar`: llguidance's own form of the source, checked.
 
-    Raises `InvalidConstraint` with llguidance's reason, and the line and column where it gives them; and
-    where ``start`` needs a rule that no text satisfies, with its line.
+    Raises `InvalidConstraint` with llguidance's reason, and the line and column where it gives them; for a
+    grammar whose ``start`` needs a rule that no text satisfies, with its line.
     """
+    kind = constraint.kind
+    if kind == "lark":
+        check_lark(constraint.source)
+    payload = _source(constraint).encode()
+    inner = _matcher(payload, vocabulary)
+    if inner.is_error():
+        raise InvalidConstraint(_reason(inner.get_error(), kind), field=kind)
+    # With `lenient`, llguidance warns of the keywords that it leaves out; these are told as unenforced.
+    if constraint.strict is True and (warnings := inner.get_grammar_warnings()):
+        raise InvalidConstraint(_reason(str(warnings[0]), kind), field=kind)
+    if kind == "lark":
+        _check_ends(constraint.source, vocabulary)
+    if _matches_nothing(inner, vocabulary, kind):
+        raise InvalidConstraint(
+            f"No text that this model's tokenizer can spell satisfies the {_NAMES[kind]}.", field=kind
+        )
+    return payload
+
+
+def check_lark(grammar: str) -> None:
+    """Raise `InvalidConstraint` for tokens and sampling attributes in a grammar in Lark's notation."""
     bare = _QUOTED.sub('""', grammar)
     for pattern, what in _REFUSED.items():
         if (found := pattern.search(bare)) is not None:
             line = bare.count("\n", 0, found.start()) + 1
             raise InvalidConstraint(f"The grammar, line {line}: {what} are not supported.", field="lark")
-    payload = grammar.encode()
-    inner = _matcher(payload, vocabulary)
-    if inner.is_error():
-        raise InvalidConstraint(_reason(inner.get_error()), field="lark")
-    if warnings := inner.get_grammar_warnings():
-        raise InvalidConstraint(_reason(str(warnings[0])), field="lark")
+
+
+def _check_ends(grammar: str, vocabulary: Vocabulary) -> None:
+    """Raise `InvalidConstraint` where ``start`` needs a rule that no text satisfies."""
+    make = llguidance.LLMatcher.grammar_from_lark
     endless = endless_rule(
-        grammar, lambda part: _matches_nothing(_matcher(part.encode(), vocabulary), vocabulary)
+        grammar, lambda part: _matches_nothing(_matcher(make(part).encode(), vocabulary), vocabulary, "lark")
     )
-    if endless is not None:
-        why = (
-            "never ends: each of its alternatives calls it again" if endless.recursive else "matches no text"
-        )
-        raise InvalidConstraint(
-            f"The grammar, line {endless.line}: {endless.rule!r} {why}.",
-            field="lark",
-            remedy="Give it an alternative that ends."
-            if endless.recursive
-            else "Correct it, or leave it out.",
-        )
-    if _matches_nothing(inner, vocabulary):
-        raise InvalidConstraint(
-            "No text that this model's tokenizer can spell satisfies the grammar.", field="lark"
-        )
-    return payload
+    if endless is None:
+        return
+    why = "never ends: each of its alternatives calls it again" if endless.recursive else "matches no text"
+    raise InvalidConstraint(
+        f"The grammar, line {endless.line}: {endless.rule!r} {why}.",
+        field="lark",
+        remedy="Give it an alternative that ends." if endless.recursive else "Correct it, or leave it out.",
+    )
 
 
-def _matches_nothing(inner: llguidance.LLMatcher, vocabulary: Vocabulary) -> bool:
+def _matches_nothing(inner: llguidance.LLMatcher, vocabulary: Vocabulary, kind: Kind) -> bool:
     """Whether no token may come first and the text may not be empty. Raises `InvalidConstraint` where
     llguidance's limits end the search."""
     row = np.zeros(mask_words(vocabulary.size), np.int32)
     try:
-        LarkMatcher(inner, vocabulary, ()).fill_mask(row)
+        LLGuidanceMatcher(inner, vocabulary, ()).fill_mask(row)
     except EngineError as error:
         if "NoExtension" not in inner.get_error():
-            raise InvalidConstraint(f"The grammar is too complex: {error.message}", field="lark") from None
+            message = f"The {_NAMES[kind]} is too complex: {error.message}"
+            raise InvalidConstraint(message, field=kind) from None
         return True
     return not row.any()
 
 
+_NAMES: dict[Kind, str] = {
+    "json_schema": "schema",
+    "json_object": "schema",
+    "regex": "pattern",
+    "choices": "list of choices",
+    "lark": "grammar",
+}
+
+
+def _source(constraint: Constraint) -> str:
+    make = llguidance.LLMatcher
+    if constraint.kind == "lark":
+        return make.grammar_from_lark(constraint.source)
+    if constraint.kind == "choices":
+        return make.grammar_from_regex(alternation(constraint.source))
+    if constraint.kind == "regex":
+        return make.grammar_from_regex(constraint.source)
+    options: dict[str, Any] = {"lenient": constraint.strict is not True, "whitespace_flexible": False}
+    match constraint.whitespace:
+        case "natural":
+            options |= {"item_separator": ", ", "key_separator": ": "}
+        case "compact" | 0:
+            pass
+        case most:
+            options = {"lenient": options["lenient"], "whitespace_pattern": rf"[ \t\n\r]{{0,{most}}}"}
+    return make.grammar_from_json_schema(constraint.source or '{"type": "object"}', overrides=options)
+
+
 def _matcher(payload: bytes, vocabulary: Vocabulary) -> llguidance.LLMatcher:
-    source = llguidance.LLMatcher.grammar_from_lark(payload.decode())
-    return llguidance.LLMatcher(tokenizer(vocabulary), source, log_level=0, limits=_LIMITS)
+    return llguidance.LLMatcher(tokenizer(vocabulary), payload.decode(), log_level=0, limits=_LIMITS)
 
 
-def _reason(message: str) -> str:
+def _reason(message: str, kind: Kind = "lark") -> str:
     """The first line of llguidance's message; the next lines may repeat the grammar or list all tokens."""
     first = message.strip().splitlines()[0][:300].rstrip(" .") if message.strip() else "it is not valid"
     found = _PLACE.match(first)
-    if found is None:
-        return f"The grammar: {first}."
+    if found is None or kind != "lark":
+        return f"The {_NAMES[kind]}: {first}."
     return f"The grammar, line {found[1]}, column {found[2]}: {found[3]}."
 
 
-class LarkGrammar:
-    """A grammar, read from the payload that `compile_lark` returned."""
+class LLGuidanceGrammar:
+    """A grammar, read from the payload that `compile_constraint` returned."""
 
-    unenforced = ()
+    enforcement = Enforcement(backend="llguidance", whole=False)
 
     def __init__(self, payload: bytes, vocabulary: Vocabulary) -> None:
         self._inner = _matcher(payload, vocabulary)
@@ -144,11 +187,11 @@ class LarkGrammar:
         self.nbytes = 64 * len(payload)  # an estimate: llguidance does not report it
 
     def matcher(self, prefix: bytes = b"") -> Matcher:
-        inner = LarkMatcher(self._inner.deep_copy(), self._vocabulary, ())
+        inner = LLGuidanceMatcher(self._inner.deep_copy(), self._vocabulary, ())
         return with_prefix(inner, prefix, self._vocabulary)
 
 
-class LarkMatcher:
+class LLGuidanceMatcher:
     """Where text is forced, the mask allows only the tokenizer's own token for it; `accept` takes any
     spelling.
 
@@ -220,7 +263,7 @@ class LarkMatcher:
                 self._inner.rollback(taken)
 
     def fork(self) -> Matcher:
-        twin = LarkMatcher(self._inner.deep_copy(), self._vocabulary, self._steps)
+        twin = LLGuidanceMatcher(self._inner.deep_copy(), self._vocabulary, self._steps)
         twin._finished = self._finished
         return twin
 

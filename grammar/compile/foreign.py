@@ -1,0 +1,162 @@
+"""Constraints through other libraries: XGrammar, llguidance and outlines-core.
+
+A library is asked as it is. Around it we check that the constraint is valid, name the keywords that the
+library is not known to enforce (`keywords`), and refuse the schema for them unless `strict` allows that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ramify.constraint import Constraint, Kind
+from ramify.errors import InvalidConstraint, RamifyError
+from ramify.grammar.compile import keywords
+from ramify.grammar.schema.check import SchemaDocument
+from ramify.grammar.schema.deep_recursion import deep_recursion
+from ramify.grammar.schema.unenforceable import Unenforceable
+from ramify.grammar.schema.values.json_text import parse_json
+from ramify.grammar.vocabulary import Vocabulary
+from ramify.messages import Enforcement, Unenforced
+
+if TYPE_CHECKING:
+    from ramify.grammar.compile.policy import Compiled
+
+IN_ORDER = "Properties come in the schema's order."
+CLOSED = "Objects have no other properties than the schema names, unless additionalProperties allows them."
+
+KINDS: dict[str, tuple[Kind, ...]] = {
+    "xgrammar": ("json_schema", "json_object", "regex", "choices", "ebnf", "structural_tag"),
+    "llguidance": ("json_schema", "json_object", "regex", "choices", "lark"),
+    "outlines": ("json_schema", "regex", "choices"),
+}
+"""The kinds of constraints that each backend can do."""
+_CLOSING = ("xgrammar", "outlines")
+"""Backends that close objects."""
+
+
+def spacing(constraint: Constraint, backend: str = "ramify") -> str:
+    """The white space that a JSON constraint allows, as a sentence."""
+    match constraint.whitespace:
+        case "natural" if backend == "outlines":
+            return "White space: at most one space between any two parts."
+        case "natural":
+            return "White space: one space after each comma and colon, no other."
+        case "compact" | 0:
+            return "White space: none."
+    return f"White space: at most {constraint.whitespace} characters between any two parts."
+
+
+def no_such_kind(constraint: Constraint, backend: str) -> InvalidConstraint:
+    return InvalidConstraint(
+        f"{backend} cannot do constraints of kind {constraint.kind}.",
+        field=constraint.kind,
+        remedy="Start the engine with grammar_backend='auto' (--grammar-backend auto), which can.",
+    )
+
+
+def library_of(backend: str) -> tuple[str, Callable[[Constraint, Vocabulary], bytes]]:
+    """The engine of a backend's grammars, and what compiles them. Imports the library."""
+    if backend == "xgrammar":
+        from ramify.grammar.engine import xgrammar
+
+        return "xgrammar", xgrammar.compile_constraint
+    if backend == "llguidance":
+        from ramify.grammar.engine import llguidance
+
+        return "llguidance", llguidance.compile_constraint
+    from ramify.grammar.compile import outlines
+
+    return "pushdown", outlines.compile_constraint
+
+
+def compile_foreign(
+    constraint: Constraint, vocabulary: Vocabulary, backend: str, *, exactly: bool = False
+) -> Compiled:
+    """Compile a constraint, which was checked, with the library of `backend`.
+
+    Raises `InvalidConstraint` where the library refuses it or cannot do its kind, and `Unenforceable`, with
+    `strict` True, for a schema with a keyword that the library is not known to enforce. With `exactly` also
+    where it is known to reject valid instances.
+    """
+    from ramify.grammar.compile.policy import Compiled
+
+    engine, compile_with = library_of(backend)
+    if constraint.kind not in KINDS[backend]:
+        raise no_such_kind(constraint, backend)
+    enforcement = _enforcement(constraint, backend, exactly)
+    try:
+        payload = compile_with(constraint, vocabulary)
+    except (RamifyError, MemoryError, RecursionError):
+        raise
+    except BaseException as error:  # a panic in Rust is no Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        raise InvalidConstraint(f"{backend} cannot compile it: {error}.", field=constraint.kind) from None
+    return Compiled(engine, payload, enforcement)
+
+
+def _enforcement(constraint: Constraint, backend: str, exactly: bool) -> Enforcement:
+    whole = backend == "outlines"
+    if constraint.kind == "structural_tag":
+        tag = parse_json(constraint.source)
+        for schema, pointer in _schemas_in(tag):
+            _refuse_widened(keywords.unenforced(_document(schema, pointer), backend), pointer)
+        return Enforcement(backend=backend, narrowed=(IN_ORDER, CLOSED), whole=whole)
+    if constraint.kind not in ("json_schema", "json_object"):
+        return Enforcement(backend=backend, whole=whole)
+    if constraint.any_order:
+        raise InvalidConstraint(
+            f"{backend} has no any_order: it writes properties in the schema's order.",
+            field="any_order",
+            remedy="Leave it out, or start the engine with grammar_backend='auto'.",
+        )
+    document = _document(parse_json(constraint.source or '{"type": "object"}'))
+    left_out = keywords.unenforced(document, backend)
+    if constraint.strict is True:
+        _refuse_widened(left_out)
+    rejects = keywords.narrowed(document, backend)
+    if exactly and rejects:
+        raise InvalidConstraint(f"{backend} rejects valid instances for {rejects[0]}.")
+    narrowed = (
+        IN_ORDER,
+        *([CLOSED] if backend in _CLOSING else []),
+        spacing(constraint, backend),
+        *(f"Some valid instances are rejected for {name}." for name in rejects),
+    )
+    return Enforcement(backend=backend, unenforced=left_out, narrowed=narrowed, whole=whole)
+
+
+def _document(schema: Any, pointer: str = "") -> SchemaDocument:
+    with deep_recursion():
+        try:
+            return SchemaDocument(schema)
+        except InvalidConstraint as error:
+            error.pointer = pointer + (error.pointer or "")
+            raise
+
+
+def _refuse_widened(left_out: tuple[Unenforced, ...], pointer: str = "") -> None:
+    if left_out:
+        raise Unenforceable(
+            left_out[0].message,
+            pointer=pointer + left_out[0].schema,
+            remedy='Leave the keyword out, set strict to "validate", or start the engine with'
+            " grammar_backend='auto'.",
+        )
+
+
+def _schemas_in(tag: Any, pointer: str = "") -> list[tuple[Any, str]]:
+    """The JSON schemas in a structural tag, each with its pointer."""
+    found = []
+    if isinstance(tag, dict):
+        for name, value in tag.items():
+            where = f"{pointer}/{name}"
+            if name in ("json_schema", "schema") and isinstance(value, dict | bool):
+                found.append((value, where))
+            else:
+                found += _schemas_in(value, where)
+    elif isinstance(tag, list):
+        for i, value in enumerate(tag):
+            found += _schemas_in(value, f"{pointer}/{i}")
+    return found

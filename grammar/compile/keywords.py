@@ -1,0 +1,158 @@
+"""What each backend does with each keyword of JSON Schema, as a run of the tests' schemas has found it.
+
+``backend_keywords.json`` is written by ``python docs/backend_keywords.py``. A *feature* is a keyword, where
+it matters with its value; "a | b" is feature a in a subschema that has feature b as well:
+
+    {"type": "string", "minLength": 2}     features  type string, minLength
+                                           pairs     type string | minLength, minLength | type string
+
+A feature is *enforced* if instances that violate it, and nothing else, were rejected, and none was accepted.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from ramify.grammar.schema.check import KEYWORDS, SchemaDocument, escape
+from ramify.grammar.schema.values.formats import FORMATS
+from ramify.messages import Unenforced
+
+FILE = Path(__file__).with_name("backend_keywords.json")
+PACKAGES = {"xgrammar": "xgrammar", "llguidance": "llguidance", "outlines": "outlines-core"}
+"""The package of each backend's library."""
+
+WIDENING = frozenset(["nullable", "minContains"])
+"""Keywords that allow more, not less: whether they are enforced says `narrowed`."""
+
+
+Status = Literal["enforced", "widened", "refused", "unknown"]
+
+
+class Feature(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was found of a feature. `rejected`: instances that violate it alone and were rejected."""
+
+    status: Status
+    rejected: int = 0
+    narrowed: bool = False
+    """Valid instances of schemas with it are rejected."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What was found of a backend: by feature, and by pair of features where the pair alone is the cause."""
+
+    version: str
+    features: dict[str, Feature]
+
+
+@functools.cache
+def table() -> dict[str, Found]:
+    """By backend, what was found. The versions of the libraries that are installed may be others."""
+    return msgspec.json.decode(FILE.read_bytes(), type=dict[str, Found])
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """The installed version of each backend's library; "" where it is not installed."""
+    return {backend: _version(package) for backend, package in PACKAGES.items()}
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def features(subschema: Mapping[str, Any]) -> dict[str, str]:
+    """The features of a subschema, without those below it, each with its keyword."""
+    found = {}
+    for keyword, value in subschema.items():
+        if keyword not in KEYWORDS or (keyword == "format" and value not in FORMATS):
+            continue
+        if value is False and keyword in ("uniqueItems", "nullable", "exclusiveMinimum", "exclusiveMaximum"):
+            continue
+        found[_feature(keyword, value)] = keyword
+    return found
+
+
+def _feature(keyword: str, value: Any) -> str:
+    if keyword in ("type", "format"):
+        return f"{keyword} {value if isinstance(value, str) else 'list'}"
+    if isinstance(value, bool) and keyword != "const":
+        return f"{keyword} {str(value).lower()}"
+    if keyword in ("items", "dependencies"):
+        values = list(value.values()) if keyword == "dependencies" else [value]
+        return f"{keyword} list" if any(isinstance(one, list) for one in values) else keyword
+    if keyword == "multipleOf" and isinstance(value, Decimal | float):
+        return "multipleOf fraction"
+    return keyword
+
+
+def beside(subschema: Mapping[str, Any], own: str) -> Iterator[str]:
+    """The pairs of the feature `own` with what else the subschema has, or lacks."""
+    others = [other for other in features(subschema) if other != own]
+    if "type" not in subschema:
+        others.append("no type")
+    if "properties" in subschema and "additionalProperties" not in subschema:
+        others.append("no additionalProperties")
+    for other in others:
+        yield f"{own} | {other}"
+
+
+def _restricts(feature: str) -> bool:
+    """False for ``additionalProperties: true`` and the like, and for keywords that allow more."""
+    return not feature.endswith(" true") or feature in ("uniqueItems true", "exclusiveMinimum true")
+
+
+def unenforced(document: SchemaDocument, backend: str) -> tuple[Unenforced, ...]:
+    """The keywords of a schema that the backend is not known to enforce, with their pointers."""
+    found = table()[backend]
+    left_out = []
+    for pointer, subschema in document.subschemas.items():
+        own = document.keywords(pointer) if isinstance(subschema, dict) else {}
+        for feature, keyword in features(own).items():
+            if not _restricts(feature) or keyword in WIDENING:
+                continue
+            reason = _not_enforced(found, backend, own, feature)
+            if reason:
+                left_out.append(Unenforced(schema=f"{pointer}/{escape(keyword)}", message=reason))
+    return tuple(left_out)
+
+
+def _not_enforced(found: Found, backend: str, own: Mapping[str, Any], feature: str) -> str:
+    status = found.features.get(feature)
+    package = f"{PACKAGES[backend]} {found.version}"
+    if status is None or status.status in ("refused", "unknown"):
+        return f"It is not known whether {package} enforces {feature}."
+    if status.status == "widened":
+        return f"{package} does not enforce {feature}."
+    for pair in beside(own, feature):
+        if pair in found.features and found.features[pair].status == "widened":
+            return f"{package} does not enforce {feature} beside {pair.partition(' | ')[2]}."
+    return ""
+
+
+def narrowed(document: SchemaDocument, backend: str) -> tuple[str, ...]:
+    """The features of a schema for which the backend rejects valid instances."""
+    found = table()[backend].features
+    names: dict[str, None] = {}
+    for pointer, subschema in document.subschemas.items():
+        own = document.keywords(pointer) if isinstance(subschema, dict) else {}
+        for feature in features(own):
+            for name in (feature, *beside(own, feature)):
+                if name in found and found[name].narrowed:
+                    names[name] = None
+    return tuple(names)
+
+
+def load_document(source: str) -> SchemaDocument:
+    """A schema's JSON text, checked."""
+    return SchemaDocument(json.loads(source, parse_float=Decimal))

@@ -1,0 +1,93 @@
+"""outlines-core: a schema becomes a regular expression, and that an automaton over bytes.
+
+outlines-core indexes a regular expression by state and token. That index takes 57 MB for a string of at most
+200 characters and 49k tokens, and says nothing of budgets. So its index is asked for over the 256 bytes as
+tokens, which is the automaton itself (0.4 MB), and our engine fills the masks:
+
+    {"type": "string", "maxLength": 1}     outlines-core's schema
+    "([^"\\\\…]|\\\\["\\\\/bfnrt]){0,1}"          its regular expression
+    0: " → 1    1: " → 3, a → 2, …           its index over bytes, as our pushdown automaton without calls
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import outlines_core
+from outlines_core.json_schema import build_regex_from_schema
+
+from ramify.constraint import Constraint, alternation
+from ramify.errors import InvalidConstraint
+from ramify.grammar.automaton.byte_edges import Edges
+from ramify.grammar.automaton.compiler import compile_edges
+from ramify.grammar.vocabulary import Vocabulary
+
+_STOP = 256
+_MARK = "\U0010ffff"
+"""Written behind every text. outlines-core leaves out the ways from a final state to one that is not final,
+so ``a(?:bc)?`` over bytes would end at "a". With the mark, no state before it is final."""
+
+
+def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> bytes:
+    """The payload of `PushdownGrammar`. Raises `InvalidConstraint` with the reason of outlines-core."""
+    try:
+        pattern = _pattern(constraint)
+        bytes_alone = outlines_core.Vocabulary(_STOP, {bytes([byte]): [byte] for byte in range(256)})
+        index = outlines_core.Index(f"(?:{pattern}){_MARK}", bytes_alone)
+    except ValueError as error:
+        reason = str(error).splitlines()[0].rstrip(" .")[:300]
+        raise InvalidConstraint(f"outlines-core refuses it: {reason}.", field=constraint.kind) from None
+    return compile_edges(_edges(index, vocabulary.spelled_bytes), vocabulary).to_bytes()
+
+
+def _pattern(constraint: Constraint) -> str:
+    if constraint.kind == "regex":
+        return constraint.source
+    if constraint.kind == "choices":
+        return alternation(constraint.source)
+    space = {"natural": "[ ]?", "compact": ""}.get(str(constraint.whitespace))
+    return build_regex_from_schema(
+        constraint.source, rf"[ \t\n\r]{{0,{constraint.whitespace}}}" if space is None else space
+    )
+
+
+def _edges(index: outlines_core.Index, alphabet: frozenset[int]) -> Edges:
+    """The automaton of an index over bytes; its start is state 0. It calls nothing."""
+    transitions = index.get_transitions()
+    start = index.get_initial_state()
+    order = [start, *sorted(transitions.keys() - {start})]
+    number = {state: i for i, state in enumerate(order)}
+    marked = index.get_final_states()
+
+    def is_final(state: int | None) -> bool:
+        for byte in _MARK.encode():
+            state = transitions.get(state, {}).get(byte) if state is not None else None
+        return state in marked
+
+    offsets = np.zeros(len(order) + 1, np.int32)
+    edges: list[list[int]] = []
+    """Each a lowest byte, a highest byte, and a target."""
+    for i, state in enumerate(order):
+        row = transitions[state]
+        for byte in sorted(alphabet & row.keys()):
+            target = number[row[byte]]
+            last = edges[-1] if len(edges) > offsets[i] else None
+            if last is not None and last[1:] == [byte - 1, target]:
+                last[1] = byte
+            else:
+                edges.append([byte, byte, target])
+        offsets[i + 1] = len(edges)
+    low, high, targets = np.array(edges, np.int32).reshape(-1, 3).T
+    nowhere = np.zeros(0, np.int32)
+    no = np.zeros(len(order), np.bool_)
+    return Edges(
+        offsets,
+        low.astype(np.uint8),
+        high.astype(np.uint8),
+        targets.copy(),
+        np.full(len(edges), -1, np.int32),
+        np.array([is_final(state) for state in order], np.bool_),
+        no,
+        nowhere,
+        nowhere,
+        no,
+    )
