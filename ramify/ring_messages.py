@@ -139,7 +139,7 @@ class GrammarReady(Message, frozen=True, kw_only=True):
     key: str
     engine: str
     payload: bytes
-    enforcement: Enforcement
+    enforcement: Enforcement = Enforcement()
 
 
 class GrammarFailed(Message, frozen=True, kw_only=True):

@@ -153,8 +153,8 @@ def _json(constraint: Constraint, vocabulary: Vocabulary) -> Compiled:
         return found[-1].rules
 
     payload = _rules(compiled, vocabulary)
-    narrowed = () if constraint.any_order else (IN_ORDER,)
-    narrowed += (spacing(constraint),)
+    order = () if constraint.any_order else (IN_ORDER,)
+    narrowed = (*order, spacing(constraint))
     return Compiled("pushdown", payload, Enforcement(unenforced=found[-1].unenforced, narrowed=narrowed))
 
 

@@ -150,7 +150,7 @@ def _source(constraint: Constraint) -> str:
         return make.grammar_from_regex(alternation(constraint.source))
     if constraint.kind == "regex":
         return make.grammar_from_regex(constraint.source)
-    options: dict[str, Any] = {"lenient": constraint.strict is not True, "whitespace_flexible": False}
+    options: Any = {"lenient": constraint.strict is not True, "whitespace_flexible": False}
     match constraint.whitespace:
         case "natural":
             options |= {"item_separator": ", ", "key_separator": ": "}

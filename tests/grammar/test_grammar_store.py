@@ -189,7 +189,7 @@ def test_a_payload_that_cannot_be_read_costs_its_own_requests(
 def test_an_error_keeps_its_pointer_over_the_wire() -> None:
     compiler = Compiler()
     compiler.store.request("1", constraint.json_schema({"type": "array", "minItems": 10**9}))
-    message = answer(compiler.jobs.pop(0), tiny())
+    message = answer(compiler.jobs.pop(0), tiny(), "ramify")
     assert isinstance(message, GrammarFailed)
     [(_, error)] = compiler.store.deliver(message)
     assert isinstance(error, InvalidConstraint)

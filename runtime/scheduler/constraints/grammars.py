@@ -108,7 +108,7 @@ class GrammarStore:
         from ramify.grammar.engine.load import load_grammar
 
         try:
-            grammar = load_grammar(message.engine, message.payload, self._vocabulary)
+            grammar = load_grammar(message.engine, message.payload, message.enforcement, self._vocabulary)
         except Exception as error:  # an unreadable payload fails only its own requests
             log.exception("a compiled grammar cannot be read")
             return EngineError(f"The compiled grammar cannot be read: {error}")
