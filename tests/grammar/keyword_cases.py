@@ -76,6 +76,22 @@ CASES: dict[str, Case] = {
     "const": ({"const": {"a": [1, "b"]}}, [{"a": [1, "b"]}], [{"a": [1]}, {}]),
     "const null": ({"const": None}, [None], [0, ""]),
     "const text": ({"const": "</script>\u2028é"}, ["</script>\u2028é"], ["</script>"]),
+    "enum by value": (
+        {"enum": [1.0, 1e1, 20, [2.50, {"a": 3.0}]]},
+        [1, 10, 20, [2.5, {"a": 3}]],
+        [0, 2.5, "1", True, [2, {"a": 3}], 100],
+    ),
+    "integer and const with a fraction of 0": ({"type": "integer", "const": 1.0}, [1], [0, "1", True]),
+    "not enum by value": (
+        {"type": ["number", "array"], "not": {"enum": [1.0, 2.50, 1e2, [1.0]]}},
+        [2, 1.5, 10, [], [2]],
+        [1, 2.5, 100, [1]],
+    ),
+    "unique by value": (
+        {"items": {"enum": [1, 1.0, 2.5, 2.50]}, "uniqueItems": True, "type": "array"},
+        [[1, 2.5], [2.5], []],
+        [[1, 1], [2.5, 2.5]],
+    ),
     # --- numbers
     "minimum": ({"type": "integer", "minimum": 3}, [3, 4, 10, 1000], [2, 0, -3, -4]),
     "minimum below 0": ({"type": "integer", "minimum": -12}, [-12, -11, -9, -1, 0, 5, 99], [-13, -20, -100]),
@@ -112,6 +128,36 @@ CASES: dict[str, Case] = {
     ),
     "bounds on any type": ({"minimum": 5}, [5, 6.5, "a", None, [], {}], [4, -1]),
     "multipleOf": ({"type": "integer", "multipleOf": 7}, [0, 7, -7, 14, 700], [1, 8, -6, 71]),
+    "multipleOf a power of 10": (
+        {"type": "integer", "multipleOf": 100_000},
+        [0, 100_000, -300_000, 1_000_000, 12_300_000],
+        [1, 10_000, 50_000, 100_010, 110_000],
+    ),
+    "multipleOf a day": (
+        {"type": "integer", "multipleOf": 86_400, "minimum": 1},
+        [86_400, 172_800, 31_536_000, 86_400_000],
+        [0, 3600, 43_200, 86_401, 86_410, 864_000 - 400],
+    ),
+    "multipleOf an hour in ms": (
+        {"multipleOf": 3_600_000},
+        [0, 3_600_000, 36_000_000, -7_200_000, "a"],
+        [1, 360_000, 3_600_001, 1_800_000, 3_600_000.5],
+    ),
+    "multipleOf a fine step": (
+        {"type": "number", "multipleOf": 0.0001},
+        [0, 1, 0.0001, -0.5, 0.1],
+        [0.00001, 1.23456, -0.00015],
+    ),
+    "multipleOf a fine step of 12.5": (
+        {"type": "number", "multipleOf": 0.00125, "exclusiveMinimum": 0},
+        [0.00125, 0.0025, 1, 0.1, 3.00375],
+        [0, 0.001, 0.0012, 0.00126, 1.001, -0.00125],
+    ),
+    "no multipleOf": (
+        {"type": "integer", "not": {"multipleOf": 86_400}},
+        [1, 86_401, 43_200, 8640],
+        [0, 86_400, -172_800, 864_000],
+    ),
     "multipleOf and bounds": (
         {"type": "integer", "multipleOf": 5, "minimum": 3, "maximum": 21},
         [5, 10, 15, 20],

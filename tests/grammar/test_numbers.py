@@ -9,16 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramify import constraint
 from ramify.grammar.rules.expression import NOTHING
 from ramify.grammar.schema.values import json_text
 from ramify.grammar.schema.values.decimal_language import (
     Divisor,
+    after_digits,
     all_spellings,
     decimals_automaton,
     with_fraction,
 )
 from ramify.grammar.schema.values.json_text import Bound
 from tests.grammar.languages import Language, language_of
+from tests.grammar.vocabularies import compiled
 
 pytestmark = pytest.mark.slow
 
@@ -125,3 +128,33 @@ def test_bounds_that_leave_nothing() -> None:
 def test_numbers_are_spelled_plainly() -> None:
     spelled = [json_text.spelled(Decimal(text)) for text in ("1.50", "1E+2", "1e-7", "-0.0", "2e300", "0")]
     assert spelled == ["1.5", "100", "0.0000001", "0", "2e+300", "0"]
+
+
+@pytest.mark.parametrize("unit", [1, 7, 8, 40, 96, 100, 125, 300, 1024, 1500])
+def test_remainders_that_are_one_state_are_equivalent(unit: int) -> None:
+    """Against all remainders: after the same digits, the state is 0 exactly for multiples."""
+    following = after_digits(unit)
+    assert following is not None
+    for start in range(3000):
+        state = 0
+        for digit in str(start):
+            state = following[state][int(digit)]
+        assert (state == 0) == (start % unit == 0)
+
+
+@pytest.mark.parametrize(
+    ("unit", "states"), [(100_000, 6), (86_400, 400), (3_600_000, 200), (10**50, 51), (10**30 + 7, None)]
+)
+def test_large_units_take_few_remainders(unit: int, states: int | None) -> None:
+    following = after_digits(unit)
+    assert (following is None) == (states is None)
+    assert following is None or states is None or len(following) <= states
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["0.10000000000000000000000000000000000000001", "12345678901234567890123456789.25", "1" * 40, "1e+400"],
+)
+def test_constants_are_exact(number: str) -> None:
+    grammar = compiled(constraint.json_schema(f'{{"const": {number}}}'))
+    assert Decimal(grammar.matcher().forced_bytes().decode()) == Decimal(number)

@@ -2,12 +2,17 @@
 
 A multiple of 0.25 is recognised by the remainder modulo 25 of the digits up to two places after the point,
 where all later digits are 0. Reading "1.75": 1, 17, 175, and 175 % 25 == 0.
+
+Remainders from which the same digits lead to a multiple are one state: of the 100,000 remainders of a
+multipleOf 100,000, only the number of zeros at the end of the digits matters, so there are 6 states.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from decimal import Decimal
+from functools import lru_cache
 from typing import NamedTuple
 
 from ramify.grammar.rules.derivative import Product, Residual, explore
@@ -23,6 +28,9 @@ from ramify.grammar.rules.expression import (
     seq,
     text,
 )
+
+MAX_REMAINDERS = 4000
+"""Most remainders that a multipleOf may take."""
 
 _POINT = ord(".")
 _ZERO = ord("0")
@@ -63,7 +71,43 @@ def _next(step: Divisor, read: _Read, point: int) -> _Read:
         if read.after_point == step.places:
             return _Read(0, step.places, True) if digit else read
         read = read._replace(after_point=read.after_point + 1)
-    return read._replace(remainder=(read.remainder * 10 + digit) % step.unit)
+    following = after_digits(step.unit)
+    assert following is not None, "the caller has asked whether there are few enough"
+    return read._replace(remainder=following[read.remainder][digit])
+
+
+@lru_cache(maxsize=64)
+def after_digits(unit: int) -> dict[int, tuple[int, ...]] | None:
+    """By remainder modulo `unit`, the remainder after each digit; None for more than `MAX_REMAINDERS`.
+
+    Of equivalent remainders there is only the first one met.
+    """
+    # The largest divisor of `unit` without a factor of 10, and the digits after which only it matters.
+    coprime, digits = unit, 0
+    while (common := math.gcd(coprime, 10)) > 1:
+        coprime //= common
+        digits += 1
+    if coprime > MAX_REMAINDERS:
+        return None
+    powers = [10**n for n in range(digits)]
+    first: dict[tuple[int, ...], int] = {}
+
+    def representative(remainder: int) -> int:
+        # The number that n more digits must be, which may be too great for them.
+        missing = ((-remainder * power) % unit for power in powers)
+        key = tuple(number if number < power else -1 for number, power in zip(missing, powers, strict=True))
+        return first.setdefault((remainder % coprime, *key), remainder)
+
+    found: dict[int, tuple[int, ...]] = {}
+    queue = [representative(0)]
+    for remainder in queue:
+        if remainder not in found:
+            if len(found) == MAX_REMAINDERS:
+                return None
+            after = tuple(representative((remainder * 10 + digit) % unit) for digit in range(10))
+            found[remainder] = after
+            queue += after
+    return found
 
 
 def _satisfied(step: Divisor, read: _Read) -> bool:

@@ -55,7 +55,7 @@ def _compressed(before: int, most: int, ending: str = "") -> str:
 
 
 # No label has hyphens as its third and fourth characters: they mark encoded international names. A name has
-# at most 253 characters, here three labels of up to 63 characters, then any with 30 letters and digits in all.
+# at most 253 characters, here three labels of up to 63 characters, then 30 letters and digits.
 _LETTER = "a-zA-Z0-9"
 
 

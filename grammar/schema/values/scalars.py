@@ -18,7 +18,9 @@ from ramify.grammar.schema.logic.normal_form import Disjunct, bounds, counts
 from ramify.grammar.schema.unenforceable import refuse
 from ramify.grammar.schema.values import json_rules, json_text
 from ramify.grammar.schema.values.decimal_language import (
+    MAX_REMAINDERS,
     Divisor,
+    after_digits,
     all_spellings,
     decimals_automaton,
     with_fraction,
@@ -30,8 +32,6 @@ from ramify.grammar.schema.values.string_patterns import search_pattern
 if TYPE_CHECKING:
     from ramify.grammar.schema.compiler import SchemaGrammar
 
-MAX_UNIT = 4000
-"""Most remainders that a multipleOf may take."""
 MAX_WRITTEN_OUT = 2000
 MAX_STATES = 20_000
 
@@ -160,10 +160,10 @@ def _read(
 ) -> Expression:
     pointer = next((each.pointer for each in disjunct.of(MultipleOf)), "")
     for divisor in divisors:
-        if divisor.unit > MAX_UNIT:
+        if after_digits(divisor.unit) is None:
             refuse(
                 pointer,
-                f"multipleOf with more than {MAX_UNIT} remainders is not enforced",
+                f"multipleOf with more than {MAX_REMAINDERS} remainders is not enforced",
                 "Set both bounds.",
             )
     automaton = decimals_automaton(expression, further, divisors, MAX_STATES)
