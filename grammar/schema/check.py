@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
+from functools import cached_property
 from typing import Any, NoReturn
 from urllib.parse import unquote, urljoin
 
@@ -30,6 +31,11 @@ class SchemaDocument:
 
     `root` is as `json_text.parse_json` returns it: numbers are integers and `Decimal`, never floats. Raises
     `InvalidConstraint` with the pointer of the first error.
+
+    What a ``$dynamicRef`` leads to depends on the *dynamic scope*: the schema resources (those with an
+    ``$id``) that were entered on the way (2020-12 Core, section 7.1). Where that matters, a subschema's name
+    begins with "#" and the number of its scope, as in "#2/$defs/item/items". `entered` gives such names,
+    `place` takes the number away, and all other methods take and return both kinds.
     """
 
     def __init__(self, root: Any) -> None:
@@ -39,7 +45,8 @@ class SchemaDocument:
         self._bases: dict[str, str] = {}
         self._resources: dict[str, str] = {"": ""}
         self._anchors: dict[tuple[str, str], str] = {}
-        self._dynamic_anchors: dict[str, list[str]] = {}
+        self._dynamic_anchors: dict[str, dict[str, str]] = {}
+        self._scopes: list[tuple[str, ...]] = [()]
         self._first_by_content: dict[Any, str] = {}
         self._canonical: dict[str, str] = {}
         self._check(root, "", 0, "")
@@ -52,11 +59,38 @@ class SchemaDocument:
 
     def at(self, pointer: str) -> Schema:
         """The subschema at `pointer`."""
-        return self._subschemas[pointer]
+        return self._subschemas[place(pointer)]
+
+    def entered(self, pointer: str) -> str:
+        """`pointer` with the dynamic scope inside it, which its resource joins.
+
+        Only resources count that have a dynamic anchor whose name others have as well.
+        """
+        if not self._tracked:
+            return pointer
+        here = place(pointer)
+        resource = self._bases.get(here, "")
+        scope = self._scope(pointer)
+        if resource in self._tracked and resource not in scope:
+            scope = (*scope, resource)
+            if scope not in self._scopes:
+                self._scopes.append(scope)
+            return f"#{self._scopes.index(scope)}{here}"
+        return pointer
+
+    @cached_property
+    def _tracked(self) -> frozenset[str]:
+        several = (anchors for anchors in self._dynamic_anchors.values() if len(anchors) > 1)
+        return frozenset(resource for anchors in several for resource in anchors)
+
+    def _scope(self, pointer: str) -> tuple[str, ...]:
+        """The resources around `pointer`, the outermost first."""
+        number = pointer.partition("/")[0]
+        return self._scopes[int(number[1:])] if number else ()
 
     def keywords(self, pointer: str) -> dict[str, Any]:
         """The keywords of a subschema that is no boolean: up to draft-07 a ``$ref`` overrides all others."""
-        schema = self._subschemas[pointer]
+        schema = self.at(pointer)
         assert isinstance(schema, dict)
         if self.draft <= 7 and "$ref" in schema:
             return {"$ref": schema["$ref"]}
@@ -64,13 +98,37 @@ class SchemaDocument:
 
     def canonical(self, pointer: str) -> str:
         """The first pointer with an equal subschema, so that equal subschemas share one formula."""
-        return self._canonical.get(pointer, pointer)
+        here = place(pointer)
+        return pointer.removesuffix(here) + self._canonical.get(here, here)
 
     def target(self, pointer: str, keyword: str = "$ref") -> str:
         """The pointer of the subschema that the reference `keyword` at `pointer` leads to.
 
         Raises `InvalidConstraint` if it leads out of the document or nowhere.
         """
+        here = place(pointer)
+        found = self._found(here, keyword)
+        name = self._dynamic_name(here, keyword, found)
+        if name is not None:
+            anchors = self._dynamic_anchors[name]
+            found = next((anchors[each] for each in self._scope(pointer) if each in anchors), found)
+        return pointer.removesuffix(here) + found
+
+    def _dynamic_name(self, pointer: str, keyword: str, found: str) -> str | None:
+        """The name of the dynamic anchor at `found` that a reference means wherever it is defined.
+
+        For a ``$recursiveRef`` that is "", which all resources with ``$recursiveAnchor: true`` define.
+        """
+        schema = self.at(pointer)
+        if keyword == "$ref" or not isinstance(schema, dict):
+            return None
+        name: str = schema[keyword].partition("#")[2]
+        if (name == "") != (keyword == "$recursiveRef"):
+            return None
+        return name if found in self._dynamic_anchors.get(name, {}).values() else None
+
+    def _found(self, pointer: str, keyword: str) -> str:
+        """The subschema that a reference leads to without regard to the dynamic scope."""
         schema = self._subschemas[pointer]
         assert isinstance(schema, dict)
         reference: str = schema[keyword]
@@ -94,17 +152,7 @@ class SchemaDocument:
         if found not in self._subschemas:
             # The target may be a place where no keyword has a subschema, such as "#/components/x".
             self._check(self._find(found, where, reference), found, found.count("/"), resource)
-        if keyword == "$dynamicRef":
-            self._require_one_anchor(where, fragment)
         return found
-
-    def _require_one_anchor(self, where: str, name: str) -> None:
-        if len(self._dynamic_anchors.get(name, ())) > 1:
-            raise InvalidConstraint(
-                f"$dynamicRef is enforced where one $dynamicAnchor has its name; {name!r} has several.",
-                pointer=where,
-                remedy="Use $ref.",
-            )
 
     def _check_references(self) -> None:
         queue = list(self._subschemas)
@@ -182,8 +230,15 @@ class SchemaDocument:
             if isinstance(schema.get(keyword), str):
                 self._anchors[base, schema[keyword]] = pointer
                 if keyword == "$dynamicAnchor":
-                    self._dynamic_anchors.setdefault(schema[keyword], []).append(pointer)
+                    self._dynamic_anchors.setdefault(schema[keyword], {})[base] = pointer
+        if schema.get("$recursiveAnchor") is True and self._resources.get(base) == pointer:
+            self._dynamic_anchors.setdefault("", {})[base] = pointer
         return base
+
+
+def place(pointer: str) -> str:
+    """The JSON pointer in a name that `SchemaDocument.entered` gave: "/items" of "#2/items"."""
+    return pointer if pointer[:1] != "#" else pointer[len(pointer.partition("/")[0]) :]
 
 
 def _draft(root: Any) -> int:

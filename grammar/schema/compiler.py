@@ -18,7 +18,7 @@ from ramify.constraint import Strict, Whitespace
 from ramify.errors import InvalidConstraint
 from ramify.grammar.rules.expression import NOTHING, Call, Expression, Text, alt, seq
 from ramify.grammar.rules.rule_set import ROOT, Rules, productive
-from ramify.grammar.schema.check import SchemaDocument
+from ramify.grammar.schema.check import SchemaDocument, place
 from ramify.grammar.schema.deep_recursion import deep_recursion
 from ramify.grammar.schema.json_values import Value
 from ramify.grammar.schema.logic.assertions import NotInEnum
@@ -80,9 +80,9 @@ def compile_schema(schema: Any, options: Options | None = None) -> CompiledSchem
         while True:
             try:
                 rules = SchemaGrammar(document, options, frozenset(left_out)).compiled()
-            except Unenforceable as error:
-                pointer = error.pointer
-                if options.strict is True or pointer is None:
+            except InvalidConstraint as error:
+                pointer = error.pointer = None if error.pointer is None else place(error.pointer)
+                if options.strict is True or pointer is None or not isinstance(error, Unenforceable):
                     raise
                 if pointer in left_out or len(left_out) == MAX_LEFT_OUT:
                     raise

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from ramify.grammar.schema.check import ANY_DRAFT, SchemaDocument, escape
+from ramify.grammar.schema.check import ANY_DRAFT, SchemaDocument, escape, place
 from ramify.grammar.schema.deep_recursion import deep_recursion
 from ramify.grammar.schema.json_values import Value, type_of
 from ramify.grammar.schema.logic.assertions import is_multiple
@@ -89,7 +89,7 @@ class _Place(NamedTuple):
     """Of the value, by this subschema so far."""
 
     def fail(self, keyword: str, message: str) -> list[Failure]:
-        return [Failure(self.at, f"{self.pointer}/{keyword}", message)]
+        return [Failure(self.at, f"{place(self.pointer)}/{keyword}", message)]
 
 
 Check = Callable[["Validator", _Place, Any], Iterable[Failure]]
@@ -113,6 +113,7 @@ class Validator:
         schema = self._document.at(pointer)
         if isinstance(schema, bool):
             return [] if schema else [Failure(at, pointer, "No value is allowed here")]
+        pointer = self._document.entered(pointer)
         place = _Place(pointer, self._document.keywords(pointer), value, at, _Evaluated())
         kind = type_of(value)
         found: list[Failure] = []

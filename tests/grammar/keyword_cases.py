@@ -28,6 +28,63 @@ DRAFT_07 = {"$schema": "http://json-schema.org/draft-07/schema#"}
 DRAFT_2019 = {"$schema": "https://json-schema.org/draft/2019-09/schema"}
 DRAFT_2020 = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
 
+TREE_OF_ANYTHING = {
+    "$id": "https://a.b/tree",
+    "$dynamicAnchor": "node",
+    "type": "object",
+    "properties": {"data": True, "children": {"type": "array", "items": {"$dynamicRef": "#node"}}},
+}
+STRICT_TREE = {
+    **DRAFT_2020,
+    "$id": "https://a.b/strict-tree",
+    "$dynamicAnchor": "node",
+    "$ref": "tree",
+    "unevaluatedProperties": False,
+    "$defs": {"tree": TREE_OF_ANYTHING},
+}
+LISTS = {
+    **DRAFT_2020,
+    "$id": "https://a.b/lists",
+    "type": "object",
+    "properties": {"numbers": {"$ref": "numbers"}, "strings": {"$ref": "strings"}, "any": {"$ref": "list"}},
+    "additionalProperties": False,
+    "$defs": {
+        "list": {
+            "$id": "list",
+            "type": "array",
+            "items": {"$dynamicRef": "#item"},
+            "$defs": {"default": {"$dynamicAnchor": "item"}},
+        },
+        "numbers": {
+            "$id": "numbers",
+            "$ref": "list",
+            "$defs": {"item": {"$dynamicAnchor": "item", "type": "number"}},
+        },
+        "strings": {
+            "$id": "strings",
+            "$ref": "list",
+            "$defs": {"item": {"$dynamicAnchor": "item", "type": "string"}},
+        },
+    },
+}
+RECURSIVE = {
+    **DRAFT_2019,
+    "$id": "https://a.b/root",
+    "$recursiveAnchor": True,
+    "type": "object",
+    "properties": {"a": {"$ref": "#/$defs/inner"}, "n": {"type": "integer"}},
+    "required": ["n"],
+    "additionalProperties": False,
+    "$defs": {
+        "inner": {
+            "$id": "inner",
+            "$recursiveAnchor": True,
+            "type": "array",
+            "items": {"anyOf": [{"type": "null"}, {"$recursiveRef": "#"}]},
+        }
+    },
+}
+
 CASES: dict[str, Case] = {
     "true": (True, ANY, []),
     "empty": ({}, ANY, []),
@@ -91,6 +148,27 @@ CASES: dict[str, Case] = {
         {"items": {"enum": [1, 1.0, 2.5, 2.50]}, "uniqueItems": True, "type": "array"},
         [[1, 2.5], [2.5], []],
         [[1, 1], [2.5, 2.5]],
+    ),
+    # --- $dynamicRef with several anchors, $recursiveRef
+    "a tree that an extension closes": (
+        STRICT_TREE,
+        [{}, {"data": 1}, {"children": [{"data": [1]}, {"children": []}]}],
+        [{"daat": 1}, {"children": [{"daat": 1}]}, {"children": [1]}],
+    ),
+    "the tree alone": (
+        {**DRAFT_2020, "$ref": "https://a.b/tree", "$defs": {"tree": TREE_OF_ANYTHING}},
+        [{"data": 1}, {"children": [{"daat": 1}]}],
+        [{"children": [1]}],
+    ),
+    "lists whose items the caller defines": (
+        LISTS,
+        [{}, {"numbers": [1, 2.5], "strings": ["a"], "any": [1, "a", None]}],
+        [{"numbers": ["a"]}, {"strings": [1]}, {"numbers": [1], "strings": [1]}],
+    ),
+    "recursion to the outermost resource": (
+        RECURSIVE,
+        [{"n": 1}, {"a": [None, {"n": 2}, {"a": [], "n": 3}], "n": 1}],
+        [{"a": [[]], "n": 1}, {"a": [{}], "n": 1}, {"a": [1], "n": 1}],
     ),
     # --- numbers
     "minimum": ({"type": "integer", "minimum": 3}, [3, 4, 10, 1000], [2, 0, -3, -4]),

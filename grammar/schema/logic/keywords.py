@@ -10,7 +10,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from ramify.grammar.schema.check import ANY_DRAFT, SchemaDocument, escape
+from ramify.grammar.schema.check import ANY_DRAFT, SchemaDocument, escape, place
 from ramify.grammar.schema.logic.assertions import (
     OBJECT,
     STRING,
@@ -76,7 +76,7 @@ class SchemaFormulas:
             schema = self.document.at(pointer)
             if isinstance(schema, bool):
                 return TRUE if schema else FALSE
-            pointer = self.document.canonical(pointer)
+            pointer = self.document.canonical(self.document.entered(pointer))
             keywords = self.keywords(pointer)
             if not keywords:
                 return TRUE
@@ -87,11 +87,12 @@ class SchemaFormulas:
 
     def keywords(self, pointer: str) -> dict[str, Any]:
         """The keywords of the subschema at `pointer` that assert something, without the ignored ones."""
-        known = HANDLERS.keys() - CHOICES if pointer in self._ignored else HANDLERS.keys()
+        here = place(pointer)
+        known = HANDLERS.keys() - CHOICES if here in self._ignored else HANDLERS.keys()
         return {
             keyword: value
             for keyword, value in self.document.keywords(pointer).items()
-            if keyword in known and f"{pointer}/{keyword}" not in self._ignored
+            if keyword in known and f"{here}/{keyword}" not in self._ignored
         }
 
     def formula(self, pointer: str) -> Formula:

@@ -77,6 +77,7 @@ class Unevaluated:
         schema = self._formulas.document.at(pointer)
         if isinstance(schema, bool):
             return _ANY_VALUE if schema else []
+        pointer = self._formulas.document.entered(pointer)
         if pointer in path:
             refuse(
                 pointer, "Unevaluated properties or items of a schema that leads back to itself", "Use $ref."
