@@ -3,8 +3,8 @@
 In the order in which a grammar is compiled:
 
     compiler       decides which rules are called, and runs the other steps
-    positions      what may be read next in a rule, and what follows it (Glushkov's positions)
-    states         sets of positions as states over characters, which may call rules (subset construction)
+    nodes          the rules as arrays, and the sets of characters that they tell apart
+    subset_construction    sets of positions in the rules as states over characters, which may call rules
     byte_edges     characters become the bytes of their UTF-8
     pruning        removes dead states, merges equal ones
     costs          the shortest completion from each state

@@ -8,23 +8,15 @@ state 0 to state 1, the first bytes D0 and D1 call an inner state for the second
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from ramify.grammar.automaton.char_sets import NON_ASCII
+from ramify.grammar.automaton.nodes import PLAIN_SET, Atoms
 from ramify.grammar.automaton.numba_types import array_dtypes, tuple_type
-from ramify.grammar.automaton.positions import END
-from ramify.grammar.automaton.states import CharEdge, States
-from ramify.grammar.rules.expression import Ranges, complement, intersection
+from ramify.grammar.automaton.subset_construction import END, States
+from ramify.grammar.rules.expression import Ranges
 from ramify.grammar.rules.utf8 import Spans, disjoint, spans_of
-
-PLAIN: Ranges = complement(((0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x85, 0x85), (0x2028, 0x2029)))
-"""Plain characters: they need no escape in JSON strings, and the dot of a regular expression matches them."""
-
-_PLAIN_ASCII = sum(1 << char for low, high in PLAIN for char in range(low, min(high, 0x7F) + 1))
-_PLAIN_HIGH = intersection(PLAIN, NON_ASCII)
 
 Rest = frozenset[tuple[Spans, int]]
 """Alternatives inside a character, each the bytes still to come and the state after them."""
@@ -57,58 +49,131 @@ _Edge = tuple[int, int, int, int]
 """Its low and high byte, its target, and the state that it pushes or -1."""
 
 
-def to_bytes(states: States, alphabet: Collection[int]) -> Edges:
-    """`states` as an automaton over the bytes of `alphabet`; characters with other bytes cannot be read."""
-    return _Bytes(states, alphabet).edges()
+def to_bytes(states: States, atoms: Atoms, bodies: np.ndarray, alphabet: Collection[int]) -> Edges:
+    """`states` as an automaton over the bytes of `alphabet`; characters with other bytes cannot be read.
+
+    `bodies` is the node of each rule.
+    """
+    return _Bytes(states, atoms, bodies, alphabet).edges()
 
 
 class _Bytes:
-    def __init__(self, states: States, alphabet: Collection[int]) -> None:
+    def __init__(self, states: States, atoms: Atoms, bodies: np.ndarray, alphabet: Collection[int]) -> None:
         self._states = states
-        self._alphabet = sum(1 << byte for byte in set(alphabet))
-        self._rows: list[list[_Edge]] = []
-        self._exit: int | None = None
+        self._atoms = atoms
+        self._bodies = bodies
+        self._alphabet = np.zeros(256, np.bool_)
+        self._alphabet[list(alphabet)] = True
         self._inner: dict[Rest, int] = {}
-        self._called: dict[Ranges, list[tuple[int, int, int]]] = {}
         self._pending: list[Rest] = []
-        self._plain: list[tuple[int, int]] = []
-        self._all_plain: list[bool] = []
 
     def edges(self) -> Edges:
         states = self._states
         count = len(states.final)
-        self._number_of_next = count
-        for state in range(count):
-            row: list[_Edge] = []
-            edges = states.edges[state]
-            for edge in edges:
-                target = edge.target
-                if edge.ascii:
-                    row += [(low, high, target, -1) for low, high in runs_of(edge.ascii & self._alphabet)]
-            high_edges = [edge for edge in edges if edge.high]
-            if high_edges:
-                self._multibyte(high_edges, row)
-            for call in states.calls[state]:
-                push = -1 if self._returns_nothing(call.after) else call.after
-                row += [(low, high, ~call.start, push) for low, high in runs_of(call.first & self._alphabet)]
-            self._rows.append(row)
-            self._note_plain(state, edges)
-        for rest in self._pending:  # grows while it is read
-            self._rows.append(self._inside(rest))
-        return self._packed()
+        source, edge = _spans(states.edge_begin, states.edge_end)
+        class_, target = states.edge_class[edge], states.edge_target[edge]
+        members, inside = self._classes()
+        rows = (
+            self._ascii(source, class_, target, inside),
+            self._calls(),
+            self._high(source, class_, target, inside),
+        )
+        extra = [(count + i, *row) for i, rest in enumerate(self._pending) for row in self._inside(rest)]
+        flat = np.concatenate([*rows, np.array(extra, np.int32).reshape(-1, 5)])
+        flat = flat[np.lexsort((flat[:, 1], flat[:, 0]))]
+        number = count + len(self._pending)
+        offsets = np.zeros(number + 1, np.int32)
+        np.cumsum(np.bincount(flat[:, 0], minlength=number), out=offsets[1:])
+        final = _padded(states.final, number)
+        if _ENDED in self._inner:
+            final[self._inner[_ENDED]] = True
+        # The edges of a state are disjoint, so that it covers the plain atoms if it has as many.
+        plain_atoms = self._atoms.members[: self._atoms.begin[PLAIN_SET + 1]]
+        plain = members[:, plain_atoms].sum(axis=1)[class_]
+        covered = np.bincount(source, plain, minlength=number) == len(plain_atoms)
+        pairs = (plain > 0) & covered[source]
+        low, high, into, push = (np.ascontiguousarray(flat[:, i]) for i in range(1, 5))
+        return Edges(
+            offsets,
+            low.astype(np.uint8),
+            high.astype(np.uint8),
+            into,
+            push,
+            final,
+            covered,
+            source[pairs],
+            target[pairs],
+            _padded(states.after_item, number),
+        )
 
-    def _returns_nothing(self, state: int) -> bool:
-        """A call that returns to `state` is a tail call: the end of the rule is the end of its caller."""
+    def _classes(self) -> tuple[np.ndarray, np.ndarray]:
+        """(classes, atoms) bool: the atoms of each class of characters; and (classes, ranges) bool: the
+        ranges of characters."""
+        of_range = self._atoms.of_range
+        members = np.unpackbits(self._states.class_bits.view(np.uint8), axis=1, bitorder="little").astype(
+            np.bool_
+        )
+        return members, members[:, of_range]
+
+    def _ascii(
+        self, source: np.ndarray, class_: np.ndarray, target: np.ndarray, inside: np.ndarray
+    ) -> np.ndarray:
+        range_of = np.searchsorted(self._atoms.cuts, np.arange(0x80), side="right") - 1
+        edge, low, high = _byte_runs(inside[:, range_of] & self._alphabet[:0x80], class_)
+        return _rows(source[edge], low, high, target[edge], -1)
+
+    def _calls(self) -> np.ndarray:
         states = self._states
-        goes_on = states.edges[state] or states.calls[state] or states.after_item[state]
-        return states.final[state] and not goes_on
+        source, call = _spans(states.call_begin, states.call_end)
+        if not len(call):
+            return np.empty((0, 5), np.int32)
+        first = states.first[self._bodies].view(np.uint8)
+        first = np.unpackbits(first, axis=1, bitorder="little").astype(np.bool_)
+        edge, low, high = _byte_runs(first & self._alphabet, states.call_rule[call])
+        # A call that returns to a final state without edges is a tail call: the end of the rule is the end of
+        # its caller.
+        goes_on = (
+            (states.edge_end > states.edge_begin) | (states.call_end > states.call_begin) | states.after_item
+        )
+        after = states.call_after[call]
+        push = np.where(states.final[after] & ~np.asarray(goes_on)[after], -1, after)
+        return _rows(source[edge], low, high, ~states.call_start[call][edge], push[edge])
 
-    def _multibyte(self, edges: list[CharEdge], row: list[_Edge]) -> None:
-        if len(edges) == 1:
-            _, ranges, target = edges[0]
-            row += [(low, high, inside, target) for low, high, inside in self._called_characters(ranges)]
-            return
-        pairs = ((spans, edge.target) for edge in edges for spans in spans_of(edge.high))
+    def _high(
+        self, source: np.ndarray, class_: np.ndarray, target: np.ndarray, inside: np.ndarray
+    ) -> np.ndarray:
+        """The edges of characters of several bytes."""
+        cuts = self._atoms.cuts
+        begin = int(np.searchsorted(cuts, 0x80))
+        inside = inside[:, begin:]
+        has_high: np.ndarray = inside.any(axis=1)
+        edges = np.flatnonzero(has_high[class_])
+        ranges: dict[int, Ranges] = {}
+        for number in np.unique(class_[edges]).tolist():
+            chosen = np.flatnonzero(np.diff(inside[number], prepend=False, append=False)) + begin
+            ranges[number] = tuple(
+                zip(cuts[chosen[::2]].tolist(), (cuts[chosen[1::2]] - 1).tolist(), strict=True)
+            )
+        rows: list[tuple[int, int, int, int, int]] = []
+        several = np.bincount(source[edges], minlength=1)[source[edges]] > 1
+        called: dict[int, list[tuple[int, int, int]]] = {}
+        for state, number, into in zip(
+            *(a[edges[~several]].tolist() for a in (source, class_, target)), strict=True
+        ):
+            if number not in called:
+                called[number] = self._called_characters(ranges[number])
+            rows += [(state, low, high, inside_, into) for low, high, inside_ in called[number]]
+        beside: dict[int, list[tuple[Spans, int]]] = {}
+        for state, number, into in zip(
+            *(a[edges[several]].tolist() for a in (source, class_, target)), strict=True
+        ):
+            beside.setdefault(state, []).extend((spans, into) for spans in spans_of(ranges[number]))
+        for state, pairs in beside.items():
+            rows += [(state, *row) for row in self._multibyte(pairs)]
+        return np.array(rows, np.int32).reshape(-1, 5)
+
+    def _multibyte(self, pairs: list[tuple[Spans, int]]) -> list[_Edge]:
+        row: list[_Edge] = []
         for (low, high), rests in _by_first_byte(pairs):
             targets = {target for _, target in rests}
             if len(targets) == 1:
@@ -116,30 +181,30 @@ class _Bytes:
                 self._add(row, low, high, self._inner_state(called), targets.pop())
             else:
                 self._add(row, low, high, self._inner_state(frozenset((s, ~t) for s, t in rests)), -1)
+        return row
 
     def _called_characters(self, ranges: Ranges) -> list[tuple[int, int, int]]:
         """Ranges of first bytes of the characters in `ranges`, each with the state to call for the other
         bytes."""
-        known = self._called.get(ranges)
-        if known is None:
-            known = self._called[ranges] = []
-            for (low, high), rest in _by_first_byte((spans, END) for spans in spans_of(ranges)):
-                inside = self._inner_state(frozenset(rest))
-                allowed = ((1 << (high + 1)) - (1 << low)) & self._alphabet
-                known += [(first, last, inside) for first, last in runs_of(allowed)]
-        return known
+        row: list[_Edge] = []
+        for (low, high), rest in _by_first_byte((spans, END) for spans in spans_of(ranges)):
+            self._add(row, low, high, self._inner_state(frozenset(rest)), -1)
+        return [edge[:3] for edge in row]
 
     def _add(self, row: list[_Edge], low: int, high: int, target: int, push: int) -> None:
-        for first, last in runs_of(((1 << (high + 1)) - (1 << low)) & self._alphabet):
-            row.append((first, last, target, push))
+        allowed = np.zeros((1, 256), np.bool_)
+        allowed[0, low : high + 1] = self._alphabet[low : high + 1]
+        _, lows, highs = _byte_runs(allowed, np.zeros(1, np.int64))
+        row += [
+            (first, last, target, push) for first, last in zip(lows.tolist(), highs.tolist(), strict=True)
+        ]
 
     def _inner_state(self, rest: Rest) -> int:
         """The state inside a character of which `rest` is left. There ~t stands for state t, which is entered
         without a return."""
         number = self._inner.get(rest)
         if number is None:
-            number = self._inner[rest] = self._number_of_next
-            self._number_of_next += 1
+            number = self._inner[rest] = len(self._states.final) + len(self._pending)
             self._pending.append(rest)
         return number
 
@@ -154,39 +219,27 @@ class _Bytes:
                 self._add(row, low, high, self._inner_state(frozenset(after)), -1)
         return row
 
-    def _note_plain(self, state: int, edges: list[CharEdge]) -> None:
-        ascii_mask = 0
-        for edge in edges:
-            ascii_mask |= edge.ascii
-        covered = ascii_mask & _PLAIN_ASCII == _PLAIN_ASCII and covers_plain(
-            tuple(sorted(span for edge in edges for span in edge.high))
-        )
-        self._all_plain.append(covered)
-        if covered:
-            self._plain += [(state, edge.target) for edge in edges if edge.high or edge.ascii & _PLAIN_ASCII]
 
-    def _packed(self) -> Edges:
-        rows = self._rows
-        offsets = np.zeros(len(rows) + 1, np.int32)
-        np.cumsum([len(row) for row in rows], out=offsets[1:])
-        flat = np.array([edge for row in rows for edge in sorted(row)], np.int32).reshape(-1, 4)
-        states = self._states
-        final = _padded(states.final, len(rows))
-        if _ENDED in self._inner:
-            final[self._inner[_ENDED]] = True
-        pairs = np.array(self._plain, np.int32).reshape(-1, 2)
-        return Edges(
-            offsets,
-            flat[:, 0].astype(np.uint8),
-            flat[:, 1].astype(np.uint8),
-            np.ascontiguousarray(flat[:, 2]),
-            np.ascontiguousarray(flat[:, 3]),
-            final,
-            _padded(self._all_plain, len(rows)),
-            np.ascontiguousarray(pairs[:, 0]),
-            np.ascontiguousarray(pairs[:, 1]),
-            _padded(states.after_item, len(rows)),
-        )
+def _rows(*columns: np.ndarray | int) -> np.ndarray:
+    return np.stack(np.broadcast_arrays(*columns), axis=1).astype(np.int32)
+
+
+def _spans(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """All indices from ``begin[i]`` up to ``end[i]``, for each i: the i's, and the indices."""
+    sizes = end - begin
+    owner = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    return owner, np.arange(len(owner)) + np.repeat(begin - (np.cumsum(sizes) - sizes), sizes)
+
+
+def _byte_runs(members: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The ranges of bytes of each of the `wanted` rows of `members`, (rows, bytes) bool: the index in
+    `wanted`, and the first and last byte."""
+    steps = np.diff(members.astype(np.int8), axis=1, prepend=0, append=0)
+    row, low = np.nonzero(steps > 0)
+    high = np.nonzero(steps < 0)[1] - 1
+    begin = np.searchsorted(row, np.arange(len(members) + 1))
+    owner, run = _spans(begin[wanted], begin[wanted + 1])
+    return owner, low[run], high[run]
 
 
 _ENDED: Rest = frozenset([((), END)])
@@ -202,30 +255,8 @@ def _by_first_byte(
     return disjoint(following).items()
 
 
-def _padded(flags: list[bool], count: int) -> np.ndarray:
+def _padded(flags: np.ndarray, count: int) -> np.ndarray:
     """(count,) bool: `flags`, and False for the states inside characters, which come after all others."""
     padded = np.zeros(count, np.bool_)
     padded[: len(flags)] = flags
     return padded
-
-
-@lru_cache(maxsize=65536)
-def runs_of(mask: int) -> tuple[tuple[int, int], ...]:
-    """The ranges of set bits."""
-    runs = []
-    low = 0
-    while mask:
-        skipped = (mask & -mask).bit_length() - 1
-        mask >>= skipped
-        low += skipped
-        length = (mask ^ (mask + 1)).bit_length() - 1
-        runs.append((low, low + length - 1))
-        mask >>= length
-        low += length
-    return tuple(runs)
-
-
-@lru_cache(maxsize=1024)
-def covers_plain(ranges: Ranges) -> bool:
-    """`ranges`, from U+0080 on, contain every plain character that is not ASCII."""
-    return intersection(ranges, _PLAIN_HIGH) == _PLAIN_HIGH

@@ -6,8 +6,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from ramify.grammar.rules.expression import Ranges
+from ramify.grammar.rules.expression import Ranges, complement
 from ramify.grammar.rules.utf8 import utf8_spans
+
+PLAIN: Ranges = complement(((0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x85, 0x85), (0x2028, 0x2029)))
+"""Plain characters: they need no escape in JSON strings, and the dot of a regular expression matches them."""
 
 NON_ASCII: Ranges = ((0x80, 0xD7FF), (0xE000, 0x10FFFF))
 

@@ -16,10 +16,10 @@ import numpy as np
 from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton import byte_edges, costs, pruning
 from ramify.grammar.automaton.counted import SHORT, longest_repetition
-from ramify.grammar.automaton.positions import NotCounted, Positions, TooLarge, has_unique_items
+from ramify.grammar.automaton.nodes import NotCounted, TooLarge, flatten, has_unique_items
 from ramify.grammar.automaton.pushdown import Arrays, PushdownAutomaton
 from ramify.grammar.automaton.runs import runs
-from ramify.grammar.automaton.states import States
+from ramify.grammar.automaton.subset_construction import construct
 from ramify.grammar.automaton.token_trie import token_trie
 from ramify.grammar.automaton.unique_items import unique_item_tables
 from ramify.grammar.rules.expression import (
@@ -46,6 +46,12 @@ automaton."""
 
 LONGEST_UNCOUNTED = 4096
 """Most repetitions that are written out, a state each, in a grammar where rules cannot count them."""
+
+MOST_POSITIONS = 4_000_000
+POSITIONS_PER_STATE = 3
+"""Most positions in all states together, plus POSITIONS_PER_STATE for each state allowed. States have few
+positions on average, but alternatives that are read side by side for long let their number grow without
+end."""
 
 CALLED_SIZE = 8
 CALLED_SAVING = 24
@@ -82,6 +88,7 @@ def compile_rules(
     takes more than `most_states` states over characters, `NotCounted` where a repetition cannot be counted
     by rules, and `InvalidConstraint` where `vocabulary` can spell no text of it.
     """
+<<<<<<< HEAD
     positions = Positions(rules, *called_rules(rules), counting)
     states = States(positions, ROOT, most_states, nondeterministic)
     edges = byte_edges.to_bytes(states, vocabulary.spelled_bytes)
@@ -93,6 +100,12 @@ def compile_edges(
 ) -> PushdownAutomaton:
     """The automaton with these edges over the bytes that `vocabulary` can spell. Raises as `compile_rules`
     does."""
+=======
+    nodes, atoms = flatten(rules, *called_rules(rules), counting=counting)
+    most_positions = MOST_POSITIONS + POSITIONS_PER_STATE * most_states
+    states = construct(nodes, most_states, most_positions, nondeterministic=nondeterministic)
+    edges = byte_edges.to_bytes(states, atoms, nodes.rules["body"], vocabulary.spelled_bytes)
+>>>>>>> 855e847 (Construct the states of automata in compiled code)
     length, _ = costs.shortest(edges)
     if length[0] >= costs.UNREACHABLE:
         raise InvalidConstraint("No text that this model's tokenizer can spell satisfies the constraint.")

@@ -22,6 +22,11 @@ def array_dtypes(
     return dtypes | dict.fromkeys(flags, np.dtype(np.bool_))
 
 
+def record(*names: str) -> np.dtype[Any]:
+    """A record of int32 fields."""
+    return np.dtype([(name, np.int32) for name in names])
+
+
 def tuple_type(kind: Any, dtypes: Mapping[str, np.dtype[Any]], *, readonly: bool = False) -> Any:
     """The type of the named tuple `kind` of arrays; numba tells writeable arrays from read-only ones."""
     types = [

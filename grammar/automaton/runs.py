@@ -9,7 +9,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from ramify.grammar.automaton.byte_edges import EDGES, PLAIN, Edges
+from ramify.grammar.automaton.byte_edges import EDGES, Edges
+from ramify.grammar.automaton.char_sets import PLAIN
 from ramify.grammar.automaton.numba_types import BOOLS, BYTES, INTS
 from ramify.grammar.automaton.pushdown import ENDLESS
 
@@ -18,7 +19,7 @@ NOT_PLAIN = frozenset(
 )
 
 KINDS = ("plain", "alphanumeric", "lower case")
-"""Kinds of characters, each a subset of the one before: plain characters (`byte_edges.PLAIN`), ASCII letters
+"""Kinds of characters, each a subset of the one before: plain characters (`char_sets.PLAIN`), ASCII letters
 and digits, lower-case ASCII letters."""
 
 _ALPHANUMERIC = np.frombuffer(bytes(byte for byte in range(0x80) if chr(byte).isalnum()), np.uint8)

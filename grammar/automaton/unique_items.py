@@ -18,7 +18,7 @@ import numpy as np
 
 from ramify.grammar.automaton.byte_edges import Edges
 from ramify.grammar.automaton.costs import UNREACHABLE
-from ramify.grammar.automaton.positions import TooLarge
+from ramify.grammar.automaton.nodes import TooLarge
 from ramify.grammar.automaton.pushdown import UniqueItems
 
 ENDLESS_WORDS = 1 << 30

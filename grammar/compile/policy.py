@@ -22,7 +22,7 @@ import msgspec
 from ramify.constraint import Constraint, Kind, json_schema
 from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton.compiler import MAX_STATES, compile_grammar, compile_rules
-from ramify.grammar.automaton.positions import NotCounted, TooLarge
+from ramify.grammar.automaton.nodes import NotCounted, TooLarge
 from ramify.grammar.compile.foreign import IN_ORDER, compile_foreign, no_such_kind, spacing
 from ramify.grammar.compile.structural_tag import structural_tag_rules
 from ramify.grammar.rules import regex_syntax

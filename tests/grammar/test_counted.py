@@ -12,7 +12,7 @@ from ramify import constraint
 from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton import counted
 from ramify.grammar.automaton.compiler import compile_grammar, compile_rules
-from ramify.grammar.automaton.positions import TooLarge
+from ramify.grammar.automaton.nodes import TooLarge
 from ramify.grammar.engine.pushdown import PushdownGrammar
 from ramify.grammar.matcher import mask_words, tokens_of
 from ramify.grammar.rules.expression import EMPTY, Call, Expression, alt, chars, repeat, seq, text

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton.compiler import compile_rules
-from ramify.grammar.automaton.positions import TooLarge
+from ramify.grammar.automaton.nodes import TooLarge
 from ramify.grammar.automaton.pushdown import PushdownAutomaton
 from ramify.grammar.engine.pushdown import PushdownGrammar
 from ramify.grammar.matcher import Matcher

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton.compiler import compile_grammar, compile_rules
-from ramify.grammar.automaton.positions import TooLarge
+from ramify.grammar.automaton.nodes import TooLarge
 from ramify.grammar.matcher import Matcher
 from ramify.grammar.rules.expression import (
     Call,
