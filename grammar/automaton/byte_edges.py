@@ -8,6 +8,7 @@ state 0 to state 1, the first bytes D0 and D1 call an inner state for the second
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -64,6 +65,7 @@ class _Bytes:
         self._bodies = bodies
         self._alphabet = np.zeros(256, np.bool_)
         self._alphabet[list(alphabet)] = True
+        self._allowed = sum(1 << byte for byte in set(alphabet))
         self._inner: dict[Rest, int] = {}
         self._pending: list[Rest] = []
 
@@ -150,7 +152,8 @@ class _Bytes:
         edges = np.flatnonzero(has_high[class_])
         ranges: dict[int, Ranges] = {}
         for number in np.unique(class_[edges]).tolist():
-            chosen = np.flatnonzero(np.diff(inside[number], prepend=False, append=False)) + begin
+            within = np.concatenate(([False], inside[number], [False]))
+            chosen = np.flatnonzero(within[1:] != within[:-1]) + begin
             ranges[number] = tuple(
                 zip(cuts[chosen[::2]].tolist(), (cuts[chosen[1::2]] - 1).tolist(), strict=True)
             )
@@ -187,17 +190,13 @@ class _Bytes:
         """Ranges of first bytes of the characters in `ranges`, each with the state to call for the other
         bytes."""
         row: list[_Edge] = []
-        for (low, high), rest in _by_first_byte((spans, END) for spans in spans_of(ranges)):
-            self._add(row, low, high, self._inner_state(frozenset(rest)), -1)
+        for low, high, rest in _characters(ranges):
+            self._add(row, low, high, self._inner_state(rest), -1)
         return [edge[:3] for edge in row]
 
     def _add(self, row: list[_Edge], low: int, high: int, target: int, push: int) -> None:
-        allowed = np.zeros((1, 256), np.bool_)
-        allowed[0, low : high + 1] = self._alphabet[low : high + 1]
-        _, lows, highs = _byte_runs(allowed, np.zeros(1, np.int64))
-        row += [
-            (first, last, target, push) for first, last in zip(lows.tolist(), highs.tolist(), strict=True)
-        ]
+        for first, last in _runs_of(((1 << (high + 1)) - (1 << low)) & self._allowed):
+            row.append((first, last, target, push))
 
     def _inner_state(self, rest: Rest) -> int:
         """The state inside a character of which `rest` is left. There ~t stands for state t, which is entered
@@ -220,8 +219,28 @@ class _Bytes:
         return row
 
 
+@lru_cache(maxsize=4096)
+def _runs_of(mask: int) -> tuple[tuple[int, int], ...]:
+    """The ranges of set bits."""
+    runs = []
+    low = 0
+    while mask:
+        skipped = (mask & -mask).bit_length() - 1
+        mask >>= skipped
+        low += skipped
+        length = (mask ^ (mask + 1)).bit_length() - 1
+        runs.append((low, low + length - 1))
+        mask >>= length
+        low += length
+    return tuple(runs)
+
+
 def _rows(*columns: np.ndarray | int) -> np.ndarray:
-    return np.stack(np.broadcast_arrays(*columns), axis=1).astype(np.int32)
+    """(rows, columns) int32; the first column is an array."""
+    rows = np.empty((len(columns[0]), len(columns)), np.int32)  # type: ignore[arg-type]
+    for i, column in enumerate(columns):
+        rows[:, i] = column
+    return rows
 
 
 def _spans(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -234,15 +253,23 @@ def _spans(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _byte_runs(members: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The ranges of bytes of each of the `wanted` rows of `members`, (rows, bytes) bool: the index in
     `wanted`, and the first and last byte."""
-    steps = np.diff(members.astype(np.int8), axis=1, prepend=0, append=0)
-    row, low = np.nonzero(steps > 0)
-    high = np.nonzero(steps < 0)[1] - 1
+    padded = np.zeros((len(members), members.shape[1] + 2), np.bool_)
+    padded[:, 1:-1] = members
+    row, low = np.nonzero(padded[:, 1:-1] & ~padded[:, :-2])
+    _, high = np.nonzero(padded[:, 1:-1] & ~padded[:, 2:])
     begin = np.searchsorted(row, np.arange(len(members) + 1))
     owner, run = _spans(begin[wanted], begin[wanted + 1])
     return owner, low[run], high[run]
 
 
 _ENDED: Rest = frozenset([((), END)])
+
+
+@lru_cache(maxsize=1024)
+def _characters(ranges: Ranges) -> list[tuple[int, int, Rest]]:
+    """Ranges of first bytes of the characters in `ranges`, each with the bytes that follow."""
+    following = _by_first_byte((spans, END) for spans in spans_of(ranges))
+    return [(low, high, frozenset(rest)) for (low, high), rest in following]
 
 
 def _by_first_byte(

@@ -58,6 +58,10 @@ CALLED_SAVING = 24
 """A rule of at least CALLED_SIZE states is called where that saves CALLED_SAVING states."""
 
 
+Called = tuple[set[str], frozenset[str]]
+"""The rules that are called, and those of them that are recursive."""
+
+
 @contextmanager
 def _without_collecting() -> Iterator[None]:
     # Compiling makes some 100,000 objects and no cycles; looking for cycles takes a third of the time.
@@ -78,20 +82,21 @@ def compile_rules(
     *,
     nondeterministic: bool = False,
     counting: bool = False,
+    called: Called | None = None,
 ) -> PushdownAutomaton:
     """The automaton of the rule ``root`` over the bytes that `vocabulary` can spell.
 
-    With `counting`, long repetitions become rules (`counted`), which needs a deterministic automaton without
-    unique items.
+    `called` is the result of `called_rules` where it is known. With `counting`, long repetitions become rules
+    (`counted`), which needs a deterministic automaton without unique items.
 
     Raises `TooLarge` where a deterministic automaton, or a nondeterministic one with `nondeterministic`,
     takes more than `most_states` states over characters, `NotCounted` where a repetition cannot be counted
     by rules, and `InvalidConstraint` where `vocabulary` can spell no text of it.
     """
-<<<<<<< HEAD
-    positions = Positions(rules, *called_rules(rules), counting)
-    states = States(positions, ROOT, most_states, nondeterministic)
-    edges = byte_edges.to_bytes(states, vocabulary.spelled_bytes)
+    nodes, atoms = flatten(rules, *(called or called_rules(rules)), counting=counting)
+    most_positions = MOST_POSITIONS + POSITIONS_PER_STATE * most_states
+    states = construct(nodes, most_states, most_positions, nondeterministic=nondeterministic)
+    edges = byte_edges.to_bytes(states, atoms, nodes.rules["body"], vocabulary.spelled_bytes)
     return compile_edges(edges, vocabulary, nondeterministic=nondeterministic)
 
 
@@ -100,12 +105,6 @@ def compile_edges(
 ) -> PushdownAutomaton:
     """The automaton with these edges over the bytes that `vocabulary` can spell. Raises as `compile_rules`
     does."""
-=======
-    nodes, atoms = flatten(rules, *called_rules(rules), counting=counting)
-    most_positions = MOST_POSITIONS + POSITIONS_PER_STATE * most_states
-    states = construct(nodes, most_states, most_positions, nondeterministic=nondeterministic)
-    edges = byte_edges.to_bytes(states, atoms, nodes.rules["body"], vocabulary.spelled_bytes)
->>>>>>> 855e847 (Construct the states of automata in compiled code)
     length, _ = costs.shortest(edges)
     if length[0] >= costs.UNREACHABLE:
         raise InvalidConstraint("No text that this model's tokenizer can spell satisfies the constraint.")
@@ -121,7 +120,8 @@ def compile_grammar(
     cannot be counted by rules: some strings may then be made shorter. Raises also as `compile_rules` does,
     and `InvalidConstraint` where a text could be one or another unique item.
     """
-    _, recursive = called_rules(rules)
+    called = called_rules(rules)
+    recursive = called[1]
     unique = any(map(has_unique_items, rules.values()))
     may_be_nondeterministic = bool(recursive) or unique
     most_states = MAX_STATES if may_be_nondeterministic else MAX_UNCALLED_STATES
@@ -129,7 +129,7 @@ def compile_grammar(
     if counting and longest > SHORT:
         try:
             if not unique:
-                return compile_rules(rules, vocabulary, most_states, counting=True)
+                return compile_rules(rules, vocabulary, most_states, counting=True, called=called)
         except TooLarge:
             pass
         if longest > LONGEST_UNCOUNTED:
@@ -137,12 +137,12 @@ def compile_grammar(
     if longest > most_states:
         raise TooLarge
     try:
-        return compile_rules(rules, vocabulary, most_states)
+        return compile_rules(rules, vocabulary, most_states, called=called)
     except TooLarge:
         if not may_be_nondeterministic:
             raise
     try:
-        return compile_rules(rules, vocabulary, nondeterministic=True)
+        return compile_rules(rules, vocabulary, nondeterministic=True, called=called)
     except TooLarge:
         if not unique:
             raise
