@@ -12,9 +12,14 @@ from hypothesis import strategies as st
 
 from ramify.constraint import Constraint
 from ramify.errors import EngineError, InvalidConstraint
+from ramify.grammar.engine import lark_rules
 from ramify.grammar.engine.llguidance import LLGuidanceGrammar, LLGuidanceMatcher, compile_constraint
 from ramify.grammar.engine.load import prepare_library
+from ramify.grammar.rules import rule_set
+from ramify.grammar.rules.expression import Alt, Call, Expression, Repeat, Seq
+from ramify.grammar.rules.rule_set import ROOT
 from ramify.grammar.vocabulary import Vocabulary
+from tests.grammar.naive_grammar import grammars
 from tests.grammar.vocabularies import CONTROL, STOP, accepts, mask_of, takes, tiny, tokenise
 
 SUM = r"""
@@ -193,6 +198,29 @@ def test_a_rule_that_no_text_satisfies_is_named(source: str, why: str) -> None:
 )
 def test_rules_that_end_are_left_alone(source: str, text: str) -> None:
     assert accepts(grammar(source), text)
+
+
+def written(expression: Expression) -> str:
+    """In Lark's notation; characters as the letter a."""
+    match expression:
+        case Call(rule):
+            return {ROOT: "start"}.get(rule, rule)
+        case Alt(options):
+            return f"({' | '.join(map(written, options))})" if options else ALL
+        case Seq(parts):
+            return f"({' '.join(map(written, parts))})" if parts else '""'
+        case Repeat(item, low, high):
+            return f"{written(item)}{{{low},{'' if high is None else high}}}"
+    return '"a"'
+
+
+@settings(max_examples=300, deadline=None)
+@given(rules=grammars())
+def test_rules_that_never_end_are_those_of_our_own_grammars(rules: dict[str, Expression]) -> None:
+    source = "\n".join(f"{written(Call(name))}: {written(body)}" for name, body in rules.items())
+    found = lark_rules.endless_rule(source, lambda part: ALL in part)
+    named = rule_set.endless_rule(rules)
+    assert (found and (found.rule, found.recursive)) == (named and (written(Call(named[0])), named[1]))
 
 
 def test_signs_in_quotes_are_text() -> None:
