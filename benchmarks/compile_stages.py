@@ -40,7 +40,8 @@ STAGES = {
     "parse and check": ("schema.compiler:SchemaDocument", "compile.policy:parse_json"),
     "schema to rules": ("compile.policy:compile_schema",),
     "called rules": ("automaton.compiler:called_rules",),
-    "states": ("automaton.compiler:Positions", "automaton.compiler:States"),
+    "nodes": ("automaton.compiler:flatten",),
+    "states": ("automaton.compiler:construct",),
     "bytes": ("automaton.byte_edges:to_bytes",),
     "costs": (
         "automaton.costs:shortest",
