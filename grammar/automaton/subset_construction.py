@@ -94,7 +94,8 @@ class States(NamedTuple):
 
 class _Work(NamedTuple):
     """Continuations, positions, sets of positions, states and classes of atoms under construction, each with
-    a hash table that numbers equal ones alike. Records by `_RECORDS`; `seen` is the round that met one last.
+    a hash table that numbers equal ones alike: 0 is a free place, and n + 1 stands for the number n. Records
+    by `_RECORDS`; `seen` is the round that met one last.
 
     then            continuations: a node, how many of its repetitions are over, and what follows
     at              positions: the node, and for TEXT the index in `letters`; those of a text are in sequence
@@ -177,8 +178,8 @@ def _hash(a: int, b: int, c: int) -> int:
 def _continuation(work: _Work, node: int, times: int, after: int) -> int:
     table = work.then_table
     slot = _hash(node, times, after) & (table.size - 1)
-    while table[slot] >= 0:
-        known = table[slot]
+    while table[slot] > 0:
+        known = table[slot] - 1
         if (
             work.then[known].node == node
             and work.then[known].times == times
@@ -190,12 +191,13 @@ def _continuation(work: _Work, node: int, times: int, after: int) -> int:
     if number == work.then.size:
         work.counts[_STATUS] = FULL
         return int(END)
-    table[slot] = number
+    table[slot] = number + 1
     work.counts[_CONTINUATIONS] += 1
     work.then[number].node = node
     work.then[number].times = times
     work.then[number].after = after
     work.then[number].depth = work.then[after].depth
+    work.then[number].set = -1
     return number
 
 
@@ -204,8 +206,8 @@ def _position(nodes: Nodes, work: _Work, node: int, after: int) -> int:
     """The position where `node`, a text, a set or a call, begins before `after`."""
     table = work.at_table
     slot = _hash(node, 0, after) & (table.size - 1)
-    while table[slot] >= 0:
-        known = table[slot]
+    while table[slot] > 0:
+        known = table[slot] - 1
         if work.at[known].node == node and work.at[known].after == after:
             return int(known)
         slot = (slot + 1) & (table.size - 1)
@@ -214,12 +216,13 @@ def _position(nodes: Nodes, work: _Work, node: int, after: int) -> int:
     if number + length > work.at.size:
         work.counts[_STATUS] = FULL
         return int(END)
-    table[slot] = number
+    table[slot] = number + 1
     work.counts[_POSITIONS] += length
     for i in range(length):
         work.at[number + i].node = node
         work.at[number + i].letter = nodes.node[node].first + i
         work.at[number + i].after = after
+        work.at[number + i].set = -1
     return number
 
 
@@ -324,8 +327,8 @@ def _interned(work: _Work, found: np.ndarray) -> int:
             code ^= code >> np.uint64(29)
     table = work.set_table
     slot = np.int64(code >> np.uint64(1)) & (table.size - 1)
-    while table[slot] >= 0:
-        known = table[slot]
+    while table[slot] > 0:
+        known = table[slot] - 1
         begin = work.sets[known].begin
         equal = work.sets[known + 1].begin - begin == size
         for i in range(size if equal else 0):
@@ -340,11 +343,12 @@ def _interned(work: _Work, found: np.ndarray) -> int:
     if number + 1 == work.sets.size or begin + size > work.set_items.size:
         work.counts[_STATUS] = FULL
         return 0
-    table[slot] = number
+    table[slot] = number + 1
     work.counts[_SETS] += 1
     for i in range(size):
         work.set_items[begin + i] = found[i]
     work.sets[number + 1].begin = begin + size
+    work.sets[number].state = -1
     return number
 
 
@@ -404,6 +408,7 @@ def _state(work: _Work, number: int) -> int:
             return 0
         work.sets[number].state = state
         work.states[state].set = number
+        work.states[state].inline = -1
         work.counts[_STATES] += 1
     return int(work.sets[number].state)
 
@@ -539,19 +544,19 @@ def _class(work: _Work, bits: np.ndarray) -> int:
         code ^= code >> np.uint64(29)
     table = work.class_table
     slot = np.int64(code >> np.uint64(1)) & (table.size - 1)
-    while table[slot] >= 0:
-        begin = table[slot] * bits.size
+    while table[slot] > 0:
+        begin = (table[slot] - 1) * bits.size
         equal = True
         for i in range(bits.size):
             equal &= work.class_bits[begin + i] == bits[i]
         if equal:
-            return int(table[slot])
+            return int(table[slot] - 1)
         slot = (slot + 1) & (table.size - 1)
     number = int(work.counts[_CLASSES])
     if (number + 1) * _WORDS > work.class_first.size or (number + 1) * bits.size > work.class_bits.size:
         work.counts[_STATUS] = FULL
         return 0
-    table[slot] = number
+    table[slot] = number + 1
     work.counts[_CLASSES] += 1
     for word in range(bits.size):
         work.class_bits[number * bits.size + word] = bits[word]
@@ -895,9 +900,5 @@ def _room(nodes: Nodes, room: int) -> _Work:
         "class_bits": few * words, "class_first": few * _WORDS, "atoms": atoms, "group_bits": atoms * words,
         "masks": 2 * _WORDS, "going_on": room * _WORDS,
     }  # fmt: skip
-    work = _Work(**{name: np.zeros(sizes.get(name, many), dtype) for name, dtype in _DTYPES.items()})
-    for table_ in (work.then_table, work.at_table, work.set_table, work.class_table):
-        table_.fill(-1)
-    for numbers in (work.then["set"], work.at["set"], work.sets["state"], work.states["inline"]):
-        numbers.fill(-1)
-    return work
+    # Memory that is not written stays untouched, which matters in a process that was just forked.
+    return _Work(**{name: np.zeros(sizes.get(name, many), dtype) for name, dtype in _DTYPES.items()})
