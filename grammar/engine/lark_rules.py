@@ -172,7 +172,7 @@ class _Reader:
     def _repeated(self, item: Expression) -> Expression:
         if self._peek() in ("*", "?"):
             self._at += 1
-            return EMPTY
+            return repeat(item, 0, 1)
         if self._take("+") or self._peek() not in ("{", "~"):
             return item
         least = self._tokens[self._at + 1]
@@ -184,7 +184,7 @@ class _Reader:
             self._at += 2 if self._peek() == ".." else 0
         else:
             return item  # the operator ~ of the next item
-        return EMPTY if least.text in (",", "0") else item
+        return repeat(item, 0, 1) if least.text in (",", "0") else item
 
     # --- tokens ---------------------------------------------------------------------------------------
 
