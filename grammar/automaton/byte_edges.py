@@ -148,7 +148,7 @@ class _Bytes:
         cuts = self._atoms.cuts
         begin = int(np.searchsorted(cuts, 0x80))
         inside = inside[:, begin:]
-        has_high: np.ndarray = inside.any(axis=1)
+        has_high = np.asarray(inside.any(axis=1))
         edges = np.flatnonzero(has_high[class_])
         ranges: dict[int, Ranges] = {}
         for number in np.unique(class_[edges]).tolist():
