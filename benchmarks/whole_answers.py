@@ -34,7 +34,9 @@ def main() -> None:
     answers = [each for each in found if each.fault not in apart]
     valid = sum(not each.fault for each in answers)
     print(f"{len(cases)} schemas: {apart['refused']} refused, {apart['too long']} too long", end="; ")
-    print(f"{valid} of {len(answers)} answers are valid")
+    budgets = sorted(each.budget for each in answers) or [0]
+    print(f"{valid} of {len(answers)} answers are valid, of {budgets[0]} to {budgets[-1]} tokens", end="")
+    print(f" (median {budgets[len(budgets) // 2]})")
     for each in found:
         if each.fault:
             print(f"    {each._replace(text=each.text[:300])}")

@@ -37,10 +37,13 @@ class Client:
         self._model = model
 
     async def ask(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The response's JSON body."""
+        """The response's JSON body, of the first attempt for which the server has room."""
         body = {"model": self._model, **body}
-        async with self._session.post("/v1/chat/completions", json=body) as response:
-            return await response.json()
+        while True:
+            async with self._session.post("/v1/chat/completions", json=body) as response:
+                if response.status not in (429, 503):
+                    return await response.json()
+            await asyncio.sleep(float(response.headers.get("Retry-After", 1)))
 
     async def text(self, body: dict[str, Any]) -> tuple[str, str]:
         """(text, finish_reason or error) of an answer."""

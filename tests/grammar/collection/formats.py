@@ -98,6 +98,20 @@ def _uri_reference(text: str) -> bool:
     return _uri("x://host/" + text) and ":" not in re.split("[/?#]", text)[0]
 
 
+@_checks("iri")
+def _iri(text: str) -> bool:
+    return _uri(_as_uri(text))
+
+
+@_checks("iri-reference")
+def _iri_reference(text: str) -> bool:
+    return _uri_reference(_as_uri(text))
+
+
+def _as_uri(iri: str) -> str:
+    return re.sub(r"[\u00a0-\U0010ffff]", "%20", iri)
+
+
 _VARIABLE = r"([A-Za-z0-9_]|%[0-9A-Fa-f]{2})(\.?([A-Za-z0-9_]|%[0-9A-Fa-f]{2}))*(:[1-9][0-9]{0,3}|\*)?"
 _URI_TEMPLATE = re.compile(
     rf"([!#$&()*+,./0-9:;=?@A-Z\[\]_a-z~'\u00a0-\U0010ffff-]|%[0-9A-Fa-f]{{2}}"
