@@ -1,7 +1,7 @@
 """Where the processor time of compiling a schema goes: p50, p95 and most of each stage over the collection.
 
-``python -m benchmarks.compile_stages [--style openapi] [--slowest 10] [--limit 10]``, one thread, the default
-model's vocabulary. As in the server, each schema is compiled in a child process, so that no schema profits
+``python -m benchmarks.compile_stages [--written] [--style openapi] [--slowest 10] [--limit 10]``, one thread,
+the default model's vocabulary. As in the server, each schema is compiled in a child process, so that no schema profits
 from the ones before it. A child compiles and loads `policy.PREPARED` first: the pages of memory that it
 shares with its parent are copied then (some 1,000 for the rules alone, of 4 us each). A child that takes more
 than the limit (seconds) is killed.
@@ -34,6 +34,7 @@ from ramify.grammar.vocabulary import Vocabulary
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.model.hub.resolve import resolve
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
+from tests.grammar.collection import real_world
 from tests.grammar.collection.everything import all_cases
 
 STAGES = {
@@ -145,15 +146,17 @@ def in_child(schema: Any, vocabulary: Vocabulary, limit_s: int) -> Times | str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--style", help="only cases of this style; without it, all but the suite's")
+    parser.add_argument("--written", action="store_true", help="the schemas written for the tests instead")
+    parser.add_argument("--style", help="only schemas of this style")
     parser.add_argument("--slowest", type=int, default=10, help="how many of the slowest are shown")
     parser.add_argument("--limit", type=int, default=10, help="seconds for one schema")
     arguments = parser.parse_args()
     vocabulary = load_vocabulary(resolve(DEFAULT_MODEL).tokenizer, vocab_size=49_152, stop_ids=[2])
     policy.prepare(vocabulary)
     served: dict[str, Times] = {}
-    for case in all_cases():
-        if case.style == arguments.style if arguments.style else case.style != "suite":
+    everything = all_cases() if arguments.written else real_world.cases()
+    for case in everything:
+        if arguments.style in (None, case.style):
             times = in_child(case.schema, vocabulary, arguments.limit)
             if isinstance(times, str):
                 print(f"{case}: {times.splitlines()[0][:120]}")
