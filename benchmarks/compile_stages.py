@@ -1,10 +1,10 @@
 """Where the processor time of compiling a schema goes: p50, p95 and most of each stage over the collection.
 
 ``python -m benchmarks.compile_stages [--written] [--style openapi] [--slowest 10] [--limit 10]``, one thread,
-the default model's vocabulary. As in the server, each schema is compiled in a child process, so that no schema profits
-from the ones before it. A child compiles and loads `policy.PREPARED` first: the pages of memory that it
-shares with its parent are copied then (some 1,000 for the rules alone, of 4 us each). A child that takes more
-than the limit (seconds) is killed.
+the default model's vocabulary. As in the server, each schema is compiled in a child process, so that no
+schema profits from the ones before it. A child compiles and loads `policy.PREPARED` first: the pages of
+memory that it shares with its parent are copied then (some 1,000 for the rules alone, of 4 us each). A child
+that takes more than the limit (seconds) is killed.
 
 A stage is the time in one function without the stages inside it.
 """
