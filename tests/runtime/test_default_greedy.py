@@ -16,7 +16,7 @@ from tests.runtime.oracle import Greedy, assert_same, greedy
 
 pytestmark = [pytest.mark.slow, pytest.mark.weights, pytest.mark.timeout(400)]
 
-TOKENS = 32
+TOKENS = 24
 FEW_PAGES = 30
 """Of 8 tokens: room for the longest request, and for little beside it."""
 STORY = "Once upon a time there was a lighthouse keeper who collected clocks. " * 6
