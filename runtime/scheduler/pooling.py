@@ -26,8 +26,8 @@ class PooledStates:
         return self._count if self._mean else 1 << 62
 
     def add(self, states: torch.Tensor, start: int) -> None:
-        """Take `states`, (n, hidden size), of the positions from `start` on. Those that were taken before a
-        retraction do not count again."""
+        """Take `states`, (n, hidden size), of the positions from `start` on. States taken before a retraction
+        do not count again."""
         new = states[max(0, self._count - start) :]
         if not len(new):
             return
