@@ -9,11 +9,13 @@ In the order in which a grammar is compiled:
     pruning        removes dead states, merges equal ones
     costs          the shortest completion from each state
     unique_items   how many unique items there are, and what they cost
+    members        objects whose members come in any order: which are left, and what they cost
     runs           where any n characters of a kind may come
     pushdown       the result: `PushdownAutomaton`
 
 Mask filling: `token_trie` walks the `trie` of all tokens against an automaton, with `walk` where it is
-deterministic and `nondeterministic_walk` where not. `numba_types` are the types of the arrays in compiled
+deterministic and `nondeterministic_walk` where not; `registers` are what that knows of the members
+read. `numba_types` are the types of the arrays in compiled
 code; `char_sets` cuts character sets into disjoint ones.
 
 An example: ``root ::= "a" root "b" | "c"`` becomes

@@ -30,6 +30,7 @@ class Edges(NamedTuple):
     plain_source    (pairs,) int32: a state that a plain character leads from
     plain_target    (pairs,) int32: the state that it leads to
     after_item      (states,) bool: a unique item has just ended
+    mark            (states,) int32: the mark that was just read (`States.mark`), or -1
     """
 
     offsets: np.ndarray
@@ -42,6 +43,7 @@ class Edges(NamedTuple):
     plain_source: np.ndarray
     plain_target: np.ndarray
     after_item: np.ndarray
+    mark: np.ndarray
 
 
 EDGES = tuple_type(Edges, array_dtypes(Edges, uint8=("low", "high"), flags=("final", "plain", "after_item")))
@@ -106,6 +108,7 @@ class _Bytes:
             source[pairs],
             target[pairs],
             _padded(states.after_item, number),
+            np.concatenate([states.mark, np.full(number - count, -1, np.int32)]),
         )
 
     def _classes(self) -> tuple[np.ndarray, np.ndarray]:
@@ -135,7 +138,10 @@ class _Bytes:
         # A call that returns to a final state without edges is a tail call: the end of the rule is the end of
         # its caller.
         goes_on = (
-            (states.edge_end > states.edge_begin) | (states.call_end > states.call_begin) | states.after_item
+            (states.edge_end > states.edge_begin)
+            | (states.call_end > states.call_begin)
+            | states.after_item
+            | (states.mark >= 0)
         )
         after = states.call_after[call]
         push = np.where(states.final[after] & ~np.asarray(goes_on)[after], -1, after)

@@ -10,13 +10,23 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 import numpy as np
 
 from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton import byte_edges, costs, pruning
 from ramify.grammar.automaton.counted import SHORT, longest_repetition
-from ramify.grammar.automaton.nodes import NotCounted, TooLarge, flatten, has_unique_items
+from ramify.grammar.automaton.members import CompletionGraph
+from ramify.grammar.automaton.nodes import (
+    Mark,
+    NotCounted,
+    TooLarge,
+    ends_object,
+    flatten,
+    has_unique_items,
+    remembers,
+)
 from ramify.grammar.automaton.pushdown import Arrays, PushdownAutomaton
 from ramify.grammar.automaton.runs import runs
 from ramify.grammar.automaton.subset_construction import construct
@@ -93,22 +103,26 @@ def compile_rules(
     takes more than `most_states` states over characters, `NotCounted` where a repetition cannot be counted
     by rules, and `InvalidConstraint` where `vocabulary` can spell no text of it.
     """
-    nodes, atoms = flatten(rules, *(called or called_rules(rules)), counting=counting)
+    nodes, atoms, marks = flatten(rules, *(called or called_rules(rules)), counting=counting)
     most_positions = MOST_POSITIONS + POSITIONS_PER_STATE * most_states
     states = construct(nodes, most_states, most_positions, nondeterministic=nondeterministic)
     edges = byte_edges.to_bytes(states, atoms, nodes.rules["body"], vocabulary.spelled_bytes)
-    return compile_edges(edges, vocabulary, nondeterministic=nondeterministic)
+    return compile_edges(edges, vocabulary, marks, nondeterministic=nondeterministic)
 
 
 def compile_edges(
-    edges: byte_edges.Edges, vocabulary: Vocabulary, *, nondeterministic: bool = False
+    edges: byte_edges.Edges,
+    vocabulary: Vocabulary,
+    marks: Mapping[int, Mark] = MappingProxyType({}),
+    *,
+    nondeterministic: bool = False,
 ) -> PushdownAutomaton:
-    """The automaton with these edges over the bytes that `vocabulary` can spell. Raises as `compile_rules`
-    does."""
+    """The automaton with these edges over the bytes that `vocabulary` can spell; `marks` by the numbers in
+    `edges.mark`. Raises as `compile_rules` does."""
     length, _ = costs.shortest(edges)
     if length[0] >= costs.UNREACHABLE:
         raise InvalidConstraint("No text that this model's tokenizer can spell satisfies the constraint.")
-    return _finished(pruning.pruned(edges, length), vocabulary, nondeterministic)
+    return _finished(pruning.pruned(edges, length), marks, vocabulary, nondeterministic)
 
 
 def compile_grammar(
@@ -123,12 +137,13 @@ def compile_grammar(
     called = called_rules(rules)
     recursive = called[1]
     unique = any(map(has_unique_items, rules.values()))
-    may_be_nondeterministic = bool(recursive) or unique
+    in_any_order = any(map(ends_object, rules.values()))
+    may_be_nondeterministic = bool(recursive) or unique or in_any_order
     most_states = MAX_STATES if may_be_nondeterministic else MAX_UNCALLED_STATES
     longest = max(map(longest_repetition, rules.values()))
     if counting and longest > SHORT:
         try:
-            if not unique:
+            if not unique and not in_any_order:
                 return compile_rules(rules, vocabulary, most_states, counting=True, called=called)
         except TooLarge:
             pass
@@ -136,11 +151,12 @@ def compile_grammar(
             raise NotCounted
     if longest > most_states:
         raise TooLarge
-    try:
-        return compile_rules(rules, vocabulary, most_states, called=called)
-    except TooLarge:
-        if not may_be_nondeterministic:
-            raise
+    if not in_any_order:  # with registers the matcher follows several configurations in any case
+        try:
+            return compile_rules(rules, vocabulary, most_states, called=called)
+        except TooLarge:
+            if not may_be_nondeterministic:
+                raise
     try:
         return compile_rules(rules, vocabulary, nondeterministic=True, called=called)
     except TooLarge:
@@ -152,21 +168,33 @@ def compile_grammar(
     )
 
 
-def _finished(edges: byte_edges.Edges, vocabulary: Vocabulary, nondeterministic: bool) -> PushdownAutomaton:
-    length, best = costs.shortest(edges)
-    cost = token_trie(vocabulary).costs(edges, length, best)
+def _finished(
+    edges: byte_edges.Edges, marks: Mapping[int, Mark], vocabulary: Vocabulary, nondeterministic: bool
+) -> PushdownAutomaton:
+    graph = CompletionGraph(edges, marks) if marks else None
+    whole = edges if graph is None else graph.edges
+    length, best = costs.shortest(whole)
+    if graph is not None:
+        graph.check(length)
+    cost = token_trie(vocabulary).costs(whole, length, best, None if graph is None else graph.border)
     before_item = np.zeros(len(cost), np.bool_)
     items = None
     if edges.after_item.any():
-        tables = unique_item_tables(edges, length, best)
+        tables = unique_item_tables(whole, length, best)
         if tables.words_missing:
             raise InvalidConstraint("There are not enough different texts for all that must differ.")
-        before_item, items = tables.before, tables.items
+        before_item, items = tables.before, tables.items.of_first(len(edges.final))
         cost += tables.extra
+    members = None
+    if graph is not None:
+        members = graph.members(cost)
+        edges, cost, before_item = graph.cut(edges, cost, before_item)
     run, run_kind, run_cost = runs(edges, cost)
     run[before_item] = 0
+    if graph is not None:
+        run[graph.in_names & (run_kind > 0)] = 0
     arrays = Arrays(*edges[:6], run, run_kind, run_cost, cost, edges.after_item, before_item)
-    return PushdownAutomaton(arrays, _most_pushed(edges), items, nondeterministic)
+    return PushdownAutomaton(arrays, _most_pushed(edges), items, members, nondeterministic)
 
 
 def _most_pushed(edges: byte_edges.Edges) -> int:
@@ -206,7 +234,7 @@ def called_rules(rules: Mapping[str, Expression]) -> tuple[set[str], frozenset[s
         inner for name, calls in inner_calls.items() for inner in calls if component[name] == component[inner]
     }
     recursive = frozenset(called)
-    called |= {name for name, body in rules.items() if has_unique_items(body)}
+    called |= {name for name, body in rules.items() if remembers(body)}
     sizes: dict[str, int] = {}
     for names in members.values():
         sizes.update((name, 1 if name in called else 0) for name in names)

@@ -18,7 +18,7 @@ import numba
 import numpy as np
 
 from ramify.grammar.automaton.byte_edges import EDGES, Edges
-from ramify.grammar.automaton.numba_types import INTS
+from ramify.grammar.automaton.numba_types import BOOLS, INTS
 from ramify.grammar.automaton.trie import TRIE, Trie
 
 UNREACHABLE = 1 << 30
@@ -86,13 +86,20 @@ def shortest(graph: Edges) -> tuple[np.ndarray, np.ndarray]:
     return length, best
 
 
-@numba.njit((TRIE, INTS, EDGES, INTS, INTS, INTS), cache=True, nogil=True)
+@numba.njit((TRIE, INTS, EDGES, INTS, INTS, INTS, BOOLS), cache=True, nogil=True)
 def token_costs(
-    trie: Trie, first_node: np.ndarray, edges: Edges, best: np.ndarray, order: np.ndarray, length: np.ndarray
+    trie: Trie,
+    first_node: np.ndarray,
+    edges: Edges,
+    best: np.ndarray,
+    order: np.ndarray,
+    length: np.ndarray,
+    border: np.ndarray,
 ) -> np.ndarray:
     """`cost` of `pushdown.Arrays`.
 
-    `length` and `best` are those of `shortest`; `order` is the states by `length`, the least first.
+    `length` and `best` are those of `shortest`; `order` is the states that have an end by `length`, the least
+    first. `border`: (states,) bool, the states to which no token returns from a called rule.
     """
     target, push, after_item = edges.target, edges.push, edges.after_item
     cost = np.zeros(length.size, np.int32)
@@ -106,7 +113,7 @@ def token_costs(
         returning = 0  # cost of the states on the stack
         node = -1
         while True:
-            while length[here] == 0 and depth > 0 and not after_item[stack[depth - 1]]:
+            while length[here] == 0 and depth > 0 and not border[stack[depth - 1]]:
                 depth -= 1
                 here = stack[depth]
                 returning -= cost[here]

@@ -22,6 +22,8 @@ from ramify.grammar.rules.expression import (
     CharAutomaton,
     Chars,
     Expression,
+    MemberMark,
+    ObjectEnd,
     Ranges,
     Repeat,
     Seq,
@@ -33,7 +35,9 @@ from ramify.grammar.rules.expression import (
 )
 from ramify.grammar.rules.rule_set import ROOT
 
-INLINED, TEXT, CHARS, SEQUENCE, OPTIONS, REPEAT, ACCEPTED, CALL = range(8)
+INLINED, TEXT, CHARS, SEQUENCE, OPTIONS, REPEAT, ACCEPTED, CALL, MARKED = range(9)
+
+Mark = MemberMark | ObjectEnd
 
 SHARED_COUNT = 4
 SHARED_SIZE = 6
@@ -64,11 +68,12 @@ class Nodes(NamedTuple):
     ACCEPTED            ``parts[first]`` says whether it may be empty. After it, up to `last`, are pairs of a
                         node, a set of characters, and the node that follows it, or -1 at the end
     CALL                of the rule `first`
+    MARKED              the empty text; `first` is the mark
     INLINED             the empty text, where an inlined recursive rule has ended: node 0
 
     Each of `rules` has its node `body`, and says whether it is `called`, `recursive`, made of the item of a
-    `UniqueItem` (`item`), has such items (`array`), or is a rule of a long repetition (`counted`). `greedy`
-    numbers from 1 what such rules repeat that are read greedily (`Counting.greedy`). Each of `ranges` has the
+    `UniqueItem` (`item`), remembers what was read (`array`), or is a rule of a long repetition (`counted`).
+    `greedy` numbers from 1 what such rules repeat that are read greedily (`Counting.greedy`). Each of `ranges` has the
     `atom` of a range of characters, and the first and last byte that their UTF-8 begins with.
     """
 
@@ -130,8 +135,8 @@ def find_atoms(sets: Collection[Ranges], letters: np.ndarray) -> Atoms:
 
 def flatten(
     rules: Mapping[str, Expression], called: Collection[str], recursive: Collection[str], *, counting: bool
-) -> tuple[Nodes, Atoms]:
-    """`rules` as nodes, ``root`` first, and their atoms.
+) -> tuple[Nodes, Atoms, dict[int, Mark]]:
+    """`rules` as nodes, ``root`` first, their atoms, and their marks of members by number.
 
     `called` rules are called, `recursive` ones call themselves. With `counting`, long repetitions become
     rules, which are called (`counted`).
@@ -150,6 +155,7 @@ class _Flattening:
         self._items: dict[Expression, Call] = {}
         self._automata: dict[CharAutomaton, int] = {}
         self._shared: dict[Expression, Expression] = {}
+        self._marks: dict[Mark, int] = {}
         self._known: dict[Expression, int] = {}
         self._kind, self._first, self._last = [INLINED], [0], [0]
         self._sets: dict[Ranges, int] = {PLAIN: PLAIN_SET}
@@ -159,7 +165,7 @@ class _Flattening:
         self._low: list[int] = []
         self._high: list[int] = []
 
-    def nodes(self, recursive: Collection[str]) -> tuple[Nodes, Atoms]:
+    def nodes(self, recursive: Collection[str]) -> tuple[Nodes, Atoms, dict[int, Mark]]:
         body = [self._node(expression) for expression in self._bodies]  # grows while it is read
         letters = np.frombuffer("".join(self._texts).encode("utf-32-le"), np.int32)
         atoms = find_atoms(self._sets, letters)
@@ -185,14 +191,14 @@ class _Flattening:
                 list(map(self._is_called, names)),
                 [name in recursive for name in names],
                 [name in items for name in names],
-                [has_unique_items(body) for body in self._bodies],
+                [remembers(body) for body in self._bodies],
                 [name in counted for name in names],
                 [number[greedy[name]] if name in greedy else 0 for name in names],
             ),
             _records("ranges", atoms.of_range, *lead),
             np.array([atoms.of_range.max() + 1], np.int32),
         )
-        return nodes, atoms
+        return nodes, atoms, {number: mark for mark, number in self._marks.items()}
 
     def _node(self, expression: Expression) -> int:
         number = self._known.get(expression)
@@ -217,6 +223,8 @@ class _Flattening:
             code = SEQUENCE if sequence else OPTIONS
         elif kind is Call:
             first, last, code = self._number[expression.rule], 0, CALL  # type: ignore[union-attr]
+        elif kind is MemberMark or kind is ObjectEnd:
+            first, last, code = self._marks.setdefault(expression, len(self._marks)), 0, MARKED  # type: ignore[arg-type]
         elif kind is UniqueItem:
             return self._node(self._item_rule(expression.item))  # type: ignore[union-attr]
         elif kind is Accepted:
@@ -302,6 +310,16 @@ def has_unique_items(expression: Expression) -> bool:
     if expression.is_regular:
         return False
     return isinstance(expression, UniqueItem) or any(map(has_unique_items, parts_of(expression)))
+
+
+def ends_object(body: Expression) -> bool:
+    """`body` is that of a rule for an object whose members come in any order."""
+    return isinstance(body, Seq) and bool(body.parts) and isinstance(body.parts[-1], ObjectEnd)
+
+
+def remembers(body: Expression) -> bool:
+    """What may come in a rule with this body depends on what was read in it before."""
+    return ends_object(body) or has_unique_items(body)
 
 
 def _lead_bytes(chars: np.ndarray) -> np.ndarray:

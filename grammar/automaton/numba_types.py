@@ -32,4 +32,6 @@ def tuple_type(kind: Any, dtypes: Mapping[str, np.dtype[Any]], *, readonly: bool
     types = [
         numba.types.Array(numba.from_dtype(dtypes[name]), 1, "C", readonly=readonly) for name in kind._fields
     ]
+    if len(set(types)) == 1:
+        return numba.types.NamedUniTuple(types[0], len(types), kind)
     return numba.types.NamedTuple(types, kind)

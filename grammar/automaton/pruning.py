@@ -60,6 +60,7 @@ def _renumbered(
         number[sources[known]],
         number[targets[known]],
         edges.after_item[kept],
+        edges.mark[kept],
     )
 
 
@@ -116,7 +117,7 @@ def _merged(graph: Edges, useful: np.ndarray, order: np.ndarray) -> np.ndarray:
     before the states that lead to them, so that two rounds find nearly all equal states.
     """
     offsets, low, high, target, push = graph.offsets, graph.low, graph.high, graph.target, graph.push
-    final, after_item = graph.final, graph.after_item
+    final, after_item, mark = graph.final, graph.after_item, graph.mark
     states = final.size
     same = np.arange(states, dtype=np.int32)
     room = 16
@@ -126,6 +127,7 @@ def _merged(graph: Edges, useful: np.ndarray, order: np.ndarray) -> np.ndarray:
         table = np.full(room, -1, np.int32)
         for state in order:
             code = np.uint64(final[state]) + np.uint64(2) * np.uint64(after_item[state])
+            code += np.uint64(4) * np.uint64(mark[state] + 1)
             for edge in range(offsets[state], offsets[state + 1]):
                 if useful[edge]:
                     for part in (
@@ -139,6 +141,7 @@ def _merged(graph: Edges, useful: np.ndarray, order: np.ndarray) -> np.ndarray:
             while table[slot] >= 0:
                 other = table[slot]
                 equal = final[state] == final[other] and after_item[state] == after_item[other]
+                equal = equal and mark[state] == mark[other]
                 a, b = offsets[state], offsets[other]
                 while equal:
                     while a < offsets[state + 1] and not useful[a]:

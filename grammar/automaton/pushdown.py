@@ -26,6 +26,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from ramify.grammar.automaton.members import Members
 from ramify.grammar.automaton.numba_types import array_dtypes
 
 ENDLESS = 255
@@ -45,6 +46,10 @@ class UniqueItems(msgspec.Struct, frozen=True, array_like=True):
     item: list[int]
     words: list[int]
     lengths: dict[int, list[tuple[int, int]]]
+
+    def of_first(self, states: int) -> UniqueItems:
+        """Only of the first `states` states."""
+        return UniqueItems(self.need[:states], self.item[:states], self.words[:states], self.lengths)
 
 
 class Arrays(NamedTuple):
@@ -81,11 +86,13 @@ DTYPES = array_dtypes(
 
 @dataclasses.dataclass(slots=True)
 class PushdownAutomaton:
-    """`items` is None where no items must be unique. `most_pushed`: most states pushed for one byte."""
+    """`items` is None where no items must be unique, `members` where no object has its members in any order.
+    `most_pushed`: most states pushed for one byte."""
 
     arrays: Arrays
     most_pushed: int
     items: UniqueItems | None = None
+    members: Members | None = None
     nondeterministic: bool = False
 
     @property
@@ -94,22 +101,24 @@ class PushdownAutomaton:
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays)
+        return sum(array.nbytes for array in (*self.arrays, *(self.members or ())))
 
     def to_bytes(self) -> bytes:
         packed = [
             array.astype(DTYPES[name], copy=False).tobytes()
             for name, array in zip(Arrays._fields, self.arrays, strict=True)
         ]
-        others = (self.most_pushed, self.items, self.nondeterministic)
+        members = None if self.members is None else [array.tobytes() for array in self.members]
+        others = (self.most_pushed, self.items, members, self.nondeterministic)
         return msgspec.msgpack.encode((packed, *others))
 
     @staticmethod
     def from_bytes(data: bytes) -> PushdownAutomaton:
         """The automaton that `to_bytes` packed; its arrays are read-only views of `data`."""
-        packed, *others = msgspec.msgpack.decode(data, type=_Packed)
+        packed, most_pushed, items, raw_members, *others = msgspec.msgpack.decode(data, type=_Packed)
         arrays = (np.frombuffer(raw, DTYPES[name]) for name, raw in zip(Arrays._fields, packed, strict=True))
-        return PushdownAutomaton(Arrays(*arrays), *others)
+        members = raw_members and Members(*(np.frombuffer(raw, np.int32) for raw in raw_members))
+        return PushdownAutomaton(Arrays(*arrays), most_pushed, items, members, *others)
 
 
-_Packed = tuple[list[bytes], int, UniqueItems | None, bool]
+_Packed = tuple[list[bytes], int, UniqueItems | None, list[bytes] | None, bool]

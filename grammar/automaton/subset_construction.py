@@ -32,6 +32,7 @@ from ramify.grammar.automaton.nodes import (
     CALL,
     CHARS,
     INLINED,
+    MARKED,
     NODES,
     OPTIONS,
     REPEAT,
@@ -69,8 +70,9 @@ _COUNTS = 16
 
 
 class States(NamedTuple):
-    """By state, (states,): `final`, `after_item` (a unique item has just ended), and the edges and calls,
-    which begin at `edge_begin` and `call_begin` and end before `edge_end` and `call_end`.
+    """By state, (states,): `final`, `after_item` (a unique item has just ended), `mark` (the mark of a member
+    that was just read, or -1), and the edges and calls, which begin at `edge_begin` and `call_begin` and end
+    before `edge_end` and `call_end`.
 
     Edge e leads to ``edge_target[e]`` on the atoms of class ``edge_class[e]``; `class_bits`, (classes, words)
     uint64, has a bit for each atom. Call c, of ``call_rule[c]``, pushes ``call_after[c]`` and goes to
@@ -79,6 +81,7 @@ class States(NamedTuple):
 
     final: np.ndarray
     after_item: np.ndarray
+    mark: np.ndarray
     edge_begin: np.ndarray
     edge_end: np.ndarray
     edge_class: np.ndarray
@@ -266,6 +269,8 @@ def _collect(nodes: Nodes, work: _Work, node: int, times: int, after: int) -> No
         first, last = nodes.node[node].first, nodes.node[node].last
         if kind in (TEXT, CHARS) or (kind == CALL and nodes.rules[first].called):
             _find(work, _position(nodes, work, node, after))
+        elif kind == MARKED:
+            _find(work, _position(nodes, work, node, END))
         elif kind == CALL:
             whole = _continuation(work, node, 0, after)
             if work.then[whole].seen != round_:
@@ -484,6 +489,8 @@ def _without_conflicts(nodes: Nodes, work: _Work, state: int) -> tuple[int, int]
         for i in range(begun, count[_FOUND]):
             position = found[i]
             if position <= MARK or work.at[position].seen == round_:
+                continue
+            if nodes.node[work.at[position].node].kind == MARKED:
                 continue
             work.at[position].seen = round_
             if nodes.node[work.at[position].node].kind == CALL:
@@ -792,6 +799,8 @@ def _learn_nodes(nodes: Nodes, work: _Work) -> None:
             elif kind == REPEAT:
                 changed |= _join(work.first, node, work.first, first)
                 empty = nodes.bounds[last].low == 0 or work.nullable[first]
+            elif kind == MARKED:
+                empty = True
             elif kind == ACCEPTED:
                 empty = nodes.parts[first] > 0
                 for i in range(first + 1, last, 2):
@@ -872,6 +881,7 @@ def construct(
         # MARK comes first or, behind END, second.
         ((end > begin) & (work.set_items[begin] == MARK))
         | ((end > begin + 1) & (work.set_items[begin + 1] == MARK)),
+        _marks(nodes, work)[states["set"]],
         states["edge_begin"],
         states["edge_end"],
         edges["class_"],
@@ -884,6 +894,21 @@ def construct(
         work.class_bits[: count[_CLASSES] * words].reshape(-1, words),
         work.first.reshape(-1, _WORDS),
     )
+
+
+def _marks(nodes: Nodes, work: _Work) -> np.ndarray:
+    """(sets,) int32: the mark in each set of positions, or -1."""
+    count = int(work.counts[_SETS])
+    if not (nodes.node["kind"] == MARKED).any():
+        return np.full(count, -1, np.int32)
+    node = nodes.node[work.at["node"][: work.counts[_POSITIONS]]]
+    of_position = np.where(node["kind"] == MARKED, node["first"], np.int32(-1))
+    of_position[[END, MARK]] = -1
+    begin = work.sets["begin"][: count + 1]
+    items = np.append(of_position[work.set_items[: begin[count]]], np.int32(-1))
+    found = np.maximum.reduceat(items, begin[:count])
+    found[begin[:count] == begin[1:]] = -1
+    return found
 
 
 def _room(nodes: Nodes, room: int) -> _Work:

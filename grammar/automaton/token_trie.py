@@ -17,9 +17,17 @@ from typing import NamedTuple
 import numpy as np
 
 from ramify.grammar.automaton.byte_edges import Edges
-from ramify.grammar.automaton.costs import token_costs
-from ramify.grammar.automaton.nondeterministic_walk import MOST_STEPS, walk_nondeterministic
+from ramify.grammar.automaton.costs import UNREACHABLE, token_costs
+from ramify.grammar.automaton.members import NO_MEMBERS
+from ramify.grammar.automaton.nondeterministic_walk import (
+    FULL,
+    MOST_STEPS,
+    NO_LIMIT,
+    ROOM,
+    walk_nondeterministic,
+)
 from ramify.grammar.automaton.pushdown import PushdownAutomaton
+from ramify.grammar.automaton.registers import OWED
 from ramify.grammar.automaton.runs import KINDS, kind_lengths
 from ramify.grammar.automaton.trie import Spellings, Trie, build_trie, first_nodes, longest_below, spellings
 from ramify.grammar.automaton.walk import walk
@@ -32,7 +40,7 @@ MAX_GROUP = 32
 LONG = (10, MAX_GROUP)
 """Run lengths from which on a smaller trie is walked: one without the tokens of up to that length."""
 
-NO_LIMIT = 1 << 30
+_NO_FRAMES = np.empty((0, 0), np.int32)
 
 _tries: weakref.WeakKeyDictionary[Vocabulary, TokenTrie] = weakref.WeakKeyDictionary()
 
@@ -109,19 +117,25 @@ class TokenTrie:
         limit: int = NO_LIMIT,
         doubtful: np.ndarray | None = None,
         after: bytes = b"",
+        frames: np.ndarray = _NO_FRAMES,
+        tested: np.ndarray = _NO_FRAMES,
+        run: bool = True,
     ) -> Walk:
         """Write into `row`, (words,) int32, which tokens can be read from `state`; stop tokens cannot.
 
         `stack`: int32, the states to return to, the top first. `limit`: only tokens after which the cost of
         completion, less the cost of `stack`, is at most this. `doubtful`, (words,) int32, gets the allowed
         tokens that begin or end a unique item, or come before one. `after`: only tokens that begin with these
-        bytes and are longer, of which the rest can be read.
+        bytes and are longer, of which the rest can be read. `frames` and `tested` are those of `registers`,
+        where the automaton has `members`; `run` is False where a run may not come.
         """
         arrays = automaton.arrays
-        run = int(arrays.run[state]) if arrays.run_cost[state] <= limit and not after else 0
-        skipped = min(run, MAX_GROUP)
+        owed = int(frames[0, OWED]) if len(frames) else 0
+        may_run = run and arrays.run_cost[state] + owed <= limit and not after
+        length = int(arrays.run[state]) if may_run else 0
+        skipped = min(length, MAX_GROUP)
         trie, rise = self._all, 0
-        if run:
+        if length:
             group = self._groups[arrays.run_kind[state]]
             trie = group.tries[max(length for length in group.tries if length <= skipped)]
             row[:] = group.masks[skipped]
@@ -134,9 +148,13 @@ class TokenTrie:
         if root is None:
             return Walk(0, 0)
         if automaton.nondeterministic:
-            examined, walked = walk_nondeterministic(
-                trie, root, arrays, stack, state, skipped, limit, MOST_STEPS, bits, doubted
-            )
+            room, examined = ROOM, FULL
+            while examined == FULL:
+                examined, walked = walk_nondeterministic(
+                    trie, root, arrays, stack, state, skipped, limit, MOST_STEPS, room, bits, doubted,
+                    automaton.members or NO_MEMBERS, frames, tested,
+                )  # fmt: skip
+                room *= 4
         else:
             levels, pushed = self._levels, automaton.most_pushed
             examined, walked = walk(
@@ -158,10 +176,17 @@ class TokenTrie:
             node = child if child < end else -1
         return node if node >= 0 else None
 
-    def costs(self, edges: Edges, length: np.ndarray, best: np.ndarray) -> np.ndarray:
-        """`cost` of `pushdown.Arrays`, from `length` and `best` of `costs.shortest`."""
+    def costs(
+        self, edges: Edges, length: np.ndarray, best: np.ndarray, border: np.ndarray | None = None
+    ) -> np.ndarray:
+        """`cost` of `pushdown.Arrays`, from `length` and `best` of `costs.shortest`, and `border` of
+        `costs.token_costs`: the states after unique items where it is None."""
         order = np.argsort(length, kind="stable").astype(np.int32)
-        return token_costs(self._all, self._first_node, edges, best, order, length)
+        if border is None:
+            border = edges.after_item
+        else:
+            order = order[length[order] < UNREACHABLE]
+        return token_costs(self._all, self._first_node, edges, best, order, length, border)
 
 
 def token_trie(vocabulary: Vocabulary) -> TokenTrie:

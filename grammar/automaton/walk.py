@@ -35,10 +35,10 @@ ARRAYS = tuple_type(Arrays, DTYPES, readonly=True)
 
 
 @numba.njit(cache=True)
-def allow_tokens(trie: Trie, node: int, row: np.ndarray) -> None:
-    """Set the bits in `row` of the tokens that `node` spells."""
-    for i in range(trie.token_start[node], trie.token_start[node + 1]):
-        token = trie.token_ids[i]
+def allow_tokens(token_start: np.ndarray, token_ids: np.ndarray, node: int, row: np.ndarray) -> None:
+    """Set the bits in `row` of the tokens that `node` of a trie spells."""
+    for i in range(token_start[node], token_start[node + 1]):
+        token = token_ids[i]
         row[token >> 5] |= numba.uint32(1) << numba.uint32(token & 31)
 
 
@@ -175,9 +175,9 @@ def walk(
             left = cost[after] + returning[top + 1]
             if left <= limit:
                 rise = max(rise, left - cost[state])
-                allow_tokens(trie, node, row)
+                allow_tokens(trie.token_start, trie.token_ids, node, row)
                 if doubtful.size > 0 and (crossed or automaton.before_item[after]):
-                    allow_tokens(trie, node, doubtful)
+                    allow_tokens(trie.token_start, trie.token_ids, node, doubtful)
         if trie.end[node] > node + 1:
             state_at[depth + 1] = after
             top_at[depth + 1] = top

@@ -90,4 +90,5 @@ def _edges(index: outlines_core.Index, alphabet: frozenset[int]) -> Edges:
         nowhere,
         nowhere,
         no,
+        np.full(len(order), -1, np.int32),
     )

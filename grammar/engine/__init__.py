@@ -3,7 +3,8 @@
 load              picks the engine of a compiled grammar
 pushdown          grammars that are pushdown automata, their masks, and the matcher for deterministic ones
 nondeterministic  the matcher for nondeterministic automata: several configurations at a time
-unique_items      the matcher that remembers the items of ``uniqueItems`` arrays
+remembering       the matcher for unique items, and for objects whose members come in any order
+members           registers of such objects, and the masks that depend on them
 configurations    the base class of these three matchers
 stack             stacks as linked lists, edges as Python lists
 prefix_matcher    wraps any matcher: a prompt that ends inside a token

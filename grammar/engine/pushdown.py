@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ramify.grammar.automaton.pushdown import PushdownAutomaton
-from ramify.grammar.automaton.token_trie import NO_LIMIT, token_trie
+from ramify.grammar.automaton.token_trie import NO_LIMIT, Walk, token_trie
 from ramify.grammar.engine.configurations import ConfigurationMatcher
+from ramify.grammar.engine.members import MemberLists, MemberMasks, memories
 from ramify.grammar.engine.prefix_matcher import with_prefix
-from ramify.grammar.engine.stack import AutomatonLists, Entry, SharedStacks, states_of
+from ramify.grammar.engine.stack import NO_ITEMS, AutomatonLists, Entry, Memory, SharedStacks, states_of
 from ramify.grammar.matcher import Matcher, allow, mask_words, tokens_of
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Enforcement
@@ -49,6 +50,9 @@ class PushdownGrammar:
         self.automaton = PushdownAutomaton.from_bytes(payload)
         self.lists = AutomatonLists(self.automaton)
         self.stacks = SharedStacks(self.lists)
+        members = self.automaton.members
+        self.members = None if members is None else MemberLists(members, self.lists.cost)
+        self._member_masks = MemberMasks()
         self.vocabulary = vocabulary
         self.trie = token_trie(vocabulary)
         self._words = mask_words(vocabulary.size)
@@ -66,10 +70,10 @@ class PushdownGrammar:
         return with_prefix(self._matcher(), prefix, self.vocabulary)
 
     def _matcher(self) -> Matcher:
-        if self.automaton.items is not None:
-            from ramify.grammar.engine.unique_items import UniqueItemsMatcher
+        if self.automaton.items is not None or self.members is not None:
+            from ramify.grammar.engine.remembering import RememberingMatcher
 
-            return UniqueItemsMatcher.begin(self)
+            return RememberingMatcher.begin(self)
         if self.automaton.nondeterministic:
             from ramify.grammar.engine.nondeterministic import NondeterministicMatcher
 
@@ -148,48 +152,70 @@ class PushdownGrammar:
     # --- masks and forced text ------------------------------------------------------------------------
 
     def fill(
-        self, state: int, stack: Entry | None, row: np.ndarray, budget: int | None, surcharge: int = 0
+        self,
+        state: int,
+        stack: Entry | None,
+        row: np.ndarray,
+        budget: int | None,
+        surcharge: int = 0,
+        memory: Memory = NO_ITEMS,
     ) -> Mask:
         """Write into `row` the tokens that one configuration allows, without stop tokens.
 
-        With a `budget`, only tokens after which the cost of completion plus `surcharge` is less. Returns the
-        mask without a budget.
+        With a `budget`, only tokens after which the cost of completion plus `surcharge` is less. `memory` is
+        that of the rule that is read. Returns the mask without a budget.
         """
-        mask = self.mask(state, stack)
+        mask = self.mask(state, stack, memory)
         below = stack.cost if stack else 0
-        if budget is None or self.lists.cost[state] + below + surcharge + mask.rise < budget:
+        most = self.lists.cost[state] + below + surcharge + mask.rise
+        if self.members is not None:
+            most += self.members.slack(state, stack, memory)
+        if budget is None or most < budget:
             np.copyto(row, mask.row)
         else:
-            self._walk(state, stack, row, limit=budget - 1 - surcharge - below)
+            self._walk(state, stack, row, memory, limit=budget - 1 - surcharge - below)
         return mask
 
     def fill_beyond(
-        self, prefix: bytes, state: int, stack: Entry | None, row: np.ndarray, budget: int | None
+        self,
+        prefix: bytes,
+        state: int,
+        stack: Entry | None,
+        row: np.ndarray,
+        budget: int | None,
+        memory: Memory = NO_ITEMS,
     ) -> None:
         """As `fill`, for the tokens that begin with `prefix` and are longer."""
         limit = NO_LIMIT if budget is None else budget - 1 - (stack.cost if stack else 0)
-        self._walk(state, stack, row, limit=limit, after=prefix)
+        self._walk(state, stack, row, memory, limit=limit, after=prefix)
 
-    def mask(self, state: int, stack: Entry | None) -> Mask:
+    def mask(self, state: int, stack: Entry | None, memory: Memory = NO_ITEMS) -> Mask:
         """The tokens that may come next, without stop tokens."""
+        if self.members is not None:
+            found = self._member_masks.find(state, stack, memory)
+            return found or self._new_mask(state, stack, memory)
         known = self._masks.get(state)
         below = stack
         while type(known) is dict:
             known = known.get(below.state if below else -1)
             below = below.parent if below else None
         if known is None:
-            known = self._new_mask(state, stack)
+            known = self._new_mask(state, stack, memory)
         return known
 
-    def _new_mask(self, state: int, stack: Entry | None) -> Mask:
+    def _new_mask(self, state: int, stack: Entry | None, memory: Memory) -> Mask:
         row = np.empty(self._words, np.int32)
         doubtful = None if self.automaton.items is None else np.zeros(self._words, np.int32)
-        examined, rise = self._walk(state, stack, row, doubtful=doubtful)
+        (examined, rise), tested = self._walk(state, stack, row, memory, doubtful=doubtful)
         mask = Mask(row, rise, [] if doubtful is None else tokens_of(doubtful))
         if self._kept_masks >= self._most_masks:
             self._masks.clear()
+            self._member_masks.clear()
             self._kept_masks = 0
         self._kept_masks += 1
+        if tested is not None:
+            self._member_masks.keep(mask, state, stack, memory, examined, tested)
+            return mask
         # Below each state one level of dictionaries for each entry of the stack that was examined.
         path = [state, *states_of(stack, examined)]
         path += [-1] * (examined + 1 - len(path))
@@ -202,15 +228,23 @@ class PushdownGrammar:
         place[path[-1]] = mask
         return mask
 
-    def _walk(self, state: int, stack: Entry | None, row: np.ndarray, **options: Any) -> tuple[int, int]:
-        """`TokenTrie.allow` with as much of the stack as the mask depends on."""
+    def _walk(
+        self, state: int, stack: Entry | None, row: np.ndarray, memory: Memory, **options: Any
+    ) -> tuple[Walk, np.ndarray | None]:
+        """`TokenTrie.allow` with as much of the stack as the mask depends on, and `tested` of `registers`."""
         height = stack.height if stack else 0
         shown = min(height, SHOWN)
+        tested = None
         while True:
             states = np.array(states_of(stack, shown), np.int32)
+            if self.members is not None:
+                frames = memories(stack, memory, shown)
+                rows, tested = self.members.rows(frames, exact="limit" in options)
+                run = self.members.may_run(state, memory, tested)
+                options |= {"frames": rows, "tested": tested, "run": run}
             walk = self.trie.allow(self.automaton, state, states, row, **options)
             if walk.examined <= shown or shown == height:
-                return walk
+                return walk, tested
             shown = height
 
     def forced(self, state: int, stack: Entry | None) -> bytes:

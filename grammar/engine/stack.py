@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import weakref
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,23 +14,44 @@ UsedItems = frozenset[bytes]
 NO_ITEMS: UsedItems = frozenset()
 
 
+class Register(NamedTuple):
+    """What was read of an open object whose members come in any order: a bit for each member, and the numbers
+    of `automaton.registers`."""
+
+    seen: int
+    missing: int
+    room: int
+    fill: int
+    owed: int
+
+
+Memory = Register | UsedItems
+"""What a rule remembers while it is read."""
+
+
 class Entry:
     """A state to return to, on top of the stack `parent`. Immutable; matchers share entries.
 
-    `used` is the unique items that were read before in the rule that is returned to. `cost` is the tokens of
-    the shortest completion of the whole stack, `complete` says that all its states are final, `height` counts
-    them.
+    `used` is what the rule that is returned to remembers: the unique items that were read in it, or the
+    register of its object (`members`). `cost` is the tokens of the shortest completion of the whole stack,
+    `complete` says that all its states are final, `height` counts them.
     """
 
     __slots__ = ("__weakref__", "complete", "cost", "height", "parent", "state", "used")
 
     def __init__(
-        self, state: int, parent: Entry | None, automaton: AutomatonLists, used: UsedItems = NO_ITEMS
+        self,
+        state: int,
+        parent: Entry | None,
+        automaton: AutomatonLists,
+        used: Memory = NO_ITEMS,
+        own: int | None = None,
     ) -> None:
+        """`own`: the tokens to the end of the rule, where they depend on `used`."""
         self.state = state
         self.parent = parent
         self.used = used
-        self.cost: int = automaton.cost[state] + (parent.cost if parent else 0)
+        self.cost: int = (automaton.cost[state] if own is None else own) + (parent.cost if parent else 0)
         self.complete: bool = automaton.final[state] and (parent is None or parent.complete)
         self.height: int = parent.height + 1 if parent else 1
 
@@ -67,15 +89,17 @@ class SharedStacks:
     def __init__(self, automaton: AutomatonLists) -> None:
         self._automaton = automaton
         # An entry keeps its parent alive, so the parent's id is not given to another object meanwhile.
-        self._known: weakref.WeakValueDictionary[tuple[int, int, UsedItems], Entry] = (
+        self._known: weakref.WeakValueDictionary[tuple[int, int, Memory], Entry] = (
             weakref.WeakValueDictionary()
         )
 
-    def pushed(self, state: int, parent: Entry | None, used: UsedItems = NO_ITEMS) -> Entry:
+    def pushed(
+        self, state: int, parent: Entry | None, used: Memory = NO_ITEMS, own: int | None = None
+    ) -> Entry:
         key = (state, id(parent), used)
         entry = self._known.get(key)
         if entry is None:
-            entry = self._known[key] = Entry(state, parent, self._automaton, used)
+            entry = self._known[key] = Entry(state, parent, self._automaton, used, own)
         return entry
 
 

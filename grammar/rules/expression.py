@@ -1,9 +1,9 @@
 """Expressions over characters: what regular expressions and JSON schemas are turned into.
 
-An expression is `Chars`, `Text`, `Seq`, `Alt`, `Repeat`, `Accepted` or, in a grammar, a `Call` of a rule or
-`UniqueItem`. Build them with `chars`, `text`, `seq`, `alt`, `repeat` and `accepted`, which simplify:
-``seq(text("a"), text("b"))`` is ``Text("ab")``. `EMPTY` matches the empty text only, and `NOTHING` matches no
-text.
+An expression is `Chars`, `Text`, `Seq`, `Alt`, `Repeat`, `Accepted` or, in a grammar, a `Call` of a rule, a
+`UniqueItem`, a `MemberMark` or an `ObjectEnd`. Build them with `chars`, `text`, `seq`, `alt`, `repeat` and
+`accepted`, which simplify: ``seq(text("a"), text("b"))`` is ``Text("ab")``. `EMPTY` matches the empty text
+only, and `NOTHING` matches no text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CharAutomaton:
 
 
 class _Node(Term):
-    """Remembers whether the expression is regular, which it is unless it has a `Call` or a `UniqueItem`."""
+    """Remembers whether the expression is regular: it has none of the kinds that only a grammar has."""
 
     __slots__ = ("is_regular",)
     is_regular: bool
@@ -39,6 +39,7 @@ class _Node(Term):
         super().__post_init__()
         kind = type(self)
         regular = kind is not Call and kind is not UniqueItem
+        regular = regular and kind is not MemberMark and kind is not ObjectEnd
         for part in parts_of(self):
             regular = regular and part.is_regular
         object.__setattr__(self, "is_regular", regular)
@@ -106,7 +107,45 @@ class UniqueItem(_Node):
     item: Expression
 
 
-Expression = Chars | Text | Seq | Alt | Repeat | Accepted | Call | UniqueItem
+@term
+class MemberMark(_Node):
+    """The empty text after the name of a member of an object whose members come in any order.
+
+    `object` is the number of the object (`ObjectEnd`), `member` that of the member, or `UNNAMED`. A named
+    member is read at most once since the rule of the object began.
+    """
+
+    object: int
+    member: int
+
+
+UNNAMED = -1
+"""`MemberMark.member` of all properties that are not named."""
+
+
+@term
+class ObjectEnd(_Node):
+    """The empty text after the closing brace of an object whose members come in any order.
+
+    `members` are the texts of the named ones, `required` their numbers, `others` the texts of properties that
+    are not named. `low` to `high` are read in all. The rule of the object must end here.
+    """
+
+    object: int
+    members: tuple[Expression, ...]
+    required: frozenset[int]
+    others: tuple[Expression, ...]
+    low: int
+    high: int | None
+
+    def can_end(self, ends: Callable[[Expression], bool]) -> bool:
+        """There are enough members where `ends` says of each text whether it has an end."""
+        named = [ends(member) for member in self.members]
+        enough = sum(named) >= self.low or any(map(ends, self.others))
+        return enough and all(named[i] for i in self.required)
+
+
+Expression = Chars | Text | Seq | Alt | Repeat | Accepted | Call | UniqueItem | MemberMark | ObjectEnd
 
 
 def parts_of(expression: Expression | _Node) -> tuple[Expression, ...]:
@@ -116,6 +155,8 @@ def parts_of(expression: Expression | _Node) -> tuple[Expression, ...]:
         return expression.parts  # type: ignore[union-attr]
     if kind is Alt:
         return expression.options  # type: ignore[union-attr]
+    if kind is ObjectEnd:
+        return (*expression.members, *expression.others)  # type: ignore[union-attr]
     return (expression.item,) if kind is Repeat or kind is UniqueItem else ()  # type: ignore[union-attr]
 
 
@@ -242,6 +283,11 @@ def rebuilt(expression: Expression, change: Callable[[Expression], Expression]) 
         case UniqueItem(item):
             changed = change(item)
             return NOTHING if changed == NOTHING else UniqueItem(changed)
+        case ObjectEnd(number, members, required, others, low, high):
+            end = ObjectEnd(
+                number, tuple(map(change, members)), required, tuple(map(change, others)), low, high
+            )
+            return end if end.can_end(lambda text: text != NOTHING) else NOTHING
     return expression
 
 
@@ -265,6 +311,10 @@ def derivable(expression: Expression, rules: Collection[str], *, characters: boo
             return rule in rules
         case UniqueItem(item):
             return derivable(item, rules, characters=characters)
+        case MemberMark():
+            return True
+        case ObjectEnd():
+            return not characters or expression.can_end(lambda text: derivable(text, rules, characters=True))
     return characters
 
 

@@ -114,6 +114,8 @@ class SchemaGrammar:
         self.any_order = options.any_order
         self.counted = options.counted
         self.rules = Rules()
+        self.objects: dict[tuple[Any, ...], int] = {}
+        """The numbers of objects whose members come in any order, by their members and counts."""
         self.rules.bodies.update(json_rules.json_rules(options.whitespace))
         self.canonical = False
         """Whether each value must have exactly one text, so that equal values have equal texts."""

@@ -17,7 +17,7 @@ from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton import compiler
 from ramify.grammar.engine.nondeterministic import MOST_CONFIGURATIONS, NondeterministicMatcher
 from ramify.grammar.engine.pushdown import PushdownGrammar
-from ramify.grammar.engine.unique_items import UniqueItemsMatcher
+from ramify.grammar.engine.remembering import RememberingMatcher
 from ramify.grammar.matcher import mask_words, tokens_of
 from ramify.grammar.rules.expression import (
     Alt,
@@ -82,7 +82,7 @@ def test_texts_that_must_differ_in_one_of_the_ways() -> None:
     grammar = compiled(constraint.json_schema(UNIQUE_OR_ANY))
     assert isinstance(grammar, PushdownGrammar)
     assert grammar.automaton.nondeterministic
-    assert isinstance(grammar.matcher(), UniqueItemsMatcher)
+    assert isinstance(grammar.matcher(), RememberingMatcher)
     assert accepts(grammar, '{"tags": [1, 12, 2], "a": 1}')
     assert accepts(grammar, '{"tags": [1, 12, 1], "b": 1}')
     assert accepts(grammar, '{"tags": [1, 1], "b": 1, "a": 1}')

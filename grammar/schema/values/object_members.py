@@ -12,8 +12,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ramify.grammar.rules.expression import EMPTY, NOTHING, Call, Expression, alt, optional, repeat, seq
+from ramify.grammar.rules.expression import (
+    EMPTY,
+    NOTHING,
+    UNNAMED,
+    Call,
+    Expression,
+    MemberMark,
+    ObjectEnd,
+    alt,
+    optional,
+    repeat,
+    seq,
+)
 from ramify.grammar.schema.unenforceable import refuse
+from ramify.grammar.schema.values.json_rules import any_number
 
 if TYPE_CHECKING:
     from ramify.grammar.schema.compiler import SchemaGrammar
@@ -31,6 +44,10 @@ class Member(NamedTuple):
     text: Expression
     """Name, colon and value."""
     required: bool
+    name: Expression
+    """In its quotes."""
+    value: Expression
+    """The colon and the value."""
     witnesses: tuple[tuple[Conditions, Expression], ...] = ()
     """For some conditions that the property may satisfy at once: those, and the text if it does."""
 
@@ -60,6 +77,7 @@ class MemberSequence:
         high: int | None,
         pointer: str,
     ) -> None:
+        self._grammar = grammar
         self._rules = grammar.rules
         self._comma = grammar.marks.comma
         self._any_order = grammar.any_order
@@ -73,12 +91,17 @@ class MemberSequence:
         self._cap = max(1, self._low, 0 if self._high is None else self._high + 1)
         self._loops: dict[_State, Expression] = {}
 
-    def content(self) -> tuple[Expression, bool]:
-        """What is between the braces if anything is, and whether they may be empty."""
+    def content(self) -> tuple[Expression, bool, Expression]:
+        """What is between the braces if anything is, whether they may be empty, and what must stand behind
+        the closing one."""
         start = _State(0, self._conditions)
-        named = self._permuted() if self._any_order and len(self._members) > 1 else self._ordered()
         empty = self._may_end(start) and not any(member.required for member in self._members)
-        return named, empty
+        if not self._any_order or not self._members or len(self._members) + len(self._others) < 2:
+            return self._ordered(), empty, EMPTY
+        if self._conditions:
+            return self._permuted(), empty, EMPTY
+        named, end = self._in_any_order()
+        return named, empty, end
 
     def _may_end(self, state: _State) -> bool:
         return not state.unmet and state.written >= self._low
@@ -164,6 +187,26 @@ class MemberSequence:
         return self._loops[state]
 
     # --- in any order -----------------------------------------------------------------------------
+
+    def _in_any_order(self) -> tuple[Expression, Expression]:
+        """At least one member, each of `members` at most once, and what must stand behind the closing
+        brace."""
+        required = frozenset(i for i, member in enumerate(self._members) if member.required)
+        if self._high is not None and (self._high == 0 or self._high < len(required)):
+            return NOTHING, EMPTY
+        named, others = (
+            tuple(member.text for member in members) for members in (self._members, self._others)
+        )
+        content = (named, required, others, self._low, self._high)
+        number = self._grammar.objects.setdefault(content, len(self._grammar.objects))
+        marks = [*range(len(named)), *([UNNAMED] * len(others))]
+        member = alt(
+            *(
+                seq(each.name, MemberMark(number, mark), each.value)
+                for each, mark in zip((*self._members, *self._others), marks, strict=True)
+            )
+        )
+        return any_number(member, self._grammar.marks), ObjectEnd(number, *content)
 
     def _permuted(self) -> Expression:
         """At least one member; each of `members` at most once, anywhere among the others."""

@@ -110,10 +110,11 @@ class _Object:
         sequence = MemberSequence(
             self._grammar, members, others, len(self._existentials), low, high, self._pointer
         )
-        filled, empty = sequence.content()
+        filled, empty, end = sequence.content()
         if filled == NOTHING and not empty:
             return self._grammar.define(NOTHING, "the object can have no more properties")
-        return self._grammar.rules.define(enclosed("{", filled, "}", self._grammar.marks, empty=empty))
+        body = enclosed("{", filled, "}", self._grammar.marks, empty=empty)
+        return self._grammar.rules.define(seq(body, end))
 
     def _member(self, name: str) -> Member | None:
         """The named property `name`; None where it cannot have a value."""
@@ -123,10 +124,12 @@ class _Object:
         value = self._grammar.value(formula)
         if value == NOTHING:
             return None
-        start = seq(text(spelled(name)), self._grammar.marks.colon)
+        spelling, colon = text(spelled(name)), self._grammar.marks.colon
+        start = seq(spelling, colon)
         possible = [i for i, has in enumerate(self._existentials) if self._test(has.key, name)]
         witnesses = self._witnesses(possible, formula, start)
-        return Member(seq(start, value), name in self._disjunct.required, tuple(witnesses))
+        required = name in self._disjunct.required
+        return Member(seq(start, value), required, spelling, seq(colon, value), tuple(witnesses))
 
     def _witnesses(
         self, possible: list[int], formula: Formula, start: Expression
@@ -168,7 +171,8 @@ class _Object:
                 if matching != NOTHING:
                     start = seq(matching, self._grammar.marks.colon)
                     witnesses += self._witnesses([i], kind.value, start)
-            found.append(Member(member, False, tuple(witnesses)))
+            colon = self._grammar.marks.colon
+            found.append(Member(member, False, key, seq(colon, value), tuple(witnesses)))
         return found
 
     def _no_others(self) -> list[Member]:

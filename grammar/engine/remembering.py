@@ -1,8 +1,11 @@
-"""The matcher for arrays with ``uniqueItems``: it remembers the items that it has read.
+"""The matcher for rules that remember what was read in them: unique items, or the members of an object.
 
-The automaton's mask is the one before any item has been read. Few of its tokens can repeat an item or lead to
-where only repetitions are left: tokens that begin or end an item, and tokens that continue as an earlier item
-does. Each of those is tried byte by byte. With strings of the letters a and b, after ``["a", "``:
+Objects whose members come in any order have a register (`engine.members`), which masks take into account.
+
+For arrays with ``uniqueItems`` the automaton's mask is the one before any item has been read. Few of its
+tokens can repeat an item or lead to where only repetitions are left: tokens that begin or end an item, and
+tokens that continue as an earlier item does. Each of those is tried byte by byte. With strings of the letters
+a and b, after ``["a", "``:
 
     allowed by the automaton    a    b    aa    a"    b"
     tried                       a                a"    b"
@@ -10,20 +13,22 @@ does. Each of those is tried byte by byte. With strings of the letters a and b, 
 
 The token a" would repeat the item; after the token a the item can still become "aa".
 
-The automaton may be nondeterministic: each configuration then has its own items.
+The automaton may be nondeterministic: each configuration then has its own items and registers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from ramify.grammar.automaton.pushdown import UniqueItems
 from ramify.grammar.automaton.unique_items import ENDLESS_WORDS, surcharge
 from ramify.grammar.engine.configurations import ConfigurationMatcher, Step
-from ramify.grammar.engine.nondeterministic import MOST_CONFIGURATIONS, forced_in_all
+from ramify.grammar.engine.nondeterministic import MOST_CONFIGURATIONS, MOST_FORCED, forced_in_all
 from ramify.grammar.engine.pushdown import PushdownGrammar
-from ramify.grammar.engine.stack import NO_ITEMS, Entry, UsedItems
+from ramify.grammar.engine.stack import NO_ITEMS, Entry, Memory, Register, UsedItems
 
 
 class _Item(NamedTuple):
@@ -38,26 +43,27 @@ class _Item(NamedTuple):
 
 
 class _Configuration(NamedTuple):
-    """`used`: the items that were read in the rule that is being read. Equal ones go on alike."""
+    """`used`: what the rule that is being read remembers. Equal configurations go on alike."""
 
     state: int
     stack: Entry | None
-    used: UsedItems
+    used: Memory
     item: _Item | None
 
 
-class UniqueItemsMatcher(ConfigurationMatcher[_Configuration]):
-    """A matcher for deterministic and nondeterministic automata with unique items."""
+class RememberingMatcher(ConfigurationMatcher[_Configuration]):
+    """A matcher for deterministic and nondeterministic automata with unique items or registers."""
 
     def __init__(self, grammar: PushdownGrammar, step: Step[_Configuration]) -> None:
         super().__init__(grammar, step)
         items = grammar.automaton.items
-        assert items is not None
-        self._items = items
+        self._items = UniqueItems([], [-1] * grammar.automaton.states, [], {}) if items is None else items
+        self._members = grammar.members
 
     @classmethod
-    def begin(cls, grammar: PushdownGrammar) -> UniqueItemsMatcher:
-        return cls.at(grammar, _Configuration(0, None, NO_ITEMS, None))
+    def begin(cls, grammar: PushdownGrammar) -> RememberingMatcher:
+        begun = NO_ITEMS if grammar.members is None else grammar.members.begun(0)
+        return cls.at(grammar, _Configuration(0, None, begun, None))
 
     # --- moving -----------------------------------------------------------------------------------------
 
@@ -99,15 +105,29 @@ class UniqueItemsMatcher(ConfigurationMatcher[_Configuration]):
             for low, high, target, push in zip(*lists.edges(here.state), strict=True):
                 if not low <= byte[0] <= high:
                     continue
-                stack, item = here.stack, here.item
+                stack, used, item = here.stack, here.used, here.item
                 if push >= 0:
-                    stack = self._grammar.stacks.pushed(push, stack, here.used)
-                    if lists.after_item[push]:
-                        item = _Item(b"", here.used)
+                    own = None
+                    if isinstance(used, Register):
+                        assert self._members is not None
+                        own = self._members.left(push, used)
+                        if own is None:
+                            continue
+                    elif lists.after_item[push]:
+                        item = _Item(b"", used)
+                    stack = self._grammar.stacks.pushed(push, stack, used, own)
+                    used = NO_ITEMS
                 if target < 0:
-                    branches.append((_Configuration(~target, stack, NO_ITEMS, item), True))
-                else:
-                    found[_Configuration(target, stack, here.used, item and item.after(byte))] = None
+                    begun = NO_ITEMS if self._members is None else self._members.begun(~target)
+                    branches.append((_Configuration(~target, stack, begun, item), True))
+                    continue
+                if isinstance(used, Register):
+                    assert self._members is not None
+                    after = self._members.entered(target, used)
+                    if after is None:
+                        continue
+                    used = after
+                found[_Configuration(target, stack, used, item and item.after(byte))] = None
         return list(found)
 
     def _returned(self, configuration: _Configuration) -> _Configuration | None:
@@ -119,6 +139,7 @@ class UniqueItemsMatcher(ConfigurationMatcher[_Configuration]):
         used, item = stack.used, configuration.item
         if self._grammar.lists.after_item[stack.state]:
             assert item is not None
+            assert not isinstance(used, Register)
             if item.text in used:
                 return None
             used, item = used | {item.text}, None
@@ -129,6 +150,8 @@ class UniqueItemsMatcher(ConfigurationMatcher[_Configuration]):
     def _open_arrays(self, configuration: _Configuration) -> list[tuple[int, int]]:
         """(state, number of used items) of each rule that may still read unique items. An item that is being
         read counts as used."""
+        if self._grammar.automaton.items is None:
+            return []
         found = [(configuration.state, len(configuration.used))]
         entry = configuration.stack
         while entry is not None:
@@ -161,7 +184,13 @@ class UniqueItemsMatcher(ConfigurationMatcher[_Configuration]):
         return states
 
     def _cost(self, configuration: _Configuration) -> int:
-        return super()._cost(configuration) + self._surcharge(configuration)
+        state, stack, used, _ = configuration
+        left: int | None = self._grammar.lists.cost[state]
+        if isinstance(used, Register):
+            assert self._members is not None
+            left = self._members.left(state, used)
+            assert left is not None
+        return left + (stack.cost if stack else 0) + self._surcharge(configuration)
 
     def _surcharge(self, configuration: _Configuration) -> int:
         """Tokens of a completion beyond those of the automaton, which does not know the used items."""
@@ -219,9 +248,9 @@ class UniqueItemsMatcher(ConfigurationMatcher[_Configuration]):
 
     def _fill(self, configuration: _Configuration, row: np.ndarray, budget: int | None) -> None:
         grammar = self._grammar
-        state, stack, _, item = configuration
+        state, stack, used, item = configuration
         of_arrays = 0 if budget is None else self._surcharge(configuration._replace(item=None))
-        mask = grammar.fill(state, stack, row, budget, of_arrays)
+        mask = grammar.fill(state, stack, row, budget, of_arrays, used)
         bits, allowed = row.view(np.uint32), mask.row.view(np.uint32)
         for token in (*mask.doubtful, *self._alike_tokens(item)):
             word, bit = token >> 5, np.uint32(1 << (token & 31))
@@ -234,7 +263,13 @@ class UniqueItemsMatcher(ConfigurationMatcher[_Configuration]):
                 bits[word] &= ~bit
 
     def allow_beyond(self, prefix: bytes, row: np.ndarray, budget: int | None) -> bool:
-        return False
+        if self._grammar.automaton.items is not None:
+            return False
+        own = np.empty_like(row)
+        for state, stack, used, _ in self._step.configurations:
+            self._grammar.fill_beyond(prefix, state, stack, own, budget, used)
+            row |= own
+        return True
 
     def _alike_tokens(self, item: _Item | None) -> list[int]:
         """The tokens with which used items continue from where `item` stands."""
@@ -246,10 +281,41 @@ class UniqueItemsMatcher(ConfigurationMatcher[_Configuration]):
         return [token for piece in pieces for token in ids.get(piece, ())]
 
     def forced_bytes(self) -> bytes:
+        if self._members is not None:
+            return self._forced_with_registers()
         configurations = [configuration[:2] for configuration in self._step.configurations]
         if self._grammar.automaton.nondeterministic:
             return forced_in_all(self._grammar, configurations)
         return self._grammar.forced(*configurations[0]) if configurations else b""
+
+    def _forced_with_registers(self) -> bytes:
+        found = bytearray()
+        here = self._step.configurations
+        while 0 < len(here) <= MOST_CONFIGURATIONS and len(found) < MOST_FORCED:
+            if any(map(self._may_end, here)):
+                break
+            byte = self._only_byte(here)
+            if byte is None:
+                break
+            found += byte
+            here = tuple(dict.fromkeys(after for one in here for after in self._after_byte(one, byte)))
+        return bytes(found)
+
+    def _only_byte(self, configurations: Sequence[_Configuration]) -> bytes | None:
+        """The one byte that `configurations` can read, or None."""
+        only = b""
+        for configuration in configurations:
+            here: _Configuration | None = configuration
+            while here is not None:
+                low, high, _, _ = self._grammar.lists.edges(here.state)
+                for first, last in zip(low, high, strict=True):
+                    byte = bytes([first])
+                    if (byte != only or first != last) and self._after_byte(configuration, byte):
+                        if only or first != last:
+                            return None
+                        only = byte
+                here = self._returned(here)
+        return only or None
 
     def _may_end(self, configuration: _Configuration) -> bool:
         here: _Configuration | None = configuration
