@@ -73,8 +73,9 @@ class Nodes(NamedTuple):
 
     Each of `rules` has its node `body`, and says whether it is `called`, `recursive`, made of the item of a
     `UniqueItem` (`item`), remembers what was read (`array`), or is a rule of a long repetition (`counted`).
-    `greedy` numbers from 1 what such rules repeat that are read greedily (`Counting.greedy`). Each of `ranges` has the
-    `atom` of a range of characters, and the first and last byte that their UTF-8 begins with.
+    `greedy` numbers from 1 what such rules repeat that are read greedily (`Counting.greedy`). Each of
+    `ranges` has the `atom` of a range of characters, and the first and last byte that their UTF-8 begins
+    with.
     """
 
     node: np.ndarray

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ramify.grammar.automaton.nondeterministic_walk import NO_LIMIT
 from ramify.grammar.automaton.pushdown import PushdownAutomaton
-from ramify.grammar.automaton.token_trie import NO_LIMIT, Walk, token_trie
+from ramify.grammar.automaton.token_trie import Walk, token_trie
 from ramify.grammar.engine.configurations import ConfigurationMatcher
 from ramify.grammar.engine.members import MemberLists, MemberMasks, memories
 from ramify.grammar.engine.prefix_matcher import with_prefix

@@ -185,11 +185,12 @@ class RememberingMatcher(ConfigurationMatcher[_Configuration]):
 
     def _cost(self, configuration: _Configuration) -> int:
         state, stack, used, _ = configuration
-        left: int | None = self._grammar.lists.cost[state]
+        left = self._grammar.lists.cost[state]
         if isinstance(used, Register):
             assert self._members is not None
-            left = self._members.left(state, used)
-            assert left is not None
+            ways = self._members.left(state, used)
+            assert ways is not None
+            left = ways
         return left + (stack.cost if stack else 0) + self._surcharge(configuration)
 
     def _surcharge(self, configuration: _Configuration) -> int:
