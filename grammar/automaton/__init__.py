@@ -4,7 +4,9 @@ In the order in which a grammar is compiled:
 
     compiler       decides which rules are called, and runs the other steps
     nodes          the rules as arrays, and the sets of characters that they tell apart
-    subset_construction    sets of positions in the rules as states over characters, which may call rules
+    construction   what the construction of states works on
+    positions      what may be read next in a rule, and what follows it (Glushkov's positions)
+    subset_construction    sets of positions as states over characters, which may call rules
     byte_edges     characters become the bytes of their UTF-8
     pruning        removes dead states, merges equal ones
     costs          the shortest completion from each state

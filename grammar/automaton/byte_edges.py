@@ -15,7 +15,8 @@ import numpy as np
 
 from ramify.grammar.automaton.nodes import PLAIN_SET, Atoms
 from ramify.grammar.automaton.numba_types import array_dtypes, tuple_type
-from ramify.grammar.automaton.subset_construction import END, States
+from ramify.grammar.automaton.positions import END
+from ramify.grammar.automaton.subset_construction import States
 from ramify.grammar.rules.expression import Ranges
 from ramify.grammar.rules.utf8 import Spans, disjoint, spans_of
 
