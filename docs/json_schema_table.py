@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from ramify import constraint  # noqa: E402
 from ramify.errors import InvalidConstraint  # noqa: E402
+from ramify.grammar.compile import keywords  # noqa: E402
 from ramify.grammar.compile.policy import compile_constraint  # noqa: E402
 from ramify.grammar.engine.load import load_grammar  # noqa: E402
 from ramify.grammar.schema.check import KEYWORDS  # noqa: E402
@@ -113,8 +114,40 @@ def table() -> str:
         right = sum(trial.right for trial in own)
         reasons = " ".join(refused.get(keyword, ["-"]))
         lines.append(f"| `{keyword}` | {status} | {len(own)} | {right} | {reasons} |")
+    lines += ["", "### Other backends", "", *other_backends()]
     formats = ", ".join(f"`{name}`" for name in FORMATS)
     return "\n" + "\n".join(lines) + f"\n\nFormats: {formats}.\n\n"
+
+
+MARKS = {"enforced": "yes", "widened": "no", "refused": "refused", "unknown": "?"}
+
+
+def other_backends() -> list[str]:
+    """What `backend_keywords.json` says: a line for each feature that a backend enforces or widens."""
+    found = keywords.table()
+    versions = [f"{keywords.PACKAGES[name]} {one.version}" for name, one in found.items()]
+    names = sorted(
+        {name for one in found.values() for name in one.features if " | " not in name}, key=str.lower
+    )
+    lines = [f"| keyword | {' | '.join(versions)} |", "| --- " * (1 + len(found)) + "|"]
+    for name in names:
+        cells = [cell(one.features, name) for one in found.values()]
+        if any(each.startswith(("yes", "no")) for each in cells):
+            lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return lines
+
+
+def cell(features: dict[str, keywords.Feature], name: str) -> str:
+    own = features.get(name)
+    if own is None:
+        return "?"
+    beside = [
+        pair.partition(" | ")[2]
+        for pair, one in features.items()
+        if pair.startswith(f"{name} | ") and one.status == "widened"
+    ]
+    exceptions = f", not beside {', '.join(beside)}" if own.status == "enforced" and beside else ""
+    return MARKS[own.status] + exceptions + (", narrowed" if own.narrowed else "")
 
 
 if __name__ == "__main__":

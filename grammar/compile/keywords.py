@@ -79,11 +79,11 @@ def features(subschema: Mapping[str, Any]) -> dict[str, str]:
             continue
         if value is False and keyword in ("uniqueItems", "nullable", "exclusiveMinimum", "exclusiveMaximum"):
             continue
-        found[_feature(keyword, value)] = keyword
+        found[_feature(keyword, value, subschema)] = keyword
     return found
 
 
-def _feature(keyword: str, value: Any) -> str:
+def _feature(keyword: str, value: Any, subschema: Mapping[str, Any]) -> str:
     if keyword in ("type", "format"):
         return f"{keyword} {value if isinstance(value, str) else 'list'}"
     if isinstance(value, bool) and keyword != "const":
@@ -91,6 +91,12 @@ def _feature(keyword: str, value: Any) -> str:
     if keyword in ("items", "dependencies"):
         values = list(value.values()) if keyword == "dependencies" else [value]
         return f"{keyword} list" if any(isinstance(one, list) for one in values) else keyword
+    if keyword == "required" and not set(value) <= set(subschema.get("properties", ())):
+        return "required unnamed"
+    if keyword == "pattern" and ("(?=" in value or "(?!" in value):
+        return "pattern lookahead"
+    if keyword == "$ref" and not value.startswith("#/") and value != "#":
+        return "$ref by name"
     if keyword == "multipleOf" and isinstance(value, Decimal | float):
         return "multipleOf fraction"
     return keyword

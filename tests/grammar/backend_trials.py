@@ -6,7 +6,7 @@ be the cause. An example, for a library that ignores `minLength` beside `pattern
     {"minLength": 2}                      "a" rejected    minLength, minLength | no type
     {"minLength": 2, "pattern": "^a"}     "a" accepted    minLength, minLength | pattern, …
     {"minLength": 2, "pattern": "b$"}     "b" accepted    minLength, minLength | pattern, …
-    cause: `minLength | pattern`, the most general feature of which each trial went wrong
+    cause: `minLength | pattern`: the keyword was right without the other
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ramify.errors import RamifyError
 from ramify.grammar.compile.foreign import library_of
 from ramify.grammar.compile.keywords import Feature, Found, Status, beside, features, versions
 from ramify.grammar.engine.load import load_grammar
-from ramify.grammar.schema.check import SchemaDocument
+from ramify.grammar.schema.check import REFERENCES, SchemaDocument
 from ramify.grammar.schema.instance import as_decimals, validate
 from ramify.grammar.schema.values.formats import FORMATS
 from ramify.messages import Enforcement
@@ -35,6 +35,9 @@ from tests.grammar.vocabularies import tiny, tokenise
 
 SECONDS = 2
 """Most processor time that a library may take over one schema and its texts."""
+
+
+MOST_PAIRS = 40
 
 
 class Text(NamedTuple):
@@ -91,10 +94,20 @@ def own_features(subschema: Any) -> set[str]:
     return {name for own in features(subschema) for name in (own, *beside(subschema, own))}
 
 
-def causes_of(document: SchemaDocument, pointer: str) -> frozenset[str]:
-    """The features that may be at fault where a violation of the keyword at `pointer` is let through."""
+def causes_of(
+    document: SchemaDocument, pointer: str, met: frozenset[tuple[str, str]] = frozenset()
+) -> frozenset[str]:
+    """The features that may be at fault where a violation of the keyword at `pointer` is let through: those
+    of the keyword, of what it holds, and of all that leads there, references as well."""
     steps = pointer.split("/")
-    found: set[str] = {"$ref"} if "/$defs/" in pointer or "/definitions/" in pointer else set()
+    found: set[str] = set()
+    for place, subschema in document.subschemas.items():
+        for keyword in REFERENCES:
+            if not isinstance(subschema, dict) or keyword not in subschema or (place, keyword) in met:
+                continue
+            target = document.target(place, keyword)
+            if pointer.startswith(f"{target}/") and (target or keyword != "$ref"):
+                found |= causes_of(document, f"{place}/{keyword}", met | {(place, keyword)})
     for i in range(1, len(steps)):
         parent, keyword = "/".join(steps[:i]), steps[i]
         subschema = document.subschemas.get(parent)
@@ -173,9 +186,10 @@ def _accepted(backend: str, question: Question) -> list[bool] | None:
 def found(backend: str, asked: list[Question], answers: list[Answer]) -> Found:
     """What the answers say of each feature."""
     wrong: list[frozenset[str]] = []
-    tried: Counter[str] = Counter()
+    tried: list[frozenset[str]] = []
     rejected: Counter[str] = Counter()
     refused: list[frozenset[str]] = []
+    served: list[frozenset[str]] = []
     rejecting: list[frozenset[str]] = []
     everywhere: Counter[str] = Counter()
     for question, (accepted, *_) in zip(asked, answers, strict=True):
@@ -183,6 +197,7 @@ def found(backend: str, asked: list[Question], answers: list[Answer]) -> Found:
         if accepted is None:
             refused.append(question.features)
             continue
+        served.append(question.features)
         pairs = list(zip(question.texts, accepted, strict=True))
         valid = [taken for text, taken in pairs if not text.causes]
         if not all(valid):
@@ -190,17 +205,14 @@ def found(backend: str, asked: list[Question], answers: list[Answer]) -> Found:
         for text, taken in pairs:
             if taken:
                 for causes in text.causes:
-                    tried.update(causes)
+                    tried.append(causes)
                     wrong.append(causes)
             elif len(text.causes) == 1 and any(valid or [True]):
-                tried.update(text.causes[0])
+                tried.append(text.causes[0])
                 rejected.update(text.causes[0])
-    widened = causes_among(wrong, tried, last_resort=True)
-    refusing = causes_among(refused, everywhere)
-    served = Counter(everywhere)
-    for names in refused:
-        served.subtract(names)
-    narrowing = causes_among(rejecting, served, last_resort=True)
+    widened = causes_among(wrong, tried)
+    refusing = causes_among(refused, [question.features for question in asked])
+    narrowing = causes_among(rejecting, served)
     known = {}
     for name in sorted({*everywhere}):
         is_pair = " | " in name
@@ -211,24 +223,36 @@ def found(backend: str, asked: list[Question], answers: list[Answer]) -> Found:
     return Found(versions()[backend], known)
 
 
-def causes_among(events: list[frozenset[str]], tried: Counter[str], *, last_resort: bool = False) -> set[str]:
-    """The features that explain all events: first those that went wrong each time that they were tried, the
-    most frequent and most general of them first; then, as a last resort, all single features of the rest."""
+def causes_among(events: list[frozenset[str]], trials: list[frozenset[str]]) -> set[str]:
+    """The features that explain all events: again and again the one that went wrong in the largest share of
+    its trials. Where that feature went wrong only beside a few others, and was right without them, these
+    pairs are the causes."""
     causes: set[str] = set()
-    left = list(events)
+    left = [names for names in events if names]
+    tried = Counter(name for names in trials for name in names)
     while left:
         count = Counter(name for names in left for name in names)
-        whole = Counter(name for names in events for name in names)
-        sure = [name for name in count if whole[name] >= tried[name]]
-        if not sure:
-            break
-        best = max(sure, key=lambda name: (count[name], " | " not in name, name))
-        causes.add(best)
+        best = max(
+            count, key=lambda name: (count[name] / max(1, tried[name]), " | " not in name, count[name], name)
+        )
+        own = [names for names in left if best in names]
+        causes |= _pairs(best, own, trials, tried) or {best}
         left = [names for names in left if best not in names]
-    return causes | ({_likely(names, tried, events) for names in left} if last_resort else set())
+    return causes
 
 
-def _likely(names: frozenset[str], tried: Counter[str], events: list[frozenset[str]]) -> str:
-    whole = Counter(name for event in events for name in event)
-    single = [name for name in names if " | " not in name]
-    return max(single, key=lambda name: (whole[name] / tried[name], name))
+def _pairs(
+    single: str, own: list[frozenset[str]], trials: list[frozenset[str]], tried: Counter[str]
+) -> set[str]:
+    """At most MOST_PAIRS pairs of a feature that cover all `own` events, the largest share of wrong
+    trials first; none where the feature was not tried without them."""
+    chosen: set[str] = set()
+    rest = own
+    while rest and len(chosen) < MOST_PAIRS:
+        beside_it = Counter(name for names in rest for name in names if name.startswith(f"{single} | "))
+        if not beside_it:
+            return set()
+        chosen.add(max(beside_it, key=lambda name: (beside_it[name] / max(1, tried[name]), name)))
+        rest = [names for names in rest if not names & chosen]
+    without = sum(single in names and not names & chosen for names in trials)
+    return set() if rest or without < 2 else chosen

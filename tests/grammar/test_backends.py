@@ -1,0 +1,264 @@
+"""XGrammar, llguidance and outlines-core as backends: their masks, what they refuse, what is told of them."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from ramify import constraint
+from ramify.constraint import Constraint
+from ramify.errors import InvalidConstraint
+from ramify.grammar.compile import keywords
+from ramify.grammar.compile.child_jobs import Answer
+from ramify.grammar.compile.foreign import KINDS
+from ramify.grammar.compile.grammar_files import GrammarFiles
+from ramify.grammar.compile.job import answer, limit_memory
+from ramify.grammar.compile.keywords import PACKAGES, Feature, Found
+from ramify.grammar.compile.policy import compile_constraint
+from ramify.grammar.engine.load import load_grammar
+from ramify.grammar.matcher import Grammar
+from ramify.grammar.schema.unenforceable import Unenforceable
+from ramify.loop import wait
+from ramify.ring_messages import CompileGrammar, GrammarFailed, GrammarReady
+from tests.grammar.test_compile_jobs import EXPONENTIAL, job_of, run
+from tests.grammar.vocabularies import CONTROL, STOP, mask_of, takes, tiny, tokenise
+
+# XGrammar is imported in the first test that needs it, which takes seconds.
+pytestmark = pytest.mark.slow
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TAG = {"type": "structural_tag"}
+EXAMPLES: dict[str, tuple[Constraint, list[str], list[str]]] = {
+    "json_schema": (
+        constraint.json_schema(PERSON),
+        ['{"name": "é", "age": 7}'],
+        ['{"name": 1, "age": 7}', "{}"],
+    ),
+    "json_object": (constraint.json_object(), ["{}", '{"a": [1, null]}'], ["[]", '{"a"}']),
+    "regex": (constraint.regex("[ab]{2,3}(?:é|日)?"), ["ab", "abbé", "aa日"], ["a", "abbbb", "é"]),
+    "choices": (constraint.choices(["a b", 'c"\\', "日本"]), ["a b", 'c"\\', "日本"], ["a", "b"]),
+    "ebnf": (constraint.ebnf('root ::= "a" | "(" root ")"'), ["a", "((a))"], ["(a", "b"]),
+    "structural_tag": (
+        constraint.structural_tag({"format": {"type": "const_string", "value": "ab"}} | TAG),
+        ["ab"],
+        ["a", "b"],
+    ),
+    "lark": (constraint.lark('start: "a" | "(" start ")"'), ["a", "((a))"], ["(a", "b"]),
+}  # fmt: skip
+PAIRS = [(backend, kind) for backend in PACKAGES for kind in EXAMPLES]
+ABLE = [(backend, kind) for backend, kind in PAIRS if kind in KINDS[backend]]
+
+
+def grammar_of(wanted: Constraint, backend: str) -> Grammar:
+    return load_grammar(*compile_constraint(wanted, tiny(), backend), tiny())
+
+
+@pytest.mark.parametrize(("backend", "kind"), ABLE)
+def test_texts(backend: str, kind: str) -> None:
+    wanted, inside, outside = EXAMPLES[kind]
+    grammar = grammar_of(wanted, backend)
+    assert grammar.enforcement.backend == backend
+    assert all(goes_through(grammar, text) for text in inside)
+    assert not any(goes_through(grammar, text) for text in outside)
+
+
+def goes_through(grammar: Grammar, text: str) -> bool:
+    """Where text is forced, llguidance accepts other tokens than its mask allows."""
+    matcher = grammar.matcher()
+    return all(map(matcher.accept, tokenise(text, tiny()))) and matcher.accept(STOP)
+
+
+@pytest.mark.parametrize(("backend", "kind"), [pair for pair in PAIRS if pair not in ABLE])
+def test_a_kind_that_a_backend_lacks_is_refused_by_name(backend: str, kind: str) -> None:
+    with pytest.raises(InvalidConstraint, match=f"{backend} cannot do constraints of kind {kind}"):
+        compile_constraint(EXAMPLES[kind][0], tiny(), backend)
+
+
+@pytest.mark.parametrize(("backend", "kind"), ABLE)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_matcher_keeps_its_promises(backend: str, kind: str, seed: int) -> None:
+    grammar = grammar_of(EXAMPLES[kind][0], backend)
+    matcher = grammar.matcher()
+    chooser = random.Random(seed)
+    taken: list[int] = []
+    while len(taken) < 12 and not matcher.finished:
+        taken.append(int(chooser.choice(np.flatnonzero(mask_of(matcher, tiny())))))
+        assert matcher.accept(taken[-1])
+    back = chooser.randint(1, len(taken))
+    twin = matcher.fork()
+    matcher.rollback(back)
+    fresh = grammar.matcher()
+    assert all(map(fresh.accept, taken[: len(taken) - back]))
+    allowed = mask_of(fresh, tiny())
+    assert (mask_of(matcher, tiny()) == allowed).all()
+    assert (matcher.finished, matcher.complete) == (fresh.finished, fresh.complete)
+    assert matcher.forced_bytes() == fresh.forced_bytes()
+    assert not allowed[CONTROL]
+    assert allowed[STOP] == fresh.complete
+    forced = fresh.forced_bytes()
+    for token in range(tiny().size):
+        spelled = tiny().tokens[token]
+        if not forced or (spelled and (forced.startswith(spelled) or spelled.startswith(forced))):
+            assert fresh.fork().accept(token) >= allowed[token]
+        else:
+            assert not allowed[token]
+    assert all(map(matcher.accept, taken[len(taken) - back :]))
+    assert (mask_of(matcher, tiny()) == mask_of(twin, tiny())).all()
+    with pytest.raises(ValueError, match="take back"):
+        matcher.rollback(len(taken) + 1)
+
+
+@pytest.mark.parametrize("backend", PACKAGES)
+def test_text_that_is_forced_inside_a_character_and_prefixes(backend: str) -> None:
+    matcher = grammar_of(constraint.regex("a(?:é|è)x"), backend).matcher()
+    assert matcher.forced_bytes() in (b"a", b"a\xc3")
+    assert matcher.accept_bytes("aé".encode())
+    assert matcher.forced_bytes() == b"x"
+    matcher.rollback(1)
+    assert matcher.accept_bytes("aèx".encode())
+    assert matcher.accept(STOP)
+    assert not matcher.accept_bytes(b"x")
+    healed = grammar_of(constraint.regex("bc|d"), backend).matcher(b"a")
+    assert not healed.fork().accept(tokenise("b", tiny())[0])
+    assert takes(healed, tokenise("abc", tiny()), tiny())
+    assert healed.complete
+
+
+@pytest.mark.parametrize("backend", PACKAGES)
+def test_white_space(backend: str) -> None:
+    compact = grammar_of(constraint.json_schema(PERSON, whitespace="compact"), backend)
+    assert goes_through(compact, '{"name":"a","age":1}')
+    assert not goes_through(compact, '{"name": "a","age":1}')
+    loose = grammar_of(constraint.json_schema(PERSON, whitespace=2), backend)
+    assert goes_through(loose, '{"name":  "a" ,"age":1}')
+    assert not goes_through(loose, '{"name":   "a","age":1}')
+
+
+UNIQUE = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+
+
+@pytest.mark.parametrize("backend", PACKAGES)
+def test_what_a_backend_does_not_enforce_is_refused_or_told(backend: str) -> None:
+    with pytest.raises(Unenforceable) as error:
+        compile_constraint(constraint.json_schema(UNIQUE), tiny(), backend)
+    assert error.value.pointer in ("/type", "/uniqueItems")
+    assert error.value.remedy
+    widened = grammar_of(constraint.json_schema(UNIQUE, strict=False), backend)
+    assert "/uniqueItems" in [left.schema for left in widened.enforcement.unenforced]
+    assert goes_through(widened, "[1, 1]")
+    told = widened.enforcement.fields()
+    assert told["grammar_backend"] == backend
+    assert told["may_be_cut"] == (backend != "outlines")
+    assert told["narrowed"][0] == "Properties come in the schema's order."
+
+
+def test_our_own_grammars_tell_nothing_that_the_pages_do_not_say() -> None:
+    ours = grammar_of(constraint.json_schema(UNIQUE), "auto").enforcement
+    assert (ours.backend, ours.unenforced, ours.whole, ours.fields()) == ("ramify", (), True, {})
+    assert len(ours.narrowed) == 2
+
+
+def test_schemas_in_a_structural_tag_are_looked_through() -> None:
+    tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": UNIQUE}}
+    with pytest.raises(Unenforceable) as error:
+        compile_constraint(constraint.structural_tag(tag), tiny(), "xgrammar")
+    assert error.value.pointer == "/format/json_schema/uniqueItems"
+
+
+@pytest.mark.parametrize("backend", PACKAGES)
+def test_any_order_is_refused_by_name(backend: str) -> None:
+    with pytest.raises(InvalidConstraint, match="any_order"):
+        compile_constraint(constraint.json_schema(PERSON, any_order=True), tiny(), backend)
+
+
+def test_ours_has_no_lark_notation() -> None:
+    with pytest.raises(InvalidConstraint, match="Ramify's own engine cannot do constraints of kind lark"):
+        compile_constraint(EXAMPLES["lark"][0], tiny(), "ramify")
+
+
+# --- auto ---------------------------------------------------------------------------------------------
+
+TOO_MANY = {"type": "array", "items": {"type": "boolean"}, "minItems": 10**9}
+"""Beyond our own engine; llguidance reads it."""
+
+
+def test_auto_hands_a_schema_on_that_another_backend_enforces_exactly() -> None:
+    with pytest.raises(Unenforceable):
+        compile_constraint(constraint.json_schema(TOO_MANY), tiny(), "ramify")
+    assert grammar_of(constraint.json_schema(TOO_MANY), "auto").enforcement.backend == "llguidance"
+
+
+@pytest.mark.parametrize("feature", [Feature("widened"), Feature("unknown"), Feature("enforced", 9, True)])
+def test_auto_keeps_the_refusal_otherwise(feature: Feature, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {
+        name: Found(one.version, one.features | {"minItems": feature})
+        for name, one in keywords.table().items()
+    }
+    monkeypatch.setattr(keywords, "table", lambda: found)
+    with pytest.raises(Unenforceable) as error:
+        compile_constraint(constraint.json_schema(TOO_MANY), tiny(), "auto")
+    assert error.value.pointer == "/minItems"
+    assert "not known" not in error.value.message
+
+
+# --- processes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("backend", "limit_gb"), [("outlines", 4.0), ("outlines", 0.2)])
+def test_a_library_that_does_not_end_is_killed(backend: str, limit_gb: float) -> None:
+    def compile_with(job: CompileGrammar) -> Answer:
+        return answer(job, tiny(), backend)
+
+    jobs = [job_of(EXPONENTIAL), job_of(constraint.choices(["a"]))]
+    enter = partial(limit_memory, int(limit_gb * 2**30))
+    by_key = {one.key: one for one in wait(run(jobs, compile_with, enter=enter, timeout_s=1.0))}
+    failed = by_key[EXPONENTIAL.key]
+    assert isinstance(failed, GrammarFailed)
+    assert failed.error.code == "invalid_constraint"
+    assert isinstance(by_key[jobs[1].key], GrammarReady)
+
+
+# --- caches and data ----------------------------------------------------------------------------------
+
+
+def test_files_of_other_backends_and_versions_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = GrammarReady(
+        key="k",
+        engine="e",
+        payload=b"p",
+        enforcement=grammar_of(EXAMPLES["regex"][0], "outlines").enforcement,
+    )
+    GrammarFiles(tiny(), tmp_path, backend="outlines").put(ready)
+    assert GrammarFiles(tiny(), tmp_path, backend="outlines").get("k") == ready
+    assert GrammarFiles(tiny(), tmp_path, backend="auto").get("k") is None
+    monkeypatch.setattr(keywords, "_version", lambda package: "99")
+    keywords.versions.cache_clear()
+    assert GrammarFiles(tiny(), tmp_path, backend="outlines").get("k") is None
+    monkeypatch.undo()
+    keywords.versions.cache_clear()
+
+
+def test_the_table_is_of_the_versions_that_are_installed() -> None:
+    assert {name: found.version for name, found in keywords.table().items()} == keywords.versions()
+
+
+def test_the_table_knows_what_common_schemas_need() -> None:
+    for backend, found in keywords.table().items():
+        for name in ("type object", "type string", "properties", "required", "enum", "items"):
+            assert found.features[name].status == "enforced"
+        document = keywords.load_document(json.dumps(UNIQUE))
+        assert "/uniqueItems" in [left.schema for left in keywords.unenforced(document, backend)]
+    assert msgspec.json.decode(keywords.FILE.read_bytes())
