@@ -3,7 +3,8 @@
 - Names: `hub/` finds a model's files, `checkpoint` and `gguf/` read them. `config` is the model's shape.
 - Weights: `load` puts a model together from `weights` (safetensors) or `gguf/weights`. `quantization` and
   `packed_cache` lay matrices out for the CPU's kernels.
-- Forward pass: `decoder` is the model without its layers, `layers` has their parts, `families/` the layers,
-  `rope` the rotary embedding. Attention is passed in by the executor.
+- Forward pass: `causal_lm` is what the executor runs, attention is passed in. `decoder` is a model of ours
+  without its layers, `layers` has their parts, `families/` the layers, `rope` the rotary embedding.
+- `transformers/`: models of other families, by their code in transformers.
 - `tokenizer/`: tokenizers and chat templates.
 """

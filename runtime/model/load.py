@@ -167,9 +167,8 @@ def read_shape(weights: Path, model_impl: ModelImpl = "auto") -> ModelConfig | T
     except UnsupportedField as error:
         if refusal is None:
             raise
-        raise UnsupportedField(
-            f"{refusal.message} {error.message}", field=error.field, remedy=refusal.remedy
-        ) from error
+        both = f"{refusal.message} {error.message}"
+        raise UnsupportedField(both, field=error.field, remedy=error.remedy) from error
 
 
 def check_transformers(config: EngineConfig) -> None:

@@ -23,6 +23,7 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("n_group", "topk_group", "n_shared_experts"), 1),
     **dict.fromkeys(("layer_types", "mlp_layer_types"), None),
     "num_experts_per_tok": 2,
+    "tie_word_embeddings": False,  # where embeddings are scaled up, a tied head repeats the last token
     "vocab_size": 320,
     "q_lora_rank": 32,
     "sliding_window": 8,
@@ -34,19 +35,24 @@ SMALL: dict[str, Any] = {
 
 BOTH = {"layer_types": ["sliding_attention", "full_attention"]}
 LATENT = {"num_key_value_heads": 4}
-UNTIED = {"tie_word_embeddings": False}
-"""Where embeddings are scaled up, a tied head repeats the last token."""
 GEMMA4 = {"global_head_dim": 32, "vocab_size_per_layer_input": 320}
+GEMMA3N = {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.0, 0.0], "laurel_rank": 8}
+GEMMA3N |= {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 320}
 OPTIONS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "axk1"), LATENT),
-    **dict.fromkeys(("cohere2", "exaone4", "olmo3", "afmoe", "exaone_moe"), BOTH),
-    "gemma2": BOTH | UNTIED,
-    "gemma3": BOTH | UNTIED,
-    **dict.fromkeys(("gemma4", "gemma4_text"), BOTH | UNTIED | GEMMA4),
-    "minicpm3": LATENT | UNTIED,
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "axk1", "minicpm3", "dots3_note"), LATENT
+    ),
+    **dict.fromkeys(("gemma2", "gemma3", "cohere2", "exaone4", "olmo3", "afmoe", "exaone_moe"), BOTH),
+    **dict.fromkeys(("gemma4", "gemma4_text"), BOTH | GEMMA4),
     "deepseek_v3": LATENT | {"first_k_dense_replace": 1},
     "glm4_moe": {"first_k_dense_replace": 1, "partial_rotary_factor": 0.5},
+    **dict.fromkeys(("gemma3n", "gemma3n_text"), BOTH | GEMMA3N),
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0}, "max_seq_len": 512},
+    "dots1": {"first_k_dense_replace": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "qwen2": {"use_sliding_window": True, "max_window_layers": 1},
+    "cohere": {"tie_word_embeddings": True},
+    "zaya": {"num_experts_per_tok": 1},
     "phi": {"partial_rotary_factor": 0.5},
 }
 """Further fields of a config."""

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig
+from transformers import AutoConfig, DynamicCache
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from ramify.errors import InvalidRequest, RamifyError, UnsupportedField
@@ -93,7 +93,7 @@ def shape_of_folder(folder: Path) -> TracedShape:
         raise UnsupportedField(
             f"transformers does not know this model either: {reason}",
             field="model",
-            remedy="Choose a model of a listed family, or install a newer transformers.",
+            remedy="docs/models.md lists the models that run. A newer transformers may know more.",
         ) from None
     generation = folder / "generation_config.json"
     eos = None
@@ -113,6 +113,9 @@ def shape_of(config: Any, *, eos: Any = None) -> TracedShape:
     calls = tuple(recorder.calls)
     if not calls:
         raise _refused(architecture, OWN_ATTENTION)
+    # Moshi's mask has no window: the library's cache forgets older tokens.
+    if any(DynamicCache(config=text).is_sliding) and not any(call.window for call in calls):
+        raise _refused(architecture, "its cache has a sliding window and its mask has none")
     caps = {call.soft_cap for call in calls}
     if len(caps) > 1:
         raise _refused(architecture, f"its layers have different soft caps: {sorted(caps)}")
@@ -164,7 +167,7 @@ def _architecture(config: Any) -> type[Any]:
         raise UnsupportedField(
             f"transformers has no causal language model for {config.model_type!r}.",
             field="model",
-            remedy="Choose a model whose architecture is a …ForCausalLM.",
+            remedy="docs/models.md lists the models that run.",
         ) from None
     architecture: type[Any] = found[0] if isinstance(found, tuple) else found
     return architecture
@@ -406,6 +409,10 @@ def _cause(error: Exception, architecture: type[Any]) -> str:
         return "it has recurrent layers"
     if not architecture._supports_attention_backend:
         return OWN_ATTENTION
+    if "'Mask' object" in str(error):
+        return "it computes an attention mask of its own"
+    if "nonzero" in str(error) or "meta tensor" in str(error):
+        return "its code reads values of the batch on the host"
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return f"its code cannot be traced without weights ({type(error).__name__}: {reason[:160]})"
 
@@ -414,7 +421,7 @@ def _refused(architecture: type[Any], reason: str, field: str = "model") -> Unsu
     return UnsupportedField(
         f"{architecture.__name__} of transformers cannot run on KV pages: {reason}.",
         field=field,
-        remedy="Choose another model.",
+        remedy="docs/models.md lists the models that run.",
     )
 
 

@@ -1,0 +1,73 @@
+"""Whether a model on our KV pages computes what transformers computes itself."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ramify.runtime.executor.batch import Extension, pack
+from ramify.runtime.model.causal_lm import CausalLM
+from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.load import load_model, read_shape
+from tests.runtime.local import LocalScheduler
+from tests.runtime.oracle import assert_same, greedy
+
+TOKENS = 12
+PAGE = 4
+STOPS = [0, 11, 12, 17, 18, 30]
+"""Prefill, chunks, and single tokens."""
+TOLERANCE = 2e-4
+"""Of float32 logits whose standard deviation is about 1.6."""
+
+
+def prompts() -> list[list[int]]:
+    """Forks of a prefix at odd lengths, one a prefix of another, and one that is apart."""
+    rng = random.Random(3)
+    base = [rng.randrange(3, 250) for _ in range(40)]
+    tails = [base[:length] + [rng.randrange(3, 250) for _ in range(4)] for length in (13, 22, 37)]
+    return [*tails, base[:30], base, [rng.randrange(3, 250) for _ in range(21)]]
+
+
+PROMPTS = prompts()
+
+
+def loaded(folder: Path) -> CausalLM:
+    """The checkpoint in `folder`, by transformers' code."""
+    files = ModelFiles(name="tiny", weights=folder, tokenizer=folder)
+    return load_model(files, shape=read_shape(folder, "transformers"), dtype=torch.float32)
+
+
+def assert_logits_equal(reference: Any, model: CausalLM) -> None:
+    """Two packed requests in chunks, on pages that begin as NaN, with all logits of both."""
+    runner = LocalScheduler(model, page_size=PAGE, num_pages=20).runner
+    ids = torch.tensor([prompt[: STOPS[-1]] for prompt in (PROMPTS[2], PROMPTS[5] * 2)])
+    found: list[list[torch.Tensor]] = [[], []]
+    for start, stop in itertools.pairwise(STOPS):
+        extensions = [
+            Extension(row.int().numpy(), start, stop, range(10 * place, 10 * place + 8))
+            for place, row in enumerate(ids)
+        ]
+        logits = runner.logits(runner.forward(pack(extensions, PAGE)))
+        for rows, part in zip(found, logits.split(stop - start), strict=True):
+            rows.append(part)
+    with torch.no_grad():
+        wanted = [reference(input_ids=row[None], use_cache=False).logits[0] for row in ids]
+    for rows, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(torch.cat(rows), want, atol=TOLERANCE, rtol=0)
+
+
+def assert_engine_equal(reference: Any, model: CausalLM) -> None:
+    """Cold, chunked, forked, retracted and from the cache: the tokens of the library's own lone run."""
+    expected = [greedy(reference, prompt, TOKENS) for prompt in PROMPTS]
+    local = LocalScheduler(model, page_size=PAGE, num_pages=28, chunk_tokens=17)
+    for _ in "cold", "cached":
+        results = local.complete(PROMPTS, max_tokens=TOKENS, ignore_eos=True)
+        same = [assert_same(want, have.ids) for want, have in zip(expected, results, strict=True)]
+        assert sum(same) >= len(same) - 1, "ties are the exception"
+    assert local.scheduler.counters.retractions > 0
+    assert sum(result.usage.cached_tokens for result in results if result.usage) > 20
+    assert sum(len(set(one.ids)) > 3 for one in expected) > len(expected) / 2, "the model says too little"
