@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
@@ -101,31 +102,39 @@ class Derivatives:
 
         Characters by which all derivatives are empty are left out.
         """
-        pieces = [
-            (low, high, part, after)
-            for part, residual in enumerate(residuals)
-            for expression in residual
-            for ranges, after in self.of(expression)
-            for low, high in ranges
-        ]
-        opening: dict[int, list[int]] = {}
-        closing: dict[int, list[int]] = {}
-        for i, (low, high, _, _) in enumerate(pieces):
+        pieces: dict[Ranges, list[tuple[int, Expression]]] = {}
+        for part, residual in enumerate(residuals):
+            for expression in residual:
+                for ranges, after in self.of(expression):
+                    pieces.setdefault(ranges, []).append((part, after))
+        sets = sorted(pieces)
+        found: dict[tuple[Residual, ...], list[Ranges]] = {}
+        for ranges, members in _divided(tuple(sets)):
+            derivatives: list[set[Expression]] = [set() for _ in residuals]
+            for i in members:
+                for part, after in pieces[sets[i]]:
+                    derivatives[part].add(after)
+            found.setdefault(tuple(map(frozenset, derivatives)), []).append(ranges)
+        return [(_joined(ranges), after) for after, ranges in found.items()]
+
+
+@lru_cache(maxsize=4096)
+def _divided(sets: tuple[Ranges, ...]) -> list[tuple[Ranges, tuple[int, ...]]]:
+    """The characters in `sets`, by the sets that they are in: (characters, the indices of those sets)."""
+    opening: dict[int, list[int]] = {}
+    closing: dict[int, list[int]] = {}
+    for i, ranges in enumerate(sets):
+        for low, high in ranges:
             opening.setdefault(low, []).append(i)
             closing.setdefault(high + 1, []).append(i)
-        spans: dict[tuple[Residual, ...], list[tuple[int, int]]] = {}
-        live: dict[int, None] = {}
-        for begin, end in itertools.pairwise(sorted(opening.keys() | closing.keys())):
-            for i in closing.get(begin, ()):
-                del live[i]
-            live.update(dict.fromkeys(opening.get(begin, ())))
-            if live:
-                after = tuple(
-                    frozenset(pieces[i][3] for i in live if pieces[i][2] == part)
-                    for part in range(len(residuals))
-                )
-                spans.setdefault(after, []).append((begin, end - 1))
-        return [(tuple(ranges), after) for after, ranges in spans.items()]
+    spans: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    live: set[int] = set()
+    for begin, end in itertools.pairwise(sorted(opening.keys() | closing.keys())):
+        live.difference_update(closing.get(begin, ()))
+        live.update(opening.get(begin, ()))
+        if live:
+            spans.setdefault(tuple(sorted(live)), []).append((begin, end - 1))
+    return [(tuple(ranges), members) for members, ranges in spans.items()]
 
 
 class Product:

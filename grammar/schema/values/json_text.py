@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
 from ramify.errors import InvalidConstraint
-from ramify.grammar.rules.derivative import explore
 from ramify.grammar.rules.expression import (
     EMPTY,
     NOTHING,
@@ -121,40 +120,55 @@ def _spellings(ranges: Ranges) -> tuple[Ranges, tuple[str, ...]]:
     return intersection(ranges, _PLAIN), tuple(json.dumps(chr(point))[1:-1] for point in points)
 
 
-_Escapes = tuple[tuple[str, int], ...]
-"""Inside an escape: how each one that is possible goes on, and the state after it."""
-
-
 def escaped_automaton(automaton: CharAutomaton) -> CharAutomaton:
-    """As `escaped`, for an automaton over the characters of a string."""
+    """As `escaped`, for an automaton over the characters of a string: its states, then those inside
+    escapes."""
+    inside: list[list[tuple[Ranges, int]]] = []
+    number: dict[tuple[tuple[str, int], ...], int] = {}
 
-    def steps(state: int | _Escapes) -> list[tuple[Ranges, int | _Escapes]]:
-        if isinstance(state, tuple):
-            going_on: dict[str, _Escapes] = {}
-            for escape, after in state:
-                going_on[escape[0]] = (*going_on.get(escape[0], ()), (escape[1:], after))
-            chars_to: dict[int | _Escapes, str] = {}
-            for char, rest in going_on.items():
-                to = rest[0][1] if rest[0][0] == "" else rest
-                chars_to[to] = chars_to.get(to, "") + char
-            return [(_ranges_of(members), to) for to, members in chars_to.items()]
-        found: list[tuple[Ranges, int | _Escapes]] = []
+    def behind_backslash(escapes: tuple[tuple[str, int], ...]) -> int:
+        if escapes not in number:
+            start = number[escapes] = len(automaton.edges) + len(inside)
+            targets = list(dict.fromkeys(after for _, after in escapes))
+            rows = _escape_tree(tuple((escape, targets.index(after)) for escape, after in escapes))
+            inside.extend(
+                [(ranges, start + to if to >= 0 else targets[~to]) for ranges, to in row] for row in rows
+            )
+        return number[escapes]
+
+    edges: list[list[tuple[Ranges, int]]] = []
+    for row in automaton.edges:
+        found: list[tuple[Ranges, int]] = []
         escapes: list[tuple[str, int]] = []
-        for ranges, after in automaton.edges[state]:
+        for ranges, after in row:
             plain, others = _spellings(ranges)
             found += [(plain, after)] if plain else []
             escapes += [(escape[1:], after) for escape in others]
-        return [*found, (_BACKSLASH, tuple(escapes))] if escapes else found
+        edges.append([*found, (_BACKSLASH, behind_backslash(tuple(escapes)))] if escapes else found)
+    return CharAutomaton([*edges, *inside], [*automaton.final, *[False] * len(inside)])
 
-    def final(state: int | _Escapes) -> bool:
-        return isinstance(state, int) and automaton.final[state]
 
-    if not automaton.edges:
-        return automaton
-    start: int | _Escapes = 0
-    found = explore(start, steps, final)
-    assert found is not None
-    return found
+@lru_cache(maxsize=256)
+def _escape_tree(escapes: tuple[tuple[str, int], ...]) -> list[list[tuple[Ranges, int]]]:
+    """The states that read (escape without its backslash, number of its target); ~n leads to target n."""
+    tree = [escapes]
+    rows: list[list[tuple[Ranges, int]]] = []
+    for possible in tree:
+        going_on: dict[str, tuple[tuple[str, int], ...]] = {}
+        for escape, target in possible:
+            going_on[escape[0]] = (*going_on.get(escape[0], ()), (escape[1:], target))
+        chars_to: dict[int, str] = {}
+        for char, rest in going_on.items():
+            if rest[0][0] == "":
+                to = ~rest[0][1]
+            elif rest in tree:
+                to = tree.index(rest)
+            else:
+                to = len(tree)
+                tree.append(rest)
+            chars_to[to] = chars_to.get(to, "") + char
+        rows.append([(_ranges_of(members), to) for to, members in chars_to.items()])
+    return rows
 
 
 _HEX = chars(((0x30, 0x39), (0x41, 0x46), (0x61, 0x66)))

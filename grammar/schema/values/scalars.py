@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from decimal import Decimal
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from ramify.grammar.rules.derivative import minimal
@@ -113,7 +114,7 @@ def _divisors(disjunct: Disjunct) -> list[Divisor]:
     if positive:
         places = max(Divisor.of(divisor, positive=True).places for divisor in positive)
         units = [int(divisor * 10**places) for divisor in positive]
-        divisors.append(Divisor.of(Decimal(math.lcm(*units)) / 10**places, positive=True))
+        divisors.append(Divisor.of(Decimal(math.lcm(*units)).scaleb(-places), positive=True))
     return divisors
 
 
@@ -131,14 +132,14 @@ def _few(
         return None
     scale = max(divisor.places for divisor in positive)
     unit = math.lcm(*(divisor.unit * 10 ** (scale - divisor.places) for divisor in positive))
-    first = math.ceil(low.value * 10**scale / unit)
-    last = math.floor(high.value * 10**scale / unit)
+    first = math.ceil(Fraction(low.value) * 10**scale / unit)
+    last = math.floor(Fraction(high.value) * 10**scale / unit)
     if last - first > MAX_WRITTEN_OUT:
         return None
     assertions = [
         each for each in disjunct.assertions if "integer" in each.kinds and not isinstance(each, NotInEnum)
     ]
-    values = (Decimal(n * unit) / 10**scale for n in range(first, last + 1))
+    values = (Decimal(n * unit).scaleb(-scale) for n in range(first, last + 1))
     return [value for value in values if all(each.holds(value, _no_test) for each in assertions)]
 
 

@@ -247,7 +247,7 @@ def _automaton(conditions: Sequence[_Condition], low: int, high: int | None) -> 
     return counted
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=512)
 def _uncounted(expressions: tuple[Expression, ...], positive: tuple[bool, ...]) -> CharAutomaton | None:
     parts = list(zip(expressions, positive, strict=True))
     if not any(positive):
