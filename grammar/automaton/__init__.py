@@ -6,6 +6,7 @@ In the order in which a grammar is compiled:
     nodes          the rules as arrays, and the sets of characters that they tell apart
     construction   what the construction of states works on
     positions      what may be read next in a rule, and what follows it (Glushkov's positions)
+    counted        long repetitions as rules that count with the stack
     subset_construction    sets of positions as states over characters, which may call rules
     byte_edges     characters become the bytes of their UTF-8
     pruning        removes dead states, merges equal ones
