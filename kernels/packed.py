@@ -27,7 +27,7 @@ from torch import Tensor
 Format = Literal["bf16", "int8", "int4", "f32"]
 FORMATS: tuple[Format, ...] = ("bf16", "int8", "int4", "f32")
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 """Part of the cache key of packed weights on disk: raise it when the layout changes."""
 WIDTH = 16
 """Outputs of a panel."""

@@ -25,8 +25,8 @@ def resolve_quantization(
 ) -> Quantization:
     """The format for the checkpoint `weights`, a folder or a .gguf file.
 
-    auto is gguf for a GGUF file, which is fastest and exact. It is none for other checkpoints, and with
-    `exact`, where the user has asked for float32.
+    auto is gguf for a GGUF file, which is fastest, and exact but for two of its block types. It is none for
+    other checkpoints, and with `exact`, where the user has asked for float32.
     """
     is_gguf = not weights.is_dir()
     if wanted == "auto":

@@ -6,9 +6,48 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
-from gguf.quants import quantize
+import torch
+from gguf import GGML_QUANT_SIZES, MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
+from gguf.quants import dequantize, quantize
 from transformers import PreTrainedModel
+
+_HALVES = {
+    0: "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K IQ1_S IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ4_NL IQ4_XS",
+    2: "Q4_1 Q5_1 Q4_K Q5_K",
+    52: "TQ1_0",
+    64: "TQ2_0",
+    80: "Q2_K",
+    82: "Q2_K",
+    108: "Q3_K",
+    208: "Q6_K",
+}
+SCALES_AT = {
+    name: [at for at, names in _HALVES.items() if name in names.split()]
+    for name in sorted({"MXFP4", "NVFP4", "IQ1_M"}.union(*(names.split() for names in _HALVES.values())))
+}
+"""Where each type's blocks hold their float16 scales; all other bytes may be anything."""
+
+
+def random_blocks(shape: tuple[int, int], kind: GGMLQuantizationType, *, rms: float = 0.0) -> np.ndarray:
+    """A matrix of random bytes, (outputs, bytes of a row), finite. With `rms` its values have that size."""
+    block, size = GGML_QUANT_SIZES[kind]
+    generator = np.random.default_rng(0)
+    raw = generator.integers(0, 256, (shape[0], shape[1] // block, size), dtype=np.uint8)
+    if kind.name == "MXFP4":
+        raw[..., 0] = raw[..., 0] % 8 + 116  # an exponent
+    if kind.name == "IQ1_M":
+        raw[..., 55] = raw[..., 55] & 15 | 32  # the upper four bits of a float16
+    for at in SCALES_AT[kind.name]:
+        scales = generator.standard_normal(raw[..., :1].shape).astype(np.float16)
+        if not rms:
+            scales[0], scales[1] = 0, 6e-8  # nothing, and the smallest number above it
+        raw[..., at : at + 2] = scales.view(np.uint8)
+    if rms:
+        factor = rms / np.sqrt(np.square(dequantize(raw.reshape(shape[0], -1), kind)).mean())
+        for at in SCALES_AT[kind.name]:
+            scales = np.ascontiguousarray(raw[..., at : at + 2]).view(np.float16)
+            raw[..., at : at + 2] = (scales * np.float32(factor)).astype(np.float16).view(np.uint8)
+    return raw.reshape(shape[0], -1)
 
 
 def write_gguf(
@@ -21,10 +60,12 @@ def write_gguf(
     metadata: dict[str, int | float | str] | None = None,
     rope_factors: np.ndarray | None = None,
     drop: str | None = None,
+    random: bool = False,
 ) -> None:
     """Mistral checkpoints have the architecture "llama". `drop` leaves out one tensor, by its GGUF name.
 
-    `others` are the types of single kinds of matrices, such as "attn_v".
+    `others` are the types of single kinds of matrices, such as "attn_v". With `random` the matrices are
+    `random_blocks`, and `model` is given their values: `gguf` cannot quantise to every type.
     """
     config: Any = model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -68,7 +109,14 @@ def write_gguf(
             continue
         if array.ndim == 2:
             type_ = (others or {}).get(short, matrices)
-            writer.add_tensor(full, quantize(array, type_), raw_dtype=type_)
+            raw = random_blocks(array.shape, type_, rms=0.05) if random else quantize(array, type_)
+            writer.add_tensor(full, raw, raw_dtype=type_)
+            if random:
+                values = dequantize(raw, type_)
+                if architecture == "llama" and short in heads:
+                    pairs = values.reshape(heads[short], head_dim // 2, 2, -1)
+                    values = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(array.shape)
+                parameter.data.copy_(torch.from_numpy(values))
         else:
             writer.add_tensor(full, array.astype(np.float32))
     if rope_factors is not None:

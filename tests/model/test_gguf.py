@@ -12,7 +12,7 @@ from gguf.quants import dequantize, quantize
 from transformers import PreTrainedModel
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.runtime.model.gguf import weights
+from ramify.runtime.model.gguf import blocks, weights
 from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import load_model, read_config
@@ -163,7 +163,7 @@ def wide() -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
-@pytest.mark.parametrize("chunk", [512, weights.CHUNK])
+@pytest.mark.parametrize("chunk", [512, blocks.CHUNK])
 def test_every_block_type(
     kind: str, chunk: int, wide: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +200,20 @@ def test_what_is_not_implemented_is_refused_by_name(
     write_gguf(build(LLAMA), tmp_path / "tiny.gguf", "llama", metadata=metadata)
     with pytest.raises(UnsupportedField, match=named):
         read_config(tmp_path / "tiny.gguf")
+
+
+@pytest.mark.parametrize(("type_", "name"), [(GGMLQuantizationType.Q8_K, "Q8_K"), (4, "4")])
+def test_a_type_that_cannot_be_dequantised_is_refused_by_name_before_weights_load(
+    type_: int, name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(build(LLAMA), path, "llama")
+    at = path.read_bytes().index(b"blk.0.ffn_down.weight") + len("blk.0.ffn_down.weight") + 4 + 2 * 8
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(int(type_).to_bytes(4, "little"))
+    with pytest.raises(UnsupportedField, match=rf"ffn_down.weight is stored as GGML type {name},"):
+        read_config(path)
 
 
 def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
+from gguf.quants import dequantize, quantize
 
 from ramify.errors import InvalidRequest, RamifyError
 from ramify.kernels.packed import Rows, unpack
 from ramify.kernels.registry import ops
 from ramify.runtime.model import load, packed_cache
+from ramify.runtime.model.gguf import blocks
 from ramify.runtime.model.gguf.blocks import rows_of
 from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.gguf.weights import tensors_in_file
@@ -24,9 +25,9 @@ from ramify.runtime.model.layers import Linear
 from ramify.runtime.model.load import Model, load_model
 from ramify.runtime.model.quantization import resolve_quantization
 
-from .checkpoints import Case, build, prompt, save
+from .checkpoints import Case, build, expected, prompt, save
 from .dense import logits
-from .gguf_files import write_gguf
+from .gguf_files import SCALES_AT, random_blocks, write_gguf
 
 pytestmark = pytest.mark.slow
 
@@ -35,32 +36,65 @@ LLAMA = Case("llama", "llama", SHAPE)
 QWEN2 = Case("qwen2", "qwen2", {**SHAPE, "tie_word_embeddings": True})
 GEMMA2 = Case("gemma2", "gemma2", {**SHAPE, "head_dim": 16, "initializer_range": 0.2})
 
-SCALES_AT = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q8_0": [0], "Q4_K": [0, 2], "Q6_K": [208]}
-"""Where each type's blocks hold their float16 scales; all other bytes may be anything."""
+ROUNDED = ("Q5_1", "Q5_K")
+"""Types whose numbers do not fit a panel with their offsets."""
 
 
 @pytest.mark.parametrize("kind", SCALES_AT)
-def test_blocks_stand_for_the_same_numbers(kind: str) -> None:
-    """Any bytes at all give what `gguf` makes of them, to the bit, without a float in between."""
+def test_blocks_stand_for_the_same_numbers(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any bytes at all give what `gguf` makes of them: to the bit, or to half a step of int8."""
+    monkeypatch.setattr(blocks, "CHUNK", 1024)
     type_ = GGMLQuantizationType[kind]
-    block, size = GGML_QUANT_SIZES[type_]
-    generator = np.random.default_rng(0)
-    raw = generator.integers(0, 256, (40, 3, size), dtype=np.uint8)
-    for at in SCALES_AT[kind]:
-        scales = generator.standard_normal((40, 3, 1)).astype(np.float16)
-        scales[0], scales[1] = 0, 6e-8  # nothing, and the smallest number above it
-        raw[..., at : at + 2] = scales.view(np.uint8)
-    rows = rows_of(raw.reshape(-1), type_, (40, 3 * block))
+    shape = (40, 3 * GGML_QUANT_SIZES[type_][0])
+    raw = random_blocks(shape, type_)
+    rows = rows_of(raw.reshape(-1), type_, shape)
     assert rows is not None
-    assert np.array_equal(rows.values().numpy(), dequantize(raw.reshape(40, -1), type_))
+    wanted = dequantize(raw, type_)
+    assert np.abs(wanted).max() > 0
+    if kind not in ROUNDED:
+        assert np.array_equal(rows.values().numpy(), wanted)
+        return
+    assert (rows.format, rows.group) == ("int8", 32)
+    groups = wanted.reshape(-1, 32)
+    error = np.abs(rows.values().numpy().reshape(-1, 32) - groups).max(-1)
+    assert (error <= np.abs(groups).max(-1) * (1.0001 / 254)).all()
+    assert error.max() > 0
+
+
+def test_rounding_to_int8_adds_little_to_the_error_of_the_format() -> None:
+    """Q5_1 of normal weights is off by 3.8%. Rounding it once more makes that 1% larger."""
+    weights = np.random.default_rng(0).standard_normal((64, 1024)).astype(np.float32)
+    kind = GGMLQuantizationType.Q5_1
+    raw = quantize(weights, kind)
+    rows = rows_of(raw.reshape(-1), kind, weights.shape)
+    assert rows is not None
+    error = np.linalg.norm(dequantize(raw, kind) - weights)
+    assert np.linalg.norm(rows.values().numpy() - weights) < 1.02 * error
+
+
+def test_values_are_dequantised_by_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A packed tensor is never expanded as a whole."""
+    sizes: list[int] = []
+
+    def counted(raw: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
+        found = dequantize(raw, kind)
+        sizes.append(found.size)
+        return found
+
+    monkeypatch.setattr(blocks, "dequantize", counted)
+    monkeypatch.setattr(blocks, "CHUNK", 4096)
+    kind = GGMLQuantizationType.IQ4_XS
+    raw = random_blocks((40, 512), kind)
+    rows_of(raw.reshape(-1), kind, (40, 512))
+    assert sizes == [4096] * 5
 
 
 def test_types_without_a_packed_form_come_as_floats(tmp_path: Path) -> None:
-    kinds = {"attn_q": GGMLQuantizationType.Q5_1, "attn_k": GGMLQuantizationType.F16}
+    kinds = {"attn_q": GGMLQuantizationType.BF16, "attn_k": GGMLQuantizationType.F16}
     path = tmp_path / "tiny.gguf"
     write_gguf(build(LLAMA), path, "llama", matrices=GGMLQuantizationType.Q8_0, others=kinds)
     for name, entry in tensors_in_file(read_header(path), torch.float32, quantised=True):
-        plain = any(part in name for part in ("q_proj", "k_proj", "norm"))
+        plain = any(part in name for part in ("q_proj", "k_proj", "norm", "embed"))
         assert isinstance(entry, torch.Tensor if plain else Rows), name
 
 
@@ -94,6 +128,53 @@ def test_a_gguf_file_as_it_is(case: Case, kind: str, mix: dict, tmp_path: Path) 
     assert model.packed_head is not None
     assert model.packed_head.format == ("int4" if kind.startswith("Q4") else "int8")
     assert all(layer.mlp.down.packed for layer in model.layers)
+
+
+MIXED = {
+    "attn_q": "Q3_K",
+    "attn_k": "IQ4_NL",
+    "attn_v": "Q6_K",
+    "attn_output": "MXFP4",
+    "ffn_gate": "IQ4_XS",
+    "ffn_up": "Q2_K",
+    "ffn_down": "IQ3_S",
+    "token_embd": "IQ4_XS",
+    "output": "IQ2_XS",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "tied", "tolerance"),
+    [
+        ({}, False, 1e-4),
+        ({}, True, 1e-4),
+        ({"attn_q": "Q5_K", "ffn_down": "Q5_K", "output": "Q5_K", "token_embd": "Q5_K"}, False, 0.01),
+    ],
+    ids=["exact", "exact, tied", "rounded"],
+)
+def test_a_gguf_file_of_many_types(
+    changes: dict[str, str], tied: bool, tolerance: float, tmp_path: Path
+) -> None:
+    """Logits of transformers with the dequantised values; `tolerance` is the relative error (RMS)."""
+    shape = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_hidden_layers": 2}
+    reference = build(Case("", "llama", {**shape, "tie_word_embeddings": tied}))
+    path = tmp_path / "tiny.gguf"
+    types = {short: GGMLQuantizationType[name] for short, name in {**MIXED, **changes}.items()}
+    write_gguf(reference, path, "llama", others=types, random=True)
+    ids = prompt()
+    wanted = expected(reference, ids)
+    plain = load_model(ModelFiles("tiny", path, tmp_path), dtype=torch.float32)
+    deviation = wanted.std().item()
+    torch.testing.assert_close(logits(plain, ids), wanted, atol=1e-4 * deviation, rtol=0)
+    model = loaded(path, "gguf")
+    found = logits(model, ids)
+    error = (found - wanted).square().mean().sqrt().item() / deviation
+    assert (1e-3 if changes else 0) < error < tolerance
+    assert model.packed_head is not None
+    assert model.packed_head.format == "int8"
+    assert all(module.packed for module in model.modules() if isinstance(module, Linear))
+    embedding = reference.get_input_embeddings().weight
+    assert torch.equal(model.embedding, embedding), "looked up, and so not rounded"
 
 
 def test_a_gelu_gate_is_no_part_of_its_packed_product(tmp_path: Path) -> None:

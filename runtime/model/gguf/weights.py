@@ -17,14 +17,10 @@ from torch import Tensor
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.kernels.packed import Rows
 from ramify.runtime.model.config import ModelConfig
-from ramify.runtime.model.gguf.blocks import rows_of
+from ramify.runtime.model.gguf.blocks import CHUNK, floats, rows_of
 from ramify.runtime.model.gguf.config import config_from_gguf
 from ramify.runtime.model.gguf.header import GGUFHeader, TensorInfo
 from ramify.runtime.model.weights import RotaryLayout
-
-CHUNK = 1 << 19
-"""Elements dequantised at once. 135M parameters take 0.25 s so, and 1.2 s by whole tensors, of which `gguf`
-handles sixteen rows at a time."""
 
 _ROPE_FREQUENCIES = "rope_freqs.weight"
 _NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -49,7 +45,11 @@ _GEMMA_LAYER_NAMES = _LAYER_NAMES | {
 
 
 def config_of(header: GGUFHeader) -> ModelConfig:
-    """`config_from_gguf`, with the rotary factors if the file has them as a tensor."""
+    """`config_from_gguf`, with the rotary factors if the file has them as a tensor.
+
+    Raises `UnsupportedField` for a tensor of a type that the `gguf` package does not dequantise.
+    """
+    _check_types(header)
     config = config_from_gguf(header.metadata, header.shapes)
     if config.rope.kind != "factors":
         return config
@@ -67,8 +67,10 @@ def tensors_in_file(
 ) -> Iterator[tuple[str, Tensor | Rows]]:
     """Every weight under its Hugging Face name, converted to `dtype`, one at a time.
 
-    With `quantised`, a matrix whose block type has a packed layout is returned as integers and scales.
+    With `quantised`, a matrix whose block type has a packed layout is returned as integers and scales. An
+    embedding that is not the head too is not: its rows are looked up, not multiplied.
     """
+    untied = "output.weight" in header.tensors
     data = _map(header)
     gemma = str(header.metadata.get("general.architecture")).startswith("gemma")
     layer_names = _GEMMA_LAYER_NAMES if gemma else _LAYER_NAMES
@@ -79,7 +81,8 @@ def tensors_in_file(
         if gemma and name.endswith("_norm.weight"):  # stored plus 1, unlike in Hugging Face checkpoints
             yield hf_name, _read(data, name, info, torch.float32) - 1.0
             continue
-        rows = _rows(data, name, info) if quantised else None
+        looked_up = name == "token_embd.weight" and untied
+        rows = _rows(data, name, info) if quantised and not looked_up else None
         yield hf_name, _read(data, name, info, dtype) if rows is None else rows
 
 
@@ -108,11 +111,8 @@ def _raw(
     data: NDArray[np.uint8], name: str, info: TensorInfo
 ) -> tuple[GGMLQuantizationType, NDArray[np.uint8], int, int]:
     """A tensor's type, its bytes, and the elements and bytes of one of its blocks."""
-    try:
-        kind = GGMLQuantizationType(info.type)
-        block, block_bytes = GGML_QUANT_SIZES[kind]
-    except (ValueError, KeyError):
-        raise _unknown_type(name, info.type) from None
+    kind = GGMLQuantizationType(info.type)
+    block, block_bytes = GGML_QUANT_SIZES[kind]
     size = int(np.prod(info.shape)) // block * block_bytes
     raw = data[info.offset : info.offset + size]
     if raw.size != size:
@@ -130,29 +130,31 @@ def _read(data: NDArray[np.uint8], name: str, info: TensorInfo, dtype: torch.dty
     for start in range(0, blocks, per_chunk):
         count = min(per_chunk, blocks - start)
         chunk = raw[start * block_bytes : (start + count) * block_bytes]
-        out[start * block : (start + count) * block] = _floats(chunk, kind, count, name)
+        out[start * block : (start + count) * block] = _floats(chunk.reshape(count, -1), kind)
     return out.view(info.shape)
 
 
-def _floats(chunk: NDArray[np.uint8], kind: GGMLQuantizationType, blocks: int, name: str) -> Tensor:
-    """Dequantise `blocks` whole blocks; float32 or float16, flat."""
+def _floats(blocks: NDArray[np.uint8], kind: GGMLQuantizationType) -> Tensor:
+    """Dequantise (blocks, bytes); float32 or float16, flat."""
     plain: dict[GGMLQuantizationType, Any] = {
         GGMLQuantizationType.F32: np.float32,
         GGMLQuantizationType.F16: np.float16,
     }
     if kind in plain:
-        return torch.from_numpy(chunk.view(plain[kind]))
-    # `dequantize` handles sixteen rows at a time: sixteen rows of equal length are one iteration.
-    rows = 16 if blocks % 16 == 0 else 1
-    try:
-        return torch.from_numpy(dequantize(chunk.reshape(rows, -1), kind).reshape(-1))
-    except NotImplementedError:
-        raise _unknown_type(name, kind.name) from None
+        return torch.from_numpy(blocks.reshape(-1).view(plain[kind]))
+    return torch.from_numpy(floats(blocks, kind))
 
 
-def _unknown_type(name: str, kind: object) -> UnsupportedField:
-    return UnsupportedField(
-        f"{name} is stored as GGML type {kind}, which cannot be dequantised.",
-        field="model",
-        remedy="Choose a file quantised in another way, such as Q8_0 or Q4_K_M.",
-    )
+def _check_types(header: GGUFHeader) -> None:
+    for type_, name in {info.type: name for name, info in header.tensors.items()}.items():
+        found: object = type_
+        try:
+            kind = GGMLQuantizationType(type_)
+            found = kind.name
+            dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+        except (ValueError, KeyError, NotImplementedError):
+            raise UnsupportedField(
+                f"{name} is stored as GGML type {found}, which cannot be dequantised.",
+                field="model",
+                remedy="Choose a file quantised in another way, such as Q8_0 or Q4_K_M.",
+            ) from None
