@@ -6,7 +6,6 @@ expression of the grammar tells apart. With ``[a-z]`` and "ab", the atoms are a,
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -158,6 +157,7 @@ class _Flattening:
         self._shared: dict[Expression, Expression] = {}
         self._marks: dict[Mark, int] = {}
         self._known: dict[Expression, int] = {}
+        self._chars: dict[Ranges, int] = {}
         self._kind, self._first, self._last = [INLINED], [0], [0]
         self._sets: dict[Ranges, int] = {PLAIN: PLAIN_SET}
         self._parts: list[int] = []
@@ -212,8 +212,7 @@ class _Flattening:
             self._texts.append(literal)
             last = self._letters = first + len(literal)
         elif kind is Chars:
-            first = last = self._sets.setdefault(expression.ranges, len(self._sets))  # type: ignore[union-attr]
-            code = CHARS
+            return self._characters(expression.ranges)  # type: ignore[union-attr]
         elif kind is Seq or kind is Alt:
             sequence = kind is Seq
             parts = expression.parts if sequence else expression.options  # type: ignore[union-attr]
@@ -241,10 +240,20 @@ class _Flattening:
             first, last, code = self._node(item), len(self._low), REPEAT
             self._low.append(low)
             self._high.append(-1 if high is None else high)
-        number = self._known[expression] = len(self._kind)
+        number = self._known[expression] = self._new(code, first, last)
+        return number
+
+    def _new(self, code: int, first: int, last: int) -> int:
         self._kind.append(code)
         self._first.append(first)
         self._last.append(last)
+        return len(self._kind) - 1
+
+    def _characters(self, ranges: Ranges) -> int:
+        number = self._chars.get(ranges)
+        if number is None:
+            place = self._sets.setdefault(ranges, len(self._sets))
+            number = self._chars[ranges] = self._new(CHARS, place, place)
         return number
 
     def _state(self, automaton: CharAutomaton, state: int) -> int:
@@ -254,15 +263,14 @@ class _Flattening:
             self._kind += [ACCEPTED] * count
             self._first += [0] * count
             self._last += [0] * count
+            target = [begin + after if row else -1 for after, row in enumerate(automaton.edges)]
             for i, (row, final) in enumerate(zip(automaton.edges, automaton.final, strict=True), begin):
-                pairs = [(self._node(Chars(ranges)), self._target(automaton, after)) for ranges, after in row]
                 self._first[i] = len(self._parts)
-                self._parts += [int(final), *itertools.chain.from_iterable(pairs)]
+                self._parts.append(int(final))
+                for ranges, after in row:
+                    self._parts += (self._characters(ranges), target[after])
                 self._last[i] = len(self._parts)
         return self._automata[automaton] + state
-
-    def _target(self, automaton: CharAutomaton, state: int) -> int:
-        return self._automata[automaton] + state if automaton.edges[state] else -1
 
     def _item_rule(self, item: Expression) -> Call:
         if item not in self._items:

@@ -503,7 +503,8 @@ def construct(
 
     Raises `TooLarge` beyond `most_states` states, or `most_positions` positions in all states together.
     """
-    room = max(256, len(nodes.node))
+    # The states of published schemas are 0.9 to 1.5 times this sum: nodes, and the letters of texts.
+    room = 2 * max(256, len(nodes.node) + len(nodes.letters))
     while True:
         work = room_for(nodes, room)
         count = work.counts

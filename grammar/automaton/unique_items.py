@@ -11,7 +11,6 @@ length 1, and the second new item has 2 bytes.
 
 from __future__ import annotations
 
-import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -61,62 +60,72 @@ class _Edge(NamedTuple):
 
 
 class _Analysis:
+    """Looks at the states of array rules up to their last item, and at those of the items: at few of all."""
+
     def __init__(self, edges: Edges, length: np.ndarray, best: np.ndarray) -> None:
+        self._edges = edges
         self._final = edges.final.tolist()
         self._after_item = edges.after_item.tolist()
         self._length = length.tolist()
-        self._order = np.argsort(length, kind="stable").tolist()
-        offsets = edges.offsets.tolist()
-        low, high = edges.low.tolist(), edges.high.tolist()
-        target, push = edges.target.tolist(), edges.push.tolist()
-        flat = [
-            _Edge(high[e] - low[e] + 1, t if t >= 0 else ~t, push[e], t >= 0) for e, t in enumerate(target)
-        ]
-        self._best = [flat[e] if e >= 0 else None for e in best.tolist()]
-        # A call on several ranges of bytes counts once.
-        self._rows = [_calls_once(flat[begin:end]) for begin, end in itertools.pairwise(offsets)]
+        self._best = best.tolist()
+        before = self._before()
+        self._before_item = before.tolist()
+        # The shortest completion first.
+        self._order = [state for state in np.argsort(length, kind="stable").tolist() if before[state]]
+        self._rows: dict[int, list[_Edge]] = {}
         self._counted: dict[tuple[int, int], int] = {}
 
     def tables(self) -> UniqueItemTables:
-        before = self._before()
-        words = self._words()
+        before = self._before_item
         items = self._items(before)
         need = self._need(before)
+        inside = self._inside(before, items)
+        words = self._words(inside)
         lengths = {start: self._lengths(start, words[start]) for start in set(items.values())}
-        self._check(before, items)
-        extra = [0] * len(self._final)
-        for state in self._order:
-            extra[state] = self._extra(state, before, need, extra, items, lengths)
         return UniqueItemTables(
             np.array(before, np.bool_),
-            np.array(extra, np.int32),
-            any(need[state] > words[items[state]] for state in self._starts(before)),
+            self._extra(need, items, lengths),
+            any(need[state] > words[items[state]] for state in self._starts()),
             UniqueItems(need, [items.get(state, -1) for state in range(len(before))], words, lengths),
         )
 
-    def _starts(self, before: list[bool]) -> set[int]:
+    def _starts(self) -> list[int]:
         """The start states of the array rules."""
-        called = {edge.into for row in self._rows for edge in row if not edge.reads and before[edge.into]}
-        return called | ({0} if before[0] else set())
+        called = ~self._edges.target[self._edges.target < 0]
+        return [state for state in {0, *called.tolist()} if self._before_item[state]]
+
+    def _edge(self, number: int) -> _Edge:
+        edges = self._edges
+        target = int(edges.target[number])
+        width = int(edges.high[number]) - int(edges.low[number]) + 1
+        return _Edge(width, target if target >= 0 else ~target, int(edges.push[number]), target >= 0)
+
+    def _row(self, state: int) -> list[_Edge]:
+        """The edges of `state`. A call on several ranges of bytes counts once."""
+        row = self._rows.get(state)
+        if row is None:
+            begin, end = self._edges.offsets[state : state + 2].tolist()
+            row = self._rows[state] = _calls_once([self._edge(number) for number in range(begin, end)])
+        return row
 
     def _following(self, edge: _Edge) -> int | None:
         """The next state in the same rule, or None at a tail call."""
         return edge.push if edge.push >= 0 else edge.into if edge.reads else None
 
-    def _before(self) -> list[bool]:
-        sources: list[list[int]] = [[] for _ in self._final]
-        found = [False] * len(self._final)
-        queue = []
-        for state, row in enumerate(self._rows):
-            for edge in row:
-                after = self._following(edge)
-                if after is not None:
-                    sources[after].append(state)
-                if edge.push >= 0 and self._after_item[edge.push] and not found[state]:
-                    found[state] = True
-                    queue.append(state)
+    def _before(self) -> np.ndarray:
+        """(states,) bool: a unique item may still be read before the rule ends."""
+        edges = self._edges
+        state = np.repeat(np.arange(len(edges.final)), np.diff(edges.offsets))
+        following = np.where(edges.push >= 0, edges.push, edges.target)  # below 0 at a tail call
+        order = np.argsort(following, kind="stable")
+        sources = state[order]
+        begin = np.searchsorted(following[order], np.arange(len(edges.final) + 1))
+        found = np.zeros(len(edges.final), np.bool_)
+        found[state[(edges.push >= 0) & edges.after_item[edges.push]]] = True
+        queue = np.flatnonzero(found).tolist()
         while queue:
-            for source in sources[queue.pop()]:
+            after = queue.pop()
+            for source in sources[begin[after] : begin[after + 1]].tolist():
                 if not found[source]:
                     found[source] = True
                     queue.append(source)
@@ -130,16 +139,15 @@ class _Analysis:
         while changed:
             changed = False
             for state in self._order:
-                if before[state]:
-                    known = items.setdefault(state, set())
-                    size = len(known)
-                    for edge in self._rows[state]:
-                        if edge.push >= 0 and self._after_item[edge.push]:
-                            known.add(edge.into)
-                        after = self._following(edge)
-                        if after is not None:
-                            known |= items.get(after, set())
-                    changed |= len(known) > size
+                known = items.setdefault(state, set())
+                size = len(known)
+                for edge in self._row(state):
+                    if edge.push >= 0 and self._after_item[edge.push]:
+                        known.add(edge.into)
+                    after = self._following(edge)
+                    if after is not None:
+                        known |= items.get(after, set())
+                changed |= len(known) > size
         if any(len(starts) > 1 for starts in items.values()):
             raise TooLarge
         return {state: start for state, starts in items.items() for start in starts}
@@ -147,11 +155,13 @@ class _Analysis:
     def _need(self, before: list[bool]) -> list[int]:
         """By state, the unique items that must still be read. Raises `TooLarge` where the shortest completion
         reads more than that."""
-        need = [UNREACHABLE] * len(self._final)
-        on_shortest = [0] * len(self._final)
+        need = [0] * len(self._final)  # where no item may come, none must
+        on_shortest = list(need)
         for state in self._order:
-            edge = self._best[state]
-            if edge is not None and self._length[state]:
+            need[state] = UNREACHABLE
+            number = self._best[state]
+            if number >= 0 and self._length[state]:
+                edge = self._edge(number)
                 after = self._following(edge)
                 step = int(edge.push >= 0 and self._after_item[edge.push])
                 on_shortest[state] = 0 if after is None else step + on_shortest[after]
@@ -160,31 +170,47 @@ class _Analysis:
             changed = False
             for state in self._order:
                 least = 0 if self._final[state] else UNREACHABLE
-                for edge in self._rows[state]:
+                for edge in self._row(state):
                     after = self._following(edge)
                     step = int(edge.push >= 0 and self._after_item[edge.push])
                     least = min(least, 0 if after is None else step + need[after])
                 if least < need[state]:
                     need[state] = least
                     changed = True
-        if any(need[state] != on_shortest[state] for state, may in enumerate(before) if may):
+        if any(need[state] != on_shortest[state] for state in self._order):
             raise TooLarge
         return need
 
-    def _words(self) -> list[int]:
-        """By state, the number of texts to the end of its rule; ENDLESS_WORDS where something repeats."""
-        users: list[list[int]] = [[] for _ in self._final]
-        missing = [0] * len(self._final)
-        for state, row in enumerate(self._rows):
-            for edge in row:
+    def _inside(self, before: list[bool], items: dict[int, int]) -> set[int]:
+        """The states of all items. Raises `TooLarge` where an item contains an array rule: its number of
+        texts would depend on what was used."""
+        reached = set(items.values())
+        queue = list(reached)
+        while queue:
+            for edge in self._row(queue.pop()):
+                for other in (edge.into, edge.push):
+                    if other >= 0 and other not in reached:
+                        reached.add(other)
+                        queue.append(other)
+        if any(before[state] or self._after_item[state] for state in reached):
+            raise TooLarge
+        return reached
+
+    def _words(self, inside: set[int]) -> list[int]:
+        """By state `inside` items, the number of texts to the end of its rule; ENDLESS_WORDS where something
+        repeats, and for all other states."""
+        users: dict[int, list[int]] = {state: [] for state in inside}
+        missing = dict.fromkeys(inside, 0)
+        for state in inside:
+            for edge in self._row(state):
                 for other in {edge.into, edge.push} - {-1}:
                     users[other].append(state)
                     missing[state] += 1
         words = [ENDLESS_WORDS] * len(self._final)
-        queue = [state for state, count in enumerate(missing) if not count]
+        queue = [state for state, count in missing.items() if not count]
         for state in queue:
             total = int(self._final[state])
-            for edge in self._rows[state]:
+            for edge in self._row(state):
                 total += edge.width * words[edge.into] * (words[edge.push] if edge.push >= 0 else 1)
             words[state] = min(ENDLESS_WORDS, total)
             for user in users[state]:
@@ -192,21 +218,6 @@ class _Analysis:
                 if not missing[user]:
                     queue.append(user)
         return words
-
-    def _check(self, before: list[bool], items: dict[int, int]) -> None:
-        """Raises `TooLarge` where an item contains an array rule: its number of texts would depend on what
-        was used."""
-        for start in set(items.values()):
-            reached = {start}
-            queue = [start]
-            while queue:
-                for edge in self._rows[queue.pop()]:
-                    for other in (edge.into, edge.push):
-                        if other >= 0 and other not in reached:
-                            reached.add(other)
-                            queue.append(other)
-            if any(before[state] or self._after_item[state] for state in reached):
-                raise TooLarge
 
     def _lengths(self, start: int, words: int) -> list[tuple[int, int]]:
         shortest = self._length[start]
@@ -229,7 +240,7 @@ class _Analysis:
         known = self._counted.get(key)
         if known is None:
             known = int(length == 0 and self._final[state])
-            for edge in self._rows[state]:
+            for edge in self._row(state):
                 known += edge.width * self._count_edge(edge, length - edge.reads)
             known = self._counted[key] = min(ENDLESS_WORDS, known)
         return known
@@ -246,22 +257,24 @@ class _Analysis:
         )
 
     def _extra(
-        self,
-        state: int,
-        before: list[bool],
-        need: list[int],
-        extra: list[int],
-        items: dict[int, int],
-        lengths: dict[int, list[tuple[int, int]]],
-    ) -> int:
-        """The surcharges of the array rules that the shortest completion of `state` calls."""
-        edge = self._best[state]
-        if edge is None or not self._length[state]:
-            return 0
-        found = extra[edge.into] + (extra[edge.push] if edge.push >= 0 else 0)
-        if not edge.reads and before[edge.into]:
-            found += surcharge(lengths[items[edge.into]], 0, need[edge.into])
-        return found
+        self, need: list[int], items: dict[int, int], lengths: dict[int, list[tuple[int, int]]]
+    ) -> np.ndarray:
+        """(states,) int32: the surcharges of the array rules that the shortest completion calls."""
+        edges = self._edges
+        best = np.array(self._best)
+        reading = (best >= 0) & (np.array(self._length) > 0)
+        target, push = edges.target[best], edges.push[best]
+        extra = [0] * len(self._final)
+        surcharges = {start: surcharge(lengths[items[start]], 0, need[start]) for start in self._starts()}
+        if not any(surcharges.values()):
+            return np.array(extra, np.int32)
+        into, push_of = np.where(target >= 0, target, ~target).tolist(), push.tolist()
+        calls, reads = (target < 0).tolist(), reading.tolist()
+        for state in np.argsort(np.array(self._length), kind="stable").tolist():
+            if reads[state]:
+                found = extra[into[state]] + (extra[push_of[state]] if push_of[state] >= 0 else 0)
+                extra[state] = found + (surcharges.get(into[state], 0) if calls[state] else 0)
+        return np.array(extra, np.int32)
 
 
 def _calls_once(row: list[_Edge]) -> list[_Edge]:
