@@ -273,9 +273,6 @@ def _split(work: Work, atom: int, position: int) -> None:
     """Let `position` read `atom` as well."""
     count = work.counts
     known = work.atoms[atom].split
-    if known == 0:
-        work.atoms[count[TOUCHED]].touched = atom
-        count[TOUCHED] += 1
     if work.splits[known].by != position:
         new = count[SPLITS]
         if new == work.splits.size:
@@ -286,6 +283,9 @@ def _split(work: Work, atom: int, position: int) -> None:
         work.splits[known].into = new
         work.splits[new].parent, work.splits[new].position = known, position
         work.splits[new].by = work.splits[new].target = -1
+    if known == 0:
+        work.atoms[count[TOUCHED]].touched = atom
+        count[TOUCHED] += 1
     work.atoms[atom].split = work.splits[known].into
 
 
@@ -321,6 +321,8 @@ def _read(nodes: Nodes, work: Work, parts: int) -> None:
         else:
             for member in range(nodes.node[node].first, nodes.node[node].last):
                 _split(work, nodes.set_atoms[member], position)
+        if count[STATUS] != DONE:
+            return
     # The atoms that lead to one state are an edge.
     count[ROUND] += 1
     words = work.group_bits.size // work.atoms.size

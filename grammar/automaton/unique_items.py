@@ -270,10 +270,17 @@ class _Analysis:
             return np.array(extra, np.int32)
         into, push_of = np.where(target >= 0, target, ~target).tolist(), push.tolist()
         calls, reads = (target < 0).tolist(), reading.tolist()
-        for state in np.argsort(np.array(self._length), kind="stable").tolist():
-            if reads[state]:
+        order = [
+            state for state in np.argsort(np.array(self._length), kind="stable").tolist() if reads[state]
+        ]
+        changed = True
+        while changed:  # the caller at a tail call may stand before the rule, whose completion is as long
+            changed = False
+            for state in order:
                 found = extra[into[state]] + (extra[push_of[state]] if push_of[state] >= 0 else 0)
-                extra[state] = found + (surcharges.get(into[state], 0) if calls[state] else 0)
+                found += surcharges.get(into[state], 0) if calls[state] else 0
+                changed |= found != extra[state]
+                extra[state] = found
         return np.array(extra, np.int32)
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from ramify.constraint import json_schema
 from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton.compiler import compile_grammar, compile_rules
 from ramify.grammar.automaton.nodes import TooLarge
@@ -30,7 +31,7 @@ from ramify.grammar.rules.rule_set import ROOT
 from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.test_pushdown import MANY, built
 from tests.grammar.test_pushdown_completions import budget_mask
-from tests.grammar.vocabularies import completion_of, mask_of
+from tests.grammar.vocabularies import compiled, completion_of, mask_of, tiny
 
 pytestmark = pytest.mark.slow
 
@@ -205,3 +206,30 @@ def test_what_cannot_be_told_is_refused() -> None:
         compile_rules({ROOT: UniqueItem(optional(words))}, vocabulary)
     with pytest.raises(InvalidConstraint, match="must differ"):
         compile_grammar({ROOT: UniqueItem(optional(words))}, vocabulary)
+
+
+@pytest.mark.parametrize("any_order", [False, True])
+def test_the_least_budget_counts_items_behind_a_tail_call(any_order: bool) -> None:
+    """The items of a called rule cost more than the shortest ones, also where the call is all of its
+    caller."""
+    unique = {"type": "array", "uniqueItems": True, "items": {"type": "string"}, "minItems": 4}
+    node = {
+        "type": "object",
+        "properties": {"u": unique, "kids": {"type": "array", "items": {"$ref": "#/$defs/n"}}},
+        "required": ["u"],
+        "additionalProperties": False,
+    }
+    both = {"type": "object", "properties": {"x": {"$ref": "#/$defs/n"}, "y": {"$ref": "#/$defs/n"}}}
+    for schema in ({"$ref": "#/$defs/n"}, {**both, "required": ["x", "y"], "additionalProperties": False}):
+        wanted = json_schema({**schema, "$defs": {"n": node}}, any_order=any_order)
+        chooser = random.Random(0)
+        for spare in range(8):
+            matcher = compiled(wanted).matcher()
+            least = matcher.completion_tokens
+            assert least is not None
+            budget = least + spare
+            while not matcher.complete:
+                allowed = np.flatnonzero(budget_mask(matcher, tiny(), budget)).tolist()
+                assert allowed, (spare, budget, matcher.completion_tokens)
+                assert matcher.accept(chooser.choice(allowed))
+                budget -= 1
