@@ -7,12 +7,12 @@ With blocks of 4 characters, and 2 blocks of one level in a block of the next, `
 Each ``{1,n}`` that holds another is a rule. Such a rule is read *greedily*: up to its last repetition, as
 long as another may come. If it ends earlier, something else than x comes, and then no part after it reads an
 x either. So the automaton stays deterministic, where no text of x can be continued, or followed, by what
-begins another x. `Counting.allows` says whether that is so at the end of a rule.
+begins another x. `subset_construction` looks whether that is so at the end of a rule (`_conflicts`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from ramify.grammar.rules.derivative import Product, explore
 from ramify.grammar.rules.expression import (
@@ -65,17 +65,6 @@ class Counting:
         if high is None:
             return seq(self._exactly(item, low, block), repeat(item, 0, None))
         return seq(self._exactly(item, low, block), self._at_most(item, high - low, block))
-
-    def allows(self, rule: str, following: int, calls: Mapping[str, int]) -> bool:
-        """Whether all bytes `following`, with which the greedy `rule` and what comes after it could go on,
-        begin greedy rules of the same item: the automaton then reads `rule` to its end.
-
-        `calls` has the rules that may come after it, and the masks of their first bytes.
-        """
-        for other, first in calls.items():
-            if self.greedy.get(other) == self.greedy[rule]:
-                following &= ~first
-        return not following
 
     def _item(self, item: Expression) -> Expression | None:
         if item not in self._items:
