@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 import ramify.cache as cache
+import ramify.constraint as constraint
 import ramify.grammar as grammar
 from ramify.grammar.compile.keywords import versions
 from ramify.grammar.vocabulary import Vocabulary
@@ -90,6 +91,6 @@ def _source_code() -> bytes:
     """A digest of the compiler's source: another version may compile the same constraint differently."""
     digest = hashlib.sha256()
     folder = Path(grammar.__file__).parent
-    for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.json")]):
+    for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.json"), Path(constraint.__file__)]):
         digest.update(path.read_bytes())
     return digest.digest()
