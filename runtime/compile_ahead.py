@@ -60,7 +60,7 @@ GRAMMARS = Modules(
     "grammars",
     (
         (f"{_AUTOMATON}.subset_construction",),
-        (f"{_AUTOMATON}.nondeterministic_walk", f"{_AUTOMATON}.pruning", f"{_AUTOMATON}.runs"),
+        tuple(f"{_AUTOMATON}.{name}" for name in ("loops", "nondeterministic_walk", "pruning", "runs")),
     ),
     f"{_AUTOMATON}.token_trie",
 )

@@ -17,8 +17,8 @@ In the order in which a grammar is compiled:
     pushdown       the result: `PushdownAutomaton`
 
 Mask filling: `token_trie` walks the `trie` of all tokens against an automaton, with `walk` where it is
-deterministic and `nondeterministic_walk` where not; `registers` are what that knows of the members
-read. `numba_types` are the types of the arrays in compiled
+deterministic and `nondeterministic_walk` where not; `loops` are the states whose characters need no walk;
+`registers` are what a walk knows of the members read. `numba_types` are the types of the arrays in compiled
 code; `char_sets` cuts character sets into disjoint ones.
 
 An example: ``root ::= "a" root "b" | "c"`` becomes

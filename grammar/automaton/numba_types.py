@@ -22,6 +22,51 @@ def array_dtypes(
     return dtypes | dict.fromkeys(flags, np.dtype(np.bool_))
 
 
+def pack(arrays: Iterable[np.ndarray]) -> np.ndarray:
+    """`arrays` in one piece, (bytes,) uint8: a call of a numba function costs 0.17 us for each array.
+
+    At its beginning is an int64 pair for each array, where it begins and ends, in bytes.
+    """
+    parts = [np.ascontiguousarray(array).view(np.uint8) for array in arrays]
+    ends = []
+    at = 16 * len(parts)
+    for part in parts:
+        ends += [at, at + part.size]
+        at += -(-part.size // 8) * 8
+    packed = np.zeros(at, np.uint8)
+    packed[: 16 * len(parts)] = np.array(ends, np.int64).view(np.uint8)
+    for part, begin in zip(parts, ends[::2], strict=True):
+        packed[begin : begin + part.size] = part
+    packed.flags.writeable = False
+    return packed
+
+
+def unpack(packed: np.ndarray) -> list[np.ndarray]:
+    """The arrays, as views of uint8."""
+    first = int(packed[:8].view(np.int64)[0])
+    ends = packed[:first].view(np.int64).reshape(-1, 2).tolist()
+    return [packed[begin:end] for begin, end in ends]
+
+
+@numba.njit(cache=True)
+def packed_bytes(packed: np.ndarray, i: int) -> np.ndarray:
+    """Array i of those that `pack` packed, as uint8."""
+    ends = packed[16 * i : 16 * i + 16].view(np.int64)
+    return packed[ends[0] : ends[1]]
+
+
+@numba.njit(cache=True)
+def packed_ints(packed: np.ndarray, i: int) -> np.ndarray:
+    """The same, as int32."""
+    return packed_bytes(packed, i).view(np.int32)
+
+
+@numba.njit(cache=True)
+def packed_flags(packed: np.ndarray, i: int) -> np.ndarray:
+    """The same, as bool."""
+    return packed_bytes(packed, i).view(np.bool_)
+
+
 def record(*names: str) -> np.dtype[Any]:
     """A record of int32 fields."""
     return np.dtype([(name, np.int32) for name in names])

@@ -27,10 +27,14 @@ import msgspec
 import numpy as np
 
 from ramify.grammar.automaton.members import Members
-from ramify.grammar.automaton.numba_types import array_dtypes
+from ramify.grammar.automaton.numba_types import array_dtypes, pack, unpack
 
 ENDLESS = 255
 """`Arrays.run` of a state after which any number of characters may come."""
+
+
+MANY_BYTES = 20
+"""Bytes that a state reads from which on it is looked at for loops (`loops`): that takes 2 us."""
 
 
 class UniqueItems(msgspec.Struct, frozen=True, array_like=True):
@@ -84,20 +88,28 @@ DTYPES = array_dtypes(
 """Types of `Arrays`, by name."""
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass
 class PushdownAutomaton:
     """`items` is None where no items must be unique, `members` where no object has its members in any order.
-    `most_pushed`: most states pushed for one byte."""
+    `most_pushed`: most states pushed for one byte. `packed`, by `numba_types.pack`, has `arrays` as its
+    views; empty where the automaton has just been compiled."""
 
     arrays: Arrays
     most_pushed: int
     items: UniqueItems | None = None
     members: Members | None = None
     nondeterministic: bool = False
+    packed: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.uint8))
 
     @property
     def states(self) -> int:
         return len(self.arrays.final)
+
+    def __post_init__(self) -> None:
+        arrays = self.arrays
+        widths = np.concatenate([[0], np.cumsum(arrays.high.astype(np.int64) - arrays.low + 1)])
+        self.reads_many = np.diff(widths[arrays.offsets]) >= MANY_BYTES
+        """(states,) bool: the state reads many bytes, so that a walk from it may be long."""
 
     @property
     def nbytes(self) -> int:
@@ -114,11 +126,14 @@ class PushdownAutomaton:
 
     @staticmethod
     def from_bytes(data: bytes) -> PushdownAutomaton:
-        """The automaton that `to_bytes` packed; its arrays are read-only views of `data`."""
-        packed, most_pushed, items, raw_members, *others = msgspec.msgpack.decode(data, type=_Packed)
-        arrays = (np.frombuffer(raw, DTYPES[name]) for name, raw in zip(Arrays._fields, packed, strict=True))
+        """The automaton that `to_bytes` packed; its arrays are read-only views."""
+        raw_arrays, most_pushed, items, raw_members, *others = msgspec.msgpack.decode(data, type=_Packed)
+        packed = pack([np.frombuffer(raw, np.uint8) for raw in raw_arrays])
+        arrays = [view.view(DTYPES[name]) for name, view in zip(Arrays._fields, unpack(packed), strict=True)]
         members = raw_members and Members(*(np.frombuffer(raw, np.int32) for raw in raw_members))
-        return PushdownAutomaton(Arrays(*arrays), most_pushed, items, members, *others)
+        automaton = PushdownAutomaton(Arrays(*arrays), most_pushed, items, members, *others)
+        automaton.packed = packed
+        return automaton
 
 
 _Packed = tuple[list[bytes], int, UniqueItems | None, list[bytes] | None, bool]

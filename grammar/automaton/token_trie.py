@@ -5,7 +5,8 @@ whole subtree. `walk` opens with a worked example; `nondeterministic_walk` follo
 
 Inside a JSON string nearly every token is allowed, and a walk would visit nearly every node. Where any n
 characters of a kind may come (`runs`), the tokens of up to n such characters are allowed together, from a
-bitmask made once for each vocabulary, and only the other tokens are walked.
+bitmask made once for each vocabulary, and only the other tokens are walked. Where characters of any kind lead
+back to the same state (`loops`), only what follows them in the tokens is walked.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from ramify.grammar.automaton.byte_edges import Edges
 from ramify.grammar.automaton.costs import UNREACHABLE, token_costs
+from ramify.grammar.automaton.loops import LOOPS, Loop, byte_kinds, rests
 from ramify.grammar.automaton.members import NO_MEMBERS
 from ramify.grammar.automaton.nondeterministic_walk import (
     FULL,
@@ -29,9 +31,17 @@ from ramify.grammar.automaton.nondeterministic_walk import (
 from ramify.grammar.automaton.pushdown import PushdownAutomaton
 from ramify.grammar.automaton.registers import OWED
 from ramify.grammar.automaton.runs import KINDS, kind_lengths
-from ramify.grammar.automaton.trie import Spellings, Trie, build_trie, first_nodes, longest_below, spellings
+from ramify.grammar.automaton.trie import (
+    Spellings,
+    Trie,
+    build_trie,
+    first_nodes,
+    longest_below,
+    pack_trie,
+    spellings,
+)
 from ramify.grammar.automaton.walk import walk
-from ramify.grammar.matcher import mask_words
+from ramify.grammar.matcher import allow, mask_words
 from ramify.grammar.vocabulary import Vocabulary
 
 MAX_GROUP = 32
@@ -39,6 +49,15 @@ MAX_GROUP = 32
 
 LONG = (10, MAX_GROUP)
 """Run lengths from which on a smaller trie is walked: one without the tokens of up to that length."""
+
+MAX_LOOPS = 64
+"""Most `loops.Loop` of one vocabulary: some 20 to 100 KB each. Schemas have few sets of characters."""
+
+MOST_RESTS = 8
+"""One in this many tokens may have a rest: more would take tens of milliseconds to sort."""
+
+FEW_NODES = 2000
+"""Nodes that are walked in about 20 us."""
 
 _NO_FRAMES = np.empty((0, 0), np.int32)
 
@@ -62,6 +81,7 @@ class _Group(NamedTuple):
 
     masks: np.ndarray
     tries: dict[int, Trie]
+    packed: dict[int, np.ndarray]
 
 
 class TokenTrie:
@@ -70,12 +90,16 @@ class TokenTrie:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._spelled = vocabulary.spelled
         self._words = mask_words(vocabulary.size)
-        tokens = spellings(self._spelled)
+        self._tokens = tokens = spellings(self._spelled)
+        self._loops: dict[bytes, Loop | None] = {}
         lengths = np.array([kind_lengths(text) for text, _ in self._spelled], np.uint8)
         self._all = build_trie(tokens, np.full(len(self._spelled), 255, np.uint8))
+        self._packed = pack_trie(self._all)
         self._groups = [
             self._group(tokens, np.ascontiguousarray(of)) for of in lengths.reshape(-1, len(KINDS)).T
         ]
+        # Then a group of plain characters leaves few nodes to be walked, and takes 8 us less than a loop.
+        self._plain_is_small = len(self._groups[0].tries[LONG[-1]].byte) < FEW_NODES
         self._first_node = first_nodes(self._all)
         self._levels = int(self._all.depth.max(initial=0)) + 2
 
@@ -88,7 +112,38 @@ class TokenTrie:
         for least in LONG:
             longer = lengths > least
             tries[least] = build_trie(tokens.only(longer), lengths[longer])
-        return _Group(np.packbits(bits, axis=1, bitorder="little").view(np.int32), tries)
+        packed = {least: pack_trie(trie) if least else self._packed for least, trie in tries.items()}
+        return _Group(np.packbits(bits, axis=1, bitorder="little").view(np.int32), tries, packed)
+
+    def _loop(self, kinds: np.ndarray, same: bool) -> Loop | None:
+        """The tokens by `kinds` of `byte_kinds`, where the state itself is the loop if `same`; None where no
+        or too few characters stay in the loop."""
+        in_loop, in_state = kinds
+        key = bytes([same]) + kinds.tobytes()
+        if LOOPS not in in_state:
+            return None
+        if key in self._loops:
+            self._loops[key] = found = self._loops.pop(key)
+            return found
+        if len(self._loops) >= MAX_LOOPS:
+            self._loops.pop(next(iter(self._loops)))
+        begin = rests(self._tokens.data, self._tokens.sizes, in_loop, in_state)
+        from_loop = (begin < self._tokens.sizes) & (begin >= (0 if same else 1))
+        loop = None
+        if from_loop.sum() + (begin == 0).sum() <= len(begin) // MOST_RESTS:
+            row = np.zeros(self._words, np.int32)
+            allow(row, self._tokens.ids[begin == self._tokens.sizes])
+            loop = Loop(row, self._rests(begin, from_loop), None if same else self._rests(begin, begin == 0))
+        self._loops[key] = loop
+        return loop
+
+    def _rests(self, begin: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """A packed trie of the tokens in `chosen` without their first `begin` bytes, and its `longest`."""
+        texts = [
+            (self._spelled[i][0][begin[i] :], self._spelled[i][1]) for i in np.flatnonzero(chosen).tolist()
+        ]
+        trie = build_trie(spellings(sorted(texts)), np.ones(len(texts), np.uint8))
+        return pack_trie(trie), trie.longest
 
     @cached_property
     def ids_of(self) -> dict[bytes, list[int]]:
@@ -131,20 +186,29 @@ class TokenTrie:
         """
         arrays = automaton.arrays
         owed = int(frames[0, OWED]) if len(frames) else 0
-        may_run = run and arrays.run_cost[state] + owed <= limit and not after
-        length = int(arrays.run[state]) if may_run else 0
-        skipped = min(length, MAX_GROUP)
-        trie, rise = self._all, 0
-        if length:
+        length = 0
+        if run and not after and arrays.run[state] and arrays.run_cost[state] + owed <= limit:
+            length = int(arrays.run[state])
+        skipped, rise = min(length, MAX_GROUP), 0
+        trie, packed = self._all, self._packed
+        walks = []
+        if automaton.reads_many[state] and not after:
+            plain = bool(length) and arrays.run_kind[state] == 0
+            if not (plain and self._plain_is_small):
+                walks = self._walks(automaton, state, limit, row, inside=plain)
+        if walks:
+            skipped = 0
+        elif length:
             group = self._groups[arrays.run_kind[state]]
-            trie = group.tries[max(length for length in group.tries if length <= skipped)]
+            least = max(length for length in group.tries if length <= skipped)
+            trie, packed = group.tries[least], group.packed[least]
             row[:] = group.masks[skipped]
             rise = int(arrays.run_cost[state]) - int(arrays.cost[state])
         else:
             row[:] = 0
         bits = row.view(np.uint32)
         doubted = (bits[:0] if doubtful is None else doubtful).view(np.uint32)
-        root = self._node(after)
+        root = self._node(after) if after else -1
         if root is None:
             return Walk(0, 0)
         if automaton.nondeterministic:
@@ -156,16 +220,39 @@ class TokenTrie:
                 )  # fmt: skip
                 room *= 4
         else:
-            levels, pushed = self._levels, automaton.most_pushed
-            examined, walked = walk(
-                trie, root, arrays, levels, stack, state, skipped, limit, pushed, bits, doubted
-            )
+            examined = walked = 0
+            for start, (nodes, longest) in walks or [(state, (packed, trie.longest))]:
+                seen, risen = walk(
+                    nodes, longest, root, automaton.packed, self._levels, stack, start, skipped, limit,
+                    automaton.most_pushed, bits, doubted,
+                )  # fmt: skip
+                examined = max(examined, seen)
+                if start != state:
+                    risen += int(arrays.cost[start]) - int(arrays.cost[state])
+                walked = max(walked, risen)
         return Walk(examined, max(rise, walked))
 
+    def _walks(
+        self, automaton: PushdownAutomaton, state: int, limit: int, row: np.ndarray, inside: bool
+    ) -> list[tuple[int, tuple[np.ndarray, np.ndarray]]]:
+        """Write into `row` the tokens that stay in the loop next to `state`; returns from which state which
+        tries are to be walked for the others. Empty where there is no loop, the limit may rule some out, or
+        `inside` is True and the loop is another state: a run of plain characters leaves less to be walked.
+        """
+        arrays = automaton.arrays
+        if automaton.nondeterministic:
+            return []
+        start, kinds = byte_kinds(automaton.packed, state)
+        loop = None
+        if (start == state or not inside) and arrays.cost[start] <= limit and not arrays.before_item[start]:
+            loop = self._loop(kinds, start == state)
+        if loop is None:
+            return []
+        row[:] = loop.row
+        return [(start, loop.rests)] if loop.others is None else [(start, loop.rests), (state, loop.others)]
+
     def _node(self, text: bytes) -> int | None:
-        """The node that spells `text`, or None; -1 for no bytes."""
-        if not text:
-            return -1
+        """The node that spells `text`, or None."""
         node = int(self._first_node[text[0]])
         for byte in text[1:]:
             if node < 0:

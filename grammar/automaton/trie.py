@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from ramify.grammar.automaton.numba_types import BYTES, INTS, array_dtypes, tuple_type
+from ramify.grammar.automaton.numba_types import BYTES, INTS, array_dtypes, pack, tuple_type
 
 _LONGS = numba.types.Array(numba.int64, 1, "C", readonly=True)
 
@@ -101,6 +101,11 @@ def _nodes(data: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     for level in range(height):
         end[path[level]] = nodes
     return byte[:nodes].copy(), depth[:nodes].copy(), end[:nodes].copy(), token_start[: nodes + 1].copy()
+
+
+def pack_trie(trie: Trie) -> np.ndarray:
+    """`byte`, `depth`, `end`, `token_start`, `token_ids` and `first_nodes` for `walk`, packed."""
+    return pack((trie.byte, trie.depth, trie.end, trie.token_start, trie.token_ids, first_nodes(trie)))
 
 
 @numba.njit((INTS, INTS, BYTES), cache=True, nogil=True)

@@ -27,9 +27,15 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from ramify.grammar.automaton.numba_types import INTS, tuple_type
+from ramify.grammar.automaton.numba_types import (
+    BYTES,
+    INTS,
+    packed_bytes,
+    packed_flags,
+    packed_ints,
+    tuple_type,
+)
 from ramify.grammar.automaton.pushdown import DTYPES, Arrays
-from ramify.grammar.automaton.trie import TRIE, Trie
 
 ARRAYS = tuple_type(Arrays, DTYPES, readonly=True)
 
@@ -61,35 +67,39 @@ def link_stack(
 
 
 @numba.njit(cache=True)
-def _write_out(automaton: Arrays, state: int, row: np.ndarray) -> None:
+def _write_out(
+    offsets: np.ndarray, low: np.ndarray, high: np.ndarray, target: np.ndarray, push: np.ndarray,
+    state: int, row: np.ndarray,
+) -> None:  # fmt: skip
     # -1: no edge; a state; or -2 - e for an edge e that pushes or calls.
     row[:] = -1
-    for edge in range(automaton.offsets[state], automaton.offsets[state + 1]):
-        target = automaton.target[edge]
-        simple = automaton.push[edge] < 0 and target >= 0
-        row[automaton.low[edge] : numba.int64(automaton.high[edge]) + 1] = target if simple else -2 - edge
+    for edge in range(offsets[state], offsets[state + 1]):
+        into = target[edge] if push[edge] < 0 and target[edge] >= 0 else -2 - edge
+        for byte in range(low[edge], numba.int64(high[edge]) + 1):
+            row[byte] = into
 
 
 @numba.njit(cache=True)
-def _edge(automaton: Arrays, state: int, byte: int) -> int:
-    for edge in range(automaton.offsets[state], automaton.offsets[state + 1]):
-        if automaton.low[edge] <= byte <= automaton.high[edge]:
+def _edge(offsets: np.ndarray, low: np.ndarray, high: np.ndarray, state: int, byte: int) -> int:
+    for edge in range(offsets[state], offsets[state + 1]):
+        if low[edge] <= byte <= high[edge]:
             return edge
     return -1
 
 
 @numba.njit(
     (
-        TRIE, numba.int64, ARRAYS, numba.int64, INTS, numba.int64, numba.int64, numba.int64, numba.int64,
-        numba.uint32[::1], numba.uint32[::1],
+        BYTES, BYTES, numba.int64, BYTES, numba.int64, INTS, numba.int64, numba.int64, numba.int64,
+        numba.int64, numba.uint32[::1], numba.uint32[::1],
     ),
     cache=True,
     nogil=True,
 )  # fmt: skip
 def walk(
-    trie: Trie,
+    trie: np.ndarray,
+    longest: np.ndarray,
     root: int,
-    automaton: Arrays,
+    automaton: np.ndarray,
     levels: int,
     stack: np.ndarray,
     state: int,
@@ -101,12 +111,19 @@ def walk(
 ) -> tuple[int, int]:
     """Set the bits in `row` of the tokens that can be read from `state`, for `TokenTrie.allow`.
 
-    Only nodes below `root` are walked, and what they spell after it is read; -1 stands for the whole trie.
+    `trie` is that of `pack_trie`, `longest` as in `Trie`, and `automaton` the packed `pushdown.Arrays`. Only
+    nodes below `root` are walked, and what they spell after it is read; -1 stands for the whole trie.
     `levels` is the depth of the trie plus two. Subtrees without a token of more than `skipped` characters are
     left out: their tokens are in `row` already. `doubtful` is empty where it is not asked for.
     Returns `examined` and `rise` of `token_trie.Walk`.
     """
-    final, cost, after_item = automaton.final, automaton.cost, automaton.after_item
+    # Local names: each access to an array of a tuple would count a reference.
+    offsets, low, high = packed_ints(automaton, 0), packed_bytes(automaton, 1), packed_bytes(automaton, 2)
+    target, push, final = packed_ints(automaton, 3), packed_ints(automaton, 4), packed_flags(automaton, 5)
+    cost = packed_ints(automaton, 9)
+    after_item, before_item = packed_flags(automaton, 10), packed_flags(automaton, 11)
+    byte_of, depth_of, end_of = packed_bytes(trie, 0), packed_ints(trie, 1), packed_ints(trie, 2)
+    token_start, token_ids, first_node = packed_ints(trie, 3), packed_ints(trie, 4), packed_ints(trie, 5)
     # The edges of the state at each depth, written out by byte. The state at a depth is mostly the same as at
     # the node before of that depth, and a node then costs one look-up.
     edges_at = np.empty((levels, 256), np.int32)
@@ -123,68 +140,74 @@ def walk(
     crossed_at = np.zeros(levels, np.bool_)  # an item began or ended on the way to this depth
     state_at[0], top_at[0], free_at[0] = state, height - 1, height
     edges_of[0] = state
-    _write_out(automaton, state, edges_at[0])
+    _write_out(offsets, low, high, target, push, state, edges_at[0])
     examined = 0
     rise = 0
-    node = root + 1
-    stop = trie.byte.size if root < 0 else trie.end[root]
-    above = 0 if root < 0 else trie.depth[root] + 1
-    while node < stop:
-        if trie.longest[node] <= skipped:
-            node = trie.end[node]
-            continue
-        depth = trie.depth[node] - above
-        byte = trie.byte[node]
-        here = state_at[depth]
-        top = top_at[depth]
-        free = free_at[depth]
-        crossed = crossed_at[depth]
-        after = edges_at[depth, byte]
-        if after < -1 or (after == -1 and final[here]):
-            edge = -2 - after
-            after = -1
-            while True:
-                if edge < 0:
-                    if not final[here]:
-                        break
-                    if top < height:
-                        examined = max(examined, height - top)
-                    if top < 0:
-                        break
-                    here = returned[top]
-                    crossed |= after_item[here]
-                    top = below[top]
-                else:
-                    pushed = automaton.push[edge]
-                    if pushed >= 0:
-                        returned[free] = pushed
-                        below[free] = top
-                        returning[free + 1] = returning[top + 1] + cost[pushed]
-                        crossed |= after_item[pushed]
-                        top = free
-                        free += 1
-                    if automaton.target[edge] >= 0:
-                        after = automaton.target[edge]
-                        break
-                    here = ~automaton.target[edge]
-                edge = _edge(automaton, here, byte)
-        if after < 0:
-            node = trie.end[node]
-            continue
-        if trie.token_start[node + 1] > trie.token_start[node]:
-            left = cost[after] + returning[top + 1]
-            if left <= limit:
-                rise = max(rise, left - cost[state])
-                allow_tokens(trie.token_start, trie.token_ids, node, row)
-                if doubtful.size > 0 and (crossed or automaton.before_item[after]):
-                    allow_tokens(trie.token_start, trie.token_ids, node, doubtful)
-        if trie.end[node] > node + 1:
-            state_at[depth + 1] = after
-            top_at[depth + 1] = top
-            free_at[depth + 1] = free
-            crossed_at[depth + 1] = crossed
-            if edges_of[depth + 1] != after:
-                edges_of[depth + 1] = after
-                _write_out(automaton, after, edges_at[depth + 1])
-        node += 1
+    above = 0 if root < 0 else depth_of[root] + 1
+    for first in range(256 if root < 0 else 1):
+        if root >= 0:
+            node, stop = root + 1, end_of[root]
+        else:
+            node = first_node[first]
+            if node < 0 or (edges_at[0, first] == -1 and not final[state]):
+                continue
+            stop = end_of[node]
+        while node < stop:
+            if longest[node] <= skipped:
+                node = end_of[node]
+                continue
+            depth = depth_of[node] - above
+            byte = byte_of[node]
+            here = state_at[depth]
+            top = top_at[depth]
+            free = free_at[depth]
+            crossed = crossed_at[depth]
+            after = edges_at[depth, byte]
+            if after < -1 or (after == -1 and final[here]):
+                edge = -2 - after
+                after = -1
+                while True:
+                    if edge < 0:
+                        if not final[here]:
+                            break
+                        if top < height:
+                            examined = max(examined, height - top)
+                        if top < 0:
+                            break
+                        here = returned[top]
+                        crossed |= after_item[here]
+                        top = below[top]
+                    else:
+                        pushed = push[edge]
+                        if pushed >= 0:
+                            returned[free] = pushed
+                            below[free] = top
+                            returning[free + 1] = returning[top + 1] + cost[pushed]
+                            crossed |= after_item[pushed]
+                            top = free
+                            free += 1
+                        if target[edge] >= 0:
+                            after = target[edge]
+                            break
+                        here = ~target[edge]
+                    edge = _edge(offsets, low, high, here, byte)
+            if after < 0:
+                node = end_of[node]
+                continue
+            if token_start[node + 1] > token_start[node]:
+                left = cost[after] + returning[top + 1]
+                if left <= limit:
+                    rise = max(rise, left - cost[state])
+                    allow_tokens(token_start, token_ids, node, row)
+                    if doubtful.size > 0 and (crossed or before_item[after]):
+                        allow_tokens(token_start, token_ids, node, doubtful)
+            if end_of[node] > node + 1:
+                state_at[depth + 1] = after
+                top_at[depth + 1] = top
+                free_at[depth + 1] = free
+                crossed_at[depth + 1] = crossed
+                if edges_of[depth + 1] != after:
+                    edges_of[depth + 1] = after
+                    _write_out(offsets, low, high, target, push, after, edges_at[depth + 1])
+            node += 1
     return examined, rise

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify import constraint
+from ramify.grammar.automaton import token_trie
 from ramify.grammar.automaton.pushdown import ENDLESS
 from ramify.grammar.automaton.runs import kind_lengths
+from ramify.grammar.automaton.token_trie import TokenTrie
 from ramify.grammar.engine.pushdown import PushdownGrammar, PushdownMatcher
 from ramify.grammar.rules.expression import Call, Chars, Expression, repeat, seq, text
 from ramify.grammar.rules.rule_set import ROOT
@@ -28,7 +30,10 @@ LOWER = Chars(((0x61, 0x7A),))
 ALPHANUMERIC = Chars(((0x30, 0x39), (0x41, 0x5A), (0x61, 0x7A)))
 PLAIN = Chars(((0x20, 0x21), (0x23, 0x5B), (0x5D, 0xD7FF), (0xE000, 0x10FFFF)))
 DOT = Chars(((0x00, 0x09), (0x0B, 0x0C), (0x0E, 0x2027), (0x202A, 0xD7FF), (0xE000, 0x10FFFF)))
-SETS = st.sampled_from([LOWER, ALPHANUMERIC, PLAIN, DOT, Chars(((0x20, 0x7E),)), Chars(((0x61, 0x66),))])
+NO_SLASH = Chars(((0x20, 0x21), (0x23, 0x2E), (0x30, 0x5B), (0x5D, 0x7FF)))
+SETS = st.sampled_from(
+    [LOWER, ALPHANUMERIC, PLAIN, DOT, NO_SLASH, Chars(((0x20, 0x7E),)), Chars(((0x61, 0x66),))]
+)
 COUNTS = st.sampled_from([(0, None), (1, None), (0, 3), (2, 9), (0, 40)])
 LETTERS = [*"abcz", "A", "Z", "0", " ", "-", '"', "\\", "\n", "é", "日", "😀", "\u2028", "\x7f"]
 
@@ -75,6 +80,44 @@ def test_groups_of_tokens_are_exact(
         if not going_on:
             break
         assert matcher.accept(chooser.choice(going_on))
+
+
+LOOPS_OF = {
+    "negated class": ("^[^/]*$", ["a", "-é日b"], [b'c"', b"/", b"d/", b"d\\\\", "日".encode()[:2]]),
+    "first character": ("^[a-z][-a-z0-9]*$", ["a", "b-9"], [b'c"', b"-", b"A", b"dA"]),
+    "same characters in both": ("^(a|[a-z][a-z]*/)$", ["a", "bc"], [b'c"', b"d/", b'd/"', b"/"]),
+}
+
+
+@pytest.mark.parametrize(("pattern", "begin", "more"), LOOPS_OF.values(), ids=LOOPS_OF)
+def test_loops_are_exact_and_used(
+    pattern: str, begin: list[str], more: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letters = [bytes([byte]) for byte in range(0x20, 0x7F)] + [bytes([byte]) for byte in range(0x80, 0xF5)]
+    pairs = [a + b for a in letters[:95] for b in (b"x", b"-", b"7", "é".encode())]
+    known = {*letters, *pairs}
+    vocabulary = Vocabulary((b"", *letters, *pairs, *(each for each in more if each not in known)), (0,))
+    grammar = compiled(constraint.json_schema({"type": "string", "pattern": pattern}), vocabulary)
+    assert isinstance(grammar, PushdownGrammar)
+    monkeypatch.setattr(token_trie, "MOST_RESTS", 1)
+    found = []
+    loop_of = TokenTrie._loop
+
+    def noted(self: TokenTrie, *arguments: Any) -> Any:
+        found.append(loop_of(self, *arguments))
+        return found[-1]
+
+    monkeypatch.setattr(TokenTrie, "_loop", noted)
+    matcher = grammar.matcher()
+    assert isinstance(matcher, PushdownMatcher)
+    for piece in ('"', *begin):
+        assert matcher.accept_bytes(piece.encode())
+        assert (mask_of(matcher, vocabulary) == one_by_one(matcher, vocabulary)).all()
+        left = matcher.completion_tokens
+        assert left is not None
+        allowed = budget_mask(matcher, vocabulary, left)
+        assert not (allowed & ~mask_of(matcher, vocabulary)).any()
+    assert any(loop is not None and loop.row.any() for loop in found)
 
 
 SCHEMA: dict[str, Any] = {
