@@ -28,6 +28,8 @@ from ramify.grammar.rules.expression import (
     CharAutomaton,
     Chars,
     Expression,
+    MemberMark,
+    ObjectEnd,
     Ranges,
     Repeat,
     Seq,
@@ -91,10 +93,8 @@ class Derivatives:
                 return tuple((ranges, accepted(automaton, after)) for ranges, after in automaton.edges[state])
             case Call(rule):
                 return self.of(self._rules[rule])
-            case UniqueItem():
-                raise AssertionError(
-                    "The derivative of a UniqueItem depends on all texts that were read before."
-                )
+            case UniqueItem() | MemberMark() | ObjectEnd():
+                raise AssertionError("What may follow depends on all texts that were read before.")
 
     def product_transitions(self, residuals: Sequence[Residual]) -> list[tuple[Ranges, tuple[Residual, ...]]]:
         """The transitions of the product automaton: (characters, derivatives), with disjoint sets of
