@@ -58,6 +58,10 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return self; raise `InvalidConstraint` where the source is too long, empty or not valid Unicode,
         or where an option has a wrong value."""
         self._check_options()
+        if not isinstance(self.source, str):
+            raise InvalidConstraint(
+                f"The {self.kind} is {self.source!r:.80}; it must be text.", field=self.kind
+            )
         try:
             size = len(self.source.encode())
         except UnicodeEncodeError:
@@ -99,6 +103,17 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _PLAIN = Constraint(kind="json_object")
+
+
+def checked(given: Constraint) -> Constraint:
+    """`given`; raise `InvalidConstraint` where it is none, or not a right one."""
+    if not isinstance(given, Constraint):
+        raise InvalidConstraint(
+            f"constraint is {given!r:.80}; it must be a Constraint.",
+            field="constraint",
+            remedy="Make one with ramify.constraint: json_schema, regex, ebnf, lark, choices.",
+        )
+    return given.check()
 
 
 def json_schema(

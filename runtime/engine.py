@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 
 from ramify.answers import AnswerStore
-from ramify.constraint import Constraint
-from ramify.errors import EngineClosed, EngineError, UnsupportedField
+from ramify.constraint import Constraint, checked
+from ramify.errors import EngineClosed, EngineError, InvalidRequest, UnsupportedField
 from ramify.html.fragment import fragment, head, text
 from ramify.loop import background_loop, submit, wait
 from ramify.messages import (
@@ -40,6 +40,7 @@ from ramify.retry import RETRY_FOR_S, Retry
 from ramify.runtime.config import ELSEWHERE, EngineConfig
 from ramify.runtime.frontend.embeddings import pooling_for, vector_of
 from ramify.runtime.frontend.frontend import Frontend
+from ramify.runtime.frontend.prompts import Prompt, check_chat, prompts_of, segments_of
 from ramify.sampling_params import SamplingParams
 from ramify.spelling import nearest, parameters_of
 
@@ -201,7 +202,7 @@ class Engine:
 
     def complete(
         self,
-        prompt: str | Sequence[Segment] | None = None,
+        prompt: Prompt | None = None,
         *,
         chat: Sequence[ChatMessage] | None = None,
         constraint: Constraint | None = None,
@@ -210,7 +211,11 @@ class Engine:
         priority: int | None = None,
         **sampling: Any,
     ) -> Completion:
-        """Generate once and wait. `sampling` takes the fields of `SamplingParams`."""
+        """Generate once and wait. `sampling` takes the fields of `SamplingParams`.
+
+        `prompt` is text, token ids, or a list of texts and lists of token ids, which are joined. Raises
+        `InvalidRequest` for others.
+        """
         return wait(
             self.acomplete(
                 prompt,
@@ -225,18 +230,27 @@ class Engine:
 
     def complete_many(
         self,
-        prompts: Sequence[str | Sequence[Segment]],
+        prompts: Sequence[Prompt],
         *,
         constraint: Constraint | None = None,
         priority: int | None = None,
         **sampling: Any,
     ) -> list[Completion]:
         """Generate for all `prompts` at the same time. Results have the order of the prompts."""
+        if isinstance(prompts, list | tuple) and not prompts:
+            return []
+        found, several = prompts_of(prompts)
+        if not several:
+            raise InvalidRequest(
+                "prompts is one prompt; it must be a list of prompts.",
+                field="prompts",
+                remedy="Give a list, or call complete.",
+            )
 
         async def gather() -> list[Completion]:
             calls = (
                 self.acomplete(prompt, constraint=constraint, priority=priority, **sampling)
-                for prompt in prompts
+                for prompt in found
             )
             return await asyncio.gather(*calls)
 
@@ -244,7 +258,7 @@ class Engine:
 
     async def acomplete(
         self,
-        prompt: str | Sequence[Segment] | None = None,
+        prompt: Prompt | None = None,
         *,
         chat: Sequence[ChatMessage] | None = None,
         constraint: Constraint | None = None,
@@ -254,10 +268,10 @@ class Engine:
         **sampling: Any,
     ) -> Completion:
         """As `complete`, on any event loop."""
-        if prompt is None:
-            segments: tuple[Segment, ...] = ()
-        else:
-            segments = (prompt,) if isinstance(prompt, str) else tuple(prompt)
+        segments = () if prompt is None else segments_of(prompt)
+        check_chat(chat)
+        if constraint is not None:
+            checked(constraint)
         request = Generate(
             rid=self._frontend.new_rid(),
             prompt=segments,
@@ -275,7 +289,7 @@ class Engine:
 
     def embed(
         self,
-        prompts: str | Sequence[str | Sequence[Segment]],
+        prompts: Prompt | Sequence[Prompt],
         *,
         pooling: Pooling | None = None,
         dimensions: int | None = None,
@@ -283,29 +297,30 @@ class Engine:
         scope: str = "",
         priority: int | None = None,
     ) -> np.ndarray:
-        """Embed texts: (texts, dimensions) float32, or (dimensions,) for one text.
+        """Embed texts: (texts, dimensions) float32, or (dimensions,) for one text or one list of token ids.
 
         An embedding is the hidden state of the last token after the final norm, or with ``pooling="mean"``
         the mean of all. Without `pooling` it is what the model's folder says (``1_Pooling`` of
         sentence-transformers), else the last. It is cut to its first `dimensions`, and has length 1 with
         `normalize`. Texts get the special tokens of the model's tokenizer. Raises `InvalidRequest` for too
-        many dimensions, and `UnsupportedField` where the model's own way is not served.
+        many dimensions and for what is no prompt, and `UnsupportedField` where the model's own way is not
+        served.
         """
-        one = isinstance(prompts, str)
+        given, several = prompts_of(prompts)
         vectors = wait(
             self._embed(
-                [prompts] if isinstance(prompts, str) else list(prompts),
+                given,
                 pooling,
                 scope,
                 (self.priority or 0) if priority is None else priority,
             )
         )
         found = [vector_of(pooled, dimensions, normalize=normalize) for pooled in vectors]
-        return found[0] if one else np.stack(found) if found else np.empty((0, dimensions or 0), np.float32)
+        return np.stack(found) if several else found[0]
 
     async def _embed(
         self,
-        prompts: Sequence[str | Sequence[Segment]],
+        prompts: Sequence[tuple[Segment, ...]],
         pooling: str | None,
         scope: str,
         priority: int,
@@ -314,10 +329,10 @@ class Engine:
         way = pooling_for(info, pooling)
         room = asyncio.Semaphore(self.config.max_running)
 
-        async def pooled(prompt: str | Sequence[Segment]) -> bytes:
+        async def pooled(prompt: tuple[Segment, ...]) -> bytes:
             request = Generate(
                 rid=self._frontend.new_rid(),
-                prompt=(prompt,) if isinstance(prompt, str) else tuple(prompt),
+                prompt=prompt,
                 pooling=way,
                 sampling=SamplingParams(max_tokens=0),
                 scope=scope,

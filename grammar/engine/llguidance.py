@@ -81,7 +81,9 @@ def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> bytes:
     payload = _source(constraint).encode()
     inner = _matcher(payload, vocabulary)
     if inner.is_error():
-        raise InvalidConstraint(_reason(inner.get_error(), kind), field=kind)
+        lacks_start = kind == "lark" and _START.search(constraint.source) is None
+        remedy = _NO_START if lacks_start else None
+        raise InvalidConstraint(_reason(inner.get_error(), kind), field=kind, remedy=remedy)
     # With `lenient`, llguidance warns of the keywords that it leaves out; these are told as unenforced.
     if constraint.strict is True and (warnings := inner.get_grammar_warnings()):
         raise InvalidConstraint(_reason(str(warnings[0]), kind), field=kind)
@@ -132,6 +134,9 @@ def _matches_nothing(inner: llguidance.LLMatcher, vocabulary: Vocabulary, kind: 
         return True
     return not row.any()
 
+
+_START = re.compile(r"^\s*[!?]*start\b[^:\n]*:", re.MULTILINE)
+_NO_START = "A grammar begins with the rule start: … in Lark's notation, or root ::= … in GBNF."
 
 _NAMES: dict[Kind, str] = {
     "json_schema": "schema",

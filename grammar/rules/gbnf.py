@@ -65,7 +65,11 @@ class _Parser:
             if name not in bodies:
                 self._fail(f"the rule {name!r} is not defined", at)
         if ROOT not in bodies:
-            raise InvalidConstraint('The grammar has no rule "root".', field="ebnf")
+            raise InvalidConstraint(
+                'The grammar has no rule "root".',
+                field="ebnf",
+                remedy="Give the rule that it begins with that name: root ::= …",
+            )
         rules = productive(bodies)
         if not rules:
             name, _ = endless_rule(bodies) or (ROOT, True)
@@ -105,6 +109,8 @@ class _Parser:
                 return self._literal()
             case "[":
                 return self._char_class()
+            case "'":
+                self._fail("a literal is written in double quotes")
         if _DEFINES.match(self._source, start):
             return None  # the next rule
         name = self._name()

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from urllib.parse import unquote, urljoin
 
 from ramify.errors import InvalidConstraint
+from ramify.spelling import nearest
 
 Schema = dict[str, Any] | bool
 
@@ -173,8 +174,22 @@ class SchemaDocument:
             elif isinstance(here, list) and name.isdecimal() and int(name) < len(here):
                 here = here[int(name)]
             else:
-                _refuse(where, f"The reference {reference!r} leads nowhere")
+                raise InvalidConstraint(
+                    f"The reference {reference!r} leads nowhere.",
+                    pointer=where,
+                    remedy=self._nearest_definition(reference),
+                )
         return here
+
+    def _nearest_definition(self, reference: str) -> str | None:
+        known = [
+            f"#/{keyword}/{escape(name)}"
+            for keyword in ("$defs", "definitions")
+            if isinstance(self.root, dict)
+            for name in self.root.get(keyword, ())
+        ]
+        _, _, name = reference.rpartition("/")
+        return nearest(reference, [one for one in known if one.endswith(f"/{name}")] or known)
 
     def _check(self, schema: Any, pointer: str, depth: int, base: str) -> Any:
         """Check a subschema and those below it.

@@ -20,7 +20,7 @@ from ramify.grammar.rules.expression import NOTHING, Call, Expression, Text, alt
 from ramify.grammar.rules.rule_set import ROOT, Rules, productive
 from ramify.grammar.schema.check import SchemaDocument, place
 from ramify.grammar.schema.deep_recursion import deep_recursion
-from ramify.grammar.schema.json_values import Value
+from ramify.grammar.schema.json_values import Value, type_of
 from ramify.grammar.schema.logic.assertions import NotInEnum
 from ramify.grammar.schema.logic.formula import FALSE, TRUE, TYPES, Formula, Subschema
 from ramify.grammar.schema.logic.keywords import SchemaFormulas
@@ -109,6 +109,7 @@ class SchemaGrammar:
         formulas = SchemaFormulas(document, ignored, distinct=check.distinct)
         self.normal_form = NormalForm(formulas, check=check)
         self.root = formulas.subschema("")
+        self._document = document
         self.marks = punctuation(options.whitespace)
         self._fixed_marks = punctuation("compact" if options.whitespace == "compact" else "natural")
         self.any_order = options.any_order
@@ -148,7 +149,7 @@ class SchemaGrammar:
         self._open[key] = None
         disjuncts = self.normal_form.of(formula)
         if not disjuncts:
-            self.define(NOTHING, "its keywords leave no value", formula)
+            self.define(NOTHING, self._why_no_value(formula), formula)
         if self.canonical:
             require_one_order(disjuncts)
         expression = alt(*(self._disjunct(disjunct, formula) for disjunct in disjuncts))
@@ -179,6 +180,19 @@ class SchemaGrammar:
             innermost = next(reversed(self._open), (TRUE, False))[0]
             self._contradiction = (_pointer_of(formula or innermost), why)
         return self.rules.define(expression)
+
+    def _why_no_value(self, formula: Formula) -> str:
+        """The reason that `formula` has no instance: type and enum where these exclude each other."""
+        why = "its keywords leave no value"
+        schema = self._document.at(formula.pointer) if isinstance(formula, Subschema) else True
+        if not isinstance(schema, dict) or "type" not in schema or not {"enum", "const"} & schema.keys():
+            return why
+        keyword = "enum" if "enum" in schema else "const"
+        types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        names = {"integer", "fraction", *types} if "number" in types else {*types}
+        if any(type_of(value) in names for value in schema.get("enum", [schema.get("const")])):
+            return why
+        return f"{why}: no value of {keyword} has the type {' or '.join(types)}"
 
     def _disjunct(self, disjunct: Disjunct, formula: Formula) -> Expression:
         if len(self.rules.bodies) > MAX_RULES:

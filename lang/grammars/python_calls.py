@@ -33,7 +33,9 @@ from ramify.lang.tools.tool import Tool, ToolCall
 from ramify.lang.typed.schema import convert
 from ramify.lang.typed.typed_dict import modern
 
-Functions = Sequence[Callable[..., Any]] | Mapping[str, Callable[..., Any] | inspect.Signature]
+Functions = (
+    Callable[..., Any] | Sequence[Callable[..., Any]] | Mapping[str, Callable[..., Any] | inspect.Signature]
+)
 
 SCALARS: dict[Any, str] = {
     int: "int",
@@ -70,11 +72,11 @@ def python_call(functions: Functions) -> Constraint:
     arguments, and `read_call` returns them.
 
     Args:
-        functions: Functions or tools (`tool`), or signatures by name. Parameters may be annotated with int,
-            float, str, bool, None, Literal, Enum (written as its value), list, tuple, set, dict, Optional and
-            unions of these, and with dataclasses, TypedDicts and pydantic models, which are written as dicts.
-            Without an annotation, and with Any, any of these literals may come. ``*args`` and ``**kwargs``
-            are given nothing.
+        functions: A function or tool (`tool`), several of them, or signatures by name. Parameters may be
+            annotated with int, float, str, bool, None, Literal, Enum (written as its value), list, tuple,
+            set, dict, Optional and unions of these, and with dataclasses, TypedDicts and pydantic models,
+            which are written as dicts. Without an annotation, and with Any, any of these literals may come.
+            ``*args`` and ``**kwargs`` are given nothing.
 
     Raises `InvalidConstraint` for a function or a type that cannot be written so.
     """
@@ -120,12 +122,29 @@ def _converted(value: Any, parameter: inspect.Parameter) -> Any:
 
 
 def _signatures(functions: Functions) -> dict[str, inspect.Signature]:
+    if callable(functions) or isinstance(functions, Tool):
+        functions = [functions]
+    if isinstance(functions, str) or not isinstance(functions, collections.abc.Iterable):
+        raise InvalidConstraint(
+            f"functions is {functions!r:.80}; it must be functions.",
+            field="functions",
+            remedy="Give a function, a list of functions, or a dict of functions by name.",
+        )
+    pairs: list[tuple[Any, Any]]
     if isinstance(functions, Mapping):
         pairs = [*functions.items()]
     else:
-        pairs = [(one.name if isinstance(one, Tool) else one.__name__, one) for one in functions]
+        pairs = [
+            (one.name if isinstance(one, Tool) else getattr(one, "__name__", None), one) for one in functions
+        ]
     found = {}
     for name, function in pairs:
+        if not isinstance(name, str):
+            raise InvalidConstraint(
+                f"{function!r:.80} has no name to be called by.",
+                field="functions",
+                remedy="Give a dict of functions by name.",
+            )
         if not all(part.isidentifier() and not keyword.iskeyword(part) for part in name.split(".")):
             raise InvalidConstraint(f"{name!r} cannot be called by that name in Python.", field="functions")
         if name in found:

@@ -18,7 +18,7 @@ import decimal
 import itertools
 import re
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from ramify.constraint import Constraint
@@ -121,6 +121,17 @@ one of the second."""
 
 
 def _typed(tables: Mapping[str, Columns]) -> Tables:
+    if not isinstance(tables, Mapping):
+        raise InvalidConstraint(
+            f"tables is {tables!r:.80}; it must be columns by table, or CREATE TABLE statements.",
+            field="tables",
+        )
+    for table, columns in tables.items():
+        if isinstance(columns, str) or not isinstance(columns, Iterable):
+            raise InvalidConstraint(
+                f"The columns of {table} are {columns!r:.80}; they must be names, or types by name.",
+                field="tables",
+            )
     return {
         table: {column: _kind(kind) for column, kind in columns.items()}
         if isinstance(columns, Mapping)
@@ -137,7 +148,7 @@ def _kind(kind: Any) -> str:
         return TRUTH if "BOOL" in name else (*affine, ANY)[0]
     if kind is None:
         return ANY
-    if not isinstance(kind, type):
+    if not isinstance(kind, type) or issubclass(kind, dict | list | tuple | set | frozenset):
         raise InvalidConstraint(
             f"{kind!r} is no type of a column.",
             field="tables",

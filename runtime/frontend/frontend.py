@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
+from ramify.constraint import checked
 from ramify.errors import (
     EngineClosed,
     EngineError,
@@ -41,6 +43,7 @@ from ramify.ring_messages import (
 )
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.frontend.output_queue import OutputQueue
+from ramify.runtime.frontend.prompts import check_types
 from ramify.runtime.frontend.supervisor import RingSupervisor
 from ramify.runtime.frontend.validation import to_be_validated, validated
 from ramify.runtime.processes.prestart import PrestartedWorkers
@@ -108,7 +111,8 @@ class Frontend:
     @property
     def info(self) -> ModelInfo:
         if self._ring.info is None:
-            raise self._closed or EngineClosed("The engine has not been started.")
+            self._check_open()
+            raise EngineClosed("The engine has not been started.")
         return self._ring.info
 
     @property
@@ -205,7 +209,7 @@ class Frontend:
     async def tokenize(self, prompts: Sequence[Generate], *, special: bool) -> tuple[TokenIds, ...]:
         """The ids of each prompt, with special tokens or without. Raises `InvalidRequest`."""
         for prompt in prompts:
-            self._check_length(prompt)
+            self._check_prompt(prompt)
         reply = await self._ask(Tokenize(rid=self.new_rid(), prompts=tuple(prompts), special=special))
         assert isinstance(reply, Texts)
         return reply.prompts
@@ -227,9 +231,12 @@ class Frontend:
     async def end_program(self, program: str) -> None:
         self._ring.send(EndProgram(program=program))
 
-    def _open(self, request: Generate) -> OutputQueue:
+    def _check_open(self) -> None:
         if self._closed is not None:
-            raise self._closed
+            raise copy.copy(self._closed)  # without the traceback that a raised instance keeps
+
+    def _open(self, request: Generate) -> OutputQueue:
+        self._check_open()
         if self._draining:
             raise EngineClosed("The engine is shutting down and takes no new requests.")
         limit = self._config.max_running + self._config.max_waiting
@@ -243,11 +250,11 @@ class Frontend:
             raise InvalidRequest("n must be 1 here: send one request per choice.", field="n")
         if request.rid in self._outputs:
             raise InvalidRequest(f"A request with the id {request.rid!r} is running.", field="rid")
-        self._check_length(request)
+        self._check_prompt(request)
         checked_priority(request.priority)
         request.sampling.check()
         if request.constraint is not None:
-            request.constraint.check()
+            checked(request.constraint)
         output = self._outputs[request.rid] = OutputQueue(request)
         try:
             self._ring.send(request)
@@ -259,8 +266,9 @@ class Frontend:
             raise InvalidRequest("A number in the request does not fit into 64 bits.") from None
         return output
 
-    def _check_length(self, request: Generate) -> None:
-        """Refuse a prompt that cannot fit. Tokenising it first would keep other requests waiting."""
+    def _check_prompt(self, request: Generate) -> None:
+        """Refuse what is no prompt, and what cannot fit: tokenising it would keep other requests waiting."""
+        check_types(request)
         texts = [part for part in request.prompt if isinstance(part, str)]
         texts += [message.content for message in request.chat or ()]
         most = self.max_prompt_tokens * MAX_TOKEN_CHARACTERS
@@ -282,8 +290,7 @@ class Frontend:
     async def _ask(
         self, message: GetStats | GetSnapshot | FlushCache | Tokenize | Detokenize
     ) -> Reply | Texts:
-        if self._closed is not None:
-            raise self._closed
+        self._check_open()
         future: asyncio.Future[Reply | Texts] = asyncio.get_running_loop().create_future()
         self._replies[message.rid] = future
         self._ring.send(message)
@@ -335,4 +342,4 @@ class Frontend:
     def _fail_replies(self, error: RamifyError) -> None:
         for future in self._replies.values():
             if not future.done():
-                future.set_exception(error)
+                future.set_exception(copy.copy(error))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import copy
 
-from ramify.errors import RamifyError, from_info
+from ramify.errors import RamifyError
 from ramify.messages import Generate, TextChunk
 
 
@@ -40,7 +41,7 @@ class OutputQueue:
         """The next chunk, waiting for it if there is none. Raises the error that ended the request."""
         while not self._chunks:
             if self._error is not None:
-                raise from_info(self._error.to_info())  # a new instance: a raised one keeps its traceback
+                raise copy.copy(self._error)  # without the traceback that a raised instance keeps
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter

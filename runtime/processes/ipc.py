@@ -22,9 +22,13 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Inbox(Generic[T]):
-    """Receives messages of type `kind` (a union of tagged structs) at `path`."""
+    """Receives messages of type `kind` (a union of tagged structs) at `path`.
 
-    def __init__(self, path: Path, kind: Any) -> None:
+    With `refuse`, `recv` calls it with the request id and the reason where a message is of another type.
+    """
+
+    def __init__(self, path: Path, kind: Any, refuse: Callable[[str, str], None] | None = None) -> None:
+        self._refuse = refuse
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
         self._socket.set_hwm(0)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -33,11 +37,21 @@ class Inbox(Generic[T]):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def recv(self, timeout_s: float | None = None) -> T | None:
-        """The next message, or None after `timeout_s` seconds without one. With None it waits for ever."""
+        """The next message, or None after `timeout_s` seconds without one. With None it waits for ever.
+
+        None as well for a message that was refused.
+        """
         timeout_ms = None if timeout_s is None else max(0, int(timeout_s * 1000) + 1)
         if self._socket.poll(timeout_ms) == 0:
             return None
-        return self._decoder.decode(self._socket.recv())
+        message = self._socket.recv()
+        try:
+            return self._decoder.decode(message)
+        except msgspec.ValidationError as error:
+            if self._refuse is None:
+                raise
+            self._refuse(msgspec.msgpack.decode(message).get("rid", ""), str(error))
+            return None
 
     def drain(self) -> list[T]:
         """All messages that have arrived, without waiting."""

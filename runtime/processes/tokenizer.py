@@ -244,8 +244,13 @@ def _turn(message: ChatMessage) -> dict[str, Any]:
 def main() -> None:
     orders = take_orders("tokenizer")
     sockets = Sockets(Path(orders.sockets))
-    inbox: Inbox[ToTokenizer] = Inbox(sockets.tokenizer, ToTokenizer)
     scheduler, frontend = Outbox(sockets.scheduler), Outbox(sockets.frontend)
+
+    def refuse(rid: str, why: str) -> None:
+        error = InvalidRequest(f"The request cannot be read: {why}.")
+        frontend.send(Failed(rid=rid, error=error.to_info()))
+
+    inbox: Inbox[ToTokenizer] = Inbox(sockets.tokenizer, ToTokenizer, refuse)
     with reporting_start_up("tokenizer", frontend):
         tokenizer = load_tokenizer(Path(orders.tokenizer))
         prompts = PromptTokenizer(tokenizer)

@@ -83,6 +83,8 @@ def test_what_is_read_is_what_xgrammar_reads(grammar: str, inside: list[str], ou
         ('root ::= (?="a") "a"', 1, 10, "lookaround"),
         ('root ::= "a" )', 1, 14, "')'"),
         ('root = "a"', 1, 1, "rule"),
+        ("root ::= 'a'", 1, 10, "double quotes"),
+        ("root ::= (\"b\" | 'a')", 1, 17, "double quotes"),
         ("::= x", 1, 1, "rule"),
     ],
 )

@@ -50,6 +50,8 @@ BAD_SCHEMAS: list[tuple[Any, str, str]] = [
     ({"$ref": 1}, "/$ref", "string"),
     ({"$ref": "#/nope"}, "/$ref", "leads nowhere"),
     ({"$ref": "#nope"}, "/$ref", "leads nowhere"),
+    ({"$ref": "#/definitions/foo", "$defs": {"foo": {}, "bar": {}}}, "/$ref", "Did you mean #/$defs/foo?"),
+    ({"$ref": "#/$defs/usr", "$defs": {"user": {}, "x": {}}}, "/$ref", "Did you mean #/$defs/user?"),
     ({"items": {"$ref": "https://example.com/x"}}, "/items/$ref", "out of the schema"),
     ({"$ref": "#"}, "/$ref", "back to itself"),
     (
@@ -97,7 +99,9 @@ BAD_SCHEMAS: list[tuple[Any, str, str]] = [
     ({"type": "integer", "minimum": 1.2, "maximum": 1.8}, "", "between the bounds"),
     ({"type": "string", "minLength": 3, "maxLength": 2}, "", "exceeds"),
     ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "", "leave no value"),
-    ({"enum": [1, 2], "type": "string"}, "", "leave no value"),
+    ({"enum": [1, 2], "type": "string"}, "", "leave no value: no value of enum has the type string"),
+    ({"const": "a", "type": ["number", "null"]}, "", "no value of const has the type number or null"),
+    ({"enum": [1.5, 2], "type": "number", "not": {"type": "number"}}, "", "leave no value."),
     (
         {**OBJECT, "properties": {"a": {}}, "required": ["b"], "additionalProperties": False},
         "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import enum
+import functools
 import inspect
 from typing import Annotated, Any, Literal, NewType, NotRequired
 
@@ -148,6 +149,10 @@ def test_other_texts_are_neither_written_nor_read(text: str) -> None:
         read_call(text, FUNCTIONS)
 
 
+def test_one_function_needs_no_list() -> None:
+    assert python_call(nothing) == python_call([nothing])
+
+
 def test_names_may_be_given() -> None:
     signature = inspect.Signature([inspect.Parameter("x", inspect.Parameter.KEYWORD_ONLY, annotation=int)])
     functions = {"geometry.area": signature, "w": weather}
@@ -186,6 +191,10 @@ class Percent(pydantic.BaseModel):
     ("functions", "why"),
     [
         ([], "no functions"),
+        (None, "functions is None; it must be functions"),
+        ("weather", "functions is 'weather'; it must be functions"),
+        (["weather"], "'weather' has no name"),
+        (functools.partial(nothing), "has no name to be called by"),
         ([bare], "bare(x): it cannot be given by name"),
         ([tree], "contains itself"),
         ([range_], "not enforced"),

@@ -146,6 +146,27 @@ def test_what_is_wrong_is_said(engine: Engine) -> None:
             engine.complete(**options)  # type: ignore[arg-type]
 
 
+def test_token_ids_are_prompts(engine: Engine) -> None:
+    pids = engine.pids
+    assert engine.complete([1, 2], max_tokens=3, ignore_eos=True).usage.prompt_tokens == 2
+    assert engine.embed([[1, 2], [3]], pooling="last").shape[0] == 2
+    for given in ([1, 10**6], [-1]):
+        with pytest.raises(InvalidRequest, match="vocabulary"):
+            engine.complete(given, max_tokens=3)
+    with pytest.raises(InvalidRequest, match="64 bits"):
+        engine.complete([10**30], max_tokens=3)
+    assert engine.pids == pids
+
+
+def test_a_request_that_the_tokenizer_cannot_read_fails_alone(engine: Engine) -> None:
+    pids = engine.pids
+    wrong: Any = ["a"]
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        engine.complete("x", max_tokens=3, scope=wrong)
+    assert engine.complete("x", max_tokens=3, ignore_eos=True).usage.completion_tokens == 3
+    assert engine.pids == pids
+
+
 def test_leaving_a_stream_ends_its_work(engine: Engine) -> None:
     async def leave() -> list[TextChunk]:
         request = Generate(
