@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from ramify.bounds import Bounds
-from ramify.constraint import Constraint, ebnf, json_schema, structural_tag
+from ramify.constraint import Constraint, Strict, Whitespace, ebnf, json_schema, structural_tag
 from ramify.constraint import grammar as grammar_constraint
 from ramify.constraint import regex as regex_constraint
 from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField, UnsupportedNode
@@ -35,7 +35,7 @@ from ramify.lang.program.nodes import (
 from ramify.lang.program.run import call_backend
 from ramify.lang.program.state import ProgramState
 from ramify.lang.tools.tool import Tool, as_tools, make_tool
-from ramify.lang.typed.schema import Schema, dtype_schema, schema_of
+from ramify.lang.typed.schema import Schema, dtype_schema, schema_of, with_json_options
 from ramify.messages import Thinking
 from ramify.priority import checked_priority
 from ramify.spelling import nearest, parameters_of, suggests
@@ -69,6 +69,9 @@ def gen(
     dtype: type | str | None = None,
     regex: str | None = None,
     json_schema: str | Mapping[str, Any] | None = None,
+    whitespace: Whitespace | None = None,
+    any_order: bool | None = None,
+    strict: Strict | None = None,
     ebnf: str | None = None,
     structural_tag: str | Mapping[str, Any] | None = None,
     grammar: Constraint | str | None = None,
@@ -92,6 +95,10 @@ def gen(
             holds the parsed value.
         dtype: int, float, bool or str as in SGLang: the output is constrained and stays text.
         regex, json_schema, ebnf, structural_tag: Constraints; the variable holds text.
+        whitespace: Of JSON: "natural" (the default), "compact", or the most characters between two parts.
+        any_order: True lets the properties that a schema names come in any order.
+        strict: True (the default) refuses a schema with a keyword that cannot be enforced; False ignores the
+            keyword; with "validate" the whole output is checked, and one that breaks it does not parse.
         grammar: A ready grammar (`grammars`) or another constraint of `ramify.constraint`; or the text of a
             grammar, which is GBNF where it has ``::=``, else Lark. The variable holds text.
         choices, choices_method: As for `select`; with `choices` this function is `select`.
@@ -132,17 +139,18 @@ def gen(
         "choices": choices,
     }
     constraints = _at_most_one(given)
+    of_json = {"whitespace": whitespace, "any_order": any_order, "strict": strict}
     if retries < 0:
         raise InvalidRequest(f"retries is {retries}; it must be 0 or more.", field="retries")
     if keep_failed and not retries:
         raise InvalidRequest("keep_failed needs retries.", field="keep_failed")
     options = {"max_tokens": max_tokens, **options} if max_tokens is not None else options
     if choices is not None:
-        options |= {"validate": validate, "retries": retries or None, "thinking": thinking}
+        options |= {"validate": validate, "retries": retries or None, "thinking": thinking, **of_json}
         return _scored(name, choices, options, choices_method, timeout, backend, priority, line)
     if choices_method is not None:
         raise InvalidRequest("choices_method needs choices.", field="choices_method")
-    wanted = _schema(constraints)
+    wanted = with_json_options(_schema(constraints), of_json)
     return Gen(
         name=name,
         options=read_options(options, of="gen"),

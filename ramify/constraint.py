@@ -176,6 +176,8 @@ def grammar(given: Constraint | str) -> Constraint:
         raise InvalidConstraint(
             f"grammar is {given!r:.80}; it must be a constraint or text.", field="grammar"
         )
+    if not given:
+        raise InvalidConstraint("grammar is empty.", field="grammar")
     return ebnf(given) if "::=" in given else lark(given)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
 from ramify.answers import AnswerStore
-from ramify.constraint import closed_object
+from ramify.constraint import Constraint, closed_object
 from ramify.errors import BackendError, UnsupportedNode
 from ramify.lang.backends.http import HttpClient
 from ramify.lang.calls.chat import chatml
@@ -260,10 +260,11 @@ class OpenAI:
         if constraint is None:
             return False
         if self.takes_messages and constraint.kind == "json_schema":
-            body["response_format"] = _response_format(json.loads(constraint.source))
+            body["response_format"] = form = _response_format(json.loads(constraint.source))
+            form["json_schema"] |= await self._json_options(constraint)
             return False
         if self.takes_messages and constraint.kind == "json_object":
-            body["response_format"] = {"type": "json_object"}
+            body["response_format"] = {"type": "json_object", **await self._json_options(constraint)}
             return False
         if constraint.kind in ("regex", "ebnf", "choices") and await self._has_extensions():
             if constraint.kind == "choices":
@@ -282,6 +283,23 @@ class OpenAI:
             field=constraint.kind,
             remedy=f"Use Engine or RuntimeEndpoint.{hint}",
         )
+
+    async def _json_options(self, constraint: Constraint) -> dict[str, Any]:
+        """The options of JSON that differ from the defaults; raises `UnsupportedNode` for those that the
+        endpoint does not have."""
+        options = {
+            field: getattr(constraint, field)
+            for field, default in (("whitespace", "natural"), ("any_order", False), ("strict", True))
+            if getattr(constraint, field) != default
+        }
+        for field, value in options.items():
+            if (field, value) != ("strict", False) and not await self._has_extensions():
+                raise UnsupportedNode(
+                    f"This endpoint has no {field}.",
+                    field=field,
+                    remedy="Leave it out, or use Engine or RuntimeEndpoint.",
+                )
+        return options
 
     async def _has_extensions(self) -> bool:
         if self._extensions is None:

@@ -12,8 +12,10 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin
+
+import msgspec
 
 from ramify.constraint import Constraint, choices, json_schema, regex
 from ramify.errors import InvalidConstraint
@@ -56,6 +58,37 @@ def schema_of(kind: Any) -> Schema:
         return _schema_of_type(kind)
     except TypeError:  # unhashable, as an annotation that holds a list may be: not cached
         return _schema_of_type.__wrapped__(kind)
+
+
+def with_json_options(schema: Schema, options: Mapping[str, Any]) -> Schema:
+    """`schema` whose constraint has those `options` that are not None: whitespace, any_order, strict.
+
+    With ``strict="validate"`` its parser refuses a text that breaks the JSON schema. Raises
+    `InvalidConstraint` for a wrong value, and where the output is not JSON.
+    """
+    given = {field: value for field, value in options.items() if value is not None}
+    if not given:
+        return schema
+    if schema.constraint is None:
+        field = next(iter(given))
+        raise InvalidConstraint(
+            f"{field} is for JSON, and this output is plain text.",
+            field=field,
+            remedy="Give a json_schema=, or a schema= whose values are written as JSON.",
+        )
+    constraint = msgspec.structs.replace(schema.constraint, **given).check()
+    parse = functools.partial(_validated, constraint.source, schema.parse)
+    checked = constraint.kind == "json_schema" and constraint.strict == "validate"
+    return replace(schema, constraint=constraint, parse=parse if checked else schema.parse)
+
+
+def _validated(source: str, parse: Callable[[str], Any], text: str) -> Any:
+    from ramify.grammar.schema.instance import validate
+    from ramify.grammar.schema.values.json_text import parse_json
+
+    for failure in validate(parse_json(source), parse_json(text)):
+        raise ValueError(f"{failure.message} ({failure.schema})")
+    return parse(text)
 
 
 def dtype_schema(dtype: Any) -> Schema:

@@ -157,8 +157,12 @@ def read_shape(weights: Path, model_impl: ModelImpl = "auto") -> ModelConfig | T
         try:
             return read_config(weights)
         except UnsupportedField as error:
-            if model_impl == "native" or not weights.is_dir():
+            if not weights.is_dir():
                 raise
+            if model_impl == "native":
+                other = "Or leave --model-impl at auto, which can run a model by its code in transformers."
+                remedy = f"{error.remedy or ''} {other}".strip()
+                raise UnsupportedField(error.message, field=error.field, remedy=remedy) from error
             refusal = error
     from ramify.runtime.model.transformers.trace import shape_of_folder
 

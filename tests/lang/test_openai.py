@@ -53,6 +53,17 @@ def test_a_wrong_base_url_of_our_own_server(server):
         backend.close()
 
 
+def test_options_of_json_reach_our_own_server(server):
+    frontend = server.frontend
+    backend = rm.OpenAI(frontend.info.name, base_url=server.url + "/v1", api_key="k")
+    frontend.requests.clear()
+    step = rm.gen("verdict", schema=Verdict, any_order=True, whitespace="compact", strict="validate")
+    assistant(step).run(backend=backend).sync()
+    sent = frontend.requests[0].constraint
+    assert (sent.any_order, sent.whitespace, sent.strict) == (True, "compact", "validate")
+    backend.close()
+
+
 def test_a_chat_on_our_own_server(server):
     frontend = server.frontend
     backend = rm.OpenAI(frontend.info.name, base_url=server.url + "/v1", api_key="k")
@@ -229,6 +240,13 @@ CLOSED_VERDICT = {**Verdict.model_json_schema(), "additionalProperties": False}
                 "json_schema": {"name": "output", "schema": CLOSED_VERDICT, "strict": True},
             },
         ),
+        (
+            rm.gen("x", schema=Verdict, strict=False),
+            {
+                "type": "json_schema",
+                "json_schema": {"name": "output", "schema": CLOSED_VERDICT, "strict": False},
+            },
+        ),
     ],
 )
 def test_schemas_become_response_formats(step, format):
@@ -247,6 +265,8 @@ def test_schemas_become_response_formats(step, format):
         (lambda: rm.gen("x", structural_tag={}), "constraint of kind structural_tag"),
         (lambda: rm.gen("x", schema=Literal["a", "b"]), r"OpenAI\(json_choices=True\)"),
         (lambda: rm.gen("x", schema=int), "constraint of kind regex"),
+        (lambda: rm.gen("x", schema=dict, any_order=True), "no any_order"),
+        (lambda: rm.gen("x", schema=dict, strict="validate"), "no strict"),
         (lambda: rm.select("x", ["a", "b"]), "constraint of kind choices"),
         (lambda: rm.select("x", ["a"], choices_method=rm.greedy_token_selection), "cannot score choices"),
         (lambda: rm.gen("x", top_k=5), "no top_k"),

@@ -209,3 +209,79 @@ def test_objects_of_types_are_closed_where_the_type_says_nothing() -> None:
     assert opened["additionalProperties"] is True
     assert opened["$defs"]["Verdict"]["additionalProperties"] is False
     assert source(dict[str, int])["additionalProperties"] == {"type": "integer"}
+
+
+# --- options of JSON ------------------------------------------------------------------------------
+
+
+def ask_with(**options: Any) -> Any:
+    @rm.function
+    def ask(s: rm.ProgramState) -> None:
+        s += "Q:" + rm.gen("x", **options)
+
+    return ask
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_options_of_json_reach_the_constraint_and_values_stay_typed(compiled: bool) -> None:
+    ask = ask_with(schema=Point, whitespace=2, any_order=True, strict=False)
+    backend = rm.ScriptedBackend(['{ "y": 2, "x": 1 }'])
+    state = (ask.compile(backend=backend) if compiled else ask).run(backend=backend)
+    assert state["x"] == Point(1, 2)
+    (sent,) = (request.constraint for request in backend.requests)
+    assert sent is not None
+    assert (sent.kind, sent.whitespace, sent.any_order, sent.strict) == ("json_schema", 2, True, False)
+    assert schema_of(Point).constraint != sent, "the cached constraint of the type is as it was"
+
+
+def test_options_of_json_hold_for_schemas_that_stay_text_and_for_batches() -> None:
+    ask = ask_with(json_schema={"type": "object"}, any_order=True)
+    backend = rm.ScriptedBackend(["{}"] * 2)
+    states = ask.run_batch([{}, {}], backend=backend)
+    assert [state["x"] for state in states] == ["{}", "{}"]
+    assert all(request.constraint and request.constraint.any_order for request in backend.requests)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"regex": "a"},
+        {"choices": ["a", "b"]},
+        {"grammar": 'root ::= "a"'},
+        {"ebnf": 'root ::= "a"'},
+        {"structural_tag": {}},
+        {"dtype": int},
+        {"schema": int},
+        {"schema": str},
+        {},
+    ],
+)
+@pytest.mark.parametrize("option", [{"any_order": True}, {"strict": "validate"}, {"whitespace": "compact"}])
+def test_options_of_json_are_refused_beside_what_is_not_json(
+    beside: dict[str, Any], option: dict[str, Any]
+) -> None:
+    with pytest.raises(rm.InvalidRequest) as refused:
+        rm.gen("x", **beside, **option)
+    assert refused.value.field in option
+
+
+def test_a_wrong_value_of_an_option_of_json_is_refused() -> None:
+    with pytest.raises(rm.InvalidConstraint, match="any_order is 1"):
+        rm.gen("x", schema=Point, any_order=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("schema", ["schema", "json_schema"])
+def test_a_validated_output_that_breaks_its_schema_is_not_parsed(schema: str) -> None:
+    unique = {"type": "array", "uniqueItems": True}
+    node: Any = rm.gen("x", **{schema: unique}, strict="validate")
+    assert node.parse("[1, 2]") == ([1, 2] if schema == "schema" else "[1, 2]")
+    with pytest.raises(ValueError, match="/uniqueItems"):
+        node.parse("[1, 1]")
+    loose: Any = rm.gen("x", **{schema: unique}, strict=False)
+    assert loose.parse("[1, 1]") == ([1, 1] if schema == "schema" else "[1, 1]")
+
+
+def test_an_empty_grammar_names_the_field() -> None:
+    with pytest.raises(rm.InvalidConstraint, match="grammar is empty") as refused:
+        rm.gen("x", grammar="")
+    assert refused.value.field == "grammar"

@@ -113,8 +113,9 @@ def test_our_own_code_comes_first(tmp_path: Path) -> None:
 
 def test_refusals_by_name(tmp_path: Path) -> None:
     save_tiny(tiny_config("olmo"), tmp_path)
-    with pytest.raises(UnsupportedField, match="model_type = 'olmo'"):
+    with pytest.raises(UnsupportedField, match="model_type = 'olmo'") as refused:
         read_shape(tmp_path, "native")
+    assert "--model-impl at auto" in (refused.value.remedy or "")
     with pytest.raises(UnsupportedField, match="does not read GGUF"):
         read_shape(tmp_path / "model.gguf", "transformers")
     edit(tmp_path, quantization_config={"quant_method": "awq", "bits": 4})

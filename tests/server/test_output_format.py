@@ -128,6 +128,11 @@ def msgspec_equal(one: Constraint, other: Constraint) -> bool:
         (form("json_object", schema={}), "response_format.schema"),
         (form("structural_tag"), "response_format.structural_tag"),
         (wrapped(whitespace=-1), "response_format.json_schema.schema"),
+        (wrapped() | {"any_order": True}, "any_order"),
+        (
+            {"response_format": wrapped()["response_format"] | {"any_order": True}},
+            "response_format.any_order",
+        ),
         (wrapped(strict="maybe"), "response_format.json_schema.strict"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
@@ -148,6 +153,14 @@ def test_what_is_wrong_is_named(
     response = http.post("/v1/chat/completions", json=CHAT | fields)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("field", ["whitespace", "any_order", "strict"])
+def test_an_option_of_json_in_the_wrong_place_is_told_its_place(http: httpx.Client, field: str) -> None:
+    given = form("json_schema", json_schema={"schema": SCHEMA}, **{field: False})
+    error = http.post("/v1/chat/completions", json=CHAT | given).json()["error"]
+    assert error["param"] == f"response_format.{field}"
+    assert error["remedy"] == f"Write it beside the schema: response_format.json_schema.{field}."
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,13 @@ def _format(fields: Fields, field: str, types: Mapping[str, Taker]) -> FieldCons
 
 def _wrapped_schema(form: Fields) -> FieldConstraint | None:
     """Chat completions: ``{"json_schema": {name, schema, strict}}``."""
+    for field in ("whitespace", "any_order", "strict"):
+        if form.given(field):
+            raise UnsupportedField(
+                f"{form.path(field)} is not a field of this request.",
+                field=form.path(field),
+                remedy=f"Write it beside the schema: {form.path('json_schema')}.{field}.",
+            )
     return _schema_with_options(form.take_object("json_schema") or Fields({}, form.path("json_schema")))
 
 

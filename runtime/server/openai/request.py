@@ -61,6 +61,7 @@ UNSUPPORTED = {
     "prompt_cache_options": "",
     "guided_decoding_backend": "It is an option of the server: ramify serve --grammar-backend.",
     "guided_whitespace_pattern": "Use a json_schema format and its whitespace.",
+    "any_order": "Write it beside the schema, in response_format.json_schema or text.format.",
     "lora_path": "",
 }
 """Fields that no endpoint supports, with a remedy or ""."""
