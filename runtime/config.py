@@ -133,8 +133,8 @@ class EngineConfig:
     """Append text that a grammar forces as the tokenizer splits it. Otherwise the model samples each of its
     tokens, and may split words in ways that it has not seen in training."""
     grammar_backend: Literal["auto", "ramify", "xgrammar", "llguidance", "outlines"] = "auto"
-    """The library that compiles constraints. auto: Ramify's own; a schema that it refuses goes to another one
-    that enforces all of it, and grammars in Lark's notation to llguidance."""
+    """The library that compiles constraints. auto: Ramify's own; a schema that it refuses goes to
+    outlines-core if that enforces all of it, and grammars in Lark's notation go to llguidance."""
     grammar_timeout_s: float = 5.0
     """Processor time that compiling a constraint may take, in seconds; more refuses its requests."""
     grammar_memory_gb: float = 1.0

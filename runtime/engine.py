@@ -23,6 +23,7 @@ from ramify.loop import background_loop, submit, wait
 from ramify.messages import (
     HELD_S,
     ChatMessage,
+    Enforcement,
     Finish,
     Generate,
     ModelInfo,
@@ -33,6 +34,7 @@ from ramify.messages import (
     TextChunk,
     TokenLogprobs,
     Usage,
+    Violation,
     concatenated,
 )
 from ramify.priority import checked_priority
@@ -56,6 +58,10 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
+    enforcement: Enforcement | None = None
+    """How the grammar differs from the constraint, where there is one."""
+    violations: tuple[Violation, ...] | None = None
+    """With ``strict="validate"``: the keywords that the text violates."""
 
     def _repr_html_(self) -> str:
         usage = self.usage
@@ -378,7 +384,7 @@ class Engine:
         text: list[str] = []
         ids: list[int] = []
         logprobs: list[TokenLogprobs] = []
-        prompt_logprobs = None
+        prompt_logprobs = enforcement = None
         async with contextlib.aclosing(self.generate(request)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
                 text.append(chunk.text)
@@ -386,6 +392,7 @@ class Engine:
                 if chunk.logprobs is not None:
                     logprobs.append(chunk.logprobs)
                 prompt_logprobs = chunk.prompt_logprobs or prompt_logprobs
+                enforcement = chunk.enforcement or enforcement
                 last = chunk
         assert last.finish is not None
         return Completion(
@@ -395,6 +402,8 @@ class Engine:
             usage=last.usage or Usage(),
             logprobs=None if request.sampling.logprobs is None else concatenated(logprobs) or TokenLogprobs(),
             prompt_logprobs=prompt_logprobs,
+            enforcement=enforcement,
+            violations=last.violations,
         )
 
     @property

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 from ramify.constraint import Constraint, Kind
 from ramify.errors import InvalidConstraint, RamifyError
 from ramify.grammar.compile import keywords
+from ramify.grammar.rules import regex_syntax
+from ramify.grammar.rules.expression import size
 from ramify.grammar.schema.check import SchemaDocument
 from ramify.grammar.schema.deep_recursion import deep_recursion
 from ramify.grammar.schema.unenforceable import Unenforceable
 from ramify.grammar.schema.values.json_text import parse_json
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Enforcement, Unenforced
+from ramify.text import shortened
 
 if TYPE_CHECKING:
     from ramify.grammar.compile.policy import Compiled
@@ -31,6 +34,7 @@ KINDS: dict[str, tuple[Kind, ...]] = {
     "outlines": ("json_schema", "regex", "choices"),
 }
 """The kinds of constraints that each backend can do."""
+_TITLES = {"xgrammar": "XGrammar", "llguidance": "llguidance", "outlines": "outlines-core"}
 _CLOSING = ("xgrammar", "outlines")
 """Backends that close objects."""
 
@@ -77,7 +81,7 @@ def compile_foreign(
 
     Raises `InvalidConstraint` where the library refuses it or cannot do its kind, and `Unenforceable`, with
     `strict` True, for a schema with a keyword that the library is not known to enforce. With `exactly` also
-    where it is known to reject valid instances.
+    where it is known to reject valid instances, or may take long.
     """
     from ramify.grammar.compile.policy import Compiled
 
@@ -85,15 +89,41 @@ def compile_foreign(
     if constraint.kind not in KINDS[backend]:
         raise no_such_kind(constraint, backend)
     enforcement = _enforcement(constraint, backend, exactly)
+    if exactly:
+        _check_size(constraint)
     try:
         payload = compile_with(constraint, vocabulary)
+    except InvalidConstraint as error:
+        if constraint.kind != "lark":
+            error.remedy = error.remedy or (
+                f"Write it as {backend} takes it, or start the engine with grammar_backend='auto'"
+                " (--grammar-backend auto)."
+            )
+        raise
     except (RamifyError, MemoryError, RecursionError):
         raise
     except BaseException as error:  # a panic in Rust is no Exception
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
-        raise InvalidConstraint(f"{backend} cannot compile it: {error}.", field=constraint.kind) from None
+        reason = shortened(" ".join(str(error).split()).rstrip(" ."), 300)
+        raise InvalidConstraint(
+            f"{backend} cannot compile it: {reason}.",
+            field=constraint.kind,
+            remedy="Start the engine with grammar_backend='auto' (--grammar-backend auto).",
+        ) from None
     return Compiled(engine, payload, enforcement)
+
+
+MOST_CHARACTERS = 2000
+"""Most characters of outlines-core's pattern, repetitions expanded, where `compile_foreign` is exact."""
+
+
+def _check_size(constraint: Constraint) -> None:
+    """Raise `InvalidConstraint` for a schema whose pattern may take outlines-core long."""
+    from ramify.grammar.compile import outlines
+
+    if size(regex_syntax.full_match(outlines.pattern_of(constraint))) > MOST_CHARACTERS:
+        raise InvalidConstraint("outlines-core's pattern is too large.")
 
 
 def _enforcement(constraint: Constraint, backend: str, exactly: bool) -> Enforcement:
@@ -118,13 +148,31 @@ def _enforcement(constraint: Constraint, backend: str, exactly: bool) -> Enforce
     rejects = keywords.narrowed(document, backend)
     if exactly and rejects:
         raise InvalidConstraint(f"{backend} rejects valid instances for {rejects[0]}.")
+    has_objects = constraint.kind == "json_object" or any(map(_allows_objects, document.subschemas.values()))
     narrowed = (
-        IN_ORDER,
-        *([CLOSED] if backend in _CLOSING else []),
+        *([IN_ORDER] if has_objects else []),
+        *([CLOSED] if has_objects and backend in _CLOSING else []),
         spacing(constraint, backend),
-        *(f"Some valid instances are rejected for {name}." for name in rejects),
+        *(_writes_fewer(backend, name) for name in rejects),
     )
     return Enforcement(backend=backend, unenforced=left_out, narrowed=narrowed, whole=whole)
+
+
+def _allows_objects(subschema: Any) -> bool:
+    """False where `type`, `enum` or `const` says that a subschema has no objects."""
+    if not isinstance(subschema, dict):
+        return subschema is True
+    if "enum" in subschema or "const" in subschema:
+        return any(isinstance(value, dict) for value in [*subschema.get("enum", ()), subschema.get("const")])
+    types = subschema.get("type", "object")
+    return "object" in ([types] if isinstance(types, str) else types)
+
+
+def _writes_fewer(backend: str, feature: str) -> str:
+    keyword, _, other = feature.partition(" | ")
+    beside = f", beside {other}," if other and not other.startswith("no ") else ""
+    without = f", without {other[3:]}," if other.startswith("no ") else ""
+    return f"{_TITLES[backend]} writes fewer texts than {keyword}{beside}{without} allows."
 
 
 def _document(schema: Any, pointer: str = "") -> SchemaDocument:
@@ -142,7 +190,7 @@ def _refuse_widened(left_out: tuple[Unenforced, ...], pointer: str = "") -> None
             left_out[0].message,
             pointer=pointer + left_out[0].schema,
             remedy='Leave the keyword out, set strict to "validate", or start the engine with'
-            " grammar_backend='auto'.",
+            " grammar_backend='auto' (--grammar-backend auto).",
         )
 
 

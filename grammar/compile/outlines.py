@@ -11,6 +11,9 @@ tokens, which is the automaton itself (0.4 MB), and our engine fills the masks:
 
 from __future__ import annotations
 
+import contextlib
+import json
+
 import numpy as np
 import outlines_core
 from outlines_core.json_schema import build_regex_from_schema
@@ -19,9 +22,12 @@ from ramify.constraint import Constraint, alternation
 from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton.byte_edges import Edges
 from ramify.grammar.automaton.compiler import compile_edges
+from ramify.grammar.schema.check import SchemaDocument
 from ramify.grammar.vocabulary import Vocabulary
+from ramify.text import shortened
 
 _STOP = 256
+_UNSUPPORTED = "Unsupported JSON Schema structure "
 _MARK = "\U0010ffff"
 """Written behind every text. outlines-core leaves out the ways from a final state to one that is not final,
 so ``a(?:bc)?`` over bytes would end at "a". With the mark, no state before it is final."""
@@ -30,16 +36,30 @@ so ``a(?:bc)?`` over bytes would end at "a". With the mark, no state before it i
 def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> bytes:
     """The payload of `PushdownGrammar`. Raises `InvalidConstraint` with the reason of outlines-core."""
     try:
-        pattern = _pattern(constraint)
+        pattern = pattern_of(constraint)
         bytes_alone = outlines_core.Vocabulary(_STOP, {bytes([byte]): [byte] for byte in range(256)})
         index = outlines_core.Index(f"(?:{pattern}){_MARK}", bytes_alone)
     except ValueError as error:
-        reason = str(error).splitlines()[0].rstrip(" .")[:300]
-        raise InvalidConstraint(f"outlines-core refuses it: {reason}.", field=constraint.kind) from None
+        raise _refusal(constraint, str(error)) from None
     return compile_edges(_edges(index, vocabulary.spelled_bytes), vocabulary).to_bytes()
 
 
-def _pattern(constraint: Constraint) -> str:
+def _refusal(constraint: Constraint, message: str) -> InvalidConstraint:
+    """With the pointer of the subschema that `message` quotes, if it quotes one."""
+    reason = message.strip().partition("\n")[0].rstrip(" .")
+    pointer = None
+    if reason.startswith(_UNSUPPORTED):
+        with contextlib.suppress(ValueError):
+            quoted = json.loads(reason.removeprefix(_UNSUPPORTED))
+            subschemas = SchemaDocument(json.loads(constraint.source)).subschemas
+            pointer = next((place for place, found in subschemas.items() if found == quoted), None)
+    return InvalidConstraint(
+        f"outlines-core refuses it: {shortened(reason, 300)}.", field=constraint.kind, pointer=pointer
+    )
+
+
+def pattern_of(constraint: Constraint) -> str:
+    """The regular expression of a constraint. Raises `ValueError` with the reason of outlines-core."""
     if constraint.kind == "regex":
         return constraint.source
     if constraint.kind == "choices":

@@ -50,9 +50,9 @@ _STRINGS = {name: {"type": "string", "format": name} for name in _FORMATS}
 PREPARED = json_schema({"type": "object", "properties": _STRINGS})
 """A schema of common parts. The automata of other formats are made when they are first needed."""
 
-SUCCESSORS = ("llguidance", "outlines")
-"""With "auto", the backends that may take over a schema, in order. XGrammar would have to be imported in
-the middle of the scheduler's work, which takes 2 s."""
+SUCCESSORS = ("outlines",)
+"""With "auto", the backends that may take over a schema, in order: those whose answers are whole under every
+budget."""
 
 
 class Compiled(NamedTuple):
@@ -89,7 +89,7 @@ def compile_constraint(constraint: Constraint, vocabulary: Vocabulary, backend: 
         return _json(strictly, vocabulary)
     except Unenforceable as refusal:
         for other in SUCCESSORS:
-            with contextlib.suppress(InvalidConstraint):
+            with contextlib.suppress(Exception):  # our own refusal stands
                 return compile_foreign(strictly, vocabulary, other, exactly=True)
         if constraint.strict is True:
             raise refusal

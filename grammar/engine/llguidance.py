@@ -21,6 +21,7 @@ from ramify.grammar.engine.prefix_matcher import fewest_tokens, with_prefix
 from ramify.grammar.matcher import Matcher, allow, check_rollback, mask_words
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Enforcement
+from ramify.text import shortened
 
 _LIMITS = llguidance.LLParserLimits(max_items_in_row=500, step_max_items=10_000, step_lexer_fuel=50_000)
 """A quarter of llguidance's defaults, or less: one ambiguous grammar must not delay a step of all
@@ -171,8 +172,14 @@ def _matcher(payload: bytes, vocabulary: Vocabulary) -> llguidance.LLMatcher:
 
 
 def _reason(message: str, kind: Kind = "lark") -> str:
-    """The first line of llguidance's message; the next lines may repeat the grammar or list all tokens."""
-    first = message.strip().splitlines()[0][:300].rstrip(" .") if message.strip() else "it is not valid"
+    """The first line of llguidance's message, and the reason that its parser of regexes gives in another; the
+    rest may repeat the grammar or list all tokens."""
+    lines = message.strip().splitlines() or ["it is not valid"]
+    if lines[0].endswith("parse error:"):
+        lines[0] += "".join(
+            [f" {line.removeprefix('error: ')}" for line in lines if line.startswith("error: ")]
+        )
+    first = shortened(lines[0], 300).rstrip(" .:")
     found = _PLACE.match(first)
     if found is None or kind != "lark":
         return f"The {_NAMES[kind]}: {first}."

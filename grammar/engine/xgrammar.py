@@ -6,6 +6,7 @@ Importing it imports torch and transformers (2 s), so only a process that uses i
 from __future__ import annotations
 
 import json
+import re
 import weakref
 from typing import Any
 
@@ -18,7 +19,9 @@ from ramify.grammar.engine.prefix_matcher import with_prefix
 from ramify.grammar.matcher import Matcher, check_rollback, mask_words
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Enforcement
+from ramify.text import shortened
 
+_SOURCE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 _tokenizers: weakref.WeakKeyDictionary[Vocabulary, xgrammar.TokenizerInfo] = weakref.WeakKeyDictionary()
 
 
@@ -85,7 +88,8 @@ _OBJECT = json.dumps({"type": "object"})
 
 def _reason(error: RuntimeError) -> str:
     """XGrammar's message without the time and the line of its source."""
-    return str(error).strip().splitlines()[0].rpartition(": ")[2].rstrip(" .")[:300]
+    message = _SOURCE.sub("", " ".join(str(error).split()))
+    return shortened(message.rstrip(" ."), 300) or "it is not valid"
 
 
 class XGrammarGrammar:

@@ -28,12 +28,14 @@ from ramify.messages import (
     HELD_S,
     Choices,
     ChoiceScore,
+    Enforcement,
     Finish,
     Generate,
     NextUse,
     Thinking,
     TokenLogprobs,
     Usage,
+    Violation,
     concatenated,
 )
 from ramify.sampling_params import SamplingParams
@@ -63,11 +65,18 @@ class Output:
     """The thoughts before the answer, which is `text`. `ids` and `kept_ids` are of both."""
     thought: Thought | None = None
     """Set where it was said whether to think."""
+    enforcement: Enforcement | None = None
+    violations: tuple[Violation, ...] | None = None
 
     @property
     def meta(self) -> dict[str, Any]:
         """SGLang's ``meta_info``."""
-        return meta_info(self.rid, self.usage, self.finish, self.logprobs, self.prompt_logprobs)
+        meta = meta_info(self.rid, self.usage, self.finish, self.logprobs, self.prompt_logprobs)
+        if self.enforcement is not None:
+            meta |= self.enforcement.fields()
+        if self.violations is not None:
+            meta["violations"] = list(self.violations)
+        return meta
 
 
 async def send(
@@ -169,6 +178,8 @@ async def send(
         choices=last.choices,
         thinking=call.thinking or "",
         thought=None if thinking is None else _thought(target, thinking, call, last.kept_ids, split),
+        enforcement=next((chunk.enforcement for chunk in received if chunk.enforcement), None),
+        violations=last.violations,
     )
 
 

@@ -226,7 +226,7 @@ def found(backend: str, asked: list[Question], answers: list[Answer]) -> Found:
 def causes_among(events: list[frozenset[str]], trials: list[frozenset[str]]) -> set[str]:
     """The features that explain all events: again and again the one that went wrong in the largest share of
     its trials. Where that feature went wrong only beside a few others, and was right without them, these
-    pairs are the causes."""
+    pairs are the causes. In the end, those that were right most often go if the others explain all events."""
     causes: set[str] = set()
     left = [names for names in events if names]
     tried = Counter(name for names in trials for name in names)
@@ -238,6 +238,10 @@ def causes_among(events: list[frozenset[str]], trials: list[frozenset[str]]) -> 
         own = [names for names in left if best in names]
         causes |= _pairs(best, own, trials, tried) or {best}
         left = [names for names in left if best not in names]
+    wrong = Counter(name for names in events for name in names)
+    for name in sorted(causes, key=lambda name: (wrong[name] / max(1, tried[name]), name)):
+        if all(names & causes - {name} for names in events if name in names):
+            causes.remove(name)
     return causes
 
 

@@ -14,7 +14,7 @@ import pytest
 from ramify import constraint
 from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint
-from ramify.grammar.compile import keywords
+from ramify.grammar.compile import keywords, policy
 from ramify.grammar.compile.child_jobs import Answer
 from ramify.grammar.compile.foreign import KINDS
 from ramify.grammar.compile.grammar_files import GrammarFiles
@@ -24,6 +24,7 @@ from ramify.grammar.compile.policy import compile_constraint
 from ramify.grammar.engine.load import load_grammar
 from ramify.grammar.matcher import Grammar
 from ramify.grammar.schema.unenforceable import Unenforceable
+from ramify.grammar.vocabulary import Vocabulary
 from ramify.loop import wait
 from ramify.ring_messages import CompileGrammar, GrammarFailed, GrammarReady
 from tests.grammar.test_compile_jobs import EXPONENTIAL, job_of, run
@@ -160,13 +161,33 @@ def test_what_a_backend_does_not_enforce_is_refused_or_told(backend: str) -> Non
     told = widened.enforcement.fields()
     assert told["grammar_backend"] == backend
     assert told["may_be_cut"] == (backend != "outlines")
-    assert told["narrowed"][0] == "Properties come in the schema's order."
+    assert told["narrowed"][0].startswith("White space: ")
 
 
 def test_our_own_grammars_tell_nothing_that_the_pages_do_not_say() -> None:
     ours = grammar_of(constraint.json_schema(UNIQUE), "auto").enforcement
     assert (ours.backend, ours.unenforced, ours.whole, ours.fields()) == ("ramify", (), True, {})
     assert len(ours.narrowed) == 2
+
+
+REASONS = {
+    "xgrammar": (constraint.regex("[z-a]"), "lower bound is larger than upper bound"),
+    "llguidance": (constraint.regex("a("), "unclosed group"),
+    "outlines": (
+        constraint.json_schema({"type": "object", "properties": {"a": {"not": {}}}}, strict=False),
+        'Unsupported JSON Schema structure {"not":{}}',
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", PACKAGES)
+def test_a_refusal_quotes_the_reason_and_has_a_remedy(backend: str) -> None:
+    wanted, reason = REASONS[backend]
+    with pytest.raises(InvalidConstraint) as error:
+        compile_constraint(wanted, tiny(), backend)
+    assert reason in error.value.message
+    assert error.value.remedy
+    assert error.value.pointer == ("/properties/a" if backend == "outlines" else None)
 
 
 def test_schemas_in_a_structural_tag_are_looked_through() -> None:
@@ -190,21 +211,58 @@ def test_ours_has_no_lark_notation() -> None:
 # --- auto ---------------------------------------------------------------------------------------------
 
 TOO_MANY = {"type": "array", "items": {"type": "boolean"}, "minItems": 10**9}
-"""Beyond our own engine; llguidance reads it."""
+"""Beyond our own engine, and beyond every other with whole answers."""
+OURS = policy._json
 
 
-def test_auto_hands_a_schema_on_that_another_backend_enforces_exactly() -> None:
-    with pytest.raises(Unenforceable):
-        compile_constraint(constraint.json_schema(TOO_MANY), tiny(), "ramify")
-    assert grammar_of(constraint.json_schema(TOO_MANY), "auto").enforcement.backend == "llguidance"
+def enforced(*features: str) -> dict[str, Found]:
+    """A table in which outlines-core enforces these features exactly."""
+    return {"outlines": Found("1", {name: Feature("enforced", 9) for name in features})}
+
+
+def refuse_two_letters(wanted: Constraint, vocabulary: Vocabulary) -> policy.Compiled:
+    if "maxLength" in wanted.source:
+        raise Unenforceable("Ours cannot.", pointer="/maxLength")
+    return OURS(wanted, vocabulary)
+
+
+def test_auto_hands_a_schema_on_that_a_backend_with_whole_answers_enforces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(policy, "_json", refuse_two_letters)
+    monkeypatch.setattr(keywords, "table", lambda: enforced("type string", "maxLength"))
+    short = {"type": "string", "maxLength": 2}
+    handed_on = grammar_of(constraint.json_schema(short), "auto").enforcement
+    assert (handed_on.backend, handed_on.whole) == ("outlines", True)
+    with pytest.raises(Unenforceable, match="Ours cannot"):  # the pattern is large: it might take long
+        compile_constraint(constraint.json_schema(short | {"maxLength": 10**6}), tiny(), "auto")
+
+
+@pytest.mark.parametrize("unforeseen", [ValueError("?"), MemoryError(), RecursionError(), ImportError("no")])
+def test_auto_keeps_the_refusal_whatever_fails(
+    unforeseen: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> policy.Compiled:
+        raise unforeseen
+
+    monkeypatch.setattr(policy, "compile_foreign", fail)
+    with pytest.raises(Unenforceable) as error:
+        compile_constraint(constraint.json_schema(TOO_MANY), tiny(), "auto")
+    assert error.value.pointer == "/minItems"
+
+
+@pytest.mark.parametrize("multiple", [5003, 1000003])
+def test_auto_hands_nothing_to_a_backend_whose_answers_may_be_cut(multiple: int) -> None:
+    wanted = constraint.json_schema({"type": "integer", "multipleOf": multiple})
+    with pytest.raises(Unenforceable) as error:
+        compile_constraint(wanted, tiny(), "auto")
+    assert error.value.pointer == "/multipleOf"
 
 
 @pytest.mark.parametrize("feature", [Feature("widened"), Feature("unknown"), Feature("enforced", 9, True)])
 def test_auto_keeps_the_refusal_otherwise(feature: Feature, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {
-        name: Found(one.version, one.features | {"minItems": feature})
-        for name, one in keywords.table().items()
-    }
+    found = enforced("type array", "type boolean", "items")
+    found["outlines"].features["minItems"] = feature
     monkeypatch.setattr(keywords, "table", lambda: found)
     with pytest.raises(Unenforceable) as error:
         compile_constraint(constraint.json_schema(TOO_MANY), tiny(), "auto")
@@ -255,10 +313,28 @@ def test_the_table_is_of_the_versions_that_are_installed() -> None:
     assert {name: found.version for name, found in keywords.table().items()} == keywords.versions()
 
 
+PLAIN = [
+    {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    {"type": "array", "items": {"type": "integer"}},
+    PERSON,
+]
+
+
+@pytest.mark.parametrize("backend", PACKAGES)
+def test_plain_schemas_are_served_and_told_to_be_narrowed(backend: str) -> None:
+    enforcement = grammar_of(constraint.json_schema(PLAIN[0]), backend).enforcement
+    assert enforcement.unenforced == ()
+    assert any(told.startswith("Objects have no other properties") for told in enforcement.narrowed) == (
+        backend != "llguidance"
+    )
+
+
 def test_the_table_knows_what_common_schemas_need() -> None:
     for backend, found in keywords.table().items():
         for name in ("type object", "type string", "properties", "required", "enum", "items"):
             assert found.features[name].status == "enforced"
+        for plain in PLAIN:
+            assert keywords.unenforced(keywords.load_document(json.dumps(plain)), backend) == ()
         document = keywords.load_document(json.dumps(UNIQUE))
         assert "/uniqueItems" in [left.schema for left in keywords.unenforced(document, backend)]
     assert msgspec.json.decode(keywords.FILE.read_bytes())
