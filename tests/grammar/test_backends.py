@@ -315,7 +315,7 @@ def test_the_table_is_of_the_versions_that_are_installed() -> None:
 
 PLAIN = [
     {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    {"type": "array", "items": {"type": "integer"}},
+    {"type": "array", "items": {"type": "string", "minLength": 1}},
     PERSON,
 ]
 
