@@ -19,7 +19,7 @@ FIELDS = {field.name for field in dataclasses.fields(EngineConfig)}
 def test_names_of_others_lead_to_options_that_exist() -> None:
     assert {here for here in ELSEWHERE.values() if " " not in here} <= FIELDS
     assert not FIELDS & ELSEWHERE.keys()
-    gen = options.NAMES | {"schema", "choices", "regex", "ebnf"}
+    gen = options.NAMES | {"schema", "choices", "regex", "ebnf", "grammar"}
     assert {here for here in options.ELSEWHERE.values() if " " not in here} <= gen
     assert not gen & options.ELSEWHERE.keys()
 

@@ -68,7 +68,7 @@ def test_every_workload(server: LiveServer, capsys: pytest.CaptureFixture[str]) 
     for line in found.values():
         assert (line["failed"], line["first_error"]) == (0, None)
         assert line["output_tokens"] == 5 * line["requests"]
-        assert line["itl_s"]["max"] > 0  # pieces that arrive together have no time between them
+        assert line["itl_s"]["max"] >= 0  # pieces that arrive together have no time between them
         assert line["e2e_s"]["max"] >= line["ttft_s"]["p50"] > 0
     assert found["tree"]["requests"] == 5 * found["single"]["requests"] == 30
     assert found["prefix-warm"]["cached_share"] > 0.5 > found["batch"]["cached_share"]

@@ -364,7 +364,7 @@ def test_no_chat_template(
     assert refused(http.post("/v1/chat/completions", json=CHAT))["param"] == "messages"
 
 
-@pytest.mark.parametrize("path", ["/encode", "/classify", "/start_profile", "/v1/embeddings", "/docs"])
+@pytest.mark.parametrize("path", ["/encode", "/classify", "/start_profile", "/v1/rerank", "/docs"])
 def test_no_such_route(http: httpx.Client, path: str) -> None:
     assert path in refused(http.post(path, json={}), 404)["message"]
 
