@@ -238,6 +238,7 @@ NOBODY_CLOSES = """
 import asyncio, gc, os, sys, warnings
 import ramify as rm
 from ramify.lang.backends.http import HttpClient
+from ramify.loop import wait
 
 @rm.function
 def ask(s):
@@ -275,6 +276,7 @@ elif how == "fork":
         print(ask.run(backend=backend)["x"])
         del backend
         gc.collect()
+        wait(asyncio.sleep(0.1))  # the session is closed by the loop's thread
         sys.exit()
     os.waitpid(child, 0)
     print(ask.run(backend=backend)["x"])
