@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import ctypes
 import email.utils
 import os
 import ssl
@@ -272,20 +273,15 @@ class HttpClient:
         )
 
 
-_abandoned: list[object] = []
-"""Sessions that can be neither used nor freed.
-
-aiohttp would report the session of a closed loop when it is freed. Closing what a forked child inherited
-would also stop the parent from hearing of that connection: both share one epoll instance.
-"""
-
-
 def _close(
     session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop, process: int
 ) -> concurrent.futures.Future[None] | None:
     """Close `session` on its loop, from any thread, also while the interpreter ends."""
     if process != os.getpid() or loop.is_closed():
-        _abandoned.append(session)
+        # It can be neither used nor freed. aiohttp would report the session of a closed loop when it is freed,
+        # also at the interpreter's end. Closing what a forked child inherited would stop the parent from
+        # hearing of that connection: both share one epoll instance.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
         return None
     return asyncio.run_coroutine_threadsafe(session.close(), loop)
 
