@@ -278,9 +278,9 @@ def _close(
 ) -> concurrent.futures.Future[None] | None:
     """Close `session` on its loop, from any thread, also while the interpreter ends."""
     if process != os.getpid() or loop.is_closed():
-        # It can be neither used nor freed. aiohttp would report the session of a closed loop when it is freed,
-        # also at the interpreter's end. Closing what a forked child inherited would stop the parent from
-        # hearing of that connection: both share one epoll instance.
+        # It can be neither used nor freed. aiohttp would report the session of a closed loop when it is
+        # freed, also at the interpreter's end. Closing what a forked child inherited would stop the parent
+        # from hearing of that connection: both share one epoll instance.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
         return None
     return asyncio.run_coroutine_threadsafe(session.close(), loop)
