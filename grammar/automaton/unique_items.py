@@ -68,31 +68,28 @@ class _Analysis:
         self._after_item = edges.after_item.tolist()
         self._length = length.tolist()
         self._best = best.tolist()
-        before = self._before()
-        self._before_item = before.tolist()
-        # The shortest completion first.
-        self._order = [state for state in np.argsort(length, kind="stable").tolist() if before[state]]
+        self._before = self._states_before_items()
+        self._shortest_first = np.argsort(length, kind="stable")
+        self._order = self._shortest_first[self._before[self._shortest_first]].tolist()
         self._rows: dict[int, list[_Edge]] = {}
         self._counted: dict[tuple[int, int], int] = {}
 
     def tables(self) -> UniqueItemTables:
-        before = self._before_item
-        items = self._items(before)
-        need = self._need(before)
-        inside = self._inside(before, items)
-        words = self._words(inside)
+        items = self._items()
+        need = self._need()
+        words = self._words(self._inside(items))
         lengths = {start: self._lengths(start, words[start]) for start in set(items.values())}
         return UniqueItemTables(
-            np.array(before, np.bool_),
+            self._before,
             self._extra(need, items, lengths),
             any(need[state] > words[items[state]] for state in self._starts()),
-            UniqueItems(need, [items.get(state, -1) for state in range(len(before))], words, lengths),
+            UniqueItems(need, [items.get(state, -1) for state in range(len(need))], words, lengths),
         )
 
     def _starts(self) -> list[int]:
         """The start states of the array rules."""
         called = ~self._edges.target[self._edges.target < 0]
-        return [state for state in {0, *called.tolist()} if self._before_item[state]]
+        return [state for state in {0, *called.tolist()} if self._before[state]]
 
     def _edge(self, number: int) -> _Edge:
         edges = self._edges
@@ -112,7 +109,7 @@ class _Analysis:
         """The next state in the same rule, or None at a tail call."""
         return edge.push if edge.push >= 0 else edge.into if edge.reads else None
 
-    def _before(self) -> np.ndarray:
+    def _states_before_items(self) -> np.ndarray:
         """(states,) bool: a unique item may still be read before the rule ends."""
         edges = self._edges
         state = np.repeat(np.arange(len(edges.final)), np.diff(edges.offsets))
@@ -131,7 +128,7 @@ class _Analysis:
                     queue.append(source)
         return found
 
-    def _items(self, before: list[bool]) -> dict[int, int]:
+    def _items(self) -> dict[int, int]:
         """By state, the start state of the unique items that may follow. Raises `TooLarge` where there are
         two."""
         items: dict[int, set[int]] = {}
@@ -152,7 +149,7 @@ class _Analysis:
             raise TooLarge
         return {state: start for state, starts in items.items() for start in starts}
 
-    def _need(self, before: list[bool]) -> list[int]:
+    def _need(self) -> list[int]:
         """By state, the unique items that must still be read. Raises `TooLarge` where the shortest completion
         reads more than that."""
         need = [0] * len(self._final)  # where no item may come, none must
@@ -181,7 +178,7 @@ class _Analysis:
             raise TooLarge
         return need
 
-    def _inside(self, before: list[bool], items: dict[int, int]) -> set[int]:
+    def _inside(self, items: dict[int, int]) -> set[int]:
         """The states of all items. Raises `TooLarge` where an item contains an array rule: its number of
         texts would depend on what was used."""
         reached = set(items.values())
@@ -192,7 +189,7 @@ class _Analysis:
                     if other >= 0 and other not in reached:
                         reached.add(other)
                         queue.append(other)
-        if any(before[state] or self._after_item[state] for state in reached):
+        if any(self._before[state] or self._after_item[state] for state in reached):
             raise TooLarge
         return reached
 
@@ -260,25 +257,21 @@ class _Analysis:
         self, need: list[int], items: dict[int, int], lengths: dict[int, list[tuple[int, int]]]
     ) -> np.ndarray:
         """(states,) int32: the surcharges of the array rules that the shortest completion calls."""
-        edges = self._edges
-        best = np.array(self._best)
-        reading = (best >= 0) & (np.array(self._length) > 0)
-        target, push = edges.target[best], edges.push[best]
         extra = [0] * len(self._final)
         surcharges = {start: surcharge(lengths[items[start]], 0, need[start]) for start in self._starts()}
         if not any(surcharges.values()):
             return np.array(extra, np.int32)
-        into, push_of = np.where(target >= 0, target, ~target).tolist(), push.tolist()
-        calls, reads = (target < 0).tolist(), reading.tolist()
-        order = [
-            state for state in np.argsort(np.array(self._length), kind="stable").tolist() if reads[state]
+        steps = [
+            (state, self._edge(self._best[state]))
+            for state in self._shortest_first.tolist()
+            if self._best[state] >= 0 and self._length[state]
         ]
         changed = True
         while changed:  # the caller at a tail call may stand before the rule, whose completion is as long
             changed = False
-            for state in order:
-                found = extra[into[state]] + (extra[push_of[state]] if push_of[state] >= 0 else 0)
-                found += surcharges.get(into[state], 0) if calls[state] else 0
+            for state, edge in steps:
+                found = extra[edge.into] + (extra[edge.push] if edge.push >= 0 else 0)
+                found += 0 if edge.reads else surcharges.get(edge.into, 0)
                 changed |= found != extra[state]
                 extra[state] = found
         return np.array(extra, np.int32)
