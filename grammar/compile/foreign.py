@@ -7,11 +7,12 @@ library is not known to enforce (`keywords`), and refuse the schema for them unl
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ramify.constraint import Constraint, Kind
 from ramify.errors import InvalidConstraint, RamifyError
 from ramify.grammar.compile import keywords
+from ramify.grammar.compile.compiled import Compiled
 from ramify.grammar.rules import regex_syntax
 from ramify.grammar.rules.expression import size
 from ramify.grammar.schema.check import SchemaDocument
@@ -21,9 +22,6 @@ from ramify.grammar.schema.values.json_text import parse_json
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Enforcement, Unenforced
 from ramify.text import shortened
-
-if TYPE_CHECKING:
-    from ramify.grammar.compile.policy import Compiled
 
 IN_ORDER = "Properties come in the schema's order."
 CLOSED = "Objects have no other properties than the schema names, unless additionalProperties allows them."
@@ -83,14 +81,12 @@ def compile_foreign(
     `strict` True, for a schema with a keyword that the library is not known to enforce. With `exactly` also
     where it is known to reject valid instances, or may take long.
     """
-    from ramify.grammar.compile.policy import Compiled
-
-    engine, compile_with = library_of(backend)
     if constraint.kind not in KINDS[backend]:
         raise no_such_kind(constraint, backend)
     enforcement = _enforcement(constraint, backend, exactly)
     if exactly:
         _check_size(constraint)
+    engine, compile_with = library_of(backend)
     try:
         payload = compile_with(constraint, vocabulary)
     except InvalidConstraint as error:

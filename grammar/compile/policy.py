@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import msgspec
 
@@ -23,6 +22,7 @@ from ramify.constraint import Constraint, Kind, json_schema
 from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton.compiler import MAX_STATES, compile_grammar, compile_rules
 from ramify.grammar.automaton.nodes import NotCounted, TooLarge
+from ramify.grammar.compile.compiled import Compiled
 from ramify.grammar.compile.foreign import IN_ORDER, compile_foreign, no_such_kind, spacing
 from ramify.grammar.compile.structural_tag import structural_tag_rules
 from ramify.grammar.rules import regex_syntax
@@ -53,14 +53,6 @@ PREPARED = json_schema({"type": "object", "properties": _STRINGS})
 SUCCESSORS = ("outlines",)
 """With "auto", the backends that may take over a schema, in order: those whose answers are whole under every
 budget."""
-
-
-class Compiled(NamedTuple):
-    """The name of the engine, its payload, and how the grammar differs from the constraint."""
-
-    engine: str
-    payload: bytes
-    enforcement: Enforcement = Enforcement()
 
 
 def compile_constraint(constraint: Constraint, vocabulary: Vocabulary, backend: str = "auto") -> Compiled:

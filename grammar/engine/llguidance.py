@@ -189,7 +189,8 @@ def _reason(message: str, kind: Kind = "lark") -> str:
 class LLGuidanceGrammar:
     """A grammar, read from the payload that `compile_constraint` returned."""
 
-    enforcement = Enforcement(backend="llguidance", whole=False)
+    enforcement: Enforcement
+    """Set by `load_grammar`."""
 
     def __init__(self, payload: bytes, vocabulary: Vocabulary) -> None:
         self._inner = _matcher(payload, vocabulary)

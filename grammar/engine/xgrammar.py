@@ -95,7 +95,8 @@ def _reason(error: RuntimeError) -> str:
 class XGrammarGrammar:
     """A grammar, read from the payload that `compile_constraint` returned."""
 
-    enforcement = Enforcement(backend="xgrammar", whole=False)
+    enforcement: Enforcement
+    """Set by `load_grammar`."""
 
     def __init__(self, payload: bytes, vocabulary: Vocabulary) -> None:
         self._compiled = xgrammar.CompiledGrammar.deserialize_json(payload.decode(), tokenizer(vocabulary))

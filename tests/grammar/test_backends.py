@@ -16,6 +16,7 @@ from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint
 from ramify.grammar.compile import keywords, policy
 from ramify.grammar.compile.child_jobs import Answer
+from ramify.grammar.compile.compiled import Compiled
 from ramify.grammar.compile.foreign import KINDS
 from ramify.grammar.compile.grammar_files import GrammarFiles
 from ramify.grammar.compile.job import answer, limit_memory
@@ -220,7 +221,7 @@ def enforced(*features: str) -> dict[str, Found]:
     return {"outlines": Found("1", {name: Feature("enforced", 9) for name in features})}
 
 
-def refuse_two_letters(wanted: Constraint, vocabulary: Vocabulary) -> policy.Compiled:
+def refuse_two_letters(wanted: Constraint, vocabulary: Vocabulary) -> Compiled:
     if "maxLength" in wanted.source:
         raise Unenforceable("Ours cannot.", pointer="/maxLength")
     return OURS(wanted, vocabulary)
@@ -242,7 +243,7 @@ def test_auto_hands_a_schema_on_that_a_backend_with_whole_answers_enforces(
 def test_auto_keeps_the_refusal_whatever_fails(
     unforeseen: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object, **__: object) -> policy.Compiled:
+    def fail(*_: object, **__: object) -> Compiled:
         raise unforeseen
 
     monkeypatch.setattr(policy, "compile_foreign", fail)
