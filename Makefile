@@ -14,7 +14,8 @@ serve: $(VENV)/.runtime  ## the local server, on http://127.0.0.1:30000
 	@$(BIN)/ramify serve
 
 # As many test processes as there are cores; the tests of one file share one, and with it their servers and models.
-PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --dist loadfile
+# Files run in their order, as the files with few tests are not the short ones: the kernels' take minutes.
+PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 quick: $(VENV)/.dev  ## the tests that are not slow: under 90 seconds on two cores
 	@$(BIN)/ramify pull
