@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from ramify.errors import InvalidRequest, NotFound, UnsupportedField
+from ramify.runtime.model.state_shape import StateShape
 
 Family = Literal[
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "smollm3", "olmo2", "granite"
@@ -75,6 +76,8 @@ class ModelShape:
     """Scores become cap · tanh(score / cap); 0: no cap."""
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    states: StateShape | None = None
+    """The state of layers that keep one instead of keys and values; None without such layers."""
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
