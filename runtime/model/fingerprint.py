@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ramify.messages import ModelInfo
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.model.gguf.header import splits_of
 from ramify.runtime.model.hub.resolve import ModelFiles
 
 OPTIONS = (
@@ -32,4 +33,4 @@ def fingerprint(files: ModelFiles, config: EngineConfig, info: ModelInfo) -> str
 
 
 def _files(place: Path) -> list[Path]:
-    return [path for path in place.iterdir() if path.is_file()] if place.is_dir() else [place]
+    return [path for path in place.iterdir() if path.is_file()] if place.is_dir() else splits_of(place)

@@ -19,7 +19,7 @@ from ramify.runtime.model.families.llama import Llama
 from ramify.runtime.model.families.olmo2 import Olmo2
 from ramify.runtime.model.families.phi3 import Phi3
 from ramify.runtime.model.families.qwen3 import Qwen3
-from ramify.runtime.model.gguf.header import read_header
+from ramify.runtime.model.gguf.header import read_header, splits_of
 from ramify.runtime.model.gguf.weights import config_of, rotary_layout, tensors_in_file
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.layers import RMSNorm
@@ -90,7 +90,7 @@ def load_model(
         model.pack(form)
         return model
 
-    paths = weight_files(files.weights) if files.weights.is_dir() else [files.weights]
+    paths = weight_files(files.weights) if files.weights.is_dir() else splits_of(files.weights)
     variant = f"{quantization}-{str(dtype).removeprefix('torch.')}"
     if deterministic and dtype == torch.float32:
         variant += "-whole"

@@ -61,15 +61,17 @@ def write_gguf(
     rope_factors: np.ndarray | None = None,
     drop: str | None = None,
     random: bool = False,
+    per_file: int = 0,
 ) -> None:
     """Mistral checkpoints have the architecture "llama". `drop` leaves out one tensor, by its GGUF name.
 
     `others` are the types of single kinds of matrices, such as "attn_v". With `random` the matrices are
-    `random_blocks`, and `model` is given their values: `gguf` cannot quantise to every type.
+    `random_blocks`, and `model` is given their values: `gguf` cannot quantise to every type. With `per_file`
+    the model is split into files of that many tensors.
     """
     config: Any = model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer = GGUFWriter(path, architecture)
+    writer = GGUFWriter(path, architecture, split_max_tensors=per_file)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)

@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from transformers import PreTrainedModel
 
-from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.errors import InvalidRequest, NotFound, UnsupportedField
 from ramify.runtime.model.gguf import blocks, weights
 from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.hub.resolve import ModelFiles
@@ -220,6 +220,23 @@ def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
     write_gguf(build(LLAMA), tmp_path / "tiny.gguf", "granite")
     with pytest.raises(UnsupportedField, match="granite"):
         read_config(tmp_path / "tiny.gguf")
+
+
+def test_a_model_in_several_files_is_read_from_any_of_them(tmp_path: Path) -> None:
+    reference = build(LLAMA)
+    write_gguf(reference, tmp_path / "tiny.gguf", "llama", per_file=12)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [f"tiny-0000{index}-of-00003.gguf" for index in (1, 2, 3)]
+    ids = prompt()
+    for name in names[:2]:
+        torch.testing.assert_close(
+            logits(load(tmp_path / name), ids), expected(reference, ids), atol=1e-4, rtol=0
+        )
+    (tmp_path / names[0]).rename(tmp_path / "alone.gguf")
+    with pytest.raises(InvalidRequest, match="one of 3 files of a model, and is not named so"):
+        read_header(tmp_path / "alone.gguf")
+    with pytest.raises(NotFound, match=r"-00001-of-00003\.gguf is missing beside it"):
+        read_header(tmp_path / names[1])
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

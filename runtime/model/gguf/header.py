@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ramify.errors import InvalidRequest
+from ramify.errors import InvalidRequest, NotFound
 
 MAX_ARRAY = 4096
 """Longer arrays (the vocabulary) are skipped. Per-layer settings are far shorter."""
+
+SPLIT = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})")
+"""The stem of a file that holds a part of a model's tensors."""
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -30,16 +34,18 @@ class TensorInfo:
     """A `gguf.GGMLQuantizationType`."""
     offset: int
     """Bytes from the start of the file."""
+    path: Path
 
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    path: Path
+    paths: tuple[Path, ...]
+    """The files of the model: several where it was split."""
     metadata: dict[str, Any]
     """Without arrays of strings and arrays longer than `MAX_ARRAY`."""
     tensors: dict[str, TensorInfo]
     digest: str
-    """SHA-256 of the header's bytes, the vocabulary included."""
+    """SHA-256 of the bytes of the first file's header, the vocabulary included."""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -47,7 +53,41 @@ class GGUFHeader:
 
 
 def read_header(path: Path) -> GGUFHeader:
-    """Raises `InvalidRequest` unless the file is a little-endian GGUF file of version 2 or 3."""
+    """The header of the model in `path`, or in all files of the model whose split `path` is one.
+
+    Raises `InvalidRequest` unless each is a little-endian GGUF file of version 2 or 3, `NotFound` for a split
+    that is missing.
+    """
+    paths = splits_of(path)
+    for place in paths:
+        if not place.is_file():
+            raise NotFound(
+                f"{path.name} is one of {len(paths)} files of a model; {place.name} is missing beside it.",
+                field="model",
+                remedy="Fetch it too.",
+            )
+    headers = [_read(place) for place in paths]
+    tensors = {name: info for header in headers for name, info in header.tensors.items()}
+    count = headers[0].metadata.get("split.count", 1)
+    if count != len(paths):
+        raise InvalidRequest(
+            f"{path.name} is one of {count} files of a model, and is not named so.",
+            field="model",
+            remedy=f"Give the files their names again: NAME-00001-of-{count:05}.gguf, …",
+        )
+    return replace(headers[0], paths=tuple(paths), tensors=tensors)
+
+
+def splits_of(path: Path) -> list[Path]:
+    """The files of the model whose split `path` is, in order, by llama.cpp's names; `[path]` otherwise."""
+    found = SPLIT.fullmatch(path.stem)
+    if found is None:
+        return [path]
+    stem, count = found["stem"], int(found["count"])
+    return [path.with_name(f"{stem}-{index:05}-of-{count:05}{path.suffix}") for index in range(1, count + 1)]
+
+
+def _read(path: Path) -> GGUFHeader:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Cursor(data).header(path)
@@ -115,7 +155,9 @@ class _Cursor:
         digest = hashlib.sha256(memoryview(self.data)[: self.at]).hexdigest()
         alignment = metadata.get("general.alignment", 32)
         start = -(-self.at // alignment) * alignment
-        tensors = {name: TensorInfo(shape, kind, start + offset) for name, shape, kind, offset in entries}
+        tensors = {
+            name: TensorInfo(shape, kind, start + offset, path) for name, shape, kind, offset in entries
+        }
         if any(info.offset >= len(self.data) for info in tensors.values()):
             raise ValueError("it ends before its tensors do")
-        return GGUFHeader(path, metadata, tensors, digest)
+        return GGUFHeader((path,), metadata, tensors, digest)

@@ -44,7 +44,7 @@ def tokenizer_of(weights: Path) -> Path:
 def _main(weights: Path, folder: Path) -> None:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(str(weights.resolve().parent), gguf_file=weights.name)
+    tokenizer = AutoTokenizer.from_pretrained(str(weights.absolute().parent), gguf_file=weights.name)
     tokenizer.save_pretrained(folder)
 
 

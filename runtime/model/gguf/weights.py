@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,9 +87,13 @@ def tensors_in_file(
         yield hf_name, _read(data, name, info, dtype) if rows is None else rows
 
 
-def _map(header: GGUFHeader) -> NDArray[np.uint8]:
+Files = Mapping[Path, NDArray[np.uint8]]
+"""The bytes of each file of a model."""
+
+
+def _map(header: GGUFHeader) -> Files:
     # Copy-on-write: torch warns of read-only arrays. Nothing here writes.
-    return np.memmap(header.path, np.uint8, mode="c")
+    return {path: np.memmap(path, np.uint8, mode="c") for path in header.paths}
 
 
 def _hf_name(name: str, layer_names: Mapping[str, str]) -> str:
@@ -102,19 +107,19 @@ def _hf_name(name: str, layer_names: Mapping[str, str]) -> str:
     return f"model.layers.{found[1]}.{layer_names[found[2]]}.{suffix}"
 
 
-def _rows(data: NDArray[np.uint8], name: str, info: TensorInfo) -> Rows | None:
+def _rows(data: Files, name: str, info: TensorInfo) -> Rows | None:
     kind, raw, _, _ = _raw(data, name, info)
     return rows_of(raw, kind, info.shape)
 
 
 def _raw(
-    data: NDArray[np.uint8], name: str, info: TensorInfo
+    data: Files, name: str, info: TensorInfo
 ) -> tuple[GGMLQuantizationType, NDArray[np.uint8], int, int]:
     """A tensor's type, its bytes, and the elements and bytes of one of its blocks."""
     kind = GGMLQuantizationType(info.type)
     block, block_bytes = GGML_QUANT_SIZES[kind]
     size = int(np.prod(info.shape)) // block * block_bytes
-    raw = data[info.offset : info.offset + size]
+    raw = data[info.path][info.offset : info.offset + size]
     if raw.size != size:
         raise InvalidRequest(
             f"The GGUF file ends inside {name}.", field="model", remedy="Fetch the file again."
@@ -122,7 +127,7 @@ def _raw(
     return kind, raw, block, block_bytes
 
 
-def _read(data: NDArray[np.uint8], name: str, info: TensorInfo, dtype: torch.dtype) -> Tensor:
+def _read(data: Files, name: str, info: TensorInfo, dtype: torch.dtype) -> Tensor:
     kind, raw, block, block_bytes = _raw(data, name, info)
     blocks = raw.size // block_bytes
     out = torch.empty(blocks * block, dtype=dtype)
