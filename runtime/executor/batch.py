@@ -14,13 +14,15 @@ class Extension:
     """The new tokens of one request in one step: positions ``[start, stop)`` of its `ids`.
 
     `pages[i]` holds positions ``[i * page_size, (i + 1) * page_size)`` and reaches to `stop`.
-    Where `ids` is None there is one token, which is in the batch's `next_ids`.
+    Where `ids` is None there is one token, which is in the batch's `next_ids`. `state` is the slot of the
+    request's state, for models that have states.
     """
 
     ids: np.ndarray | None
     start: int
     stop: int
     pages: Sequence[int]
+    state: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,6 +42,9 @@ class ForwardBatch:
         Pages to be copied first (copy-on-write).
     next_ids : (T,) int64, optional
         Token ids on the model's device, instead of those in `tokens`: the host does not have them yet.
+    states : (B,) int64, optional
+        The slot of each request's state, all distinct. The step reads a slot at the request's first token and
+        writes it after its last one. A request whose first token is at position 0 begins from zeros.
     """
 
     tokens: torch.Tensor
@@ -48,6 +53,7 @@ class ForwardBatch:
     kv_lens: torch.Tensor
     copies: list[tuple[int, int]]
     next_ids: torch.Tensor | None = None
+    states: torch.Tensor | None = None
 
     @property
     def ids(self) -> torch.Tensor:
@@ -89,6 +95,7 @@ def pack(
     np.add(np.arange(total), first[row_of], out=positions)
     page, offset = np.divmod(positions, page_size)
     np.add(page_table[row_of, page].astype(np.int64) * page_size, offset, out=slots)
+    states = [extension.state for extension in extensions if extension.state is not None]
     return ForwardBatch(
         tokens=torch.from_numpy(tokens),
         page_table=torch.from_numpy(page_table),
@@ -96,4 +103,5 @@ def pack(
         kv_lens=torch.from_numpy(kv_lens),
         copies=list(copies),
         next_ids=next_ids,
+        states=torch.tensor(states, dtype=torch.int64) if states else None,
     )

@@ -22,6 +22,7 @@ from ramify.runtime.executor.decode_graphs import DecodeGraphs
 from ramify.runtime.executor.device_sampler import DeviceSampler
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.sampler import HostSampler, stacked
+from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import HeadNorms
@@ -31,14 +32,24 @@ MANY_ROWS = 65
 
 
 class Runner:
-    """Owns the model and its KV pages.
+    """Owns the model, its KV pages and the states of its linear attention layers.
 
     cascade : read shared prefixes once, where the kernels can do so and it pays
+    states : for models whose shape has some
     """
 
-    def __init__(self, model: CausalLM, pool: KvPool, ops: Ops, *, cascade: bool = True) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        pool: KvPool,
+        ops: Ops,
+        *,
+        cascade: bool = True,
+        states: StatePool | None = None,
+    ) -> None:
         self.model = model
         self.pool = pool
+        self.states = states
         self.device = pool.k.device
         self._ops = ops
         self._attention = attention_of(ops, model.config, pool, cascade=cascade)
@@ -69,7 +80,8 @@ class Runner:
         size = self.pool.page_size
         most = min(MANY_ROWS, self.pool.num_pages * size, self.model.config.context_length)
         for tokens in (most, 1):
-            prompt = Extension(np.zeros(most, np.int32), 0, tokens, range(-(-tokens // size)))
+            state = None if self.states is None else self.states.padding_slot
+            prompt = Extension(np.zeros(most, np.int32), 0, tokens, range(-(-tokens // size)), state)
             logits = self.logits(self.forward(pack([prompt], size, copies=[(0, 1)])))
         if isinstance(self.sampler, DeviceSampler):
             self.sampler.warm_up(logits)
