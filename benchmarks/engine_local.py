@@ -21,8 +21,8 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.build import build_runner
 from ramify.runtime.executor.memory import COW_PAGES
-from ramify.runtime.model.config import config_from_hf
 from ramify.runtime.model.decoder import Model
+from ramify.runtime.model.hf_config import config_from_hf
 from ramify.runtime.model.load import dummy_model, shortened
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler

@@ -12,7 +12,7 @@ from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.causal_lm import Attend, CausalLM
 from ramify.runtime.model.checkpoint import weight_files
-from ramify.runtime.model.config import Family, ModelConfig, ModelShape, config_from_folder
+from ramify.runtime.model.config import Family, ModelConfig, ModelShape
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.families.gemma import Gemma2, Gemma3
 from ramify.runtime.model.families.llama import Llama
@@ -21,6 +21,7 @@ from ramify.runtime.model.families.phi3 import Phi3
 from ramify.runtime.model.families.qwen3 import Qwen3
 from ramify.runtime.model.gguf.header import read_header, splits_of
 from ramify.runtime.model.gguf.weights import config_of, rotary_layout, tensors_in_file
+from ramify.runtime.model.hf_config import config_from_folder
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.layers import RMSNorm
 from ramify.runtime.model.packed_cache import load_packed
@@ -46,7 +47,7 @@ FAMILIES: dict[Family, type[Model]] = {
     "phi3": Phi3,
     "smollm3": Llama,  # every fourth layer has no positions: ModelConfig.layer_ropes (arXiv 2501.18795)
     "olmo2": Olmo2,
-    "granite": Llama,  # multipliers of embedding, residuals, scores and logits: config._granite_shape
+    "granite": Llama,  # multipliers of embedding, residuals, scores and logits: hf_config._granite_more
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ramify.runtime.model.config import config_from_hf
+from ramify.runtime.model.hf_config import config_from_hf
 from ramify.runtime.model.load import FAMILIES, dummy_model
 
 pytestmark = pytest.mark.slow

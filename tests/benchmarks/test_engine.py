@@ -11,7 +11,7 @@ import torch
 from benchmarks import engine
 from benchmarks.roofline import kv_bytes, prefill_flop, weight_bytes
 from ramify.kernels.registry import ops
-from ramify.runtime.model.config import config_from_hf
+from ramify.runtime.model.hf_config import config_from_hf
 from ramify.runtime.model.load import FAMILIES, dummy_model
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.sampler import SamplingRow
-from ramify.runtime.model.config import config_from_hf
+from ramify.runtime.model.hf_config import config_from_hf
 from ramify.runtime.model.load import dummy_model
 from ramify.sampling_params import SamplingParams
 from tests.kernels.kernel_compiler import Compiled, compiling

@@ -16,8 +16,8 @@ from ramify.runtime.executor import build
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.model.config import config_from_hf
 from ramify.runtime.model.decoder import Model
+from ramify.runtime.model.hf_config import config_from_hf
 from ramify.runtime.model.layers import RMSNorm
 from ramify.runtime.model.load import FAMILIES
 from ramify.runtime.model.quantization import Quantization, packing

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.model.config import config_from_hf
+from ramify.runtime.model.hf_config import config_from_hf
 from ramify.runtime.model.load import dummy_model
 from tests.kernels.test_triton_warm_up import SHAPE
 from tests.runtime.local import LocalScheduler

@@ -15,7 +15,7 @@ from ramify.kernels.triton.interpret import INTERPRETED
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.model.config import config_from_hf
+from ramify.runtime.model.hf_config import config_from_hf
 from ramify.runtime.model.layers import RMSNorm
 from ramify.runtime.model.load import FAMILIES
 

@@ -1,0 +1,300 @@
+"""The shape of a model, read from a checkpoint's `config.json`. Imports no torch.
+
+A family is one `Reader`: how its file differs from Llama's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from ramify.errors import InvalidRequest, NotFound
+from ramify.runtime.model.config import (
+    Family,
+    ModelConfig,
+    Rope,
+    gemma_shape,
+    one_of,
+    token_ids,
+    unsupported,
+)
+from ramify.runtime.model.hf_rope import Config, need, rope_from_hf
+
+Fields = dict[str, Any]
+"""Arguments of `ModelConfig`."""
+
+
+def config_from_folder(folder: Path) -> ModelConfig:
+    """Read `config.json`, and the end tokens of `generation_config.json` if it has some.
+
+    Raises `NotFound` without a `config.json`, `UnsupportedField` for what Ramify does not implement.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise NotFound(f"{folder} holds no config.json.", field="model")
+    generation = folder / "generation_config.json"
+    return config_from_hf(_read_json(path), _read_json(generation) if generation.is_file() else {})
+
+
+def config_from_hf(config: Config, generation: Config | None = None) -> ModelConfig:
+    """The config of a Hugging Face checkpoint, in the spelling of transformers 4 or 5."""
+    config = _text_part(config)
+    family = one_of(_FAMILIES, "model_type", config.get("model_type"))
+    reader = READERS[family]
+    config = {**reader.defaults, **config}
+    _check(config, reader)
+
+    num_heads, num_layers = need(config, "num_attention_heads"), need(config, "num_hidden_layers")
+    # As in transformers, the end tokens of generation_config.json override those of config.json.
+    eos = (generation or {}).get("eos_token_id")
+    attention_bias = reader.attention_bias and bool(config.get("attention_bias"))
+    fields: Fields = {
+        "family": family,
+        "vocab_size": need(config, "vocab_size"),
+        "hidden_size": need(config, "hidden_size"),
+        "intermediate_size": need(config, "intermediate_size"),
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "num_kv_heads": config.get("num_key_value_heads") or num_heads,
+        "head_dim": config.get("head_dim") or need(config, "hidden_size") // num_heads,
+        "context_length": need(config, "max_position_embeddings"),
+        "norm_eps": config.get("rms_norm_eps", 1e-6),
+        "windows": reader.windows(config, num_layers),
+        "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "qkv_bias": attention_bias,
+        "output_bias": attention_bias,
+        "mlp_bias": reader.mlp_bias and bool(config.get("mlp_bias")),
+        "eos_token_ids": token_ids(config.get("eos_token_id") if eos is None else eos),
+        "bos_token_id": config.get("bos_token_id"),
+    }
+    fields |= reader.ropes(config, fields)
+    fields |= reader.more(config, fields)
+    return ModelConfig(**fields)
+
+
+def _no_windows(config: Config, num_layers: int) -> tuple[int, ...]:
+    return (0,) * num_layers
+
+
+def _one_window(config: Config, num_layers: int) -> tuple[int, ...]:
+    """One window for all layers."""
+    if config.get("layer_types"):
+        raise unsupported("layer_types", config["layer_types"], f"absent for {config['model_type']}")
+    return (config.get("sliding_window") or 0,) * num_layers
+
+
+def _windows_by_type(config: Config, num_layers: int) -> tuple[int, ...] | None:
+    """Windows of the layers that `layer_types` calls sliding; None without it."""
+    kinds: Sequence[str] | None = config.get("layer_types")
+    if kinds is None:
+        return None
+    unknown = set(kinds) - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise unsupported("layer_types", unknown.pop(), "full_attention or sliding_attention")
+    window = config.get("sliding_window") or 0
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def _optional_windows(config: Config, num_layers: int) -> tuple[int, ...]:
+    """Qwen's: windows if `use_sliding_window`, in the layers from `max_window_layers` on."""
+    if not config.get("use_sliding_window"):
+        config = {**config, "sliding_window": 0}
+    window, first = config.get("sliding_window") or 0, config.get("max_window_layers", 28)
+    by_type = _windows_by_type(config, num_layers)
+    return by_type or tuple(window if layer >= first else 0 for layer in range(num_layers))
+
+
+def _smollm3_windows(config: Config, num_layers: int) -> tuple[int, ...]:
+    windows = config.get("use_sliding_window") and config.get("sliding_window")
+    if windows and config.get("layer_types") is None:
+        raise unsupported("use_sliding_window", True, "false, or whose layer_types say where")
+    return _optional_windows(config, num_layers)
+
+
+def _gemma_windows(config: Config, num_layers: int) -> tuple[int, ...]:
+    by_type = _windows_by_type(config, num_layers)
+    if by_type is not None:
+        return by_type
+    every, window = need(config, "sliding_window_pattern"), config.get("sliding_window") or 0
+    return tuple(window if (layer + 1) % every else 0 for layer in range(num_layers))
+
+
+def _one_rope(config: Config, fields: Fields) -> Fields:
+    """One rotary embedding for all layers."""
+    return {"rope": rope_from_hf(config)}
+
+
+def _smollm3_ropes(config: Config, fields: Fields) -> Fields:
+    """No positions in every fourth layer."""
+    rope = rope_from_hf(config)
+    every, rotated = config["no_rope_layer_interval"], config.get("no_rope_layers")
+    if rotated is None:
+        rotated = [(layer + 1) % every for layer in range(fields["num_layers"])]
+    still = Rope(share=0.0)
+    return {
+        "rope": rope,
+        "layer_ropes": tuple(rope if rotates else still for rotates in rotated[: fields["num_layers"]]),
+    }
+
+
+def _gemma3_ropes(config: Config, fields: Fields) -> Fields:
+    """A rotary embedding of its own for the layers with windows."""
+    given = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    local = dict(given.pop("sliding_attention", None) or {})
+    local.setdefault("rope_theta", config.get("rope_local_base_freq") or 1e4)
+    given = dict(given.pop("full_attention", None) or given)
+    given.setdefault("rope_theta", config.get("rope_theta") or 1e6)
+    full, near = rope_from_hf(config, given), rope_from_hf(config, local)
+    return {"rope": full, "layer_ropes": tuple(near if window else full for window in fields["windows"])}
+
+
+def _phi3_ropes(config: Config, fields: Fields) -> Fields:
+    return {"rope": rope_from_hf(config, kinds=("default", "longrope"), partial=True)}
+
+
+def _nothing_more(config: Config, fields: Fields) -> Fields:
+    return {}
+
+
+def _qkv_bias(config: Config, fields: Fields) -> Fields:
+    return {"qkv_bias": True}
+
+
+def _gemma_more(config: Config, fields: Fields) -> Fields:
+    return {
+        **gemma_shape(fields["hidden_size"], need(config, "query_pre_attn_scalar")),
+        "attention_soft_cap": config.get("attn_logit_softcapping") or 0.0,
+        "logit_soft_cap": config.get("final_logit_softcapping") or 0.0,
+    }
+
+
+def _granite_more(config: Config, fields: Fields) -> Fields:
+    """Granite's multipliers.
+
+    A layer adds m · f(norm(x)) to the residual stream x. Here the stream is x / m, so that a layer adds
+    f(norm(x)). norm(x / m) equals norm(x) if the norm's epsilon is divided by m².
+    """
+    share = config.get("residual_multiplier", 1.0)
+    return {
+        "attention_scale": config.get("attention_multiplier", 1.0),
+        "embedding_scale": config.get("embedding_multiplier", 1.0) / share,
+        "norm_eps": fields["norm_eps"] / share**2,
+        "logit_scale": 1.0 / config.get("logits_scaling", 1.0),
+    }
+
+
+# Fields with their supported values. Others would change the computation in ways that are not implemented.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "hidden_act": (None, "silu"),
+    "partial_rotary_factor": (None, 1, 1.0),
+    "quantization_config": (None,),
+    "num_experts": (None, 0),
+    "num_local_experts": (None, 0),
+    "attn_logit_softcapping": (None,),
+    "final_logit_softcapping": (None,),
+    "logit_scale": (None, 1, 1.0),
+    "is_encoder_decoder": (None, False),
+    "add_cross_attention": (None, False),
+    "use_bidirectional_attention": (None, False),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """How a family's `config.json` differs from Llama's."""
+
+    defaults: Config = field(default_factory=dict)
+    """Defaults of transformers that differ from Llama's, for fields that a file may leave out."""
+    values: Mapping[str, tuple[Any, ...] | None] = field(default_factory=dict)
+    """Supported values of fields, instead of those in `_NEUTRAL`; None: every value is supported."""
+    attention_bias: bool = False
+    """Whether the family has the field `attention_bias`."""
+    mlp_bias: bool = False
+    windows: Callable[[Config, int], tuple[int, ...]] = _no_windows
+    """`ModelConfig.windows`, from the file and the number of layers."""
+    ropes: Callable[[Config, Fields], Fields] = _one_rope
+    """The fields `rope` and `layer_ropes`, from the file and the fields read before."""
+    more: Callable[[Config, Fields], Fields] = _nothing_more
+    """Further fields, or other values of those read before."""
+
+
+_GEMMA = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256}
+_GEMMA |= {"tie_word_embeddings": True, "sliding_window": 4096}
+_GEMMA2_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+_GEMMA_VALUES = dict.fromkeys(("hidden_act", "hidden_activation"), (None, "gelu_pytorch_tanh"))
+
+READERS: dict[Family, Reader] = {
+    "llama": Reader(attention_bias=True, mlp_bias=True),
+    "mistral": Reader(windows=_one_window),
+    "qwen2": Reader(windows=_optional_windows, more=_qkv_bias),
+    "qwen3": Reader(defaults={"head_dim": 128}, attention_bias=True, windows=_optional_windows),
+    "gemma2": Reader(
+        defaults={**_GEMMA, **_GEMMA2_CAPS, "sliding_window_pattern": 2},
+        values={**_GEMMA_VALUES, **dict.fromkeys(_GEMMA2_CAPS)},
+        attention_bias=True,
+        windows=_gemma_windows,
+        more=_gemma_more,
+    ),
+    "gemma3": Reader(
+        defaults={
+            **_GEMMA,
+            "sliding_window_pattern": 6,
+            "vocab_size": 262208,
+            "max_position_embeddings": 131072,
+        },
+        values={**_GEMMA_VALUES, "final_logit_softcapping": None},
+        attention_bias=True,
+        windows=_gemma_windows,
+        ropes=_gemma3_ropes,
+        more=_gemma_more,
+    ),
+    "phi3": Reader(
+        defaults={"rms_norm_eps": 1e-5},
+        values={"partial_rotary_factor": None},
+        windows=_one_window,
+        ropes=_phi3_ropes,
+    ),
+    "smollm3": Reader(
+        defaults={"tie_word_embeddings": True, "no_rope_layer_interval": 4},
+        attention_bias=True,
+        mlp_bias=True,
+        windows=_smollm3_windows,
+        ropes=_smollm3_ropes,
+    ),
+    "olmo2": Reader(defaults={"rms_norm_eps": 1e-5}, attention_bias=True),
+    "granite": Reader(attention_bias=True, mlp_bias=True, more=_granite_more),
+}
+_FAMILIES: tuple[Family, ...] = get_args(Family)
+
+
+def _text_part(config: Config) -> dict[str, Any]:
+    """The text model's config of a multimodal Gemma 3; any other config as it is."""
+    if config.get("model_type") == "gemma3_text":
+        return {**config, "model_type": "gemma3"}
+    if config.get("model_type") != "gemma3":
+        return dict(config)
+    shared = ("eos_token_id", "bos_token_id", "quantization_config")
+    outer = {name: config[name] for name in shared if name in config}
+    return {**(config.get("text_config") or {}), **outer, "model_type": "gemma3", "architectures": None}
+
+
+def _check(config: Config, reader: Reader) -> None:
+    for name, neutral in {**_NEUTRAL, **reader.values}.items():
+        if neutral is not None and config.get(name) not in neutral:
+            raise unsupported(name, config[name], " or ".join(map(repr, neutral[1:])) or "absent")
+    for architecture in config.get("architectures") or ():
+        if not architecture.endswith("ForCausalLM"):
+            raise unsupported("architectures", architecture, "a …ForCausalLM")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidRequest(f"{path} is not JSON: {error}.", field="model") from None
+    if not isinstance(content, dict):
+        raise InvalidRequest(f"{path} is not a JSON object.", field="model")
+    return content
