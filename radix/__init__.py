@@ -6,6 +6,7 @@ tree.py        the shape of the tree: match, split, append, join; node.py one no
 pages.py       the pool of page numbers
 usage.py       which tree pages are in use, leased or evictable; stats.py the counts
 eviction.py    the queue of evictable leaves; lease.py prefixes kept for programs that come back
+states.py      slots of recurrent states at the ends of nodes, for models with linear attention layers
 evicted.py     recent evictions, to explain cache misses
 snapshot.py    a sample of the tree for dashboards; integrity.py conservation checks for tests
 naive.py       the same interface without sharing; token_tree.py counts distinct tokens of sequences

@@ -50,7 +50,8 @@ from ramify.radix.lock import Committed, Match, PrefixLock
 from ramify.radix.node import Node
 from ramify.radix.pages import PagePool
 from ramify.radix.snapshot import NodeView, snapshot
-from ramify.radix.stats import PageCounts
+from ramify.radix.states import States, UselessFirst
+from ramify.radix.stats import PageCounts, StateCounts
 from ramify.radix.tree import RadixTree
 from ramify.radix.usage import Usage
 
@@ -62,7 +63,8 @@ class PrefixCache:
     """Maps token sequences to KV pages; sharing is exact to the token at every page size.
 
     Not thread-safe. `clock` returns seconds and is monotonic; leases expire by it. A method that raises has
-    changed nothing.
+    changed nothing. `num_states` is the number of slots for the states of a model that has some, else 0
+    (`ramify.radix.states`).
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class PrefixCache:
         num_pages: int,
         page_size: int,
         *,
+        num_states: int = 0,
         clock: Callable[[], float] = time.monotonic,
         policy: EvictionPolicy | None = None,
     ) -> None:
@@ -77,7 +80,9 @@ class PrefixCache:
         self._tree = RadixTree(page_size)
         self._pool = PagePool(num_pages)
         self._leases = LeaseBook(clock)
-        self._usage = Usage(policy or LeastRecentlyUsed(), self._leases.needed)
+        policy = policy or LeastRecentlyUsed()
+        self._usage = Usage(UselessFirst(policy) if num_states else policy, self._leases.needed)
+        self._states = States(num_states, self._tree, self._leases, self._usage.offer) if num_states else None
         self._record = EvictionRecord()
         self._private: set[int] = set()
         self._locks: set[PrefixLock] = set()
@@ -88,7 +93,7 @@ class PrefixCache:
     def match(self, tokens: Tokens, scope: str = "", limit: int | None = None) -> Match:
         """The longest prefix of `tokens` (n,), at most `limit` tokens, that is in the tree. Changes nothing.
 
-        Costs O(n + nodes on the path); fastest with an int32 array.
+        With states, the longest that ends in one. Costs O(n + nodes on the path), least with an int32 array.
         """
         if limit is not None:
             if limit < 0:
@@ -101,10 +106,11 @@ class PrefixCache:
 
         Where branches follow, takes the most recently used one. Changes nothing; costs O(n).
         """
-        match = self._find(encode(tokens), scope)
-        if match.node is None or match.length < len(tokens):
+        key, root = encode(tokens), self._tree.roots.get(scope)
+        if root is None:
             return []
-        return self._tree.following(match.node, match.length, count)
+        node, matched_bytes = self._tree.walk(root, key)
+        return self._tree.following(node, len(tokens), count) if matched_bytes == len(key) else []
 
     def acquire(self, match: Match) -> PrefixLock:
         """Lock the prefix that `match` found, so that it is not evicted until `release`.
@@ -220,6 +226,56 @@ class PrefixCache:
         lock.node, lock.length, lock.pages, lock.private_from = node, length, table, private_from
         return Committed(list(table), private_from)
 
+    # --- states -----------------------------------------------------------------------------------
+
+    def allocate_state(self) -> int | None:
+        """A slot for the state of a request, if need be that of the state in the tree that is worth least.
+
+        None where requests have all slots, and of a cache without states.
+        """
+        return None if self._states is None else self._states.take()
+
+    def free_state(self, slot: int) -> None:
+        """Give a request's slot back. Raises `ValueError` for a slot that no request has."""
+        self._with_states().give_back(slot)
+
+    def use_state(self, lock: PrefixLock) -> int | None:
+        """The slot of the state at the end of `lock`, from which its request begins; None where there is
+        none. The tree may give the slot away at the next allocation."""
+        node = self._checked_lock(lock)
+        return None if node.state is None else self._with_states().use(node)
+
+    def keep_state(self, lock: PrefixLock, slot: int) -> None:
+        """A request gives away its slot, which has the state after the last token of `lock`. The tree keeps
+        the slot if it has no state there. Raises `ValueError` for a slot that no request has."""
+        node, states = self._checked_lock(lock), self._with_states()
+        if node.parent is None or node.state is not None:
+            states.give_back(slot)
+        else:
+            states.hold(node, slot)
+
+    def copy_state(self, lock: PrefixLock, uses: float = 1.0) -> int | None:
+        """A slot that the tree holds from now on for the state after the last token of `lock`; the caller
+        copies the state to it. `uses` is the number of requests that are expected to begin from it.
+
+        None where the tree has that state, where it has better states in all slots, and for an empty lock.
+        """
+        node, states = self._checked_lock(lock), self._with_states()
+        if node.parent is None or node.state is not None:
+            return None
+        slot = states.take_for(node, uses)
+        if slot is not None:
+            states.hold(node, slot, uses)
+        return slot
+
+    def state_counts(self) -> StateCounts:
+        """State slots now: free + held + in_use == total."""
+        states = self._states
+        if states is None:
+            return StateCounts(0, 0, 0, 0, 0)
+        free, held, in_use = len(states.free_slots), len(states.holders), len(states.in_use)
+        return StateCounts(free, held, in_use, states.total, states.evicted)
+
     # --- leases -----------------------------------------------------------------------------------
 
     def lease(
@@ -274,8 +330,13 @@ class PrefixCache:
     # --- the whole cache --------------------------------------------------------------------------
 
     def flush(self) -> int:
-        """Drop every page that no running request uses, leased or not. Returns the number of pages freed."""
+        """Drop every page that no running request uses, leased or not, and every state in the tree.
+
+        Returns the number of pages freed.
+        """
         before = len(self._pool)
+        if self._states is not None:
+            self._states.drop_all()
         while self._usage.queue:
             self._drop(self._usage.queue.pop(), FLUSH)
         return len(self._pool) - before
@@ -299,16 +360,30 @@ class PrefixCache:
 
     def check(self) -> None:
         """Recount everything from scratch, in O(tree). Raises `ConservationError` saying what is wrong."""
-        verify(self._tree, self._usage, self._pool, self._leases, self._private, self._locks)
+        verify(self._tree, self._usage, self._pool, self._leases, self._private, self._locks, self._states)
 
     # --- internals --------------------------------------------------------------------------------
 
     def _find(self, key: bytes, scope: str) -> Match:
         root = self._tree.roots.get(scope)
         if root is None:
-            return Match(0, key, scope, None, self._tree.version)
+            return Match(0, 0, key, scope, None, self._tree.version)
         node, matched_bytes = self._tree.walk(root, key)
-        return Match(matched_bytes // TOKEN_BYTES, key, scope, node, self._tree.version)
+        length = known = matched_bytes // TOKEN_BYTES
+        if self._states is not None:
+            node = self._states.at_or_above(node, known) or root
+            length = node.end
+        return Match(length, known, key, scope, node, self._tree.version)
+
+    def _with_states(self) -> States:
+        if self._states is None:
+            raise ValueError("This cache was made without states.")
+        return self._states
+
+    def _drop_state(self, leaf: Node) -> None:
+        """`leaf` loses its end."""
+        if leaf.state is not None:
+            self._with_states().drop(leaf)
 
     def _checked_lock(self, lock: PrefixLock) -> Node:
         if lock.node is None:
@@ -365,6 +440,7 @@ class PrefixCache:
                 self._usage.drop(leaf, count)
                 kept = (leaf.start // self.page_size + len(leaf.pages) - count) * self.page_size
                 digest = self._record.note(leaf, kept, taker)
+                self._drop_state(leaf)
                 self._pool.free(self._tree.trim(leaf, count))
                 leaf.digest = digest
                 self._usage.offer(leaf)
@@ -375,6 +451,7 @@ class PrefixCache:
     def _drop(self, leaf: Node, taker: str) -> None:
         """Take `leaf` out of the tree and free its pages. Nobody uses it, and it has left the queue."""
         self._record.note(leaf, leaf.start, taker)
+        self._drop_state(leaf)
         ended = self._leases.retreat(leaf)
         self._usage.drop(leaf, leaf.owned)
         self._pool.free(leaf.owned_pages)

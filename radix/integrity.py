@@ -10,6 +10,7 @@ from ramify.radix.lease import LeaseBook
 from ramify.radix.lock import PrefixLock
 from ramify.radix.node import Node, Root
 from ramify.radix.pages import PagePool
+from ramify.radix.states import States
 from ramify.radix.stats import ConservationError
 from ramify.radix.tree import RadixTree
 from ramify.radix.usage import Usage
@@ -22,6 +23,7 @@ def verify(
     leases: LeaseBook,
     private: set[int],
     locks: Iterable[PrefixLock],
+    states: States | None,
 ) -> None:
     """Raise `ConservationError` naming every violation. Costs O(tokens and pages in the tree)."""
     nodes = list(tree.nodes())
@@ -31,6 +33,7 @@ def verify(
     wrong += _ownership(nodes, pool, private)
     wrong += _claims(nodes, leases, locks)
     wrong += _usage(nodes, usage)
+    wrong += _states(nodes, states)
     for lock in locks:
         wrong += _lock(lock, tree)
     if wrong:
@@ -90,6 +93,20 @@ def _ownership(nodes: list[Node], pool: PagePool, private: set[int]) -> list[str
         wrong.append(f"pages {sorted(twice)} are in two places")
     if len(owners) - len(lost) > pool.num_pages:
         wrong.append("there are pages that the pool does not know")
+    return wrong
+
+
+def _states(nodes: list[Node], states: States | None) -> list[str]:
+    """Every slot is free, in use by a request, or held by one node that has an end."""
+    holders = {node: node.state for node in nodes if node.state is not None}
+    if states is None:
+        return [f"{_name(node)} holds a state of a cache without states" for node in holders]
+    slots = Counter([*states.free_slots, *states.in_use, *(state.slot for state in holders.values())])
+    wrong = [] if holders == states.holders else [f"{len(holders)} nodes hold {len(states.holders)} states"]
+    if any(isinstance(node, Root) for node in holders):
+        wrong.append("a root holds a state")
+    if slots != Counter(range(states.total)):
+        wrong.append(f"{len(slots)} of {states.total} state slots are somewhere, in {slots.total()} places")
     return wrong
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import TypeVar
 
@@ -69,6 +69,12 @@ class LeaseBook:
     def at(self, node: Node) -> int:
         """Number of leases that end at `node`."""
         return len(self._by_node.get(node, ()))
+
+    def ends(self) -> Iterator[tuple[Node, float]]:
+        """The node of each lease, and when it is needed."""
+        for node, leases in self._by_node.items():
+            for lease in leases.values():
+                yield node, lease.needed
 
     def owners(self, node: Node) -> Iterable[str]:
         """The owners of the leases that end at `node`, each once."""

@@ -13,7 +13,9 @@ class Match:
     """The result of `PrefixCache.match`. It locks nothing: `acquire` matches again if the tree changed."""
 
     length: int
-    """Tokens in the tree, counted from the first."""
+    """Tokens in the tree, counted from the first; of a cache with states, up to the deepest state."""
+    known: int
+    """Tokens in the tree, whatever states it holds."""
     key: bytes
     scope: str
     node: Node | None

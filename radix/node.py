@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ramify.radix.key import TOKEN_BYTES
+
+if TYPE_CHECKING:
+    from ramify.radix.states import NodeState
 
 _NO_CHILDREN: dict[int, Node] = {}  # shared by all leaves, never written: an empty dict takes 64 bytes
 
@@ -30,6 +35,7 @@ class Node:
         "parent",
         "queue_entry",
         "start",
+        "state",
         "tokens",
     )
 
@@ -55,6 +61,8 @@ class Node:
         """Id of the live entry in the eviction queue; 0 when not queued."""
         self.digest: int | None = None
         """Digest of tokens ``[0, end)``, computed at the first eviction below (`ramify.radix.evicted`)."""
+        self.state: NodeState | None = None
+        """The state after token `end`, for models that have states (`ramify.radix.states`)."""
 
     @property
     def end(self) -> int:

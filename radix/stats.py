@@ -1,4 +1,4 @@
-"""Page counts by state, and the error of a failed conservation check."""
+"""Page counts by state, counts of state slots, and the error of a failed conservation check."""
 
 from __future__ import annotations
 
@@ -20,5 +20,17 @@ class PageCounts:
     evicted: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class StateCounts:
+    """Slots of states: free + held + in_use == total. `evicted` counts since the start."""
+
+    free: int
+    held: int
+    """At the ends of nodes; a request can take all of them."""
+    in_use: int
+    total: int
+    evicted: int
+
+
 class ConservationError(RuntimeError):
-    """The page counts contradict each other: a defect in the cache, or a caller that broke its rules."""
+    """The counts contradict each other: a defect in the cache, or a caller that broke its rules."""

@@ -86,7 +86,7 @@ class RadixTree:
     def split(self, node: Node, at: int) -> Node:
         """Split `node` before token `at`, ``start < at < end``, and return the new upper part.
 
-        `node` becomes the lower part, so locks and leases that end at its end stay valid.
+        `node` becomes the lower part, so locks, leases and a state at its end stay valid.
         """
         parent = node.parent
         assert parent is not None
@@ -148,7 +148,8 @@ class RadixTree:
             self.version += 1
 
     def join(self, child: Node) -> tuple[int, ...] | None:
-        """Let `child` absorb its parent if it is the only child and both have the same locks and leases.
+        """Let `child` absorb its parent if it is the only child, the parent holds no state, and both have the
+        same locks and leases.
 
         The caller makes sure that both were last used together. Undoes splits whose other branch is gone, so
         that paths stay short. Returns the pages that are no longer needed: none, or the parent's copy of the
@@ -160,6 +161,7 @@ class RadixTree:
         if (
             grandparent is None
             or len(parent.children) != 1
+            or parent.state is not None
             or parent.locks != child.locks
             or parent.leases != child.leases
         ):

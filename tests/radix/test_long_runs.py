@@ -31,6 +31,7 @@ ACTIONS = {
     "overtake": 3,
     "compute": 14,
     "commit": 10,
+    "copy_state": 3,
     "finish": 5,
     "abort": 2,
     "retract": 2,
@@ -49,7 +50,8 @@ class Dice:
     def __init__(self, seed: int, cache_class: type[PrefixCache] = PrefixCache) -> None:
         self.random = random.Random(seed)
         page_size = self.random.randint(1, 8)
-        self.world = World(self.random.randint(8, 40), page_size, cache_class)
+        num_pages, num_states = self.random.randint(8, 40), (0, 3, 9)[seed % 3]
+        self.world = World(num_pages, page_size, cache_class, num_states)
         self.longest = 4 * page_size + 4
         self.matches: list[tuple[str, list[int], Match]] = []
 
@@ -126,6 +128,11 @@ class Dice:
     def commit(self, request: Request | None) -> None:
         if request is not None:
             self.world.commit(request)
+
+    def copy_state(self, request: Request | None) -> None:
+        if request is not None:
+            self.world.commit(request)
+            self.world.copy_state(request, self.random.choice((0.1, 1.0)))
 
     def finish(self, request: Request | None) -> None:
         if request is not None:

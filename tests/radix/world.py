@@ -35,12 +35,22 @@ class Request:
         self.private_from = 0
         self.copy: tuple[int, int] | None = None
         self.reused = lock.length
+        self.slot: int | None = None
+        """Of its state, where the cache has states."""
 
 
 class World:
-    def __init__(self, num_pages: int, page_size: int, cache_class: type[PrefixCache] = PrefixCache) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        cache_class: type[PrefixCache] = PrefixCache,
+        num_states: int = 0,
+    ) -> None:
         self.clock = FakeClock()
-        self.cache = cache_class(num_pages, page_size, clock=self.clock)
+        self.cache = cache_class(num_pages, page_size, num_states=num_states, clock=self.clock)
+        self.states: list[object] = [POISON] * num_states
+        """By slot: the scope and the tokens that the state has seen."""
         self.page_size = page_size
         self.rows = [[POISON] * page_size for _ in range(num_pages)]
         self.requests: list[Request] = []
@@ -61,11 +71,24 @@ class World:
         assert lock.length == now.length
         self.read(scope, tokens, lock.length, lock.pages)
         full = lock.length // self.page_size
-        fresh = self.allocate(self.slots(len(tokens)) - full)
+        state = self.cache.use_state(lock) if self.states else None
+        if self.states and lock.length:
+            assert state is not None
+            assert self.states[state] == self.content(scope, tokens, lock.length - 1)
+        content = POISON if state is None else self.states[state]
+        slot = self.cache.allocate_state()
+        fresh = None
+        if slot is not None or not self.states:
+            fresh = self.allocate(self.slots(len(tokens)) - full)
         if fresh is None:
+            if slot is not None:
+                self.cache.free_state(slot)
             self.cache.release(lock)
             return None
         request = Request(scope, tokens, lock, lock.pages[:full] + fresh)
+        request.slot = slot
+        if slot is not None:
+            self.states[slot] = content
         request.private_from = full
         if lock.length % self.page_size:
             # A match of all tokens ends in the last slot, for which there is a fresh page as well.
@@ -110,6 +133,8 @@ class World:
             page, row = request.pages[position // self.page_size], position % self.page_size
             self.rows[page][row] = self.content(request.scope, request.tokens, position)
         request.computed = max(request.computed, until)
+        if request.slot is not None and request.computed:
+            self.states[request.slot] = self.content(request.scope, request.tokens, request.computed - 1)
         return True
 
     def commit(self, request: Request) -> None:
@@ -124,6 +149,17 @@ class World:
             (request.scope, tuple(request.tokens[: end + 1])) for end in range(request.computed)
         )
 
+    def copy_state(self, request: Request, uses: float = 1.0) -> None:
+        """Have the tree keep a copy of the request's state, where its tokens are committed."""
+        if request.slot is None or request.computed != request.lock.length:
+            return
+        before = self.cache.state_counts()
+        slot = self.cache.copy_state(request.lock, uses)
+        after = self.cache.state_counts()
+        assert after.held - before.held == (slot is not None) - (after.evicted - before.evicted)
+        if slot is not None:
+            self.states[slot] = self.states[request.slot]
+
     def retire(
         self, request: Request, commit: bool = True, owner: str = "", seconds: float = 0.0, **lease: object
     ) -> None:
@@ -131,6 +167,11 @@ class World:
             self.commit(request)
         if seconds:
             self.cache.lease(request.lock, owner, seconds, **lease)
+        if request.slot is not None:
+            if request.computed == request.lock.length:
+                self.cache.keep_state(request.lock, request.slot)
+            else:
+                self.cache.free_state(request.slot)
         self.cache.free(request.pages[request.private_from :])
         self.cache.release(request.lock)
         self.requests.remove(request)
@@ -140,6 +181,7 @@ class World:
         assert self.cache.flush() == before.evictable + before.leased
         after = self.cache.counts()
         assert (after.evictable, after.leased, after.in_use) == (0, 0, before.in_use)
+        assert self.cache.state_counts().held == 0
         self.lost_some = True
 
     # --- what must hold ---------------------------------------------------------------------------
@@ -160,7 +202,8 @@ class World:
     def tree(self) -> list[tuple]:
         """The whole tree as comparable values."""
         return sorted(
-            (scope, prefix, pages, node.locks, node.leases) for scope, prefix, pages, node in self.walk_tree()
+            (scope, prefix, pages, node.locks, node.leases, node.state and node.state.slot)
+            for scope, prefix, pages, node in self.walk_tree()
         )
 
     def walk_tree(self):
@@ -186,9 +229,17 @@ class World:
                 full = request.lock.length // self.page_size
                 table = [*request.pages[:full], request.copy[0]]
                 self.read(request.scope, request.tokens, request.lock.length, table)
-        for scope, prefix, pages, _ in self.walk_tree():
+        for scope, prefix, pages, node in self.walk_tree():
             assert prefix == () or (scope, prefix) in self.committed
             self.read(scope, list(prefix), len(prefix), list(pages))
+            if node.state is not None:
+                assert self.states[node.state.slot] == (scope, prefix)
+        slots = self.cache.state_counts()
+        assert slots.free + slots.held + slots.in_use == slots.total == len(self.states)
+        for request in self.requests:
+            if request.slot is not None and request.computed:
+                content = self.content(request.scope, request.tokens, request.computed - 1)
+                assert self.states[request.slot] == content
 
     def longest_committed(self, scope: str, tokens: list[int]) -> int:
         length = 0

@@ -1,0 +1,155 @@
+"""States at the ends of nodes: where matches end, and which state goes first."""
+
+from __future__ import annotations
+
+import pytest
+
+from ramify.radix.cache import PrefixCache
+from ramify.radix.stats import ConservationError, StateCounts
+from tests.radix.world import World
+
+
+def grown(world: World, *tokens: list[int], uses: float = 1.0) -> None:
+    """Run a request that computes all `tokens`, and keeps a copy of its state behind each of them but the
+    last, where it ends."""
+    request = world.admit("", tokens[0])
+    assert request is not None
+    for more in [*tokens[1:], None]:
+        assert world.compute(request, [])
+        world.commit(request)
+        if more is None:
+            break
+        world.copy_state(request, uses)
+        assert world.compute(request, more)
+    world.retire(request)
+    world.verify()
+
+
+def length(world: World, tokens: list[int]) -> int:
+    return world.cache.match(tokens).length
+
+
+def test_a_match_ends_in_the_deepest_state() -> None:
+    world = World(32, 4, num_states=8)
+    grown(world, [1] * 9, [2] * 4, [3] * 7)
+    assert length(world, [1] * 9 + [2] * 4 + [3] * 7 + [5]) == 20
+    assert length(world, [1] * 9 + [2] * 4 + [3] * 6) == 13
+    match = world.cache.match([1] * 9 + [2] * 3)
+    assert (match.length, match.known) == (9, 12)
+    assert length(world, [1] * 8) == 0
+    # What follows the state is computed again, and the tree keeps its own pages of it.
+    free = world.cache.counts().free
+    grown(world, [1] * 9 + [2] * 4 + [3] * 3, [4])
+    assert world.cache.counts().free == free - 1
+    assert length(world, [1] * 9 + [2] * 4 + [3] * 3 + [4]) == 17
+
+
+def test_a_cache_without_states_refuses_them() -> None:
+    cache = PrefixCache(4, 2)
+    lock = cache.acquire(cache.match([1]))
+    assert cache.allocate_state() is None
+    assert cache.state_counts() == StateCounts(0, 0, 0, 0, 0)
+    for use in (
+        lambda: cache.free_state(0),
+        lambda: cache.keep_state(lock, 0),
+        lambda: cache.copy_state(lock),
+    ):
+        with pytest.raises(ValueError, match="without states"):
+            use()
+
+
+def test_slots_are_given_back_once_and_conserved() -> None:
+    world = World(8, 2, num_states=2)
+    cache = world.cache
+    slot = cache.allocate_state()
+    assert slot is not None
+    cache.free_state(slot)
+    with pytest.raises(ValueError, match="not in use"):
+        cache.free_state(slot)
+    grown(world, [1, 2, 3])
+    cache._states.in_use.add(next(iter(cache._states.holders.values())).slot)
+    with pytest.raises(ConservationError, match="2 of 2 state slots are somewhere, in 3 places"):
+        cache.check()
+
+
+def test_the_state_that_saves_least_goes_first_and_its_pages_stay() -> None:
+    world = World(64, 4, num_states=4)
+    grown(world, [1] * 40, [2] * 4, [3] * 20)  # states at 40, 44 and 64
+    grown(world, [7] * 30)  # the fourth slot
+    assert world.cache.state_counts().free == 0
+    request = world.admit("", [9] * 8)
+    assert request is not None
+    both = [1] * 40 + [2] * 4
+    assert length(world, both) == 40  # 4 tokens from the state above: least
+    assert world.cache.match(both).known == 44
+    assert length(world, [*both, *[3] * 20]) == 64
+    assert length(world, [7] * 30) == 30
+    assert world.cache.state_counts().evicted == 1
+
+
+def test_a_copy_takes_no_slot_of_better_states() -> None:
+    world = World(64, 4, num_states=3)
+    grown(world, [1] * 40)
+    grown(world, [2] * 40)
+    request = world.admit("", [3] * 4)
+    assert request is not None
+    assert world.compute(request, [])
+    world.commit(request)
+    world.copy_state(request)  # 4 tokens, against 40
+    assert world.cache.state_counts().evicted == 0
+    assert world.compute(request, [3] * 100)
+    world.commit(request)
+    world.copy_state(request, uses=0.01)  # 104 tokens, but a hundred times less likely
+    assert world.cache.state_counts().evicted == 0
+    world.copy_state(request)
+    assert world.cache.state_counts().evicted == 1
+    world.verify()
+
+
+def test_states_that_a_lease_needs_go_last() -> None:
+    world = World(64, 4, num_states=3)
+    request = world.admit("", [1] * 4)
+    assert request is not None
+    assert world.compute(request, [])
+    world.commit(request)
+    world.copy_state(request)
+    assert world.compute(request, [1])
+    # The lease ends behind the state that it needs.
+    world.retire(request, owner="p", seconds=10, needed_in=5.0)
+    world.cache._states.drop(max(world.cache._states.holders, key=lambda node: node.end))
+    grown(world, [2] * 40)
+    for tokens in ([3] * 8, [4] * 8):
+        assert world.admit("", tokens) is not None
+    assert length(world, [1] * 5) == 4
+    assert length(world, [2] * 40) == 0
+    world.clock.now = 20.0
+    world.cache.counts()  # ends the lease
+    assert world.admit("", [5] * 8) is not None
+    assert length(world, [1] * 5) == 0
+    assert world.admit("", [6] * 8) is None, "requests have all slots"
+
+
+def test_pages_that_no_state_reaches_go_first() -> None:
+    world = World(16, 4, num_states=4)
+    grown(world, [1] * 16)
+    grown(world, [2] * 16)
+    grown(world, [3] * 16)
+    (useless,) = [node for node in world.cache._states.holders if node.tokens[:1] == b"\x03"]
+    world.cache._states.drop(useless)
+    world.cache._usage.offer(useless)
+    assert world.allocate(8) is not None
+    assert [length(world, [n] * 16) for n in (1, 2, 3)] == [16, 16, 0]
+    # A leaf that loses its end loses its state.
+    assert world.allocate(1) is not None
+    assert (length(world, [1] * 16), world.cache.match([1] * 16).known) == (0, 12)
+    world.verify()
+
+
+def test_a_state_keeps_its_node_apart() -> None:
+    world = World(32, 4, num_states=4)
+    grown(world, [1] * 8, [1] * 8)
+    assert [node.end for *_, node in world.walk_tree()] == [0, 8, 16]
+    (inner,) = [node for node in world.cache._states.holders if node.end == 8]
+    world.cache._states.drop(inner)
+    grown(world, [1] * 16)  # a release joins what can be joined
+    assert [node.end for *_, node in world.walk_tree()] == [0, 16]
