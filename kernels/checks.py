@@ -28,6 +28,7 @@ def check_attention(
     window: int,
     soft_cap: float,
     out: Tensor | None,
+    sinks: Tensor | None = None,
     *,
     dtypes: tuple[torch.dtype, ...] = DTYPES,
 ) -> Tensor:
@@ -55,6 +56,10 @@ def check_attention(
         )
     if window < 0 or soft_cap < 0.0:
         raise ValueError(f"window is {window} and soft_cap {soft_cap}; both must be 0 (off) or more.")
+    if sinks is not None and (
+        sinks.shape != (heads,) or sinks.dtype != torch.float32 or not sinks.is_contiguous()
+    ):
+        raise ValueError(f"sinks is {tuple(sinks.shape)} {sinks.dtype}; it must be ({heads},) float32.")
     if out is None:
         return torch.empty(shape, dtype=dtype, device=q.device)
     if out.shape != shape or out.dtype != dtype or out.stride()[1:] != (dim, 1):

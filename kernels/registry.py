@@ -42,6 +42,7 @@ class PagedAttention(Protocol):
         scale: float,
         window: int = 0,
         soft_cap: float = 0.0,
+        sinks: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor: ...
 

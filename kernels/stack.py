@@ -22,6 +22,7 @@ class LayerWeights:
     q_norm, k_norm : over each query and key head before the rotation, if the model has them
     gate_up : packed with `gated`
     window : tokens that a token sees, itself included; 0 means all
+    sinks : (heads,) float32, as in `paged_attention`
     """
 
     attention_norm: Norm
@@ -33,3 +34,4 @@ class LayerWeights:
     q_norm: Norm | None = None
     k_norm: Norm | None = None
     window: int = 0
+    sinks: Tensor | None = None

@@ -87,7 +87,7 @@ def _merge_split_items(frame, items, count):  # type: ignore[no-untyped-def]
     while index < count:
         item = items[index]
         rows = item.queries * frame.group
-        clear(frame, total, rows)
+        clear(frame, item, total)
         block = item.partial
         same = True
         while same:
@@ -161,11 +161,11 @@ def _fill_items(frame, items, segments, queries, stack, span, partial):  # type:
 
 
 def _build_run(sources: str) -> Any:
-    @compiled(types.int64(*[types.int64] * 24, *[types.float64] * 2, *[types.int64] * 5))
+    @compiled(types.int64(*[types.int64] * 25, *[types.float64] * 2, *[types.int64] * 5))
     def run(  # type: ignore[no-untyped-def]
         q, q_token, k, v, page_bytes, head_bytes, row_bytes, page_size, out, out_token,
-        group, dim, bf16, kv_heads, sequences, starts, lens, table, table_width, window, capped, tokens,
-        order, cascade, query_factor, score_factor,
+        group, dim, bf16, kv_heads, sequences, starts, lens, table, table_width, window, capped,
+        sinks, tokens, order, cascade, query_factor, score_factor,
         threads, team, body, arena, arena_bytes,
     ):  # fmt: skip
         """Returns 0 when done; n > 0 if the arena must have n bytes; -1 - i if the lengths of sequence i are
@@ -178,7 +178,7 @@ def _build_run(sources: str) -> Any:
         frame.group, frame.dim, frame.bf16 = group, dim, bf16
         frame.dots = dots_of(bf16, dim)
         frame.value_row = 4 * vl.round_up(dim, PANEL)
-        frame.window, frame.capped = window, capped
+        frame.window, frame.capped, frame.sinks = window, capped, sinks
         frame.query_factor, frame.score_factor = query_factor, score_factor
         frame.kv_heads, frame.sequences, frame.starts, frame.lens = kv_heads, sequences, starts, lens
         frame.table, frame.table_width = table, table_width
@@ -289,6 +289,7 @@ def paged_attention(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     cascade: bool = True,
 ) -> torch.Tensor:
@@ -297,7 +298,9 @@ def paged_attention(
     cascade : where it is faster, read the pages of a common prefix once for all sequences that share it. The
         bits of the result are the same.
     """
-    out = check_attention(q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out)
+    out = check_attention(
+        q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out, sinks
+    )
     tokens, heads, dim = q.shape
     _, kv_heads, page_size, _ = k_pages.shape
     page_stride, head_stride, row_stride, _ = k_pages.stride()
@@ -316,7 +319,8 @@ def paged_attention(
             out.data_ptr(), out.stride(0) * size,
             group, dim, bf16, kv_heads, sequences,
             query_starts.data_ptr(), kv_lens.data_ptr(), page_table.data_ptr(), table_width,
-            window, soft_cap > 0.0, tokens, arena.order(sequences), cascade,
+            window, soft_cap > 0.0, 0 if sinks is None else sinks.data_ptr(), tokens,
+            arena.order(sequences), cascade,
             query_factor, score_factor,
             torch.get_num_threads(), team_entry(), body_address, arena.address, arena.size,
         )  # fmt: skip

@@ -29,6 +29,7 @@ FRAME = record(
     "bf16",
     "dots",  # whether scores are computed by dots of bfloat16 pairs
     "window", "capped",
+    "sinks",  # a float32 for each query head; 0: none
     "rows",  # rows that a thread's scratch memory has room for
     "threads",
     "split",  # whether items write partial results

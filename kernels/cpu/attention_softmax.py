@@ -12,7 +12,7 @@ from ramify.kernels.cpu.attention_loops import TILE_ROWS
 from ramify.kernels.cpu.attention_records import SCORE_ROW
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import part
-from ramify.kernels.cpu.codegen.simd import BYTES, LANES
+from ramify.kernels.cpu.codegen.simd import BYTES, LANES, LOG2_E
 
 NO_SCORE = np.float32(-3e38)
 """The maximum of no scores: finite, so that it can be subtracted from itself."""
@@ -67,12 +67,17 @@ def _softmax_row(frame, row, count, low, high):  # type: ignore[no-untyped-def]
 
 
 @part
-def clear(frame, total, rows):  # type: ignore[no-untyped-def]
-    """Make `total` the state of no blocks."""
+def clear(frame, item, total):  # type: ignore[no-untyped-def]
+    """Make `total` the state of no blocks: of the head's sink, or of nothing."""
+    rows = item.queries * frame.group
     padded = vl.round_up(rows, TILE_ROWS)
     for row in range(rows):
-        vl.write_f32(total + 4 * row, NO_SCORE)
-        vl.write_f32(total + 4 * (padded + row), np.float32(0.0))
+        top, weight = NO_SCORE, np.float32(0.0)
+        if frame.sinks:
+            head = item.kv_head * frame.group + row % frame.group
+            top, weight = vl.read_f32(frame.sinks + 4 * head) * np.float32(LOG2_E), np.float32(1.0)
+        vl.write_f32(total + 4 * row, top)
+        vl.write_f32(total + 4 * (padded + row), weight)
     values = total + vl.round_up(8 * padded, 64)
     for at in range(values, values + rows * frame.value_row, BYTES):
         vl.store(at, vl.splat_f32(0.0))

@@ -45,7 +45,7 @@ def attend(frame, item, scratch):  # type: ignore[no-untyped-def]
     _load_queries(frame, item, queries)
     merging = item.partial == 0
     if merging:
-        clear(frame, total, rows)
+        clear(frame, item, total)
     else:
         block = item.partial
     head = item.kv_head * frame.head_bytes

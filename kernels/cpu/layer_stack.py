@@ -33,7 +33,7 @@ OPERATIONS = 6
 
 LAYER = record(
     "attention_norm", "qkv", "key_layout", "value_layout", "key_from", "value_from", "q_norm", "k_norm",
-    "k_pages", "v_pages", "window", "output", "mlp_norm", "gate_up", "down",
+    "k_pages", "v_pages", "window", "sinks", "output", "mlp_norm", "gate_up", "down",
     floats=("attention_eps", "q_eps", "k_eps", "mlp_eps"),
 )  # fmt: skip
 """The arguments of a layer: addresses, window, epsilons. `key_layout` and `value_layout` are 0 unless keys
@@ -121,7 +121,7 @@ def _build(sources: str) -> Any:
                     step.page_bytes, step.head_bytes, step.row_bytes, step.page_size,
                     step.attended, attended_row, step.heads // step.kv_heads, step.dim, step.bf16,
                     step.kv_heads, step.sequences, step.starts, step.lens, step.table, step.table_width,
-                    layer.window, 0, step.tokens, step.order, step.cascade, query_factor, 1.0,
+                    layer.window, 0, layer.sinks, step.tokens, step.order, step.cascade, query_factor, 1.0,
                     step.threads, step.team, step.attention_body, step.attention_arena, step.attention_bytes,
                 )  # fmt: skip
             elif operation == 3:
@@ -219,6 +219,8 @@ class LayerStack:
         k_pages, v_pages = self._kept[1:]
         record["k_pages"], record["v_pages"] = k_pages[index].data_ptr(), v_pages[index].data_ptr()
         record["window"] = layer.window
+        if layer.sinks is not None:
+            record["sinks"] = layer.sinks.data_ptr()
 
     def __call__(
         self,

@@ -19,6 +19,7 @@ def paged_attention(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale · q kᵀ) v under the causal mask, for a packed, ragged batch of B sequences.
@@ -46,6 +47,9 @@ def paged_attention(
         Positions that a query sees, its own included; 0 means all.
     soft_cap : float
         Scores become ``soft_cap * tanh(score / soft_cap)`` (arXiv 2408.00118); 0 means no cap.
+    sinks : (heads,) float32, contiguous, optional
+        A score of each head that joins every softmax and has no value: its weight makes the others sum to
+        less than 1 (gpt-oss, arXiv 2508.10925; a relative of arXiv 2309.17453). Neither scaled nor capped.
     out : (T, heads, head_dim), optional
         Receives the output. Its stride between tokens may be larger.
 
@@ -58,7 +62,9 @@ def paged_attention(
     ValueError
         Naming the argument whose shape, stride, dtype or value does not fit.
     """
-    out = check_attention(q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out)
+    out = check_attention(
+        q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out, sinks
+    )
     starts, lens = check_lengths(query_starts, kv_lens, len(q), page_table.shape[1] * k_pages.shape[2])
     heads, kv_heads, page_size = q.shape[1], k_pages.shape[1], k_pages.shape[2]
     for row, length in enumerate(lens):
@@ -78,7 +84,11 @@ def paged_attention(
         hidden = key_position > position
         if window > 0:
             hidden |= key_position <= position - window
-        weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=-1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if sinks is not None:
+            sink = sinks.view(kv_heads, -1, 1, 1).expand(*scores.shape[:3], 1)
+            scores = torch.cat((scores, sink), dim=-1)
+        weights = torch.softmax(scores, dim=-1)[..., :length]
         mixed = torch.einsum("hgqk,hkd->qhgd", weights, values.float())
         out[low:high] = mixed.flatten(1, 2).to(q.dtype)
     return out

@@ -119,6 +119,7 @@ def cascade_attention(
     *,
     scale: float,
     soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """As `attention.paged_attention`, with each group's positions computed once for all its members.
@@ -134,7 +135,7 @@ def cascade_attention(
         Naming the argument or group that does not fit.
     """
     out = check_attention(
-        q, k_pages, v_pages, page_table, query_starts, kv_lens, 0, soft_cap, out, dtypes=DTYPES
+        q, k_pages, v_pages, page_table, query_starts, kv_lens, 0, soft_cap, out, sinks, dtypes=DTYPES
     )
     starts, lens = check_lengths(query_starts, kv_lens, len(q), page_table.shape[1] * k_pages.shape[2])
     new = [high - low for low, high in itertools.pairwise(starts)]
@@ -160,6 +161,8 @@ def cascade_attention(
         queries = q[starts[row] : starts[row + 1]]
         hidden = place[None, :] > position[:, None]
         states[row].append(attention_state(queries, keys, values, hidden, scale, soft_cap))
+        if sinks is not None:  # the state of one more position, whose value is 0
+            states[row].append((torch.zeros_like(states[row][0][0]), sinks.expand(new[row], -1)))
         merged, _ = merge_states(*(torch.stack(part) for part in zip(*states[row], strict=True)))
         out[starts[row] : starts[row + 1]] = merged.to(q.dtype)
     return out

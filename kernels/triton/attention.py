@@ -67,6 +67,7 @@ def run_plan(
     *,
     scale: float,
     soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Run `plan` on one layer and return `out`; shapes as in `paged_attention`, not checked.
 
@@ -86,17 +87,19 @@ def run_plan(
         tile = launch.tile
         attend[(kv_heads * len(launch.items),)](
             q, k_pages, v_pages, out, acc, top, total, page_table, launch.items, plan.tokens,
+            total if sinks is None else sinks,
             q.stride(0), out.stride(0), *k_pages.stride()[:3], page_table.stride(0),
             in_factor, out_factor, shape.window,
             KV_HEADS=kv_heads, GROUP=heads // kv_heads, HEAD_DIM=head_dim, BLOCK_D=block_dim(head_dim),
             BLOCK_M=tile.rows, BLOCK_N=tile.columns, PAGE_SIZE=shape.page_size,
             CHUNK=CHUNK if shape.deterministic else 0,
-            LISTED=launch.listed, WINDOWED=shape.window > 0, SOFT_CAP=soft_cap > 0.0, PRECISION="ieee",
+            LISTED=launch.listed, WINDOWED=shape.window > 0, SOFT_CAP=soft_cap > 0.0,
+            SINKS=sinks is not None, PRECISION="ieee",
             num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
         )  # fmt: skip
     if plan.merge is not None:
         shaped = acc.view(-1, kv_heads, head_dim), top.view(-1, kv_heads), total.view(-1, kv_heads)
-        merge_states(shaped, out, plan.merge.tokens, plan.merge.starts, plan.merge.index)
+        merge_states(shaped, out, plan.merge.tokens, plan.merge.starts, plan.merge.index, sinks)
     return out
 
 
@@ -108,6 +111,7 @@ def warm_up(
     page_table: Tensor,
     *,
     soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
     cascade: bool = True,
 ) -> None:
     """Compile every specialisation that plans of `shape` can launch, so that no request waits for a compiler.
@@ -125,7 +129,8 @@ def warm_up(
     for states in AT_ONCE:
         index = torch.zeros(states, dtype=torch.int32, device=device)
         plan = Plan(shape, launches, none, 0, Merge(none, starts, index))
-        run_plan(plan, q, k_pages, v_pages, page_table, torch.empty_like(q), scale=1.0, soft_cap=soft_cap)
+        out = torch.empty_like(q)
+        run_plan(plan, q, k_pages, v_pages, page_table, out, scale=1.0, soft_cap=soft_cap, sinks=sinks)
 
 
 def paged_attention(
@@ -139,6 +144,7 @@ def paged_attention(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
     deterministic: bool = False,
 ) -> Tensor:
@@ -158,13 +164,13 @@ def paged_attention(
     """
     check_device(q)
     out = check_attention(
-        q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out, dtypes=DTYPES
+        q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out, sinks, dtypes=DTYPES
     )
     if scale <= 0.0:
         raise ValueError(f"scale is {scale}; it must be positive.")
     shape = plan_shape(q, k_pages, window=window, deterministic=deterministic)
     plan = _last.get(query_starts, kv_lens, shape, len(q), page_table.shape[1] * shape.page_size, q.device)
-    return run_plan(plan, q, k_pages, v_pages, page_table, out, scale=scale, soft_cap=soft_cap)
+    return run_plan(plan, q, k_pages, v_pages, page_table, out, scale=scale, soft_cap=soft_cap, sinks=sinks)
 
 
 class _LastPlan:

@@ -124,17 +124,18 @@ def cascade_attention(
     *,
     scale: float,
     soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
     deterministic: bool = False,
 ) -> Tensor:
     """As `reference.cascade.cascade_attention`; `deterministic` as in `attention.paged_attention`."""
     check_device(q)
     out = check_attention(
-        q, k_pages, v_pages, page_table, query_starts, kv_lens, 0, soft_cap, out, dtypes=DTYPES
+        q, k_pages, v_pages, page_table, query_starts, kv_lens, 0, soft_cap, out, sinks, dtypes=DTYPES
     )
     if scale <= 0.0:
         raise ValueError(f"scale is {scale}; it must be positive.")
     starts, lens = check_lengths(query_starts, kv_lens, len(q), page_table.shape[1] * k_pages.shape[2])
     shape = plan_shape(q, k_pages, window=0, deterministic=deterministic)
     plan = plan_cascade(starts, lens, groups, shape, q.device)
-    return run_plan(plan, q, k_pages, v_pages, page_table, out, scale=scale, soft_cap=soft_cap)
+    return run_plan(plan, q, k_pages, v_pages, page_table, out, scale=scale, soft_cap=soft_cap, sinks=sinks)

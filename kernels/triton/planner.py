@@ -88,11 +88,15 @@ class Planner:
             listed_tokens=CASCADE_LEVELS * sequences if self._cascade else 0,
         )
 
-    def warm_up(self, k_pages: Tensor, v_pages: Tensor, *, soft_cap: float = 0.0) -> None:
+    def warm_up(
+        self, k_pages: Tensor, v_pages: Tensor, *, soft_cap: float = 0.0, sinks: bool = False
+    ) -> None:
         """Compile every specialisation that a plan can launch; the pages are neither read nor written."""
         shape = self.shape
         q = torch.zeros(1, shape.heads, shape.head_dim, dtype=self._dtype, device=self._device)
         table = torch.zeros(1, 1, dtype=torch.int32, device=self._device)
-        warm_up(shape, q, k_pages, v_pages, table, soft_cap=soft_cap, cascade=self._cascade)
+        zeros = torch.zeros(shape.heads, device=self._device) if sinks else None
+        pages = k_pages, v_pages, table
+        warm_up(shape, q, *pages, soft_cap=soft_cap, sinks=zeros, cascade=self._cascade)
 
     run = staticmethod(run_plan)

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 class StepAttention(Protocol):
-    def __call__(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, window: int) -> Tensor:
+    def __call__(
+        self, q: Tensor, k_pages: Tensor, v_pages: Tensor, window: int, sinks: Tensor | None
+    ) -> Tensor:
         """softmax(scale · q kᵀ) v over the pages of one layer, (T, heads, head_dim)."""
         ...
 
@@ -37,9 +39,11 @@ class CalledAttention:
             each.to(device) for each in (batch.page_table, batch.query_starts, batch.kv_lens)
         )
 
-        def attend(q: Tensor, k_pages: Tensor, v_pages: Tensor, window: int) -> Tensor:
-            lengths, cap = (table, starts, lens), self.soft_cap
-            return self._attend(q, k_pages, v_pages, *lengths, scale=self.scale, window=window, soft_cap=cap)
+        def attend(q: Tensor, k_pages: Tensor, v_pages: Tensor, window: int, sinks: Tensor | None) -> Tensor:
+            return self._attend(
+                q, k_pages, v_pages, table, starts, lens,
+                scale=self.scale, window=window, soft_cap=self.soft_cap, sinks=sinks,
+            )  # fmt: skip
 
         return attend
 
@@ -47,17 +51,18 @@ class CalledAttention:
 class PlannedAttention:
     """Plans on the host: one per step and window size, for all layers. A layer only launches kernels."""
 
-    def __init__(self, planners: Mapping[int, Planner], scale: float, soft_cap: float) -> None:
+    def __init__(self, planners: Mapping[int, Planner], model: ModelShape) -> None:
         self.planners = planners
-        self.scale, self.soft_cap = scale, soft_cap
+        self.scale, self.soft_cap = model.score_scale, model.attention_soft_cap
+        self._forms = set(zip(model.windows, model.sinks or (False,) * model.num_layers, strict=True))
 
     def step(self, batch: ForwardBatch, device: torch.device) -> StepAttention:
         return self.planned(self.plans(batch, None), to_device(batch.page_table, device))
 
     def warm_up(self, k_pages: Tensor, v_pages: Tensor) -> None:
         """Compile every kernel that a plan can launch; pages are neither read nor written."""
-        for planner in self.planners.values():
-            planner.warm_up(k_pages, v_pages, soft_cap=self.soft_cap)
+        for window, sinks in self._forms:
+            self.planners[window].warm_up(k_pages, v_pages, soft_cap=self.soft_cap, sinks=sinks)
 
     def plans(self, batch: ForwardBatch, device: torch.device | None) -> dict[int, Plan]:
         """The plans by window size, with their tensors on `device`; None: on that of the pages."""
@@ -74,10 +79,12 @@ class PlannedAttention:
         """out : (T, heads, head_dim), written by every layer in turn; without it each layer allocates its
         own"""
 
-        def attend(q: Tensor, k_pages: Tensor, v_pages: Tensor, window: int) -> Tensor:
+        def attend(q: Tensor, k_pages: Tensor, v_pages: Tensor, window: int, sinks: Tensor | None) -> Tensor:
             to = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-            planner, scale, cap = self.planners[window], self.scale, self.soft_cap
-            return planner.run(plans[window], q, k_pages, v_pages, page_table, to, scale=scale, soft_cap=cap)
+            return self.planners[window].run(
+                plans[window], q, k_pages, v_pages, page_table, to,
+                scale=self.scale, soft_cap=self.soft_cap, sinks=sinks,
+            )  # fmt: skip
 
         return attend
 
@@ -90,9 +97,8 @@ def attention_of(
     ops: Ops, model: ModelShape, pool: KvPool, *, cascade: bool
 ) -> CalledAttention | PlannedAttention:
     """The attention of a model on its pages. `cascade` has no effect where the kernels have none."""
-    scale, soft_cap = model.score_scale, model.attention_soft_cap
     if ops.planner is None:
-        return CalledAttention(ops, scale, soft_cap, cascade=cascade)
+        return CalledAttention(ops, model.score_scale, model.attention_soft_cap, cascade=cascade)
     make = ops.planner
     windows: Iterable[int] = set(model.windows)
     planners = {
@@ -109,7 +115,7 @@ def attention_of(
         )
         for window in windows
     }
-    return PlannedAttention(planners, scale, soft_cap)
+    return PlannedAttention(planners, model)
 
 
 def index_select(tensor: Tensor, rows: Sequence[int]) -> Tensor:

@@ -136,6 +136,7 @@ class Runner:
             *,
             window: int = 0,
             norms: HeadNorms | None = None,
+            sinks: Tensor | None = None,
         ) -> Tensor:
             k_pages, v_pages = k_layers[layer], v_layers[layer]
             if norms is None:
@@ -143,7 +144,7 @@ class Runner:
             else:
                 q_norm, k_norm, eps = norms
                 store(q, k, v, rotation, k_pages, v_pages, slots, q_norm=q_norm, k_norm=k_norm, eps=eps)
-            return attention(q, k_pages, v_pages, window)
+            return attention(q, k_pages, v_pages, window, sinks)
 
         hidden: Tensor = self.model(ids, positions, attend)
         return hidden

@@ -26,6 +26,7 @@ class Attend(Protocol):
         *,
         window: int = 0,
         norms: HeadNorms | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Rotate q and k, store k and v, return softmax(scale · q kᵀ) v under the causal mask, scale and soft
         cap being the config's.
@@ -38,6 +39,8 @@ class Attend(Protocol):
         imaginary part of a complex number, which ``rotation[t, i]`` multiplies (`rope.rotate_`).
         window: number of tokens that a token sees, itself included; 0 means all.
         norms: applied to the heads of q and k before the rotation.
+        sinks: (heads,) float32, a score of each head without a value (`paged_attention`); given for the
+        layers for which the config's `sinks` is true.
         Returns (T, heads, head_dim), in the same dtype.
         """
         ...

@@ -72,6 +72,8 @@ class ModelShape:
     """Multiplies scores; None takes 1 / sqrt(head_dim)."""
     attention_soft_cap: float = 0.0
     """Scores become cap · tanh(score / cap); 0: no cap."""
+    sinks: tuple[bool, ...] = ()
+    """Whether the heads of a layer have a sink: a score that joins every softmax; empty: no layer's."""
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     states: StateShape | None = None

@@ -75,7 +75,14 @@ def alone(batch: Batch, row: int) -> Batch:
     )
 
 
-def oracle(batch: Batch, *, scale: float, window: int = 0, soft_cap: float = 0.0) -> torch.Tensor:
+def oracle(
+    batch: Batch,
+    *,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
     """(T, heads, head_dim) float64, one query at a time."""
     q = batch.q.double()
     out = torch.zeros_like(q)
@@ -95,6 +102,8 @@ def oracle(batch: Batch, *, scale: float, window: int = 0, soft_cap: float = 0.0
             scores = (keys[first : last + 1] * q[query]).sum(-1) * scale  # (seen, heads)
             if soft_cap:
                 scores = soft_cap * torch.tanh(scores / soft_cap)
-            weights = torch.softmax(scores, dim=0)
+            if sinks is not None:
+                scores = torch.cat((scores, sinks.double()[None]))
+            weights = torch.softmax(scores, dim=0)[: last + 1 - first]
             out[query] = (weights[:, :, None] * values[first : last + 1]).sum(0)
     return out

@@ -66,7 +66,13 @@ def make_tree(
 
 
 def dense(
-    batch: Batch, dtype: torch.dtype, *, scale: float, window: int = 0, soft_cap: float = 0.0
+    batch: Batch,
+    dtype: torch.dtype,
+    *,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """(T, heads, head_dim) in `dtype`, everything computed in it: torch's own, one sequence at a time."""
     out = torch.zeros_like(batch.q, dtype=dtype)
@@ -88,9 +94,13 @@ def dense(
         seen = place <= position
         if window:
             seen &= place > position - window
-        if soft_cap:
-            scores = soft_cap * torch.tanh(queries @ keys.mT * (scale / soft_cap))
-            mixed = torch.softmax(scores.masked_fill(~seen, -torch.inf), -1) @ values
+        if soft_cap or sinks is not None:
+            scores = queries @ keys.mT * scale
+            scores = soft_cap * torch.tanh(scores / soft_cap) if soft_cap else scores
+            scores = scores.masked_fill(~seen, -torch.inf)
+            if sinks is not None:
+                scores = torch.cat((scores, sinks.to(dtype)[:, None, None].expand(-1, high - low, 1)), -1)
+            mixed = torch.softmax(scores, -1)[..., :stored] @ values
         else:
             mixed = F.scaled_dot_product_attention(
                 queries[None], keys[None], values[None], attn_mask=seen, scale=scale

@@ -26,6 +26,7 @@ def _attention(
     deterministic: bool = False,
     window: int = 0,
     soft_cap: float = 0.0,
+    sinks: bool = False,
 ) -> Callable[[], object]:
     def launch() -> None:
         heads, kv_heads = HEADS[head_dim]
@@ -34,7 +35,9 @@ def _attention(
         table = torch.zeros(1, 2, dtype=torch.int32)
         shape = attention.plan_shape(q, pages, window=window, deterministic=deterministic)
         # The forms of cascade differ in one load: those of one head_dim stand for all.
-        attention.warm_up(shape, q, pages, pages, table, soft_cap=soft_cap, cascade=head_dim == 128)
+        zeros = torch.zeros(heads) if sinks else None
+        options = {"soft_cap": soft_cap, "sinks": zeros, "cascade": head_dim == 128}
+        attention.warm_up(shape, q, pages, pages, table, **options)
 
     return launch
 
@@ -47,6 +50,7 @@ def attention_cases() -> Iterator[Case]:
         yield f"bf16 128 pages of {page_size}", _attention(128, HALF, page_size=page_size)
     yield "bf16 128 window", _attention(128, HALF, window=4096)
     yield "bf16 128 window deterministic", _attention(128, HALF, window=4096, deterministic=True)
+    yield "bf16 64 window sinks", _attention(64, HALF, window=128, sinks=True)
     yield "bf16 256 soft cap", _attention(256, HALF, soft_cap=50.0)
 
 

@@ -73,6 +73,40 @@ def test_windows_and_soft_caps(window, soft_cap, dtype):
     check(make_batch(MIXED, page_size=5, dtype=dtype), window=window, soft_cap=soft_cap)
 
 
+def sinks_of(heads: int) -> torch.Tensor:
+    """From far below all scores to far above."""
+    return torch.linspace(-40.0, 40.0, heads)
+
+
+@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (20, 0.0), (0, 2.0)])
+def test_sinks_join_every_softmax_once(window, soft_cap):
+    batch = make_batch([*MIXED, (1, 2000)], page_size=5)
+    options = {"window": window, "soft_cap": soft_cap}
+    sinks = sinks_of(batch.q.shape[1])
+    result = check(batch, sinks=sinks, **options)
+    without = check(batch, **options)
+    assert torch.allclose(result[:, 0], without[:, 0], atol=1e-6), "exp(-40) is nothing"
+    assert result[:, -1].abs().max() < 1e-9, "exp(40) leaves nothing"
+    assert not torch.allclose(result[:, 4], without[:, 4], atol=1e-2)
+
+
+def test_sinks_keep_the_bits_of_splits_and_prefixes():
+    shared = make_batch([(1, 2000)], dtype=torch.bfloat16)
+    batch = shared._replace(
+        q=torch.randn(3, 9, 64).bfloat16(),
+        page_table=shared.page_table.repeat(3, 1),
+        query_starts=torch.arange(4, dtype=torch.int32),
+        kv_lens=torch.full((3,), 2000, dtype=torch.int32),
+    )
+    options = {"scale": 0.125, "sinks": sinks_of(9) / 10}
+    flat = cpu.paged_attention(*batch, **options, cascade=False)
+    assert torch.equal(cpu.paged_attention(*batch, **options), flat)
+    assert cpu.last_plan()["cascade_rows"] > 0
+    team.set_threads(7)
+    assert torch.equal(cpu.paged_attention(*batch, **options, cascade=False), flat)
+    assert cpu.last_plan()["split"]
+
+
 def test_pages_before_every_window_are_not_used():
     batch = make_batch([(1, 300), (4, 200)], page_size=4)
     scale = 0.125
@@ -262,6 +296,8 @@ INT32 = torch.int32
         ({"kv_lens": torch.tensor([9, 33], dtype=INT32)}, "sequence 1"),
         ({"window": -1}, "window"),
         ({"soft_cap": -1.0}, "soft_cap"),
+        ({"sinks": torch.zeros(5)}, "sinks"),
+        ({"sinks": torch.zeros(6).double()}, "sinks"),
         ({"out": torch.empty(3, 6, 32)}, "out"),
     ],
     ids=itertools.count(),

@@ -37,7 +37,7 @@ def compile_attend(
     tile: Tile, head_dim: int, dtype: torch.dtype, generation: int, *, chunk: int = 0, **flags
 ) -> CompiledKernel:
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), f"*{TYPES[dtype]}")
-    types |= dict.fromkeys(("part_ptr", "top_ptr", "total_ptr"), "*fp32")
+    types |= dict.fromkeys(("part_ptr", "top_ptr", "total_ptr", "sink_ptr"), "*fp32")
     types |= dict.fromkeys(("table_ptr", "item_ptr", "token_ptr"), "*i32")
     strides = ("q_stride", "out_stride", "page_stride", "head_stride", "row_stride")
     types |= dict.fromkeys((*strides, "table_stride", "window"), "i32")
@@ -45,7 +45,7 @@ def compile_attend(
     constants = {
         "KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": head_dim, "BLOCK_D": block_dim(head_dim),
         "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "PAGE_SIZE": 16, "CHUNK": chunk, "LISTED": False,
-        "WINDOWED": False, "SOFT_CAP": False, "PRECISION": "ieee", **flags,
+        "WINDOWED": False, "SOFT_CAP": False, "SINKS": False, "PRECISION": "ieee", **flags,
     }  # fmt: skip
     return compiled(
         attention_tile.attend, types, constants, generation,
@@ -81,7 +81,13 @@ def test_two_blocks_are_on_their_way_on_a_hopper():
 @pytest.mark.parametrize("page_size", [16, 64])
 @pytest.mark.parametrize(("windowed", "capped", "listed"), [(True, False, False), (False, True, True)])
 def test_every_flag_compiles(windowed, capped, listed, page_size):
-    flags = {"WINDOWED": windowed, "SOFT_CAP": capped, "LISTED": listed, "PAGE_SIZE": page_size}
+    flags = {
+        "WINDOWED": windowed,
+        "SOFT_CAP": capped,
+        "SINKS": windowed,
+        "LISTED": listed,
+        "PAGE_SIZE": page_size,
+    }
     compile_attend(Tile(16, 64, 4, 2), 128, torch.float16, 90, **flags)
 
 
@@ -103,9 +109,9 @@ def test_no_multiplication_is_fused_behind_our_back():
 
 
 def test_merge_compiles():
-    pointers = dict.fromkeys(("part_ptr", "top_ptr", "total_ptr"), "*fp32") | {"out_ptr": "*bf16"}
+    pointers = dict.fromkeys(("part_ptr", "top_ptr", "total_ptr", "sink_ptr"), "*fp32") | {"out_ptr": "*bf16"}
     types = pointers | dict.fromkeys(("token_ptr", "start_ptr", "index_ptr"), "*i32") | {"out_stride": "i32"}
-    constants = {"KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": 80, "BLOCK_D": 128, "AT_ONCE": 8}
+    constants = {"KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": 80, "BLOCK_D": 128, "AT_ONCE": 8, "SINKS": True}
     compiled(merge._merge, types, constants, 90, num_warps=1, enable_fp_fusion=False)
 
 

@@ -29,6 +29,7 @@ class DenseAttend:
         *,
         window: int = 0,
         norms: HeadNorms | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         if norms is not None:
             q, k = (plain_norm(x, weight, norms.eps) for x, weight in ((q, norms.q), (k, norms.k)))
@@ -45,7 +46,10 @@ class DenseAttend:
         hidden = distance < 0
         if window:
             hidden |= distance >= window
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if sinks is not None:
+            scores = torch.cat((scores, sinks[:, None, None].expand(*scores.shape[:2], 1)), -1)
+        weights = scores.softmax(-1)[..., : len(keys)]
         return torch.einsum("hts,shd->thd", weights, values.repeat_interleave(group, 1).float()).to(q.dtype)
 
 

@@ -43,6 +43,13 @@ def fold(  # type: ignore[no-untyped-def]
 
 
 @jit
+def sink_state(sinks):  # type: ignore[no-untyped-def]
+    """Maximum, in base 2, and sum of weights of sinks: the state of a position whose value is 0."""
+    top = tl.load(sinks) * 1.4426950408889634
+    return top, tl.full(top.shape, 1.0, tl.float32)
+
+
+@jit
 def _walk(  # type: ignore[no-untyped-def]
     top, total, acc, q, low, high, first, limit, position, k_head, v_head, table,
     page_stride, row_stride, in_factor, out_factor, window,
@@ -115,15 +122,16 @@ def _walk(  # type: ignore[no-untyped-def]
 # Arguments that vary from batch to batch must not specialise the kernel.
 @jit(
     do_not_specialize=["table_stride", "window"],
-    do_not_specialize_on_alignment=["part_ptr", "top_ptr", "total_ptr", "token_ptr"],
+    do_not_specialize_on_alignment=["part_ptr", "top_ptr", "total_ptr", "token_ptr", "sink_ptr"],
 )
 def attend(  # type: ignore[no-untyped-def]
-    q_ptr, k_ptr, v_ptr, out_ptr, part_ptr, top_ptr, total_ptr, table_ptr, item_ptr, token_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, part_ptr, top_ptr, total_ptr, table_ptr, item_ptr, token_ptr, sink_ptr,
     q_stride, out_stride, page_stride, head_stride, row_stride, table_stride,
     in_factor, out_factor, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PAGE_SIZE: tl.constexpr, CHUNK: tl.constexpr,
-    LISTED: tl.constexpr, WINDOWED: tl.constexpr, SOFT_CAP: tl.constexpr, PRECISION: tl.constexpr,
+    LISTED: tl.constexpr, WINDOWED: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Program ``i * KV_HEADS + h``: KV head h of work item i.
 
@@ -161,6 +169,9 @@ def attend(  # type: ignore[no-untyped-def]
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if SINKS:  # where states are left, the merge begins with the sink
+        sink, weight = sink_state(sink_ptr + q_head)
+        top, total = tl.where(slot < 0, sink, top), tl.where(slot < 0, weight, total)
     lowest = begin
     if WINDOWED:  # the first position that the first row sees
         lowest = tl.maximum(begin, start + row // GROUP - window + 1)

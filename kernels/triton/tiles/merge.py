@@ -7,17 +7,19 @@ import triton
 import triton.language as tl
 
 from ramify.kernels.triton.interpret import jit
-from ramify.kernels.triton.tiles.attention_tile import fold
+from ramify.kernels.triton.tiles.attention_tile import fold, sink_state
 
 AT_ONCE = (1, 2, 4, 8)
 """States loaded before the first is merged: one memory latency for 8, in 32 registers at head_dim 128."""
 
 
-@jit(do_not_specialize_on_alignment=["part_ptr", "top_ptr", "total_ptr", "token_ptr", "index_ptr"])
+@jit(
+    do_not_specialize_on_alignment=["part_ptr", "top_ptr", "total_ptr", "token_ptr", "index_ptr", "sink_ptr"]
+)
 def _merge(  # type: ignore[no-untyped-def]
-    part_ptr, top_ptr, total_ptr, out_ptr, token_ptr, start_ptr, index_ptr, out_stride,
+    part_ptr, top_ptr, total_ptr, out_ptr, token_ptr, start_ptr, index_ptr, sink_ptr, out_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    AT_ONCE: tl.constexpr,
+    AT_ONCE: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Program ``i * heads + h``: merge the states of head h of the i-th token, in ascending order."""
     head = tl.program_id(0) % (KV_HEADS * GROUP)
@@ -30,6 +32,8 @@ def _merge(  # type: ignore[no-untyped-def]
     total = tl.zeros([1], tl.float32)
     acc = tl.zeros([BLOCK_D], tl.float32)
     one = tl.arange(0, 1)
+    if SINKS:
+        top, total = sink_state(sink_ptr + head + one)
     for low in range(first, last, AT_ONCE):
         for step in tl.static_range(AT_ONCE):
             in_bounds = low + step + one < last
@@ -50,6 +54,7 @@ def merge_states(
     tokens: torch.Tensor,
     starts: torch.Tensor,
     index: torch.Tensor,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Write the merged states of N tokens to `out`; other rows of `out` are not touched.
 
@@ -65,6 +70,7 @@ def merge_states(
         ``index[starts[i] : starts[i + 1]]`` are the states of ``tokens[i]``. If empty, nothing is written.
     index : (K,) int32
         Rows of the states: query head g of a KV head is at ``index[k] + g``.
+    sinks : (heads,) float32, as in `paged_attention`
     """
     acc, top, total = states
     _, kv_heads, head_dim = acc.shape
@@ -72,7 +78,8 @@ def merge_states(
     mean = -(-len(index) // len(tokens))
     at_once = next((size for size in AT_ONCE if size >= mean), AT_ONCE[-1])
     _merge[(heads * len(tokens),)](
-        acc, top, total, out, tokens, starts, index, out.stride(0),
+        acc, top, total, out, tokens, starts, index, total if sinks is None else sinks, out.stride(0),
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, HEAD_DIM=head_dim,
-        BLOCK_D=triton.next_power_of_2(head_dim), AT_ONCE=at_once, num_warps=1, enable_fp_fusion=False,
+        BLOCK_D=triton.next_power_of_2(head_dim), AT_ONCE=at_once, SINKS=sinks is not None, num_warps=1,
+        enable_fp_fusion=False,
     )  # fmt: skip

@@ -86,8 +86,11 @@ class _Pass:
             k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
         q = self._fitted(q, config.num_heads)
         k, v = self._fitted(k, config.num_kv_heads), self._fitted(v, config.num_kv_heads)
+        sinks: Tensor | None = options.get("s_aux")
+        if sinks is not None:
+            sinks = F.pad(sinks.float(), (0, config.num_heads - call.heads))
         # Keys come rotated by the library: here every rotation is by nothing, and exact.
-        out = self._attend(layer, q, k, v, self._still[: self._tokens], window=call.window)
+        out = self._attend(layer, q, k, v, self._still[: self._tokens], window=call.window, sinks=sinks)
         return out[None, :, : call.heads, : call.value_dim]
 
     def _fitted(self, x: Tensor, heads: int) -> Tensor:

@@ -55,6 +55,7 @@ class Call:
     scale: float
     soft_cap: float
     window: int
+    sinks: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +135,7 @@ def shape_of(config: Any, *, eos: Any = None) -> TracedShape:
         head_dim=head_dim,
         context_length=length,
         windows=tuple(call.window for call in calls),
+        sinks=tuple(call.sinks for call in calls),
         attention_scale=calls[0].scale,
         attention_soft_cap=calls[0].soft_cap,
         eos_token_ids=token_ids(end if eos is None else eos),
@@ -312,9 +314,10 @@ class _Recorder:
     ) -> Tensor:
         window, options = self._window(module, mask, options)
         cap = options.pop("softcap", None) or 0.0
+        sinks = options.pop("s_aux", None)
         given = {name for name, value in options.items() if value is not None and name not in _NEUTRAL}
-        if "s_aux" in given:
-            raise self._refused("it has attention sinks")
+        if sinks is not None and sinks.shape != q.shape[1:2]:
+            raise self._refused(f"its attention sinks are {tuple(sinks.shape)}, and not one a head")
         if given:
             raise self._refused(f"its attention takes {sorted(given)[0]}")
         if k.shape[2] != TOKENS or v.shape[2] != TOKENS or q.shape[2] != TOKENS:
@@ -322,7 +325,8 @@ class _Recorder:
         if q.shape[1] % k.shape[1] or k.shape[1] != v.shape[1] or q.shape[3] != k.shape[3]:
             raise self._refused(f"its heads do not fit: q {tuple(q.shape)}, k {tuple(k.shape)}")
         scale = q.shape[3] ** -0.5 if scale is None else float(scale)
-        self.calls.append(Call(q.shape[1], k.shape[1], k.shape[3], v.shape[3], scale, float(cap), window))
+        sizes = q.shape[1], k.shape[1], k.shape[3], v.shape[3]
+        self.calls.append(Call(*sizes, scale, float(cap), window, sinks is not None))
         return q.new_empty(1, TOKENS, q.shape[1], v.shape[3])
 
     def _window(self, module: nn.Module, mask: Any, options: dict[str, Any]) -> tuple[int, dict[str, Any]]:

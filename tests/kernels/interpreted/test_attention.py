@@ -77,6 +77,19 @@ def test_windows_and_soft_caps(window, soft_cap, dtype):
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("window", [0, 37])
+def test_sinks_join_every_softmax_once(window, deterministic):
+    batch = make_batch([(1, 1500), (3, 20), (9, 1030)], heads=4, kv_heads=2, page_size=64, dtype=FLOAT)
+    options = {"window": window, "deterministic": deterministic}
+    result = check(batch, sinks=torch.tensor([-40.0, 1.0, 3.0, 40.0]), **options)
+    assert (attention._last.plan.merge is not None) == (window == 0), "some sequences are split"
+    without = check(batch, **options)
+    assert torch.allclose(result[:, 0], without[:, 0], atol=1e-6)
+    assert not torch.allclose(result[:, 1], without[:, 1], atol=1e-3)
+    assert result[:, 3].abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
 def test_pages_before_every_window_are_not_used(deterministic):
     batch = make_batch([(1, 300), (4, 200)], page_size=4, **SMALL)
     options = {"scale": 0.125, "window": 20, "deterministic": deterministic}

@@ -58,11 +58,12 @@ def trees(draw):
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
-@given(trees(), st.sampled_from([0.0, 4.0]), st.booleans())
-def test_random_trees_equal_flat_attention(tree, soft_cap, half):
+@given(trees(), st.sampled_from([0.0, 4.0]), st.booleans(), st.booleans())
+def test_random_trees_equal_flat_attention(tree, soft_cap, half, with_sinks):
     dtype = torch.float16 if half else torch.float32
     batch = make_tree(*tree, heads=2, kv_heads=1, page_size=64, dtype=dtype)
-    options = {"scale": 0.125, "soft_cap": soft_cap}
+    sinks = torch.tensor([0.5, 4.0]) if with_sinks else None
+    options = {"scale": 0.125, "soft_cap": soft_cap, "sinks": sinks}
     out = torch.full_like(batch.q, torch.nan)
     assert cascade_attention(*batch, groups_of(batch), **options, out=out) is out
     assert_as_good(out, batch, **options)
@@ -72,10 +73,11 @@ def test_random_trees_equal_flat_attention(tree, soft_cap, half):
 @given(trees())
 def test_random_trees_with_the_twin_and_by_cost(tree):
     batch = make_tree(*tree, heads=2, kv_heads=1, page_size=64, dtype=torch.float32)
-    expected = twin.cascade_attention(*batch, groups_of(batch), scale=0.125)
+    options = {"scale": 0.125, "sinks": torch.tensor([0.5, 4.0])}
+    expected = twin.cascade_attention(*batch, groups_of(batch), **options)
     shape = plan_shape(batch.q, batch.k_pages, window=0, deterministic=False)
     plan = plan_from_page_tables(*host(batch), shape, batch.q.device, costs=FREE)
-    out = run_plan(plan, *batch[:4], torch.full_like(batch.q, torch.nan), scale=0.125)
+    out = run_plan(plan, *batch[:4], torch.full_like(batch.q, torch.nan), **options)
     assert torch.allclose(out, expected, atol=1e-5)
 
 
@@ -128,7 +130,7 @@ def test_the_cost_model_decides_by_default():
 def test_cascade_gives_the_bits_of_flat_attention_when_deterministic(soft_cap):
     branches = [Branch((0, 1), 70, 1), Branch((0, 1), 130, 2), Branch((0, 2), 3, 1), Branch((0,), 600, 1)]
     batch = make_tree((9, 8, 17), branches, heads=2, kv_heads=1, page_size=64)
-    options = {"scale": 0.125, "soft_cap": soft_cap}
+    options = {"scale": 0.125, "soft_cap": soft_cap, "sinks": torch.tensor([0.5, 4.0])}
     shape = plan_shape(batch.q, batch.k_pages, window=0, deterministic=True)
     cascade = plan_from_page_tables(*host(batch), shape, batch.q.device, costs=FREE)
     flat = plan_attention(*host(batch)[1:], shape, batch.q.device)
