@@ -97,6 +97,11 @@ class Runner:
         )
         self._graphs.capture()
 
+    def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy states between slots, ``(source, destination)``, before the next step."""
+        assert self.states is not None
+        self.states.copy(copies)
+
     def check_device(self) -> None:
         """Raise the error of a CUDA device, if any: after an error in a kernel it computes nothing any
         more."""

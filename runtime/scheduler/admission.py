@@ -161,7 +161,8 @@ class Admission:
     def _being_computed(self, request: Request, matched: int, prefilling: Sequence[Request]) -> int | None:
         """The number of tokens that `request` shares with one that prefills and that are not computed there.
 
-        None where it shares no more than it finds in the tree (`matched`).
+        None where it shares no more than it finds in the tree (`matched`), or where a state at the end of it
+        will not be kept.
         """
         limit = request.match_limit
         if matched >= limit:
@@ -170,7 +171,10 @@ class Admission:
             # One of lower priority may sit out.
             if other.scope == request.scope and other.priority >= request.priority:
                 shared = min(common_prefix(request.ids, other.ids[: other.prompt_len]), limit)
-                if shared > matched:
+                states = self._pages.states
+                if shared > matched and (
+                    not states.present or states.shares(request, other, shared, matched)
+                ):
                     return shared - other.computed_len
         return None
 

@@ -61,16 +61,16 @@ class OutputAppender:
         return request.verify_draft(start, draft)
 
     def accept_known(self, request: Request, token: int, logprob: Logprob | None) -> bool:
-        """The next known token was chosen. True if the request goes on."""
+        """The next known token was chosen. True if the request goes on, and the token was computed."""
         if request.constrained is not None:
             request.constrained.accept(token)
         healed = request.healing is not None
         request.keep_known()
         if healed:
-            return True  # a token of the prompt
+            return request.computes_ahead  # a token of the prompt
         self._count_forced(request, request.length - 1)
         self._report(request, None if logprob is None else [logprob])
-        return not self.end_if_done(request)
+        return not self.end_if_done(request) and request.computes_ahead
 
     def jump(self, request: Request, loose: int) -> None:
         """Append what the grammar forces (jump-forward). The last `loose` tokens may be replaced."""

@@ -12,6 +12,7 @@ from ramify.runtime.executor.runner import Runner
 from ramify.runtime.scheduler.constraints.masks import MaskFiller
 from ramify.runtime.scheduler.overlap import OverlapScheduling
 from ramify.runtime.scheduler.request import ScheduledRequest
+from ramify.runtime.scheduler.states import RequestStates
 
 
 @dataclasses.dataclass(eq=False)
@@ -21,6 +22,7 @@ class ForwardPass:
     runner: Runner
     masks: MaskFiller
     overlap: OverlapScheduling
+    states: RequestStates
     page_size: int
 
     def run(self, plan: Sequence[ScheduledRequest]) -> torch.Tensor:
@@ -37,7 +39,12 @@ class ForwardPass:
             if pages.copy is not None:
                 copies.append(pages.copy)
                 pages.copy = None
-            extensions.append(Extension(request.target_ids, request.computed_len, stop, pages.ids))
+            extensions.append(
+                Extension(request.target_ids, request.computed_len, stop, pages.ids, pages.state)
+            )
+            pages.state_len = stop
+        if self.states.present:
+            self.runner.copy_states(self.states.copies.take())
         self.masks.begin([scheduled.request for scheduled in plan if scheduled.samples])
         try:
             computed = self.runner.forward(pack(extensions, self.page_size, copies)) if rest else None

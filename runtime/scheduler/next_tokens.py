@@ -92,7 +92,7 @@ class RequestSampler:
         and draft tokens follow; their masks are not known yet.
         """
         found = [None if request.sampling.logprobs is not None else _mask(request) for request in requests]
-        return found + [None] * sum(request.ahead_len for request in requests)
+        return found + [None] * sum(request.computed_ahead for request in requests)
 
     def _row(self, request: Request, ahead: int) -> SamplingRow:
         params = request.sampling

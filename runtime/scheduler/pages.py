@@ -11,6 +11,7 @@ from ramify.radix.cache import PrefixCache
 from ramify.radix.lock import Match
 from ramify.runtime.scheduler.programs.leases import ProgramLeases
 from ramify.runtime.scheduler.request import PageTable, Request
+from ramify.runtime.scheduler.states import RequestStates
 
 
 class RequestPages:
@@ -20,15 +21,19 @@ class RequestPages:
         self.cache = cache
         self.page_size = page_size
         self.leases = ProgramLeases(cache)
+        self.states = RequestStates(cache)
 
     def match(self, request: Request) -> Match:
         return self.cache.match(request.ids, request.scope, limit=request.match_limit)
 
     def try_admit(self, request: Request, match: Match, reserve: int) -> bool:
-        """Take the pages of `match`, and new pages for the request's other tokens.
+        """Take the pages of `match`, new pages for the request's other tokens, and a slot if the model has
+        states.
 
-        False, and no page is taken, when fewer than `reserve` pages would be left.
+        False, and no page is taken, when fewer than `reserve` pages would be left, or no slot is.
         """
+        if self.states.present and not self.states.available():
+            return False
         lock = self.cache.acquire(match)
         full = lock.length // self.page_size
         count = self._slots(request.target_len) - full
@@ -45,6 +50,8 @@ class RequestPages:
         copy = (lock.pages[full], new[0]) if lock.length % self.page_size else None
         request.pages = PageTable(lock.pages[:full] + new, full, lock, lock.length, copy)
         request.computed_len = lock.length
+        if self.states.present:
+            self.states.begin(request, lock, match)
         return True
 
     def admit_alone(self, request: Request) -> bool:
@@ -84,7 +91,7 @@ class RequestPages:
         """Give everything back; what was computed is leased until the request is admitted again."""
         self.commit(request)
         self.leases.retracted(request)
-        self._let_go(request)
+        self._let_go(request, keep_state=True)
 
     def rest(self, request: Request, now: float, *, awaited: bool) -> None:
         """Give everything back before the request has ended; where `awaited`, what it has computed is leased,
@@ -93,16 +100,18 @@ class RequestPages:
         self.leases.ended(request, now)
         if awaited:
             self.leases.retracted(request)
-        self._let_go(request)
+        ends = request.hint is not None and request.hint.next_use == "never"
+        self._let_go(request, keep_state=awaited or not ends)
 
     def release(self, request: Request, now: float) -> None:
         """Give everything back at the request's end; what was computed stays in the tree until evicted."""
         self.rest(request, now, awaited=False)
 
-    def _let_go(self, request: Request) -> None:
+    def _let_go(self, request: Request, *, keep_state: bool) -> None:
         pages = request.pages
         if pages.lock is None:
             return
+        self.states.end(request, keep=keep_state)
         self.cache.free(pages.ids[pages.private_from :])
         self.cache.release(pages.lock)
         request.pages = PageTable()

@@ -57,6 +57,12 @@ class PageTable:
     """Tokens whose KV the tree has been handed."""
     copy: tuple[int, int] | None = None
     """(source, destination): a page to be copied before the next forward pass (copy-on-write)."""
+    state: int | None = None
+    """The slot of its state, where the model has states."""
+    state_len: int = 0
+    """Tokens that the state has seen; after a failed pass not `computed_len`."""
+    kept_len: int = 0
+    """Tokens up to the last place where the tree holds a state, or had none to spare."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -130,6 +136,11 @@ class Request:
         late: the state before it gives its log-probability."""
         self.known_len = 0
         self.draft_len = 0
+        self.computes_ahead = True
+        """Known and draft tokens are computed before they are chosen. States cannot take that back."""
+        self.forks = submit.forks
+        self.marks: list[int] = []
+        """Positions at which a pass is to end, in order, so that the state there can be kept."""
         self._ids = np.empty(self.prompt_len + min(max_tokens, 256) + 1, dtype=np.int32)
         self._ids[: self.prompt_len] = submit.ids
 
@@ -196,6 +207,11 @@ class Request:
     def ahead_len(self) -> int:
         """Known and draft tokens."""
         return self.known_len + self.draft_len
+
+    @property
+    def computed_ahead(self) -> int:
+        """Known and draft tokens that are computed with the sequence."""
+        return self.ahead_len if self.computes_ahead else 0
 
     @property
     def target_len(self) -> int:
@@ -340,9 +356,10 @@ class Request:
         return dropped
 
     def keep_known(self) -> None:
-        """The first known token was chosen, and joins the sequence. It has been computed."""
+        """The first known token was chosen, and joins the sequence."""
         self.length += 1
-        self.computed_len = self.length
+        if self.computes_ahead:
+            self.computed_len = self.length
         self.known_len -= 1
         if self.healing is not None:
             self.reported_len = self.length
@@ -407,7 +424,8 @@ class ScheduledRequest(NamedTuple):
     @property
     def samples(self) -> bool:
         """The step computes all tokens of the request, so that it can sample the next one."""
-        return self.stop == self.request.target_len and self.request.budget_left > 0
+        request = self.request
+        return self.stop == request.length + request.computed_ahead and request.budget_left > 0
 
 
 def common_prefix(left: np.ndarray, right: np.ndarray) -> int:

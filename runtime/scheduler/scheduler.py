@@ -84,7 +84,7 @@ class Scheduler:
         self._scorer = Scorer(runner, pages, requests)
         sampler, masks = RequestSampler(runner, limits), MaskFiller()
         overlap = OverlapScheduling(runner, pages)
-        self._forward = ForwardPass(runner, masks, overlap, config.page_size)
+        self._forward = ForwardPass(runner, masks, overlap, pages.states, config.page_size)
         self._appender = OutputAppender(
             limits, self._outputs, sampler, counters, requests.finish, config.jump_forward
         )
@@ -169,6 +169,9 @@ class Scheduler:
                 elif budget > 0:
                     budget -= self._take(request, budget, plan)
         self._go_on(turn.last, budget, plan)
+        if self._pages.states.present:  # requests that were admitted may have marked those before them
+            cut = self._pages.states.cut
+            plan = [ScheduledRequest(request, cut(request, stop)) for request, stop in plan]
         if self.counters.retractions > retractions:
             return [scheduled for scheduled in plan if scheduled.request.pages.lock is not None]
         return plan
@@ -184,7 +187,7 @@ class Scheduler:
             if not self._make_room(request):
                 retracted = True
             elif request.decoding:
-                plan.append(ScheduledRequest(request, request.target_len))
+                plan.append(ScheduledRequest(request, request.length + request.computed_ahead))
             elif budget > 0:
                 budget -= self._take(request, budget, plan)
         return budget, retracted
@@ -220,6 +223,7 @@ class Scheduler:
                 self._programs.serve(request, stop - start)
                 if prefilled:
                     self._pages.commit(request)
+                    self._pages.states.computed(request)
                 if samples:
                     predicting.append((request, first_row + request.length - 1 - start))
                 elif request.scoring is not None:
@@ -245,9 +249,11 @@ class Scheduler:
 
     def _take(self, request: Request, budget: int, plan: list[ScheduledRequest]) -> int:
         """Schedule as many tokens of `request` as `budget` allows, and return their number."""
-        stop = min(request.target_len, request.computed_len + budget)
-        if request.length <= stop < request.target_len:
-            stop = request.target_len  # known and draft tokens are verified in the step that reaches them
+        end = request.length + request.computed_ahead
+        stop = min(end, request.computed_len + budget)
+        if request.length <= stop < end:
+            stop = end  # known and draft tokens are verified in the step that reaches them
+        stop = self._pages.states.cut(request, stop)
         plan.append(ScheduledRequest(request, stop))
         return stop - request.computed_len
 

@@ -45,9 +45,12 @@ class Verifier:
             # The logits of known and draft tokens are computed with the first ones: most tokens are kept, and
             # the head's weights are read once. Rows are ordered by their distance from the sequence's end, so
             # that what is chosen together is a slice.
-            longest = max(request.ahead_len for request, _ in predicting)
+            longest = max(request.computed_ahead for request, _ in predicting)
             needed = [
-                row + i for i in range(longest + 1) for request, row in predicting if i <= request.ahead_len
+                row + i
+                for i in range(longest + 1)
+                for request, row in predicting
+                if i <= request.computed_ahead
             ]
             states = hidden if needed == list(range(len(hidden))) else index_select(hidden, needed)
             logits = self.runner.logits(states, self.sampler.masks([request for request, _ in predicting]))
