@@ -1,4 +1,4 @@
-"""Weight matrices laid out for the compiled linear kernels, in bfloat16, int8, int4 or float32.
+"""Weight matrices laid out for the compiled linear kernels: bfloat16, float32, int8, 4-bit codes, float8.
 
 A panel is sixteen outputs. Its weights lie in the order of the inputs, and for each input those of the
 sixteen outputs side by side, so that a kernel streams through the panel once:
@@ -6,28 +6,35 @@ sixteen outputs side by side, so that a kernel streams through the panel once:
 bf16   for each pair of inputs: 16 outputs x 2 inputs, bfloat16
 f32    for each input: 16 outputs, float32
 int8   for each input: 16 outputs, int8
-int4   for each eight inputs: 16 int32, one for each output. Bits 4p to 4p + 3 are the number (0 to 15) of
+fp8    for each input: 16 outputs, float8_e4m3fn (arXiv 2209.05433)
+int4   for each eight inputs: 16 int32, one for each output. Bits 4p to 4p + 3 are the code (0 to 15) of
        input 2p if p < 4, else of input 2p - 7. So the lower and the upper half of an int32 hold the two
        inputs of a pair at the same place.
 
-int8 and int4 have scales, float16 or float32, for each panel and each group of inputs: 16 factors, and for
-int4 then 16 offsets. A weight is factor * number (+ offset).
+int8, fp8 and int4 have scales, float16, bfloat16 or float32, for each panel and each group of inputs: 16
+factors, and with offsets then 16 offsets (not fp8). A weight is factor * number (+ offset). The number of an
+int4 code is the code, or an int8 from a table of 16: MXFP4 is a table of 0, 1, 2, 3, 4, 6, 8, 12 and their
+negatives, with powers of two as factors.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-Format = Literal["bf16", "int8", "int4", "f32"]
-FORMATS: tuple[Format, ...] = ("bf16", "int8", "int4", "f32")
+Format = Literal["bf16", "int8", "int4", "f32", "fp8"]
+FORMATS: tuple[Format, ...] = ("bf16", "int8", "int4", "f32", "fp8")
+BITS: dict[Format, int] = {"bf16": 16, "int8": 8, "int4": 4, "f32": 32, "fp8": 8}
+"""Bits of a weight, without scales."""
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 """Part of the cache key of packed weights on disk: raise it when the layout changes."""
 WIDTH = 16
 """Outputs of a panel."""
@@ -39,43 +46,75 @@ PANEL_MULTIPLE = 4
 
 LAYOUT = np.dtype([(name, np.int64) for name in (
     "panels_at", "panel_bytes", "scales_at", "scale_bytes", "bias_at",
-    "form", "panels", "inputs", "padded", "group", "wide", "gated", "results",
+    "form", "panels", "inputs", "padded", "group", "scale_kind", "offsets", "gated", "results",
+    "looked_up", "tables_at",
 )])  # fmt: skip
 """The arguments of compiled kernels for a packed weight: addresses, sizes in bytes, counts."""
+
+SCALE_DTYPES = (torch.float16, torch.float32, torch.bfloat16)
+"""By `scale_kind` of a layout."""
+
+TABLE_BF16_AT, TABLE_BYTES_AT = 64, 128
+
+
+def tables(table: Tensor) -> NDArray[np.uint8]:
+    """A table of 16 int8 as kernels read it: once as float32, twice as bfloat16, and four times as unsigned
+    bytes raised by 128."""
+    parts = [table.float(), table.bfloat16().repeat(2), (table.short() + 128).to(torch.uint8).repeat(4)]
+    return np.concatenate([part.contiguous().view(torch.uint8).numpy() for part in parts])
+
+
+_CODES = tables(torch.arange(16, dtype=torch.int8))
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
     """Rows of a weight matrix, quantised or not, in row-major order.
 
-    numbers : (outputs, inputs) float32, bfloat16, int8 or, for int4, uint8 from 0 to 15
-    factors : (outputs, groups) float16 or float32; None for float32 and bfloat16
-    offsets : like factors, for int4; else None
+    numbers : (outputs, inputs) float32, bfloat16, int8, float8_e4m3fn or, for int4, uint8 codes from 0 to 15
+    factors : (outputs, groups) float16, bfloat16 or float32; None for float32 and bfloat16
+    offsets : like factors, for int8 and int4; or None
+    table : (16,) int8, the numbers of the codes; None for the codes themselves
+    group : inputs of a group, a multiple of 16; the last group may be partial. 0: all inputs in equal groups,
+        or in one
     """
 
     numbers: Tensor
     factors: Tensor | None = None
     offsets: Tensor | None = None
+    table: Tensor | None = None
+    group: int = 0
+
+    def __post_init__(self) -> None:
+        if self.factors is None or self.group:
+            return
+        inputs, groups = self.numbers.shape[1], self.factors.shape[1]
+        group = inputs // groups if groups > 1 else inputs + -inputs % INPUT_MULTIPLE
+        object.__setattr__(self, "group", group)
 
     @property
     def format(self) -> Format:
-        if self.factors is None:
-            return "f32" if self.numbers.dtype == torch.float32 else "bf16"
-        return "int8" if self.offsets is None else "int4"
-
-    @property
-    def group(self) -> int:
-        return 0 if self.factors is None else self.numbers.shape[1] // self.factors.shape[1]
+        return _FORMAT_OF[self.numbers.dtype]
 
     def alike(self, other: Rows) -> bool:
-        """Whether both can be packed into one matrix: same format, group and scale dtype."""
-        dtypes = [None if rows.factors is None else rows.factors.dtype for rows in (self, other)]
-        return self.format == other.format and self.group == other.group and dtypes[0] == dtypes[1]
+        """Whether both can be packed into one matrix: same format, group, scale dtype and table, and both or
+        neither with offsets."""
+
+        def kind(rows: Rows) -> tuple[object, ...]:
+            dtype = None if rows.factors is None else rows.factors.dtype
+            table = None if rows.table is None else rows.table.tolist()
+            return rows.format, rows.group, dtype, rows.offsets is None, table
+
+        return kind(self) == kind(other)
 
     def index_select(self, index: Tensor) -> Rows:
         """The rows `index`, in that order."""
-        factors = None if self.factors is None else self.factors[index]
-        return Rows(self.numbers[index], factors, None if self.offsets is None else self.offsets[index])
+
+        def chosen(part: Tensor | None) -> Tensor | None:
+            return None if part is None else part[index]
+
+        numbers, factors, offsets = self.numbers[index], chosen(self.factors), chosen(self.offsets)
+        return dataclasses.replace(self, numbers=numbers, factors=factors, offsets=offsets)
 
     def joined(self, other: Rows) -> Rows:
         """These rows, then those of `other`; the two must be `alike`."""
@@ -84,17 +123,32 @@ class Rows:
             return None if part is None or more is None else torch.cat([part, more])
 
         numbers = torch.cat([self.numbers, other.numbers])
-        return Rows(numbers, both(self.factors, other.factors), both(self.offsets, other.offsets))
+        factors, offsets = both(self.factors, other.factors), both(self.offsets, other.offsets)
+        return dataclasses.replace(self, numbers=numbers, factors=factors, offsets=offsets)
 
     def values(self) -> Tensor:
         """The dequantised weights, (outputs, inputs) float32."""
-        numbers = self.numbers.float()
+        if self.table is None:
+            numbers = self.numbers.float()
+        else:
+            numbers = self.table.float()[self.numbers.int()]
         if self.factors is None:
             return numbers
-        wide = self.factors.float().repeat_interleave(self.group, 1) * numbers
-        if self.offsets is not None:
-            wide += self.offsets.float().repeat_interleave(self.group, 1)
-        return wide
+
+        def of_inputs(scales: Tensor) -> Tensor:
+            return scales.float().repeat_interleave(self.group, 1)[:, : numbers.shape[1]]
+
+        wide = of_inputs(self.factors) * numbers
+        return wide if self.offsets is None else wide.add_(of_inputs(self.offsets))
+
+
+_FORMAT_OF: dict[torch.dtype, Format] = {
+    torch.float32: "f32",
+    torch.bfloat16: "bf16",
+    torch.int8: "int8",
+    torch.uint8: "int4",
+    torch.float8_e4m3fn: "fp8",
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,12 +157,14 @@ class PackedWeight:
 
     panels : (panels, bytes) uint8
         The weights.
-    scales : (panels, groups, 16 or 32) float16 or float32
-        Empty for bf16 and f32.
+    scales : (panels, groups, 16 or 32) float16, bfloat16 or float32
+        32: with offsets. Empty for bf16 and f32.
     bias : (panels * 16,) float32
         In the order of the panels; empty for none.
     gated : bool
         W is two matrices of one shape, gate and up projection, whose panels alternate.
+    table : (16,) int8
+        The numbers of int4 codes; empty for the codes themselves.
     """
 
     format: Format
@@ -119,12 +175,15 @@ class PackedWeight:
     panels: Tensor
     scales: Tensor
     bias: Tensor
+    table: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0, dtype=torch.int8))
 
     @property
     def padded_inputs(self) -> int:
-        return (
-            self.panels.shape[1] * 8 // (WIDTH * {"f32": 32, "bf16": 16, "int8": 8, "int4": 4}[self.format])
-        )
+        return self.panels.shape[1] * 8 // (WIDTH * BITS[self.format])
+
+    @property
+    def has_offsets(self) -> bool:
+        return self.scales.shape[-1] == 2 * WIDTH
 
     @functools.cached_property
     def results(self) -> int:
@@ -133,16 +192,19 @@ class PackedWeight:
 
     @functools.cached_property
     def layout(self) -> tuple[int, Any]:
-        """The address of a record of `LAYOUT`, and the record. Cached, as every call needs it."""
+        """The address of a record of `LAYOUT`, and what it points to. Cached, as every call needs it."""
         record = np.zeros(1, LAYOUT)
+        looked_up = len(self.table) > 0
+        codes = tables(self.table) if looked_up else _CODES
         record[0] = (
             self.panels.data_ptr(), self.panels.shape[1],
             self.scales.data_ptr(), self.scales[0].nbytes if self.group else 0,
             self.bias.data_ptr() if len(self.bias) else 0,
             FORMATS.index(self.format), len(self.panels), self.inputs, self.padded_inputs, self.group,
-            self.scales.dtype == torch.float32, self.gated, self.results,
+            SCALE_DTYPES.index(self.scales.dtype), self.has_offsets, self.gated, self.results,
+            looked_up, codes.ctypes.data,
         )  # fmt: skip
-        return record.ctypes.data, record
+        return record.ctypes.data, (record, codes)
 
 
 def quantised(weight: Tensor, form: Literal["int8", "int4"], group: int) -> Rows:
@@ -171,7 +233,7 @@ def pack(rows: Rows, *, inputs: int, bias: Tensor | None = None, gated: bool = F
     """
     outputs = rows.numbers.shape[0]
     halves = 2 if gated else 1
-    multiple = max(INPUT_MULTIPLE, rows.group)
+    multiple = math.lcm(INPUT_MULTIPLE, rows.group or 1)
 
     def panelled(part: Tensor) -> Tensor:
         """(outputs, ...) to (panels, 16, ...)."""
@@ -188,9 +250,9 @@ def pack(rows: Rows, *, inputs: int, bias: Tensor | None = None, gated: bool = F
     laid_bias = torch.empty(0)
     if bias is not None:
         laid_bias = panelled(bias.float()).flatten().contiguous()
-    return PackedWeight(
-        rows.format, outputs, inputs, rows.group, gated, _laid_out(numbers, rows.format), scales, laid_bias
-    )
+    panels = _laid_out(numbers, rows.format)
+    table = torch.empty(0, dtype=torch.int8) if rows.table is None else rows.table
+    return PackedWeight(rows.format, outputs, inputs, rows.group, gated, panels, scales, laid_bias, table)
 
 
 def unpack(weight: PackedWeight) -> Tensor:
@@ -201,15 +263,17 @@ def unpack(weight: PackedWeight) -> Tensor:
         wide = pairs.transpose(1, 2).reshape(panels, WIDTH, inputs).float()
     elif weight.format == "f32":
         wide = weight.panels.view(torch.float32).view(panels, inputs, WIDTH).transpose(1, 2)
-    elif weight.format == "int8":
-        wide = weight.panels.view(torch.int8).view(panels, inputs, WIDTH).transpose(1, 2).float()
+    elif weight.format in ("int8", "fp8"):
+        dtype = torch.int8 if weight.format == "int8" else torch.float8_e4m3fn
+        wide = weight.panels.view(dtype).view(panels, inputs, WIDTH).transpose(1, 2).float()
     else:
         packed = weight.panels.view(torch.int32).view(panels, inputs // 8, WIDTH).transpose(1, 2)
-        wide = torch.stack([packed >> 4 * _place(k) & 15 for k in range(8)], -1).flatten(2).float()
+        codes = torch.stack([packed >> 4 * _place(k) & 15 for k in range(8)], -1).flatten(2)
+        wide = weight.table.float()[codes] if len(weight.table) else codes.float()
     if weight.group:
         scales = weight.scales.float().transpose(1, 2).repeat_interleave(weight.group, 2)
         wide = wide * scales[:, :WIDTH]
-        if weight.format == "int4":
+        if weight.has_offsets:
             wide = wide + scales[:, WIDTH:]
     return in_order(wide, weight)[:, : weight.inputs]
 
@@ -230,7 +294,7 @@ def _laid_out(numbers: Tensor, form: Format) -> Tensor:
     if form == "bf16":
         pairs = numbers.view(panels, WIDTH, inputs // 2, 2).transpose(1, 2).contiguous()
         return pairs.view(torch.uint8).view(panels, -1)
-    if form in ("int8", "f32"):
+    if form in ("int8", "fp8", "f32"):
         return numbers.transpose(1, 2).contiguous().view(torch.uint8).view(panels, -1)
     bytes_ = torch.zeros(panels, WIDTH, inputs // 8, 4, dtype=torch.uint8)
     eights = numbers.view(panels, WIDTH, inputs // 8, 8)

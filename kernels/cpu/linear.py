@@ -4,7 +4,7 @@ There are four ways to multiply; all accumulate in float32:
 
     BY_F32     float32, on any processor
     BY_DOTS    dots of bfloat16 pairs (AVX512_BF16), for bfloat16 x and weights that fit bfloat16 exactly
-    BY_TILES   AMX tiles, from TILE_FROM rows; int8 and int4 weights are first rounded to bfloat16
+    BY_TILES   AMX tiles, from TILE_FROM rows; quantised weights are first rounded to bfloat16
     BY_INT8    int8 dots (VNNI), with x rounded to int8 (`packed_linear/int8.py`); only on request
 
 A row of the result depends on its own row of x and on the way, not on the other rows, their number, or the
@@ -86,7 +86,9 @@ def _build_body(sources: str) -> Any:
         vl.write_i64(block + 8 * code.X_ROW, frame.x_row)
         vl.write_i64(block + 8 * code.SUMS_ROW, frame.sums_row)
         vl.write_i64(block + 8 * code.C_ROW, C_ROW)
-        vl.write_i64(block + 8 * code.WIDE, layout.wide)
+        vl.write_i64(block + 8 * code.SCALE_KIND, layout.scale_kind)
+        vl.write_i64(block + 8 * code.TABLES, layout.tables_at)
+        vl.write_i64(block + 8 * code.OFFSETS, layout.offsets)
         vl.write_i64(block + 8 * code.GROUPS, layout.padded // layout.group if layout.group else 1)
         vl.write_i64(block + 8 * code.STEPS, (layout.group if layout.group else layout.padded) // 8)
         index = vl.fetch_increment(frame.counters)
@@ -165,7 +167,7 @@ def _build_run(sources: str) -> Any:
         frame.sums_row = 0
         if way == BY_INT8:
             frame.sums_row = 8 * (layout.padded // layout.group)
-        elif layout.form == 2 and way != BY_TILES:
+        elif layout.offsets and way != BY_TILES:
             frame.sums_row = 4 * (layout.padded // layout.group)
         sum_bytes = vl.round_up(room * frame.sums_row, 64)
         frame.scratch_bytes = code.BLOCK_BYTES + C_BYTES + CONFIG_BYTES

@@ -27,7 +27,7 @@ from ramify.kernels.cpu.packed_linear.tiles import ROWS
 from ramify.kernels.packed import PackedWeight
 from ramify.kernels.sampling_inputs import check_masked
 
-READ_ROWS = {"bf16": 8.0, "f32": 8.0, "int8": 4.0, "int4": 2.0}
+READ_ROWS = {"bf16": 8.0, "f32": 8.0, "int8": 4.0, "fp8": 4.0, "int4": 2.0}
 """Rows for which multiplying a panel takes as long as reading it, by weight format."""
 MARGIN = 0.9
 """Panels are skipped if the estimated time is below MARGIN times the time for all panels."""

@@ -21,7 +21,7 @@ def linear(
 ) -> Tensor:
     """x Wᵀ + b, or silu(x Gᵀ + b) · (x Uᵀ + c) for a gated weight: float32 inside, rounded once.
 
-    A kernel may round int8 and int4 weights to bfloat16 if x is bfloat16 and has many rows.
+    A kernel may round quantised weights to bfloat16 if x is bfloat16 and has many rows.
 
     Parameters
     ----------

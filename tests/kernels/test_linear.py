@@ -15,6 +15,9 @@ from ramify.kernels.registry import ops
 CPU, TORCH = ops("cpu"), ops("torch")
 DTYPES = [torch.float32, torch.bfloat16]
 FORMS = ["f32", "bf16", "int8/16", "int8/64", "int4/32", "int4/128", "int8/32 wide", "int4/32 wide"]
+FORMS += ["int8/64 offsets", "table/32", "fp8/128"]
+IQ4_NL = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]).char()
+"""A table that looks like no other numbers do (ggml's `kvalues_iq4nl`)."""
 SHAPES = [(576, 576), (16, 1), (1, 33), (50, 40), (3, 100), (130, 1537)]
 ROWS = [1, 2, 3, 4, 5, 8, 13, 16, 17, 32, 33, 70]
 
@@ -25,6 +28,16 @@ def weights(form: str, outputs: int, inputs: int) -> Rows:
     if name in ("f32", "bf16"):
         return Rows(plain if name == "f32" else plain.bfloat16())
     group, _, wide = rest.partition(" ")
+    groups = -(-inputs // int(group)) if group else 1
+    factors = torch.rand(outputs, groups) + 0.5
+    if name == "table":
+        codes = torch.randint(16, (outputs, inputs)).byte()
+        return Rows(codes, factors.bfloat16() / 64, table=IQ4_NL, group=int(group))
+    if name == "fp8":
+        return Rows(plain.to(torch.float8_e4m3fn), factors, group=int(group or 0))
+    if wide == "offsets":
+        numbers = torch.randint(-128, 128, (outputs, inputs)).to(torch.int8)
+        return Rows(numbers, factors / 100, torch.randn(outputs, groups), group=int(group))
     rows = quantised(plain, "int8" if name == "int8" else "int4", int(group))
     if wide:  # scales that float16 does not hold
         offsets = None if rows.offsets is None else rows.offsets.float() * 1.0001
@@ -104,9 +117,11 @@ def test_against_float64(form, shape, dtype):
 
 def weight_parts(weight: PackedWeight) -> torch.Tensor:
     """|factor * number| + |offset| of every weight, (outputs, inputs)."""
-    if weight.format != "int4":
+    if not weight.has_offsets:
         return unpack(weight).double().abs()
-    return unpack(dataclasses.replace(weight, scales=weight.scales.abs())).double()
+    factors, offsets = weight.scales.clone(), weight.scales.clone()
+    factors[..., 16:], offsets[..., :16] = 0, 0
+    return sum(unpack(dataclasses.replace(weight, scales=part)).double().abs() for part in (factors, offsets))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -127,8 +142,8 @@ def test_what_follows_the_product(form, dtype):
                     # multiplies what comes of that: no bound for each number, but few differ.
                     assert torch.linalg.norm(found - wanted) <= 2**-8 * torch.linalg.norm(wanted)
                     continue
-                # The numbers and offsets of int4 cancel.
-                close = 1e-4 if weight.format == "int4" else 1e-5
+                # Numbers and offsets cancel.
+                close = 1e-4 if weight.has_offsets else 1e-5
                 torch.testing.assert_close(found, wanted, atol=close * 10, rtol=close)
 
 
@@ -163,7 +178,7 @@ def test_a_row_does_not_depend_on_the_others(form, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("form", ["f32", "bf16", "int8/32", "int4/32"])
+@pytest.mark.parametrize("form", ["f32", "bf16", "int8/32", "int4/32", "table/32", "fp8"])
 def test_by_row_the_number_of_rows_changes_no_bit(form, dtype):
     weight = packed(form, 130, 200)
     x = torch.randn(40, 200).to(dtype)

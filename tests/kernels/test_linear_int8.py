@@ -13,6 +13,7 @@ from tests.kernels.test_linear import ROWS, SHAPES, packed, weight_parts
 
 CPU, TORCH = ops("cpu"), ops("torch")
 FORMS = ["int8/16", "int8/64", "int4/32", "int4/128", "int8/32 wide", "int4/32 wide"]
+FORMS += ["int8/64 offsets", "table/32"]
 LINEAR, BY_ROW = compiled.int8_linear, compiled.int8_row_linear
 
 needs_vnni = pytest.mark.skipif(not int8.VNNI, reason="int8 is not taken on this processor")
@@ -78,7 +79,7 @@ def test_what_follows_and_precedes_the_product(form):
         product = BY_ROW(x, plain, out=torch.empty(count, 37))
         assert torch.equal(BY_ROW(x, plain, out=before.clone(), add=True), product + before)
         bits = TORCH.linear(rounded(x, weight).float(), weight)
-        close = 1e-3 if weight.format == "int4" else 1e-4
+        close = 1e-3 if weight.has_offsets else 1e-4
         torch.testing.assert_close(
             BY_ROW(x, weight, out=torch.empty(count, 48)), bits, atol=10 * close, rtol=close
         )
@@ -129,7 +130,7 @@ def test_what_is_rounded():
             assert compiled.way_for(rows, form, bf16) != compiled.BY_INT8
             way = compiled.way_for(rows, form, bf16, by_row=True, int8=True)
             assert (way == compiled.BY_INT8) == int8.VNNI
-        for form, dtype in (("bf16", bf16), ("f32", bf16), ("int8", f32), ("int4", f32)):
+        for form, dtype in (("bf16", bf16), ("f32", bf16), ("fp8", bf16), ("int8", f32), ("int4", f32)):
             way = compiled.way_for(rows, form, dtype, by_row=True)
             assert compiled.way_for(rows, form, dtype, by_row=True, int8=True) == way
 

@@ -22,9 +22,14 @@ X, X_ROW = 12, 13  # the first row, prepared; bytes from row to row
 SUMS, SUMS_ROW = 14, 15  # the sum of x over each group, float32
 C, C_ROW = 16, 17  # float32 results: (rows, panels * 16)
 GROUPS, STEPS = 18, 19  # groups of inputs, and eights of inputs in a group
-WIDE = 20  # scales are float32, not float16
+SCALE_KIND = 20  # of a weight's scales: F16, F32 or BF16
 B, B_OTHER = 21, 22  # two panels of bfloat16 weights, for tiles
-BLOCK_BYTES = 8 * 24
+TABLES = 23  # what the codes of int4 stand for: `packed.tables`
+OFFSETS = 24  # 1 if each group of a panel has offsets after its factors, else 0
+BLOCK_BYTES = 8 * 32
+
+F16, F32, BF16 = 0, 1, 2
+"""Kinds of scales."""
 
 _HAS = features()
 _F16C = "+f16c" in _HAS or "+sse2" not in _HAS
@@ -71,7 +76,7 @@ def multiply_add(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -
     return called(builder, "llvm.fmuladd.v16f32", _floats, a, b, c)
 
 
-def _widened(builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
+def widened(builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
     """float16 as float32, exactly."""
     if _F16C:
         return builder.fpext(builder.bitcast(halves, ir.VectorType(ir.HalfType(), WIDTH)), _floats)
@@ -83,16 +88,40 @@ def _widened(builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
     return builder.bitcast(builder.or_(builder.bitcast(value, _ints), sign), _floats)
 
 
-def scale_vectors(builder: ir.IRBuilder, at: ir.Value, wide: ir.Value, count: int) -> list[ir.Value]:
-    """`count` vectors of scales from an address, float16 or float32."""
-    cell: Any = cgutils.alloca_once
-    cells = [cell(builder, _floats) for _ in range(count)]
-    with builder.if_else(builder.icmp_unsigned("!=", wide, _i64(0))) as (then, otherwise):
-        with then:
-            for i, target in enumerate(cells):
-                builder.store(loaded(builder, builder.add(at, _i64(4 * WIDTH * i)), _floats), target)
-        with otherwise:
-            for i, target in enumerate(cells):
-                halves = loaded(builder, builder.add(at, _i64(2 * WIDTH * i)), _halves)
-                builder.store(_widened(builder, halves), target)
-    return [builder.load(target) for target in cells]
+class Scales:
+    """The scales of groups of inputs: 16 factors a group and, where OFFSETS is set, then 16 offsets."""
+
+    def __init__(self, builder: ir.IRBuilder, block: ir.Value) -> None:
+        self._builder = builder
+        self._kind = argument_at(builder, block, SCALE_KIND)
+        offsets = argument_at(builder, block, OFFSETS)
+        self.has_offsets = builder.icmp_unsigned("!=", offsets, _i64(0))
+        doubled = builder.and_(self._kind, _i64(1))
+        self._vector_bytes = builder.shl(_i64(2 * WIDTH), doubled)
+        self._group_bytes = builder.shl(self._vector_bytes, offsets)
+
+    def address(self, first: ir.Value, group: ir.Value) -> ir.Value:
+        """The address of a group's factors; `first` is that of the panel's first group."""
+        return self._builder.add(first, self._builder.mul(group, self._group_bytes))
+
+    def factors(self, at: ir.Value) -> ir.Value:
+        """The vector of scales at an address, as float32."""
+        builder = self._builder
+        cell: Any = cgutils.alloca_once
+        target = cell(builder, _floats)
+        with builder.if_else(builder.icmp_unsigned("==", self._kind, _i64(F32))) as (then, otherwise):
+            with then:
+                builder.store(loaded(builder, at, _floats), target)
+            with otherwise:
+                short = loaded(builder, at, _halves)
+                with builder.if_else(builder.icmp_unsigned("==", self._kind, _i64(F16))) as (half, brain):
+                    with half:
+                        builder.store(widened(builder, short), target)
+                    with brain:
+                        bits = builder.shl(builder.zext(short, _ints), constant(_ints, 16))
+                        builder.store(builder.bitcast(bits, _floats), target)
+        return builder.load(target)
+
+    def offsets(self, at: ir.Value) -> ir.Value:
+        """The offsets of the group whose factors are at an address."""
+        return self.factors(self._builder.add(at, self._vector_bytes))

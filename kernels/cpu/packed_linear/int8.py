@@ -5,10 +5,9 @@ with the largest magnitude equal to 127 steps (ggml's Q8_1). An instruction mult
 and adds the products in fours to int32, which is exact. Sums of groups are scaled and added in float32, in
 ascending order, for any number of rows and panels that a kernel handles at once.
 
-The instruction needs unsigned weights: int4 numbers are, and int8 numbers are raised by 128. SUMS has two
-numbers for each group of a row: the step, and a correction. For int4 the correction is the float32 sum of the
-rounded x, which multiplies the offsets. For int8 it is -128 times the int32 sum of the int8 numbers, with
-which the accumulation begins.
+The instruction needs unsigned weights: int4 codes are, and int8 numbers and those of a table are raised by
+128. SUMS has two numbers for each group of a row: the step, and -128 times the int32 sum of the int8 numbers.
+The second is where the accumulation of raised weights begins. Times -step / 128 it multiplies the offsets.
 """
 
 from __future__ import annotations
@@ -25,13 +24,14 @@ from ramify.kernels.cpu.codegen.simd import LANES, pointer, prefetch_line
 from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear.code import (
     WIDTH,
+    Scales,
     called,
     constant,
     loaded,
     multiply_add,
-    scale_vectors,
     splatted,
 )
+from ramify.kernels.packed import TABLE_BYTES_AT
 
 VNNI = LANES == WIDTH and {"+avx512vnni", "+avx512bw"} <= features()
 """Whether the processor multiplies vectors of bytes (AVX512_VNNI)."""
@@ -45,7 +45,7 @@ _words, _bytes, _all_bytes = (
     ir.VectorType(_i8, WIDTH),
     ir.VectorType(_i8, 4 * WIDTH),
 )
-_STEP_BYTES = {"int8": 8 * WIDTH, "int4": 4 * WIDTH}
+_STEP_BYTES = {"int8": 8 * WIDTH, "int4": 4 * WIDTH, "table": 4 * WIDTH}
 """Bytes of a panel's weights for eight inputs."""
 _ORDER = {"int8": (0, 1, 2, 3, 4, 5, 6, 7), "int4": (0, 4, 1, 5, 2, 6, 3, 7)}
 """The inputs in the order of the bytes of `_two_fours`. Rounded x is written in the same order."""
@@ -54,12 +54,19 @@ _MAGIC = 1.5 * 2**23
 _MAGIC_BITS = 0x4B400000
 
 
-def _two_fours(builder: ir.IRBuilder, form: str, at: ir.Value) -> list[ir.Value]:
+def _two_fours(builder: ir.IRBuilder, form: str, at: ir.Value, tables: ir.Value) -> list[ir.Value]:
     """The weights of a panel for eight inputs as two vectors of unsigned bytes, four inputs an output."""
-    if form == "int4":
+    if form != "int8":
         packed = loaded(builder, at, _ints)
         halves = [packed, builder.lshr(packed, constant(_ints, 4))]
-        return [builder.and_(half, constant(_ints, 0x0F0F0F0F)) for half in halves]
+        codes = [builder.and_(half, constant(_ints, 0x0F0F0F0F)) for half in halves]
+        if form == "int4":
+            return codes
+        table = loaded(builder, builder.add(tables, _i64(TABLE_BYTES_AT)), _all_bytes)
+        name = "llvm.x86.avx512.pshuf.b.512"
+        bytes_ = [builder.bitcast(code, _all_bytes) for code in codes]
+        found = [called(builder, name, _all_bytes, table, code) for code in bytes_]
+        return [builder.bitcast(number, _ints) for number in found]
     mask = [lane // 4 + WIDTH * (lane % 4) for lane in range(4 * WIDTH)]
     vectors = []
     for half in range(2):
@@ -72,7 +79,6 @@ def _two_fours(builder: ir.IRBuilder, form: str, at: ir.Value) -> list[ir.Value]
 def _product(form: str, rows: int, panels: int) -> Any:
     """C = x Wᵀ for `rows` rows and `panels` panels."""
     step_bytes = _STEP_BYTES[form]
-    scale_count = {"int8": 1, "int4": 2}[form]
     grid = [(row, panel) for row in range(rows) for panel in range(panels)]
 
     def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
@@ -84,8 +90,8 @@ def _product(form: str, rows: int, panels: int) -> Any:
         inputs = [place(code.X, code.X_ROW, row) for row in range(rows)]
         sums_of_x = [place(code.SUMS, code.SUMS_ROW, row) for row in range(rows)]
         outputs = [place(code.C, code.C_ROW, row) for row in range(rows)]
-        steps, wide = argument(code.STEPS), argument(code.WIDE)
-        scale_bytes = builder.mul(_i64(2 * WIDTH * scale_count), builder.add(wide, _i64(1)))
+        steps, tables = argument(code.STEPS), argument(code.TABLES)
+        group_scales = Scales(builder, block)
         cell: Any = cgutils.alloca_once_value
         sums = {spot: cell(builder, constant(_ints, 0)) for spot in grid}
         totals = {spot: cell(builder, constant(_floats, 0.0)) for spot in grid}
@@ -95,7 +101,7 @@ def _product(form: str, rows: int, panels: int) -> Any:
             sums_at = [builder.add(at, _i64(4)) for at in steps_at]
             for row, panel in grid:
                 begin: ir.Value = constant(_ints, 0)
-                if form == "int8":
+                if form != "int4":
                     begin = splatted(builder, loaded(builder, sums_at[row], _i32))
                 builder.store(begin, sums[row, panel])
             before = builder.mul(groups.index, steps)
@@ -109,7 +115,7 @@ def _product(form: str, rows: int, panels: int) -> Any:
                     for byte in range(0, step_bytes, 64):
                         later = builder.add(at, ahead[panel])
                         prefetch_line(builder, builder.add(later, _i64(byte)))
-                    vectors.append(_two_fours(builder, form, at))
+                    vectors.append(_two_fours(builder, form, at, tables))
                 for half in range(2):
                     for row in range(rows):
                         where = builder.add(builder.add(inputs[row], x_offset), _i64(4 * half))
@@ -119,18 +125,19 @@ def _product(form: str, rows: int, panels: int) -> Any:
                             name = "llvm.x86.avx512.vpdpbusd.512"
                             sum_ = called(builder, name, _ints, sum_, vectors[panel][half], four)
                             builder.store(sum_, sums[row, panel])
-            scale_offset = builder.mul(groups.index, scale_bytes)
-            factors = [
-                scale_vectors(builder, builder.add(at, scale_offset), wide, scale_count) for at in scales
-            ]
+            scales_at = [group_scales.address(at, groups.index) for at in scales]
+            with builder.if_then(group_scales.has_offsets):
+                offsets = [group_scales.offsets(at) for at in scales_at]
+                for row, panel in grid:
+                    sum_ = builder.sitofp(loaded(builder, sums_at[row], _i32), _f32)
+                    sum_ = builder.fmul(sum_, _f32(-1 / 128))
+                    sum_of_x = splatted(builder, builder.fmul(sum_, loaded(builder, steps_at[row], _f32)))
+                    total = builder.load(totals[row, panel])
+                    builder.store(multiply_add(builder, offsets[panel], sum_of_x, total), totals[row, panel])
+            factors = [group_scales.factors(at) for at in scales_at]
             for row, panel in grid:
                 total = builder.load(totals[row, panel])
-                if form == "int4":
-                    sum_of_x = splatted(builder, loaded(builder, sums_at[row], _f32))
-                    total = multiply_add(builder, factors[panel][1], sum_of_x, total)
-                factor = builder.fmul(
-                    factors[panel][0], splatted(builder, loaded(builder, steps_at[row], _f32))
-                )
+                factor = builder.fmul(factors[panel], splatted(builder, loaded(builder, steps_at[row], _f32)))
                 sum_ = builder.sitofp(builder.load(sums[row, panel]), _floats)
                 builder.store(multiply_add(builder, factor, sum_, total), totals[row, panel])
         for row, panel in grid:
@@ -192,10 +199,7 @@ def _rounder(form: str) -> Any:
                 at = builder.add(to, builder.shl(place, _i64(4)))
                 builder.store(numbers, pointer(builder, at, _bytes), align=1)
             sum_ = reduced("add.v16i32", builder.load(total))
-            if form == "int4":
-                sum_ = builder.fmul(step, builder.sitofp(sum_, _f32))
-            else:
-                sum_ = builder.mul(sum_, _i32(-128))
+            sum_ = builder.mul(sum_, _i32(-128))
             at = builder.add(sums, builder.shl(groups.index, _i64(3)))
             builder.store(step, pointer(builder, at, _f32))
             builder.store(sum_, pointer(builder, builder.add(at, _i64(4)), sum_.type))

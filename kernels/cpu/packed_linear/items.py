@@ -91,15 +91,20 @@ def _plain_chooser(form: str, dots: bool) -> Any:
     return _chooser(tiles.products(form, dots), {rows: tiles.panels_at_once(rows) for rows in tiles.ROWS})
 
 
-_bf16_f32, _int8_f32, _int4_f32, _f32_f32 = (
-    _plain_chooser(form, False) for form in ("bf16", "int8", "int4", "f32")
-)
-_bf16_dots, _int8_dots, _int4_dots = _bf16_f32, _int8_f32, _int4_f32  # not called
-if DOTS:
-    _bf16_dots, _int8_dots, _int4_dots = (_plain_chooser(form, True) for form in ("bf16", "int8", "int4"))
-_int8_int8, _int4_int8 = _int8_f32, _int4_f32  # not called
+_by_f32 = {form: _plain_chooser(form, False) for form in tiles.FORMS}
+_by_dots = {form: _plain_chooser(form, True) for form in ("bf16", "int8", "int4", "fp8")} if DOTS else _by_f32
+_by_int8 = _by_f32  # not called
 if VNNI:
-    _int8_int8, _int4_int8 = (_chooser(int8.products(form), int8.PANELS_AT_ONCE) for form in ("int8", "int4"))
+    _by_int8 = {
+        form: _chooser(int8.products(form), int8.PANELS_AT_ONCE) for form in ("int8", "int4", "table")
+    }
+_bf16_f32, _int8_f32, _int4_f32, _f32_f32, _fp8_f32 = (
+    _by_f32[form] for form in ("bf16", "int8", "int4", "f32", "fp8")
+)
+_table_f32 = _by_f32.get("table", _int4_f32)
+_bf16_dots, _int8_dots, _int4_dots, _fp8_dots = (_by_dots[form] for form in ("bf16", "int8", "int4", "fp8"))
+_int8_int8, _int4_int8 = _by_int8["int8"], _by_int8["int4"]
+_table_int8 = _by_int8.get("table", _int4_int8)
 
 
 @part
@@ -174,6 +179,8 @@ def multiply(frame, layout, item, scratch):  # type: ignore[no-untyped-def]
         elif frame.way == BY_INT8:
             if layout.form == 1:
                 _int8_int8(frame, layout, block, first, rows)
+            elif layout.looked_up:
+                _table_int8(frame, layout, block, first, rows)
             else:
                 _int4_int8(frame, layout, block, first, rows)
         elif layout.form == 1:
@@ -183,8 +190,15 @@ def multiply(frame, layout, item, scratch):  # type: ignore[no-untyped-def]
                 _int8_f32(frame, layout, block, first, rows)
         elif layout.form == 3:
             _f32_f32(frame, layout, block, first, rows)
+        elif layout.form == 4:
+            if dots:
+                _fp8_dots(frame, layout, block, first, rows)
+            else:
+                _fp8_f32(frame, layout, block, first, rows)
         elif dots:
             _int4_dots(frame, layout, block, first, rows)
+        elif layout.looked_up:
+            _table_f32(frame, layout, block, first, rows)
         else:
             _int4_f32(frame, layout, block, first, rows)
         _finish(frame, layout, c, first, ITEM_PANELS, row, min(rows, stop - row))
@@ -199,7 +213,7 @@ def _tile_item() -> Any:
             return 0
 
         return refuse
-    decode_int8, decode_int4 = tiles.decoder("int8"), tiles.decoder("int4")
+    decode_int8, decode_int4, decode_fp8 = (tiles.decoder(form) for form in ("int8", "int4", "fp8"))
     sixteen, thirty_two = tiles.tile_products[16], tiles.tile_products[32]
 
     @part
@@ -222,6 +236,8 @@ def _tile_item() -> Any:
                     vl.write_i64(block + 8 * code.B, at)
                     if layout.form == 1:
                         decode_int8(block)
+                    elif layout.form == 4:
+                        decode_fp8(block)
                     else:
                         decode_int4(block)
                 vl.write_i64(block + 8 * (code.B + other), at)

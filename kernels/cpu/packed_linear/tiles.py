@@ -17,6 +17,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
+from ramify.kernels import packed as packed_weights
 from ramify.kernels.cpu.codegen.compiler import features
 from ramify.kernels.cpu.codegen.dots import BF16, dot, pairs
 from ramify.kernels.cpu.codegen.functions import llvm_function
@@ -29,13 +30,14 @@ from ramify.kernels.cpu.packed_linear.code import (
     STEPS,
     SUMS,
     SUMS_ROW,
-    WIDE,
+    TABLES,
     WIDTH,
     X_ROW,
     B,
     C,
     Q,
     S,
+    Scales,
     X,
     argument_at,
     called,
@@ -43,8 +45,8 @@ from ramify.kernels.cpu.packed_linear.code import (
     loaded,
     multiply_add,
     row_address,
-    scale_vectors,
     splatted,
+    widened,
 )
 
 ROWS = (1, 2, 4, 8) if LANES == 16 else (1, 2, 4)
@@ -57,27 +59,63 @@ TILES = BF16 and "+amx-bf16" in _HAS and "+amx-tile" in _HAS
 _i8, _i16, _i32, _i64, _f32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _floats, _ints = ir.VectorType(_f32, WIDTH), ir.VectorType(_i32, WIDTH)
 _words, _bytes = ir.VectorType(_i16, 2 * WIDTH), ir.VectorType(_i8, WIDTH)
+_halves = ir.VectorType(_i16, WIDTH)
+
+FORMS = (
+    ("bf16", "int8", "int4", "f32", "fp8") if LANES == 16 else ("bf16", "int8", "int4", "table", "f32", "fp8")
+)
+"""What there are inner loops for. With AVX-512 the codes of int4 are always looked up in a table. Without, a
+look-up costs more than a conversion, so weights with a table have loops of their own."""
+FP8_FACTOR = 256.0
+"""The loops read float8_e4m3fn as a float16 with three bits more of exponent: divided by 2**8."""
 
 
-def _nibble(builder: ir.IRBuilder, packed: ir.Value, place: int) -> ir.Value:
-    """The four bits at `place` (0 to 7) of each int32, as float32."""
+def _looked_up(builder: ir.IRBuilder, packed: ir.Value, tables: ir.Value) -> ir.Value:
+    """The numbers of a table for the lower four bits of each int32, as float32."""
+    codes = builder.and_(packed, constant(_ints, 15))
+    table = loaded(builder, builder.add(tables, _i64(packed_weights.TABLE_BYTES_AT)), _bytes)
+    codes = builder.trunc(codes, _bytes)
+    if LANES == 8 or "+ssse3" in _HAS:  # AVX includes SSSE3
+        found = called(builder, "llvm.x86.ssse3.pshuf.b.128", _bytes, table, codes)
+    elif "+neon" in _HAS:
+        found = called(builder, "llvm.aarch64.neon.tbl1.v16i8", _bytes, table, codes)
+    else:
+        found = ir.Constant(_bytes, ir.Undefined)
+        for lane in range(WIDTH):
+            number = builder.extract_element(table, builder.extract_element(codes, _i32(lane)))
+            found = builder.insert_element(found, number, _i32(lane))
+    raised = builder.zext(found, _ints)
+    return builder.sitofp(builder.sub(raised, constant(_ints, 128)), _floats)
+
+
+def _four_bits(builder: ir.IRBuilder, form: str, packed: ir.Value, place: int, tables: ir.Value) -> ir.Value:
+    """The weights whose codes are the four bits at `place` (0 to 7) of each int32, as float32."""
     shifted = builder.lshr(packed, constant(_ints, 4 * place)) if place else packed
     if LANES == 16:  # a table of 16 numbers fits a register, and its look-up ignores the other bits
-        table = ir.Constant(_floats, [float(i) for i in range(16)])
+        table = loaded(builder, tables, _floats)
         return called(builder, "llvm.x86.avx512.permvar.sf.512", _floats, table, shifted)
+    if form == "table":
+        return _looked_up(builder, shifted, tables)
     return builder.sitofp(builder.and_(shifted, constant(_ints, 15)), _floats)
 
 
-def _eight_f32(builder: ir.IRBuilder, form: str, at: ir.Value) -> list[ir.Value]:
+def _eight_f32(builder: ir.IRBuilder, form: str, at: ir.Value, tables: ir.Value) -> list[ir.Value]:
     """The weights of a panel for eight inputs, unscaled, as float32: one vector an input."""
     if form == "f32":
         return [loaded(builder, builder.add(at, _i64(4 * WIDTH * k)), _floats) for k in range(8)]
     if form == "int8":
         rows = [loaded(builder, builder.add(at, _i64(WIDTH * k)), _bytes) for k in range(8)]
         return [builder.sitofp(builder.sext(row, _ints), _floats) for row in rows]
-    if form == "int4":
+    if form == "fp8":
+        vectors = []
+        for k in range(8):
+            byte = builder.sext(loaded(builder, builder.add(at, _i64(WIDTH * k)), _bytes), _halves)
+            bits = builder.and_(builder.shl(byte, constant(_halves, 7)), constant(_halves, 0xBF80))
+            vectors.append(widened(builder, bits))
+        return vectors
+    if form in ("int4", "table"):
         packed = loaded(builder, at, _ints)
-        return [_nibble(builder, packed, k // 2 + 4 * (k % 2)) for k in range(8)]
+        return [_four_bits(builder, form, packed, k // 2 + 4 * (k % 2), tables) for k in range(8)]
     vectors = []
     for pair in range(4):
         packed = loaded(builder, builder.add(at, _i64(4 * WIDTH * pair)), _ints)
@@ -94,16 +132,15 @@ def _interleaved(builder: ir.IRBuilder, even: ir.Value, odd: ir.Value) -> ir.Val
     return builder.shuffle_vector(words, words, ir.Constant(ir.VectorType(_i32, 2 * WIDTH), mask))
 
 
-def _four_pairs(builder: ir.IRBuilder, form: str, at: ir.Value) -> list[ir.Value]:
+def _four_pairs(builder: ir.IRBuilder, form: str, at: ir.Value, tables: ir.Value) -> list[ir.Value]:
     """The weights of a panel for eight inputs, unscaled, as pairs of bfloat16: one vector a pair."""
     if form == "bf16":
         return [loaded(builder, builder.add(at, _i64(4 * WIDTH * pair)), _words) for pair in range(4)]
-    if form == "int8":  # bfloat16 holds -128 to 127 exactly
-        wide = _eight_f32(builder, form, at)
+    if form in ("int8", "fp8"):  # bfloat16 holds both exactly
+        wide = _eight_f32(builder, form, at, tables)
         return [_interleaved(builder, *wide[2 * pair : 2 * pair + 2]) for pair in range(4)]
-    # bfloat16 holds 0 to 15 exactly. The look-up reads five bits, so the table is there twice.
-    bits = [0] + [(127 + e << 7) | ((i << (7 - e)) & 127) for i in range(1, 16) for e in [i.bit_length() - 1]]
-    table = ir.Constant(_words, bits + bits)
+    # The look-up reads five bits, so the table is there twice.
+    table = loaded(builder, builder.add(tables, _i64(packed_weights.TABLE_BF16_AT)), _words)
     packed = loaded(builder, at, _words)
     vectors = []
     for place in range(4):
@@ -113,15 +150,20 @@ def _four_pairs(builder: ir.IRBuilder, form: str, at: ir.Value) -> list[ir.Value
     return vectors
 
 
-_STEP_BYTES = {"f32": 32 * WIDTH, "bf16": 16 * WIDTH, "int8": 8 * WIDTH, "int4": 4 * WIDTH}
-"""Bytes of a panel's weights for eight inputs."""
+_STEP_BYTES = {"f32": 32, "bf16": 16, "int8": 8, "fp8": 8, "int4": 4, "table": 4}
+"""Bytes of an output's weights for eight inputs."""
+
+
+def _factors(builder: ir.IRBuilder, form: str, scales: Scales, at: ir.Value) -> ir.Value:
+    factors = scales.factors(at)
+    return builder.fmul(factors, constant(_floats, FP8_FACTOR)) if form == "fp8" else factors
 
 
 def _product(form: str, dots: bool, rows: int, panels: int) -> Any:
     """C = x Wᵀ for `rows` rows and `panels` panels, in float32 or by dots of bfloat16 pairs."""
     x_bytes = 16 if dots else 32  # of eight inputs
-    step_bytes = _STEP_BYTES[form]
-    scale_count = {"f32": 0, "bf16": 0, "int8": 1, "int4": 2}[form]
+    step_bytes = _STEP_BYTES[form] * WIDTH
+    scaled = form not in ("f32", "bf16")
     grid = [(row, panel) for row in range(rows) for panel in range(panels)]
 
     def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
@@ -134,13 +176,12 @@ def _product(form: str, dots: bool, rows: int, panels: int) -> Any:
         inputs = [place(X, X_ROW, row) for row in range(rows)]
         sums = [place(SUMS, SUMS_ROW, row) for row in range(rows)]
         outputs = [place(C, C_ROW, row) for row in range(rows)]
-        steps, wide = argument(STEPS), argument(WIDE)
-        scale_bytes = builder.mul(_i64(2 * WIDTH * scale_count), builder.add(wide, _i64(1)))
+        steps, tables, group_scales = argument(STEPS), argument(TABLES), Scales(builder, block)
         cell: Any = cgutils.alloca_once_value
         chains = {spot: [cell(builder, zero), cell(builder, zero)] for spot in grid}
         totals = {spot: cell(builder, zero) for spot in grid}
         with cgutils.for_range(builder, argument(GROUPS)) as groups:
-            if scale_count:
+            if scaled:
                 for spot in grid:
                     for chain in chains[spot]:
                         builder.store(zero, chain)
@@ -154,7 +195,7 @@ def _product(form: str, dots: bool, rows: int, panels: int) -> Any:
                     for byte in range(0, step_bytes, 64):
                         later = builder.add(at, ahead[panel])
                         prefetch_line(builder, builder.add(later, _i64(byte)))
-                    vectors = (_four_pairs if dots else _eight_f32)(builder, form, at)
+                    vectors = (_four_pairs if dots else _eight_f32)(builder, form, at, tables)
                     for index, vector in enumerate(vectors):
                         for row in range(rows):
                             where = builder.add(builder.add(inputs[row], x_offset), _i64(4 * index))
@@ -167,23 +208,26 @@ def _product(form: str, dots: bool, rows: int, panels: int) -> Any:
                                 x = splatted(builder, loaded(builder, where, _f32))
                                 sum_ = multiply_add(builder, vector, x, sum_)
                             builder.store(sum_, chain)
-            if scale_count:
-                scale_offset = builder.mul(groups.index, scale_bytes)
+            if scaled:
                 sum_offset = builder.shl(groups.index, _i64(2))
                 for panel in range(panels):
-                    at = builder.add(scales[panel], scale_offset)
-                    scale = scale_vectors(builder, at, wide, scale_count)
+                    at = group_scales.address(scales[panel], groups.index)
+                    with builder.if_then(group_scales.has_offsets):
+                        offsets = group_scales.offsets(at)
+                        for row in range(rows):
+                            group_sum = loaded(builder, builder.add(sums[row], sum_offset), _f32)
+                            total = builder.load(totals[row, panel])
+                            total = multiply_add(builder, offsets, splatted(builder, group_sum), total)
+                            builder.store(total, totals[row, panel])
+                    factors = _factors(builder, form, group_scales, at)
                     for row in range(rows):
                         even, odd = (builder.load(chain) for chain in chains[row, panel])
                         total = builder.load(totals[row, panel])
-                        if scale_count == 2:
-                            group_sum = loaded(builder, builder.add(sums[row], sum_offset), _f32)
-                            total = multiply_add(builder, scale[1], splatted(builder, group_sum), total)
-                        total = multiply_add(builder, scale[0], builder.fadd(even, odd), total)
+                        total = multiply_add(builder, factors, builder.fadd(even, odd), total)
                         builder.store(total, totals[row, panel])
         for row, panel in grid:
             result = builder.load(totals[row, panel])
-            if not scale_count:
+            if not scaled:
                 even, odd = (builder.load(chain) for chain in chains[row, panel])
                 result = builder.fadd(even, odd)
             to = builder.add(outputs[row], _i64(4 * WIDTH * panel))
@@ -206,28 +250,30 @@ def products(form: str, dots: bool) -> dict[int, Any]:
 
 def decoder(form: str) -> Any:
     """A function that writes a panel's weights to B as pairs of bfloat16, each rounded to nearest."""
-    count = {"int8": 1, "int4": 2}[form]
+    step_bytes = _STEP_BYTES[form] * WIDTH
 
     def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
         argument = functools.partial(argument_at, builder, block)
-        weights, scales, to, wide = argument(Q), argument(S), argument(B), argument(WIDE)
-        steps, ahead = argument(STEPS), argument(AHEAD)
-        scale_bytes = builder.mul(_i64(2 * WIDTH * count), builder.add(wide, _i64(1)))
+        weights, scales, to, tables = argument(Q), argument(S), argument(B), argument(TABLES)
+        steps, ahead, group_scales = argument(STEPS), argument(AHEAD), Scales(builder, block)
+        cell: Any = cgutils.alloca_once
+        offset_cell = cell(builder, _floats)
         with cgutils.for_range(builder, argument(GROUPS)) as groups:
-            at = builder.add(scales, builder.mul(groups.index, scale_bytes))
-            scale = scale_vectors(builder, at, wide, count)
+            at = group_scales.address(scales, groups.index)
+            factors = _factors(builder, form, group_scales, at)
+            builder.store(constant(_floats, 0.0), offset_cell)
+            with builder.if_then(group_scales.has_offsets):
+                builder.store(group_scales.offsets(at), offset_cell)
+            offsets = builder.load(offset_cell)
             before = builder.mul(groups.index, steps)
             with cgutils.for_range(builder, steps) as loop:
                 step = builder.add(before, loop.index)
-                at = builder.add(weights, builder.mul(step, _i64(_STEP_BYTES[form])))
-                for byte in range(0, _STEP_BYTES[form], 64):
+                at = builder.add(weights, builder.mul(step, _i64(step_bytes)))
+                for byte in range(0, step_bytes, 64):
                     prefetch_line(builder, builder.add(builder.add(at, ahead), _i64(byte)))
                 values = []
-                for value in _eight_f32(builder, form, at):
-                    if count == 2:
-                        values.append(multiply_add(builder, value, scale[0], scale[1]))
-                    else:
-                        values.append(builder.fmul(value, scale[0]))
+                for value in _eight_f32(builder, form, at, tables):
+                    values.append(multiply_add(builder, value, factors, offsets))
                 for pair in range(4):
                     vector = _interleaved(builder, values[2 * pair], values[2 * pair + 1])
                     offset = builder.add(builder.mul(step, _i64(16 * WIDTH)), _i64(4 * WIDTH * pair))

@@ -2,8 +2,7 @@
 
 Layouts: ggml's `block_q4_0` to `block_q6_K` (ggml-common.h). Types without a reader here are dequantised by
 chunks, and the integers of each group are found in its values. The resulting `kernels.packed.Rows` have the
-same float32 values, bit for bit, as `gguf.quants.dequantize` returns. Q5_1 and Q5_K alone are rounded, since
-int8 panels have no offsets: by at most 1/254 of the largest magnitude of 32 weights.
+same float32 values, bit for bit, as `gguf.quants.dequantize` returns.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
+from gguf.quants import IQ4_NL, MXFP4, dequantize
 from numpy.typing import NDArray
 
 from ramify.kernels.packed import Rows
@@ -38,7 +37,11 @@ def rows_of(raw: Blocks, kind: GGMLQuantizationType, shape: tuple[int, ...]) -> 
         return None
     numbers, factors, offsets = reader(raw.reshape(shape[0], shape[1] // block, block_bytes))
     flat = torch.from_numpy(np.ascontiguousarray(numbers.reshape(shape)))
-    return Rows(flat, _scales(factors, shape), None if offsets is None else _scales(offsets, shape))
+    scales = _scales(factors, shape)
+    if kind in _POWERS:
+        scales = scales.bfloat16()
+    table = torch.tensor(_TABLES[kind], dtype=torch.int8) if kind in _TABLES else None
+    return Rows(flat, scales, None if offsets is None else _scales(offsets, shape), table)
 
 
 def floats(blocks: NDArray[np.uint8], kind: GGMLQuantizationType) -> NDArray[np.float32]:
@@ -94,6 +97,10 @@ def _half(blocks: Blocks, at: int) -> NDArray[np.float16]:
     return np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)
 
 
+_TWO_BITS = np.array([0, 2, 4, 6], np.uint8)[:, None]
+"""Shifts to the four numbers of two bits in a byte."""
+
+
 def _nibbles(quants: Blocks) -> Blocks:
     """The low four bits of all bytes, then the high four bits."""
     return np.concatenate([quants & 15, quants >> 4], -1)
@@ -113,6 +120,11 @@ def _q5_0(blocks: Blocks) -> Read:
     return (_nibbles(blocks[..., 6:]) | fifth).view(np.int8) - np.int8(16), _half(blocks, 0), None
 
 
+def _q5_1(blocks: Blocks) -> Read:
+    fifth = np.unpackbits(blocks[..., 4:8], axis=-1, bitorder="little") << 4
+    return (_nibbles(blocks[..., 8:]) | fifth).view(np.int8), _half(blocks, 0), _half(blocks, 2)
+
+
 def _q8_0(blocks: Blocks) -> Read:
     return np.ascontiguousarray(blocks[..., 2:]).view(np.int8), _half(blocks, 0), None
 
@@ -120,47 +132,114 @@ def _q8_0(blocks: Blocks) -> Read:
 def _q2_k(blocks: Blocks) -> Read:
     """Sixteen groups of 16. A byte holds the four bits of a group's factor, then of its offset."""
     pairs = blocks[..., 16:80].reshape(*blocks.shape[:2], 2, 1, 32)
-    numbers = pairs >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
+    numbers = pairs >> _TWO_BITS & 3
     scale, offset_scale = _half(blocks, 80).astype(np.float32), _half(blocks, 82).astype(np.float32)
     low, high = blocks[..., :16] & 15, blocks[..., :16] >> 4
     return numbers, scale * low.astype(np.float32), -(offset_scale * high.astype(np.float32))
 
 
-def _q4_k(blocks: Blocks) -> Read:
-    """Eight groups of 32. Twelve bytes hold eight factors and eight offsets of six bits each."""
+def _q3_k(blocks: Blocks) -> Read:
+    """Sixteen groups of 16. A code has two bits from `low` and one from `high`, and stands for itself less 4.
+    Twelve bytes hold sixteen factors of six bits."""
+    high = blocks[..., None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    low = blocks[..., 32:96].reshape(*blocks.shape[:2], 2, 1, 32) >> _TWO_BITS & 3
+    codes = low.reshape(*blocks.shape[:2], 8, 32) | high << 2
+    upper = (blocks[..., None, 104:108] >> _TWO_BITS & 3).reshape(*blocks.shape[:2], 16)
+    factors = (_nibbles(blocks[..., 96:104]) | upper << 4).view(np.int8) - np.int8(32)
+    return codes, _half(blocks, 108).astype(np.float32) * factors.astype(np.float32), None
+
+
+def _k_scales(blocks: Blocks) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Factors and offsets of eight groups of 32. Twelve bytes hold them with six bits each."""
     low, middle, high = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     factors = np.concatenate([low & 63, (high & 15) | (low >> 6 << 4)], -1)
     offsets = np.concatenate([middle & 63, (high >> 4) | (middle >> 6 << 4)], -1)
-    pairs = blocks[..., 16:].reshape(*blocks.shape[:2], 4, 32)
     scale, offset_scale = _half(blocks, 0).astype(np.float32), _half(blocks, 2).astype(np.float32)
-    return _nibbles(pairs), scale * factors.astype(np.float32), -(offset_scale * offsets.astype(np.float32))
+    return scale * factors.astype(np.float32), -(offset_scale * offsets.astype(np.float32))
+
+
+def _q4_k(blocks: Blocks) -> Read:
+    return _nibbles(blocks[..., 16:].reshape(*blocks.shape[:2], 4, 32)), *_k_scales(blocks)
+
+
+def _q5_k(blocks: Blocks) -> Read:
+    fifth = blocks[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    low = _nibbles(blocks[..., 48:].reshape(*blocks.shape[:2], 4, 32))
+    return (low.reshape(fifth.shape) | fifth << 4).view(np.int8), *_k_scales(blocks)
 
 
 def _q6_k(blocks: Blocks) -> Read:
     """Two halves of 128 numbers, with four bits from `low` and two from `high`; sixteen groups of 16."""
     low = blocks[..., :128].reshape(*blocks.shape[:2], 2, 64)
     high = blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, 32)
-    upper = (high >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3).reshape(*low.shape[:3], 128)
+    upper = (high >> _TWO_BITS & 3).reshape(*low.shape[:3], 128)
     numbers = (_nibbles(low) | upper << 4).view(np.int8) - np.int8(32)
     factors = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8).astype(np.float32)
     return numbers, _half(blocks, 208).astype(np.float32) * factors, None
+
+
+def _iq4_nl(blocks: Blocks) -> Read:
+    return _nibbles(blocks[..., 2:]), _half(blocks, 0), None
+
+
+def _iq4_xs(blocks: Blocks) -> Read:
+    """Eight groups of 32, whose factors have six bits: four from bytes 4 to 7, two from bytes 2 and 3."""
+    low = np.stack([blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4], -1).reshape(*blocks.shape[:2], 8)
+    high = (blocks[..., 2:4, None] >> _TWO_BITS[:, 0] & 3).reshape(low.shape)
+    factors = (low | high << 4).view(np.int8) - np.int8(32)
+    codes = _nibbles(blocks[..., 8:].reshape(*blocks.shape[:2], 8, 16))
+    return codes, _half(blocks, 0).astype(np.float32) * factors.astype(np.float32), None
+
+
+def _mxfp4(blocks: Blocks) -> Read:
+    """A power of two, halved, since the table holds the numbers of E2M1 doubled."""
+    return _nibbles(blocks[..., 1:]), np.ldexp(np.float32(1), blocks[..., :1].astype(np.int32) - 128), None
+
+
+def _nvfp4(blocks: Blocks) -> Read:
+    """Four groups of 16 with factors in E4M3 without the sign, halved; 127 stands for 0."""
+    bits = blocks[..., :4]
+    exponents = (bits >> 3 & 15).astype(np.int32)
+    mantissas = (bits & 7) + np.where(exponents > 0, 8, 0)
+    factors = np.ldexp(mantissas.astype(np.float32), np.maximum(exponents, 1) - 11)
+    codes = _nibbles(blocks[..., 4:].reshape(*blocks.shape[:2], 4, 8))
+    return codes, np.where(bits == 127, np.float32(0), factors), None
 
 
 _READERS: dict[GGMLQuantizationType, Callable[[Blocks], Read]] = {
     GGMLQuantizationType.Q4_0: _q4_0,
     GGMLQuantizationType.Q4_1: _q4_1,
     GGMLQuantizationType.Q5_0: _q5_0,
+    GGMLQuantizationType.Q5_1: _q5_1,
     GGMLQuantizationType.Q8_0: _q8_0,
     GGMLQuantizationType.Q2_K: _q2_k,
+    GGMLQuantizationType.Q3_K: _q3_k,
     GGMLQuantizationType.Q4_K: _q4_k,
+    GGMLQuantizationType.Q5_K: _q5_k,
     GGMLQuantizationType.Q6_K: _q6_k,
+    GGMLQuantizationType.IQ4_NL: _iq4_nl,
+    GGMLQuantizationType.IQ4_XS: _iq4_xs,
+    GGMLQuantizationType.MXFP4: _mxfp4,
+    GGMLQuantizationType.NVFP4: _nvfp4,
 }
+
+_TABLES: dict[GGMLQuantizationType, tuple[int, ...]] = {
+    GGMLQuantizationType.Q3_K: tuple(range(-4, 12)),
+    GGMLQuantizationType.IQ4_NL: IQ4_NL.kvalues,
+    GGMLQuantizationType.IQ4_XS: IQ4_NL.kvalues,
+    GGMLQuantizationType.MXFP4: MXFP4.kvalues,
+    GGMLQuantizationType.NVFP4: MXFP4.kvalues,
+}
+"""What the codes of a type stand for."""
+
+_POWERS = (GGMLQuantizationType.MXFP4, GGMLQuantizationType.NVFP4)
+"""Types whose factors fit bfloat16."""
 
 _GROUPS: dict[GGMLQuantizationType, int] = {
     GGMLQuantizationType[name]: group
     for group, names in {
-        16: "Q3_K IQ1_M IQ2_XS IQ2_S NVFP4",
-        32: "Q5_1 Q5_K IQ1_S IQ2_XXS IQ3_XXS IQ3_S IQ4_NL IQ4_XS MXFP4 TQ1_0 TQ2_0",
+        16: "IQ1_M IQ2_XS IQ2_S",
+        32: "IQ1_S IQ2_XXS IQ3_XXS IQ3_S TQ1_0 TQ2_0",
     }.items()
     for name in names.split()
 }
