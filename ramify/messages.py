@@ -387,6 +387,14 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     pages_leased: int
     pages_in_use: int
     page_size: int
+    states_total: int = 0
+    """Slots for the states of linear attention layers: free + held + in_use == total."""
+    states_free: int = 0
+    states_held: int = 0
+    """In the prefix tree, where later requests can begin."""
+    states_in_use: int = 0
+    """Of running requests."""
+    evicted_states: int = 0
     step_s: float
     """Seconds spent in steps."""
     model_s: float

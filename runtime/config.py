@@ -113,8 +113,14 @@ class EngineConfig:
     leaves."""
     num_pages: int | None = None
     memory_fraction: float | None = None
-    """The share of a CUDA device's memory that weights, workspace and KV pages may take together. None:
-    0.9."""
+    """The share of a CUDA device's memory that weights, workspace, KV pages and states may take together.
+    None: 0.9."""
+    state_memory_gb: float | None = None
+    """Memory for the states of a model with linear attention layers, in GiB; ignored when `num_states` is
+    given. None: as much as for KV pages, but at least `max_running` states."""
+    num_states: int | None = None
+    """Slots for states. A running request takes one; the others hold states from which later requests
+    begin."""
     context_length: int | None = None
     """At most the model's own, which None means."""
     max_running: int = 128
@@ -154,11 +160,12 @@ class EngineConfig:
                     f" {remedy}".rstrip()
                 )
         sizes = ("context_length", "threads", "page_size", "max_running", "chunk_tokens", "max_waiting")
-        for name, least in [*dict.fromkeys(sizes, 1).items(), ("num_pages", 2)]:
+        for name, least in [*dict.fromkeys(sizes, 1).items(), ("num_pages", 2), ("num_states", 2)]:
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{name} is {value}; it must be at least {least}.")
-        if self.kv_memory_gb is not None and self.kv_memory_gb <= 0:
-            raise ValueError(f"kv_memory_gb is {self.kv_memory_gb}; it must be above 0.")
+        for name in ("kv_memory_gb", "state_memory_gb"):
+            if (value := getattr(self, name)) is not None and value <= 0:
+                raise ValueError(f"{name} is {value}; it must be above 0.")
         if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
             raise ValueError(f"memory_fraction is {self.memory_fraction}; it must be above 0 and at most 1.")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -22,8 +23,10 @@ from ramify.runtime.executor.memory import (
     fitting,
     pages_in,
     pages_left,
+    states_in,
 )
 from ramify.runtime.executor.runner import Runner
+from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.decoder import Model
 
@@ -45,16 +48,25 @@ def build_runner(config: EngineConfig, load: LoadModel) -> Runner:
     dtype = resolve_dtype(config, device)
     with fitting("The model's weights", device):
         model = load(dtype, device, ops)
-    pages = pages_in(config, model.config, dtype, device)
+    shape = model.config
+    size = page_bytes(shape, config.page_size, dtype)
+    pages = pages_in(config, shape, dtype, device)
     if pages is None:
         with fitting("The model and its largest steps", device):
             memory = _measured(config, model, ops, dtype, device)
-        size = page_bytes(model.config, config.page_size, dtype)
-        pages = pages_left(memory, config.memory_fraction or FRACTION, size)
-        log.info("%s: %s, %d pages", device, memory, pages)
-    with fitting(f"{pages} KV pages and the steps on them", device):
-        pool = KvPool(model.config, num_pages=pages, page_size=config.page_size, dtype=dtype, device=device)
-        runner = Runner(model, pool, ops, cascade=cascade)
+        fraction = config.memory_fraction or FRACTION
+        room = int(memory.total * fraction) - memory.used - memory.workspace
+        slots = states_in(config, shape, room // 2)
+        if shape.states is not None:
+            memory = dataclasses.replace(memory, used=memory.used + (slots + 1) * shape.states.bytes)
+        pages = pages_left(memory, fraction, size)
+        log.info("%s: %s, %d pages, %d states", device, memory, pages, slots)
+    else:
+        slots = states_in(config, shape, pages * size)
+    with fitting(f"{pages} KV pages, {slots} states and the steps on them", device):
+        pool = KvPool(shape, num_pages=pages, page_size=config.page_size, dtype=dtype, device=device)
+        states = None if shape.states is None else StatePool(shape.states, num_slots=slots, device=device)
+        runner = Runner(model, pool, ops, cascade=cascade, states=states)
         if device.type == "cuda" and backend == "triton":
             runner.warm_up()
         # The library's code may read the device's values on the host, which no graph can.
@@ -95,13 +107,16 @@ def _measured(
     The workspace is that of the largest prefill chunk plus that of the largest decode, each with its logits.
     All CUDA graphs share the memory of the largest decode; steps that are not captured have their own.
     """
-    chunk, batch = min(config.chunk_tokens, model.config.context_length), config.max_running
+    shape = model.config
+    chunk, batch = min(config.chunk_tokens, shape.context_length), config.max_running
     pages = -(-chunk // config.page_size)
-    pool = KvPool(model.config, num_pages=pages, page_size=config.page_size, dtype=dtype, device=device)
-    runner = Runner(model, pool, ops, cascade=False)
+    pool = KvPool(shape, num_pages=pages, page_size=config.page_size, dtype=dtype, device=device)
+    states = None if shape.states is None else StatePool(shape.states, num_slots=batch, device=device)
+    runner = Runner(model, pool, ops, cascade=False, states=states)
     zeros = torch.zeros(chunk, dtype=torch.int32).numpy()
-    prefill = [Extension(zeros, 0, chunk, range(pages))]
-    decodes = [Extension(zeros, 0, 1, (0,))] * batch
+    slots: Sequence[int | None] = [None] * batch if states is None else range(batch)
+    prefill = [Extension(zeros, 0, chunk, range(pages), slots[0])]
+    decodes = [Extension(zeros, 0, 1, (0,), slot) for slot in slots]
 
     def taken(runner: Runner, extensions: list[Extension]) -> int:
         before = torch.cuda.memory_allocated(device)
@@ -113,7 +128,7 @@ def _measured(
         return torch.cuda.max_memory_allocated(device) - before
 
     workspace = taken(runner, prefill) + taken(runner, decodes)
-    del runner, pool
+    del runner, pool, states
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)

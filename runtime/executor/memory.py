@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Iterator
 
 import torch
@@ -13,12 +14,16 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.model.config import ModelShape
 
+log = logging.getLogger("ramify")
+
 COW_PAGES = 2
 """Pages that a lone request may need beyond those of its tokens: source and destination of a
 copy-on-write."""
 LEAST_PAGES = COW_PAGES + 1
 FRACTION = 0.9
 """Share of a CUDA device's memory that is used by default; the driver and fragmentation need the rest."""
+LEAST_STATES = 2
+"""A request needs a slot for its state, and what it leaves for the next one another."""
 CPU_BYTES = 1 << 30
 """The most memory for KV pages on the CPU, by default."""
 CPU_CONTEXTS = 2
@@ -63,6 +68,56 @@ def pages_in(config: EngineConfig, model: ModelShape, dtype: torch.dtype, device
         return None
     tokens = max(CPU_TOKENS, CPU_CONTEXTS * model.context_length)
     return enough(min(CPU_BYTES // size, -(-tokens // config.page_size)))
+
+
+def states_in(config: EngineConfig, model: ModelShape, kv_bytes: int) -> int:
+    """The number of slots for states beside KV pages of `kv_bytes`; 0 for a model without states.
+
+    Raises `EngineError` where no request could run on that few.
+    """
+    if model.states is None:
+        return 0
+    if config.num_states is not None:
+        return config.num_states
+    if config.state_memory_gb is None:
+        return max(config.max_running, LEAST_STATES, kv_bytes // model.states.bytes)
+    slots = int(config.state_memory_gb * 2**30) // model.states.bytes
+    if slots < LEAST_STATES:
+        raise EngineError(
+            f"state_memory_gb is {config.state_memory_gb:g}, which holds {slots} states of"
+            f" {model.states.bytes / 2**20:.1f} MiB; at least {LEAST_STATES} are needed.",
+            remedy="Give the engine a larger state_memory_gb.",
+        )
+    return slots
+
+
+def check_states(config: EngineConfig, model: ModelShape) -> EngineConfig:
+    """The options for `model` where it has states: what cannot be had with them is off.
+
+    A state cannot go back behind a token that was not chosen. Raises `UnsupportedField` for options that were
+    asked for and cannot be had.
+    """
+    if model.states is None:
+        given = [name for name in ("num_states", "state_memory_gb") if getattr(config, name) is not None]
+        if given:
+            raise UnsupportedField(
+                f"{given[0]} is set; {model.family} has no linear attention layers, and no states.",
+                field=given[0],
+                remedy="Leave it out.",
+            )
+        return config
+    for name, reason in (
+        ("speculation", "its state would have to go back behind draft tokens that are not accepted"),
+        ("overlap", "its state would have to go back behind a token that ends a request"),
+    ):
+        if getattr(config, name):
+            raise UnsupportedField(
+                f"{name} is set; {model.family} has linear attention layers, and {reason}.",
+                field=name,
+                remedy="Leave it out.",
+            )
+    log.info("%s has states: speculation and overlap are off", model.family)
+    return dataclasses.replace(config, speculation=False, overlap=False)
 
 
 def enough(num_pages: int) -> int:

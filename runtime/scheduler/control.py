@@ -45,7 +45,7 @@ class Control:
         }
 
     def stats(self) -> SchedulerStats:
-        pages = self.pages.cache.counts()
+        pages, states = self.pages.cache.counts(), self.pages.cache.state_counts()
         return SchedulerStats(
             running=len(self.requests.running),
             waiting=len(self.requests.waiting),
@@ -57,6 +57,11 @@ class Control:
             pages_leased=pages.leased,
             pages_in_use=pages.in_use,
             page_size=self.pages.cache.page_size,
+            states_total=states.total,
+            states_free=states.free,
+            states_held=states.held,
+            states_in_use=states.in_use,
+            evicted_states=states.evicted,
             **dataclasses.asdict(self.counters),
         )
 

@@ -22,7 +22,7 @@ from ramify.ring_messages import CompilerDied, Ready, ToScheduler
 from ramify.runtime.compile_ahead import compile_grammars
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.build import build_runner
-from ramify.runtime.executor.memory import COW_PAGES
+from ramify.runtime.executor.memory import COW_PAGES, check_states
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.config import ModelConfig, ModelShape
@@ -62,6 +62,7 @@ def main() -> None:
         shape = read_shape(Path(orders.weights), config.model_impl)
         if not isinstance(shape, ModelConfig):
             check_transformers(config)
+        config = check_states(config, shape)
         folder = Path(orders.tokenizer)
         vocabulary = load_vocabulary(folder, vocab_size=shape.vocab_size, stop_ids=shape.eos_token_ids)
         compiler = CompilerHost(orders, sockets, vocabulary)
@@ -204,7 +205,9 @@ def _load(
 
     runner = build_runner(config, load)
     num_pages = runner.pool.num_pages
-    cache = (PrefixCache if config.prefix_cache == "radix" else NaiveCache)(num_pages, config.page_size)
+    cache = (PrefixCache if config.prefix_cache == "radix" else NaiveCache)(
+        num_pages, config.page_size, num_states=0 if runner.states is None else runner.states.num_slots
+    )
     limits = Limits(
         context_length=context_length,
         vocab_size=shape.vocab_size,

@@ -18,7 +18,9 @@ from ramify.ring_messages import ChoiceTokens, Failed, Reply, Submit
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.device import resolve_ops
 from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.executor.memory import states_in
 from ramify.runtime.executor.runner import Runner
+from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import load_model
 from ramify.runtime.scheduler.limits import Limits
@@ -61,6 +63,7 @@ class LocalScheduler:
         retokenizer: Any = None,
         healer: Any = None,
         graphs: Sequence[int] = (),
+        make_runner: type[Runner] = Runner,
         **options: Any,
     ) -> None:
         options.setdefault("num_pages", 256)
@@ -79,8 +82,14 @@ class LocalScheduler:
         # Rows that nobody has written must not matter.
         pool.k.fill_(float("nan"))
         pool.v.fill_(float("nan"))
+        states = None
+        if shape.states is not None:
+            slots = states_in(config, shape, 0)
+            states = StatePool(shape.states, num_slots=slots)
+            states.conv.fill_(float("nan"))
+            states.recurrent.fill_(float("nan"))
         self.cache = (PrefixCache if config.prefix_cache == "radix" else NaiveCache)(
-            config.num_pages, config.page_size
+            config.num_pages, config.page_size, num_states=0 if states is None else states.num_slots
         )
         limits = Limits(
             context_length=config.context_length or shape.context_length,
@@ -89,7 +98,7 @@ class LocalScheduler:
             kv_tokens=(config.num_pages - 2) * config.page_size,
         )
         _, kernels = resolve_ops(config, torch.device("cpu"))
-        self.runner = runner = Runner(model, pool, kernels)
+        self.runner = runner = make_runner(model, pool, kernels, states=states)
         if graphs:
             runner.capture_decodes(graphs, -(-limits.context_length // config.page_size))
         ticks = itertools.count()

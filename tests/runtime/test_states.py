@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import random
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 
+from ramify.errors import EngineError, UnsupportedField
+from ramify.ring_messages import ChoiceTokens, GetStats
+from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.batch import Extension, pack
+from ramify.runtime.executor.memory import check_states, states_in
 from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.model.state_shape import StateShape
+from ramify.runtime.server.admin.metrics import Metrics
+from tests.runtime.local import LocalScheduler
+from tests.runtime.toy_hybrid import VOCAB, ToyHybrid, ToyRunner
 
 SHAPE = StateShape(layers=2, channels=6, width=4, heads=2, key_dim=4, value_dim=3)
 
@@ -31,3 +43,160 @@ def test_a_batch_names_the_slot_of_each_request() -> None:
     assert batch.states is not None
     assert batch.states.tolist() == [7, 2]
     assert pack([Extension(ids, 0, 3, (0,))], page_size=8).states is None
+
+
+@pytest.fixture(scope="module")
+def toy() -> ToyHybrid:
+    return ToyHybrid()
+
+
+def local(toy: ToyHybrid, **options: Any) -> LocalScheduler:
+    options.setdefault("num_states", 12)
+    options.setdefault("max_running", 8)
+    return LocalScheduler(toy, make_runner=ToyRunner, **options)
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(VOCAB) for _ in range(length)]
+
+
+def tree(seed: int) -> list[list[int]]:
+    """Prompts that part from each other at many places, and some that are equal."""
+    rng = random.Random(seed)
+    prompts = [prompt_of(rng.randint(20, 260), seed)]
+    for number in range(13):
+        parent = rng.choice(prompts)
+        cut = rng.randint(0, len(parent))
+        prompts.append(parent[:cut] + prompt_of(rng.choice((0, 3, 40, 120)), 100 * seed + number) or [1])
+    return prompts
+
+
+def answers(scheduler: LocalScheduler, prompts: list[list[int]], **sampling: Any) -> list[list[int]]:
+    results = scheduler.complete(prompts, ignore_eos=True, **sampling)
+    assert all(result.error is None for result in results)
+    counts = scheduler.cache.state_counts()
+    assert counts.in_use == 0
+    assert counts.free + counts.held == counts.total
+    return [result.ids for result in results]
+
+
+def test_the_same_tokens_hit_or_cold_alone_or_batched_retracted_or_not(toy: ToyHybrid) -> None:
+    prompts = tree(0)
+    alone = local(toy, prefix_cache="naive", max_running=1)
+    cold = answers(alone, prompts, max_tokens=12)
+    assert len({tuple(ids) for ids in cold}) > 3
+    computed = alone.scheduler.counters.computed_tokens
+    plain = local(toy)
+    assert answers(plain, prompts, max_tokens=12) == cold
+    assert plain.scheduler.counters.computed_tokens < 0.8 * computed
+    assert answers(plain, prompts, max_tokens=12) == cold, "every prompt is known"
+    # Answers as the beginnings of further prompts, as in a chat.
+    longer = [prompt + ids for prompt, ids in zip(prompts, cold, strict=True)]
+    chat = answers(alone, longer, max_tokens=8)
+    assert answers(plain, longer, max_tokens=8) == chat
+    for options in (
+        {"num_states": 2},
+        {"num_states": 5, "chunk_tokens": 33, "page_size": 4},
+        {"num_pages": 240, "page_size": 2},
+        {"chunk_tokens": 100, "num_states": 3, "max_running": 2, "policy": "fcfs"},
+    ):
+        other = local(toy, **options)
+        assert answers(other, prompts, max_tokens=12) == cold, options
+        assert answers(other, longer, max_tokens=8) == chat, options
+        if "num_pages" in options:
+            assert other.scheduler.counters.retractions > 0
+
+
+def test_scores_embeddings_and_log_probabilities_are_the_same(toy: ToyHybrid) -> None:
+    trunk = prompt_of(150)
+    choices = [ChoiceTokens(shared=150, ids=ids) for ids in ((5, 6, 7), (5, 6, 8, 9), (5, 1), (2, 2))]
+    found = []
+    for options in ({"prefix_cache": "naive", "max_running": 1}, {}, {"chunk_tokens": 40, "num_states": 2}):
+        other = local(toy, **options)
+        for _ in range(2):
+            scored = other.submit(trunk, choices=choices, max_tokens=0)
+            mean = other.submit(trunk, pooling="mean", max_tokens=0)
+            logged = other.submit(trunk[:90], prompt_logprobs_start=70, logprobs=0, max_tokens=4)
+            other.run()
+            result = other.results[scored]
+            values = [value for one in result.choices for value in one.tokens.logprobs]
+            values += [value for _, value, _ in other.results[logged].prompt_logprobs]
+            values += [value for _, value, _ in other.results[logged].logprobs]
+            values += np.frombuffer(other.results[mean].embedding, "<f4").tolist()
+            found.append(values)
+    for values in found[1:]:
+        np.testing.assert_allclose(values, found[0], rtol=0, atol=2e-4)
+
+
+def test_a_wrong_state_gives_other_tokens(toy: ToyHybrid) -> None:
+    """What the test above would see."""
+    prompt = prompt_of(100)
+    right = answers(local(toy), [prompt], max_tokens=12)
+    other = local(toy)
+    answers(other, [prompt[:90]], max_tokens=1)
+    assert other.runner.states is not None
+    other.runner.states.recurrent.zero_()
+    assert answers(other, [prompt], max_tokens=12) != right
+
+
+def test_the_number_of_slots(toy: ToyHybrid) -> None:
+    slot = toy.config.states
+    assert slot is not None
+    assert states_in(EngineConfig(num_states=7), toy.config, 0) == 7
+    assert states_in(EngineConfig(state_memory_gb=9.5 * slot.bytes / 2**30), toy.config, 0) == 9
+    assert states_in(EngineConfig(max_running=6), toy.config, 3 * slot.bytes) == 6
+    assert states_in(EngineConfig(max_running=6), toy.config, 30 * slot.bytes) == 30
+    assert states_in(EngineConfig(), dataclasses.replace(toy.config, states=None), 1 << 30) == 0
+    with pytest.raises(EngineError, match="holds 1 states"):
+        states_in(EngineConfig(state_memory_gb=1.5 * slot.bytes / 2**30), toy.config, 0)
+
+
+def test_options_that_states_exclude(toy: ToyHybrid) -> None:
+    config = check_states(EngineConfig(), toy.config)
+    assert (config.speculation, config.overlap) == (False, False)
+    for name in ("speculation", "overlap"):
+        assert getattr(check_states(EngineConfig(**{name: False}), toy.config), name) is False
+        with pytest.raises(UnsupportedField, match="linear attention") as refused:
+            check_states(EngineConfig(**{name: True}), toy.config)
+        assert refused.value.field == name
+    without = dataclasses.replace(toy.config, states=None)
+    assert check_states(EngineConfig(speculation=True), without).overlap is None
+    with pytest.raises(UnsupportedField, match="no states"):
+        check_states(EngineConfig(num_states=9), without)
+
+
+def test_slots_are_counted(toy: ToyHybrid) -> None:
+    other = local(toy, num_states=6)
+    other.submit(prompt_of(100), max_tokens=5)
+    other.step()
+    other.scheduler.receive(GetStats(rid="s"))
+    stats = other.replies[0].stats
+    assert stats is not None
+    assert (stats.states_total, stats.states_in_use, stats.states_held) == (6, 1, 1)
+    text = Metrics().render(stats).decode()
+    assert 'ramify_states{state="held"} 1.0' in text
+    assert 'ramify_states{state="free"} 4.0' in text
+
+
+def test_a_request_waits_for_a_slot(toy: ToyHybrid) -> None:
+    other = local(toy, num_states=2)
+    for seed in range(4):
+        other.submit(prompt_of(30, seed), max_tokens=6, ignore_eos=True)
+    other.step()
+    assert len(other.scheduler._requests.running) == 2
+    other.run()
+    assert [len(result.ids) for result in other.results.values()] == [6] * 4
+
+
+def test_a_failed_pass_leaves_no_state(toy: ToyHybrid, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows how far the pass has come in the slot."""
+    other = local(toy)
+    other.submit(prompt_of(100), max_tokens=5, ignore_eos=True)
+    other.step()
+    held = other.cache.state_counts().held
+    with monkeypatch.context() as patch:
+        patch.setattr(other.runner, "forward", lambda batch: 1 / 0)
+        other.step()
+    counts = other.cache.state_counts()
+    assert (counts.in_use, counts.held) == (0, held)

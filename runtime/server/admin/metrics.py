@@ -126,6 +126,12 @@ class _SchedulerCollector:
         for state in ("free", "evictable", "leased", "in_use"):
             pages.add_metric([state], getattr(stats, f"pages_{state}"))
         yield pages
+        states = GaugeMetricFamily(
+            "ramify_states", "Slots for states of linear attention layers.", labels=["state"]
+        )
+        for state in ("free", "held", "in_use"):
+            states.add_metric([state], getattr(stats, f"states_{state}"))
+        yield states
         for name, total, help_text in (
             (
                 "model_tokens",
@@ -137,6 +143,7 @@ class _SchedulerCollector:
             ("spec_decode_num_accepted_tokens", stats.accepted_tokens, "Draft tokens accepted."),
             ("retracted_requests", stats.retractions, "Requests retracted for want of KV pages."),
             ("evicted_kv_pages", stats.evicted_pages, "KV pages evicted from the prefix tree."),
+            ("evicted_states", stats.evicted_states, "States evicted from the prefix tree."),
             ("steps", stats.steps, "Scheduler steps."),
             ("step_seconds", stats.step_s, "Time in steps."),
             ("model_seconds", stats.model_s, "Time in forward passes, logits and scoring."),
