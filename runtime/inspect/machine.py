@@ -1,0 +1,77 @@
+"""The memory and number format of this machine. Imports torch only where there is a CUDA device."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ramify.errors import InvalidRequest
+
+_CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_CPUINFO = Path("/proc/cpuinfo")
+_UNITS = {"": 1, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a model would run. `memory` is in bytes: the host's, or the CUDA device's."""
+
+    device: Literal["cpu", "cuda"]
+    name: str
+    memory: int
+    dtype: Literal["float32", "bfloat16"]
+    """What the engine's `dtype` auto is."""
+
+
+def this_machine(device: Literal["auto", "cpu", "cuda"] = "auto") -> Machine:
+    """The CUDA device if there is one and `device` allows it, else the CPU."""
+    if device != "cpu" and (device == "cuda" or Path("/dev/nvidiactl").exists()):
+        from ramify.runtime.config import EngineConfig
+        from ramify.runtime.executor.device import resolve_device, resolve_dtype
+
+        config = EngineConfig(device=device)
+        found = resolve_device(config)
+        if found.type == "cuda":
+            import torch
+
+            properties = torch.cuda.get_device_properties(found)
+            dtype: Literal["float32", "bfloat16"]
+            dtype = "bfloat16" if resolve_dtype(config, found) == torch.bfloat16 else "float32"
+            return Machine("cuda", properties.name, properties.total_memory, dtype)
+    return Machine("cpu", "the CPU", host_memory(), "bfloat16" if _has_bfloat16() else "float32")
+
+
+def host_memory() -> int:
+    """Bytes of memory of this host, or of its container if that may take less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in _CGROUPS:
+        if path.is_file() and (limit := path.read_text().strip()).isdigit():
+            total = min(total, int(limit))
+    return total
+
+
+def _has_bfloat16() -> bool:
+    """As `resolve_dtype` asks torch: AVX512_BF16 or AMX."""
+    if sys.platform == "linux" and _CPUINFO.is_file():
+        flags = re.search(r"^flags\s*:(.*)$", _CPUINFO.read_text(), re.MULTILINE)
+        return flags is not None and bool({"avx512_bf16", "amx_tile"} & set(flags[1].split()))
+    import torch
+
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def bytes_of(text: str) -> int:
+    """``24GB``, ``24 GiB``, ``24000M`` in bytes; all units are powers of 1024, as in `kv_memory_gb`.
+
+    Raises `InvalidRequest` for other texts.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    if found is None:
+        raise InvalidRequest(
+            f"memory is {text!r}; a number of bytes is needed.", field="memory", remedy="Such as 24GB."
+        )
+    return int(float(found[1]) * 2 ** (_UNITS[found[2].upper()] or 0)) if found[2] else int(float(found[1]))
