@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ramify.kernels.errors import KernelUnavailable
+from ramify.kernels.gated_delta import DeltaWeights
 from ramify.kernels.packed import PackedWeight
 from ramify.kernels.sampling_inputs import LogitEdits, LogProbabilities, SamplingOptions
 from ramify.kernels.stack import LayerWeights
@@ -114,6 +115,34 @@ class GatedActivation(Protocol):
     def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor: ...
 
 
+class GatedDeltaRule(Protocol):
+    def __call__(
+        self,
+        qkv: Tensor,
+        b: Tensor,
+        a: Tensor,
+        weights: DeltaWeights,
+        conv: Tensor,
+        recurrent: Tensor,
+        slots: Tensor,
+        query_starts: Tensor,
+        kv_lens: Tensor,
+        *,
+        out: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+class OutputGate(Protocol):
+    def __call__(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        *,
+        norm: tuple[Tensor, float] | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor: ...
+
+
 class SampleTokens(Protocol):
     def __call__(
         self,
@@ -172,6 +201,8 @@ class Ops:
     copy_pages: CopyPages
     rope_store_kv: RopeStoreKv
     rms_norm: RmsNorm
+    gated_delta_rule: GatedDeltaRule
+    output_gate: OutputGate
     linear: Linear | None = None
     """Products with packed weights; None if the backend has no packed weights."""
     flat_attention: PagedAttention | None = None
@@ -225,6 +256,7 @@ def ops(
         try:
             from ramify.kernels.cpu import (
                 attention,
+                gated_delta,
                 kv_store,
                 layer_stack,
                 linear,
@@ -243,6 +275,8 @@ def ops(
             kv_store.copy_pages,
             rope.rope_store_kv,
             norm.rms_norm,
+            gated_delta.gated_delta_rule,
+            gated_delta.output_gate,
             linear.row_linear if deterministic else linear.linear,
             prefers_packed=True,
             flat_attention=functools.partial(attention.paged_attention, cascade=False),
@@ -264,13 +298,25 @@ def ops(
 
 
 def _torch_ops() -> Ops:
-    from ramify.kernels.reference import activation, attention, kv_store, linear, logits, norm, rope, sampling
+    from ramify.kernels.reference import (
+        activation,
+        attention,
+        gated_delta,
+        kv_store,
+        linear,
+        logits,
+        norm,
+        rope,
+        sampling,
+    )
 
     return Ops(
         attention.paged_attention,
         kv_store.copy_pages,
         rope.rope_store_kv,
         norm.rms_norm,
+        gated_delta.gated_delta_rule,
+        gated_delta.output_gate,
         linear.linear,
         masked_linear=linear.masked_linear,
         add_rms_norm=norm.add_rms_norm,
@@ -296,7 +342,17 @@ def _triton_ops(deterministic: bool) -> Ops:
             "the Triton kernels need a CUDA device, and torch.cuda.is_available() is False. The cpu and "
             "torch attention backends need none; with TRITON_INTERPRET=1 Triton's interpreter runs them."
         )
-    from ramify.kernels.triton import activation, attention, kv_store, logits, matmul, norm, planner, rope
+    from ramify.kernels.triton import (
+        activation,
+        attention,
+        gated_delta,
+        kv_store,
+        logits,
+        matmul,
+        norm,
+        planner,
+        rope,
+    )
     from ramify.kernels.triton import sampling as drawing
 
     return Ops(
@@ -304,6 +360,8 @@ def _triton_ops(deterministic: bool) -> Ops:
         kv_store.copy_pages,
         rope.rope_store_kv,
         norm.rms_norm,
+        gated_delta.gated_delta_rule,
+        gated_delta.output_gate,
         add_rms_norm=norm.add_rms_norm,
         silu_mul=activation.silu_mul,
         gelu_mul=activation.gelu_mul,

@@ -8,7 +8,18 @@ from typing import Any
 import torch
 
 from ramify.kernels.sampling_inputs import LogitEdits, SamplingOptions
-from ramify.kernels.triton import activation, attention, kv_store, logits, matmul, norm, rope, sampling
+from ramify.kernels.triton import (
+    activation,
+    attention,
+    gated_delta,
+    kv_store,
+    logits,
+    matmul,
+    norm,
+    rope,
+    sampling,
+)
+from tests.kernels.delta_cases import Heads, Layer
 from tests.kernels.kernel_compiler import GENERATIONS, Compiled, compiling, usage
 
 Case = tuple[str, Callable[[], object]]
@@ -87,6 +98,19 @@ def _store_cases(head_dim: int, dtype: torch.dtype) -> Iterator[Case]:
     yield f"{case} norm", lambda: norm.rms_norm(q, weight, 1e-5)
 
 
+def delta_cases() -> Iterator[Case]:
+    """Heads of Qwen3.5 27B, and of 0.8B."""
+    for dtype in (HALF, torch.float32):
+        for heads in (Heads(16, 48, 128, 128), Heads(16, 16, 128, 128)):
+            layer = Layer(heads, (3,), dtype)
+            case = f"{NAMES[dtype]} {heads.heads} x {heads.value_dim}"
+            yield case, lambda layer=layer: layer.step(gated_delta.gated_delta_rule, [(0, 0, 3)], [0])
+            x = torch.zeros(4, heads.heads, heads.value_dim, dtype=dtype)
+            norm_ = torch.ones(heads.value_dim), 1e-6
+            yield case, lambda x=x: gated_delta.output_gate(x, x)
+            yield f"{case} norm", lambda x=x, norm_=norm_: gated_delta.output_gate(x, x, norm=norm_)
+
+
 def product_cases() -> Iterator[Case]:
     for dtype in (HALF, torch.float32):
         for outputs, inputs in ((6144, 4096), (4096, 14336), (1536, 576)):
@@ -128,6 +152,7 @@ def _sampling_cases(vocab: int, dtype: torch.dtype) -> Iterator[Case]:
 def cases() -> Iterator[Case]:
     yield from attention_cases()
     yield from row_cases()
+    yield from delta_cases()
     yield from product_cases()
     yield from sampling_cases()
 

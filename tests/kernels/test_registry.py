@@ -82,7 +82,7 @@ def test_kernels_for_narrower_vectors(name, features, lanes):
     here = Path(__file__).parent
     names = ["tiles", "linear"]
     if lanes == 8:  # 4 lanes take the same ways through the code
-        names += ["paged_attention", "cpu_cascade", "rope_and_norm", "masked_linear"]
+        names += ["paged_attention", "cpu_cascade", "rope_and_norm", "masked_linear", "gated_delta"]
     files = [here / f"test_{name}.py" for name in names]
     code = (
         f"import pytest, sys; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', *{[*map(str, files)]}]))"

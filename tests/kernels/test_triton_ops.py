@@ -8,8 +8,9 @@ import torch
 from ramify.kernels.errors import KernelUnavailable
 from ramify.kernels.registry import ops
 from ramify.kernels.sampling_inputs import LogitEdits, SamplingOptions
-from ramify.kernels.triton import activation, kv_store, logits, matmul, norm, rope, sampling
-from tests.kernels.kernel_compiler import Compiled, compiling
+from ramify.kernels.triton import activation, gated_delta, kv_store, logits, matmul, norm, rope, sampling
+from tests.kernels.delta_cases import Heads, Layer
+from tests.kernels.kernel_compiler import Compiled, compiling, usage
 from tests.kernels.kernel_forms import cases, line, measure, row_cases
 
 pytestmark = pytest.mark.slow
@@ -62,6 +63,20 @@ def test_products_take_the_tensor_cores(capability):
     for text in (launch.ptx for launch in launches[:2]):
         assert ("wgmma.mma_async" if capability == 90 else "mma.sync") in text
         assert "st.local" not in text, "nothing is spilt"
+
+
+@pytest.mark.parametrize("capability", [80, 120])
+def test_the_gated_delta_rule_keeps_its_state_in_registers(capability):
+    layer = Layer(Heads(16, 48, 128, 128), (3,), HALF)
+    x = torch.zeros(4, 48, 128, dtype=HALF)
+    with compiling(capability) as launches:
+        layer.step(gated_delta.gated_delta_rule, [(0, 0, 3)], [0])
+        gated_delta.output_gate(x, x, norm=(torch.ones(128), 1e-6))
+    assert [launch.name for launch in launches] == ["_convolve", "_recur", "_gate"]
+    for launch in launches:
+        taken = usage(launch.kernel, capability)
+        assert taken.spills == 0, launch.name
+        assert taken.registers <= 128, launch.name
 
 
 def test_sampling_compiles_and_moves_sixteen_bytes_at_once():
