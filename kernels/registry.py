@@ -16,7 +16,9 @@ from torch import Tensor
 
 from ramify.kernels.errors import KernelUnavailable
 from ramify.kernels.gated_delta import DeltaWeights
+from ramify.kernels.lora import Extra, LoraRows, LoraTable
 from ramify.kernels.packed import PackedWeight
+from ramify.kernels.reference.lora import lora as reference_lora
 from ramify.kernels.sampling_inputs import LogitEdits, LogProbabilities, SamplingOptions
 from ramify.kernels.stack import LayerWeights
 
@@ -78,6 +80,19 @@ class Linear(Protocol):
         norm: tuple[Tensor, float] | None = None,
         out: Tensor | None = None,
         add: bool = False,
+        extra: Extra | None = None,
+    ) -> Tensor: ...
+
+
+class Lora(Protocol):
+    def __call__(
+        self,
+        x: Tensor,
+        table: LoraTable,
+        rows: LoraRows,
+        *,
+        out: Tensor,
+        norm: tuple[Tensor, float] | None = None,
     ) -> Tensor: ...
 
 
@@ -166,6 +181,7 @@ class LayerStack(Protocol):
         kv_lens: Tensor,
         *,
         scale: float,
+        lora: LoraRows | None = None,
     ) -> None: ...
 
 
@@ -227,6 +243,8 @@ class Ops:
     """For the runtime's host sampler, from float32 logits; None where `sampling` has it."""
     layer_stack: MakeLayerStack | None = None
     """All layers in one call, for packed weights; None if layers are called one by one."""
+    lora: Lora = reference_lora
+    """The adapters of several requests in one product."""
     deterministic: bool = False
     """A row's bits depend on that row alone, and attention's on the query and the positions it sees."""
 
@@ -261,6 +279,7 @@ def ops(
                 layer_stack,
                 linear,
                 linear_masked,
+                lora,
                 norm,
                 rope,
             )
@@ -284,6 +303,7 @@ def ops(
             layer_linear=(linear.int8_row_linear if deterministic else linear.int8_linear) if int8 else None,
             sample_tokens=drawing.sample_tokens,
             layer_stack=functools.partial(layer_stack.LayerStack, by_row=deterministic, int8=int8),
+            lora=lora.lora,
             deterministic=deterministic,
         )
     if backend == "torch":

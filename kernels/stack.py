@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from ramify.kernels.lora import LoraTable
 from ramify.kernels.packed import PackedWeight
 
 Norm = tuple[Tensor, float]
@@ -23,6 +24,7 @@ class LayerWeights:
     gate_up : packed with `gated`
     window : tokens that a token sees, itself included; 0 means all
     sinks : (heads,) float32, as in `paged_attention`
+    lora : the adapters of qkv, output, gate_up and down
     """
 
     attention_norm: Norm
@@ -35,3 +37,4 @@ class LayerWeights:
     k_norm: Norm | None = None
     window: int = 0
     sinks: Tensor | None = None
+    lora: tuple[LoraTable, LoraTable, LoraTable, LoraTable] | None = None

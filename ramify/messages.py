@@ -184,6 +184,9 @@ class Generate(Message, frozen=True, kw_only=True):
     hint: ProgramHint | None = None
     scope: str = ""
     """Cache scope: pages are shared only between requests of the same scope."""
+    lora: str = ""
+    """The name of a LoRA adapter; empty for the model alone. Requests of different adapters share no
+    pages."""
     every_s: float = 0.0
     """The least time between two chunks, in seconds. Where nobody shows text while it is generated, fewer
     chunks leave more processor time for the model."""

@@ -57,6 +57,7 @@ class Submit(Message, frozen=True, kw_only=True):
     preambles: tuple[Preamble, ...] = ()
     hint: ProgramHint | None = None
     scope: str = ""
+    lora: str = ""
     open_end: bool = False
     """The prompt ends in plain text: the output may begin inside its last token (token healing)."""
     choices: tuple[ChoiceTokens, ...] = ()
@@ -104,6 +105,21 @@ class GetStats(Message, frozen=True, kw_only=True):
     """Ask the scheduler for its counters; answered by `Reply` with a `SchedulerStats`."""
 
     rid: str
+
+
+class LoadLora(Message, frozen=True, kw_only=True):
+    """Load the LoRA adapter in the folder `path` as `name`; answered by `Reply` with `lora`, or `Failed`."""
+
+    rid: str
+    name: str
+    path: str
+
+
+class UnloadLora(Message, frozen=True, kw_only=True):
+    """Forget a LoRA adapter; requests that have it go on. Answered by `Reply` or `Failed`."""
+
+    rid: str
+    name: str
 
 
 class Tokenize(Message, frozen=True, kw_only=True):
@@ -270,6 +286,8 @@ class Reply(Message, frozen=True, kw_only=True):
     rid: str
     stats: SchedulerStats | None = None
     snapshot: Snapshot | None = None
+    lora: str = ""
+    """The revision of the LoRA adapter that was loaded."""
 
 
 class TokenIds(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -304,7 +322,17 @@ class Ready(Message, frozen=True, kw_only=True):
 # --- all, by their receiver -------------------------------------------------------------------------
 
 ToTokenizer = (
-    Generate | Tokenize | Detokenize | Abort | AwaitTools | EndProgram | FlushCache | GetStats | GetSnapshot
+    Generate
+    | Tokenize
+    | Detokenize
+    | Abort
+    | AwaitTools
+    | EndProgram
+    | FlushCache
+    | LoadLora
+    | UnloadLora
+    | GetStats
+    | GetSnapshot
 )
 """From `Abort` on they are passed on unchanged, so that they stay in order with the requests."""
 ToScheduler = (
@@ -313,6 +341,8 @@ ToScheduler = (
     | AwaitTools
     | EndProgram
     | FlushCache
+    | LoadLora
+    | UnloadLora
     | GetStats
     | GetSnapshot
     | GrammarReady

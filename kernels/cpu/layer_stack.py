@@ -17,12 +17,14 @@ from torch import Tensor
 
 from ramify.kernels.checks import check_attention, check_rope, check_store, wrong_lengths
 from ramify.kernels.cpu import attention, linear, rope
+from ramify.kernels.cpu import lora as adapters
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, compiled, part, sources
 from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import LOG2_E
 from ramify.kernels.cpu.codegen.team import team_entry
 from ramify.kernels.cpu.norm import normalise
+from ramify.kernels.lora import Extra, LoraRows
 from ramify.kernels.packed import FORMATS, LAYOUT, PackedWeight
 from ramify.kernels.stack import LayerWeights, Norm
 
@@ -34,10 +36,12 @@ OPERATIONS = 6
 LAYER = record(
     "attention_norm", "qkv", "key_layout", "value_layout", "key_from", "value_from", "q_norm", "k_norm",
     "k_pages", "v_pages", "window", "sinks", "output", "mlp_norm", "gate_up", "down",
+    "qkv_lora", "output_lora", "gate_up_lora", "down_lora",
     floats=("attention_eps", "q_eps", "k_eps", "mlp_eps"),
 )  # fmt: skip
 """The arguments of a layer: addresses, window, epsilons. `key_layout` and `value_layout` are 0 unless keys
-and values have matrices of their own; `key_from` and `value_from` are their byte offsets in a row of qkv."""
+and values have matrices of their own; `key_from` and `value_from` are their byte offsets in a row of qkv.
+`qkv_lora` and the others are addresses of `LoraTable.addresses`."""
 
 STEP = record(
     "layers", "layer_count", "heads", "kv_heads", "dim", "bf16",
@@ -45,21 +49,43 @@ STEP = record(
     "x", "x_row", "qkv", "attended", "gated", "gated_row", "tokens", "rotation", "slots",
     "sequences", "starts", "lens", "table", "table_width", "order", "ways", "threads", "team",
     "linear_body", "linear_arena", "linear_bytes", "attention_body", "attention_arena", "attention_bytes",
-    "place",
+    "lora", "lora_body", "lora_arena", "lora_bytes", "terms", "terms_row", "extra", "place",
 )  # fmt: skip
-"""The arguments of a step. `place` is the next operation to run, counted through all layers."""
+"""The arguments of a step. `place` is the next operation to run, counted through all layers. `lora` is the
+address of a `lora.STEP`, or 0; `extra` that of the addresses of the rows of `terms` (`linear.run`)."""
 
 _linear_run, _attention_run, _rope_run = linear.run, attention.run, rope.run
+_lora_run, LORA_STEP = adapters.run, adapters.STEP
 
 
 @part
-def _linear(step, layout, x, x_row, out, out_row, adds, norm, eps):  # type: ignore[no-untyped-def]
+def _adapt(step, table, layout, outputs, x, x_row, norm, eps):  # type: ignore[no-untyped-def]
+    """Write what adapters add to a product to `step.terms`. Returns the `extra` of `_linear`: 0 where no
+    adapter of the step changes this matrix."""
+    if not step.lora:
+        return 0
+    rows = carray(vl.as_pointer(step.lora), 1, LORA_STEP)[0]
+    found = 0
+    for segment in range(rows.segment_count):
+        found |= vl.read_i64(table + 8 * vl.read_i64(rows.segments + 24 * segment))
+    if not found:
+        return 0
+    _lora_run(
+        step.lora, table, x, x_row, step.bf16, carray(vl.as_pointer(layout), 1, LAYOUT)[0].inputs,
+        step.terms, step.terms_row, 0, outputs, 1,
+        step.threads, step.team, step.lora_body, step.lora_arena, step.lora_bytes, norm, eps,
+    )  # fmt: skip
+    return step.extra
+
+
+@part
+def _linear(step, layout, x, x_row, out, out_row, adds, norm, eps, extra, extra_from):  # type: ignore[no-untyped-def]
     """Returns 0 when done, else the bytes that the arena must have."""
     way = vl.read_i64(step.ways + 8 * carray(vl.as_pointer(layout), 1, LAYOUT)[0].form)
     return _linear_run(
         layout, x, x_row, step.bf16, step.tokens, out, out_row, step.bf16, adds, way,
         step.threads, step.team, step.linear_body, step.linear_arena, step.linear_bytes,
-        norm, eps, 0, 0, 0,
+        norm, eps, 0, 0, 0, extra, extra_from,
     )  # fmt: skip
 
 
@@ -100,13 +126,20 @@ def _build(sources: str) -> Any:
             missing = 0
             if operation == 0:
                 x, norm, eps = step.x, layer.attention_norm, layer.attention_eps
-                missing = _linear(step, layer.qkv, x, step.x_row, step.qkv, qkv_row, 0, norm, eps)
+                extra = _adapt(step, layer.qkv_lora, layer.qkv, qkv_row // size, x, step.x_row, norm, eps)
+                missing = _linear(step, layer.qkv, x, step.x_row, step.qkv, qkv_row, 0, norm, eps, extra, 0)
                 if layer.key_layout and missing == 0:
                     to = step.qkv + layer.key_from
-                    missing = _linear(step, layer.key_layout, x, step.x_row, to, qkv_row, 0, norm, eps)
+                    missing = _linear(
+                        step, layer.key_layout, x, step.x_row, to, qkv_row, 0, norm, eps, extra,
+                        layer.key_from // size * 4,
+                    )  # fmt: skip
                 if layer.value_layout and missing == 0:
                     to = step.qkv + layer.value_from
-                    missing = _linear(step, layer.value_layout, x, step.x_row, to, qkv_row, 0, norm, eps)
+                    missing = _linear(
+                        step, layer.value_layout, x, step.x_row, to, qkv_row, 0, norm, eps, extra,
+                        layer.value_from // size * 4,
+                    )  # fmt: skip
             elif operation == 1:
                 if layer.q_norm or layer.k_norm:
                     _head_norms(step, layer, qkv_row)
@@ -126,14 +159,21 @@ def _build(sources: str) -> Any:
                 )  # fmt: skip
             elif operation == 3:
                 x = step.attended
-                missing = _linear(step, layer.output, x, attended_row, step.x, step.x_row, 1, 0, 0.0)
+                hidden = step.x_row // size
+                extra = _adapt(step, layer.output_lora, layer.output, hidden, x, attended_row, 0, 0.0)
+                missing = _linear(
+                    step, layer.output, x, attended_row, step.x, step.x_row, 1, 0, 0.0, extra, 0
+                )
             elif operation == 4:
                 norm, eps = layer.mlp_norm, layer.mlp_eps
                 to, to_row = step.gated, step.gated_row
-                missing = _linear(step, layer.gate_up, step.x, step.x_row, to, to_row, 0, norm, eps)
+                inner = 2 * to_row // size
+                extra = _adapt(step, layer.gate_up_lora, layer.gate_up, inner, step.x, step.x_row, norm, eps)
+                missing = _linear(step, layer.gate_up, step.x, step.x_row, to, to_row, 0, norm, eps, extra, 0)
             else:
                 x, x_row = step.gated, step.gated_row
-                missing = _linear(step, layer.down, x, x_row, step.x, step.x_row, 1, 0, 0.0)
+                extra = _adapt(step, layer.down_lora, layer.down, step.x_row // size, x, x_row, 0, 0.0)
+                missing = _linear(step, layer.down, x, x_row, step.x, step.x_row, 1, 0, 0.0, extra, 0)
             if missing != 0:
                 return missing
             step.place += 1
@@ -168,6 +208,7 @@ class LayerStack:
         self._kept = (list(layers), k_pages, v_pages)  # the records below have addresses of their memory
         self._pages = (k_pages[0], v_pages[0])
         self._by_row, self._int8 = by_row, int8
+        self._lora = [layer.lora for layer in layers if layer.lora is not None]
         _, _, kv_heads, page_size, dim = k_pages.shape
         size = k_pages.element_size()
         self._heads, self._kv_heads, self._dim = heads, kv_heads, dim
@@ -186,6 +227,7 @@ class LayerStack:
         )
         step["ways"] = self._ways.ctypes.data
         step["linear_body"], step["attention_body"] = linear.body_address, attention.body_address
+        step["lora_body"] = adapters.body_address
 
     def _fill(self, index: int, layer: LayerWeights, size: int) -> None:
         if not 0 < len(layer.qkv) <= MOST_PARTS:
@@ -221,6 +263,9 @@ class LayerStack:
         record["window"] = layer.window
         if layer.sinks is not None:
             record["sinks"] = layer.sinks.data_ptr()
+        if layer.lora is not None:
+            for name, table in zip(("qkv", "output", "gate_up", "down"), layer.lora, strict=True):
+                record[f"{name}_lora"] = table.addresses.ctypes.data
 
     def __call__(
         self,
@@ -232,6 +277,7 @@ class LayerStack:
         kv_lens: Tensor,
         *,
         scale: float,
+        lora: LoraRows | None = None,
     ) -> None:
         """Run x through all layers, in place, and store keys and values.
 
@@ -239,6 +285,7 @@ class LayerStack:
         rotation : (T, head_dim / 2) complex64
         slots : (T,) int64
         page_table, query_starts, kv_lens : as in `paged_attention`
+        lora : the adapters of the rows
 
         Raises ValueError for arguments that the single operations refuse.
         """
@@ -267,6 +314,7 @@ class LayerStack:
         step["table_width"], step["order"] = table_width, attention.arena.order(sequences)
         step["threads"], step["team"] = torch.get_num_threads(), team_entry()
         step["place"] = 0
+        kept = self._adapt(lora)  # noqa: F841 - `step` has addresses of its memory
         while True:
             step["linear_arena"], step["linear_bytes"] = linear.arena.address, linear.arena.size
             step["attention_arena"], step["attention_bytes"] = attention.arena.address, attention.arena.size
@@ -277,3 +325,28 @@ class LayerStack:
                 raise wrong_lengths(-1 - result, tokens, table_width * self._pages[0].shape[2])
             attending = step["place"] % OPERATIONS == 2
             (attention.arena if attending else linear.arena).grow(2 * result)
+
+    def _adapt(self, rows: LoraRows | None) -> object:
+        """Fill the fields of the step that are about adapters. Returns what must be kept during the call."""
+        step = self._step[0]
+        step["lora"] = 0
+        if rows is None or not rows.present:
+            return None
+        weights = [
+            table.weights[slot]
+            for tables in self._lora
+            for table in tables
+            for slot in rows.present
+            if slot in table.weights
+        ]
+        if not weights:
+            return None
+        record = adapters.step_record(rows, max(len(weight.a) for weight in weights))
+        adapters.reserve(rows, max(weight.a.shape[1] for weight in weights), record)
+        qkv = (self._heads + 2 * self._kv_heads) * self._dim
+        terms = torch.empty(len(rows.slots), max(qkv, self._hidden, 2 * self._gated))
+        extra = Extra(terms, rows).addresses()
+        step["lora"], step["terms"], step["extra"] = record.ctypes.data, terms.data_ptr(), extra.ctypes.data
+        step["terms_row"] = 4 * terms.shape[1]
+        step["lora_arena"], step["lora_bytes"] = adapters.arena.address, adapters.arena.size
+        return record, terms, extra

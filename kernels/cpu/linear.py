@@ -55,6 +55,7 @@ from ramify.kernels.cpu.packed_linear.items import (
     release,
 )
 from ramify.kernels.cpu.packed_linear.rows import prepare
+from ramify.kernels.lora import Extra
 from ramify.kernels.packed import LAYOUT, PackedWeight
 
 TILE_FROM = 5
@@ -122,22 +123,27 @@ def _build_body(sources: str) -> Any:
 
 
 def _build_run(sources: str) -> Any:
-    @compiled(types.int64(*[types.int64] * 16, types.float64, *[types.int64] * 3))
+    @compiled(types.int64(*[types.int64] * 16, types.float64, *[types.int64] * 5))
     def run(  # type: ignore[no-untyped-def]
         layout_at, x, x_row, x_bf16, rows, out, out_row, out_bf16, adds, way,
         threads, team, body, arena, arena_bytes, norm, eps, chosen, panels, rows_at,
+        extra, extra_from,
     ):  # fmt: skip
         """Returns 0 when done, else the bytes that the arena must have.
 
         chosen : address of `panels` int32, the panels to compute; 0 for all of them
         rows_at : address of `rows` int64, the rows of x and out to compute; 0 for the first
+        extra : address of an int64 for each row: the address of float32 numbers to be added to its products,
+            before the gate; 0 for none
+        extra_from : added to these addresses
         """
         sources  # noqa: B018
         frame = carray(vl.as_pointer(arena), 1, FRAME)[0]
         layout = carray(vl.as_pointer(layout_at), 1, LAYOUT)[0]
         frame.layout, frame.way, frame.rows = layout_at, way, rows
         frame.out, frame.out_row, frame.out_bf16, frame.add = out, out_row, out_bf16, adds
-        frame.chosen, frame.rows_at = chosen, rows_at
+        frame.chosen, frame.rows_at, frame.extra = chosen, rows_at, extra
+        frame.extra_from = extra_from
         if not chosen:
             panels = layout.panels
         if threads * SERIAL_BYTES > panels * layout.panel_bytes * rows:
@@ -239,6 +245,7 @@ def linear(
     norm: tuple[Tensor, float] | None = None,
     out: Tensor | None = None,
     add: bool = False,
+    extra: Extra | None = None,
     by_row: bool = False,
     int8: bool = False,
 ) -> Tensor:
@@ -246,7 +253,7 @@ def linear(
     out = check_linear(x, weight, norm, out, add)
     if len(x):
         way = way_for(len(x), weight.format, x.dtype, by_row=by_row, int8=int8)
-        multiply_rows(x, weight, norm, out, add, way, len(x))
+        multiply_rows(x, weight, norm, out, add, way, len(x), extra=extra)
     return out
 
 
@@ -268,18 +275,20 @@ def multiply_rows(
     rows: int,
     chosen: tuple[int, int] = (0, 0),
     rows_at: int = 0,
+    extra: Extra | None = None,
 ) -> None:
     """`linear` without checks, for `rows` > 0 rows. `chosen` is (address, number) of the panels to compute;
     `rows_at` is as in `run`."""
     x_bf16, out_bf16 = x.dtype == torch.bfloat16, out.dtype == torch.bfloat16
     x_row, out_row = x.stride(0), out.stride(0)
     norm_at, eps = (0, 0.0) if norm is None else (norm[0].data_ptr(), norm[1])
+    extras = None if extra is None else extra.addresses()
     while True:
         needed = run(
             weight.layout[0], x.data_ptr(), 2 * x_row if x_bf16 else 4 * x_row, x_bf16, rows,
             out.data_ptr(), 2 * out_row if out_bf16 else 4 * out_row, out_bf16, add, way,
             torch.get_num_threads(), team_entry(), body_address, arena.address, arena.size, norm_at, eps,
-            *chosen, rows_at,
+            *chosen, rows_at, 0 if extras is None else extras.ctypes.data, 0,
         )  # fmt: skip
         if not needed:
             return

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.kernels.checks import check_linear
+from ramify.kernels.lora import Extra
 from ramify.kernels.packed import PackedWeight, in_order, unpack
 from ramify.kernels.reference.norm import rms_norm
 from ramify.kernels.sampling_inputs import check_masked
@@ -18,6 +19,7 @@ def linear(
     norm: tuple[Tensor, float] | None = None,
     out: Tensor | None = None,
     add: bool = False,
+    extra: Extra | None = None,
 ) -> Tensor:
     """x Wᵀ + b, or silu(x Gᵀ + b) · (x Uᵀ + c) for a gated weight: float32 inside, rounded once.
 
@@ -33,6 +35,8 @@ def linear(
         Receives the result. Must not overlap x. Without `out` the result has the dtype of x.
     add : bool
         Add the result to `out`, before rounding.
+    extra : optional
+        Terms of x Wᵀ, or of x Gᵀ and x Uᵀ, added before bias and gate.
 
     Raises
     ------
@@ -43,6 +47,9 @@ def linear(
     if norm is not None:
         x = rms_norm(x, *norm)
     y = x.float() @ unpack(weight).t()
+    if extra is not None:
+        order, _ = extra.rows.on(x.device)
+        y[order] += extra.terms[order]
     if len(weight.bias):
         y += in_order(weight.bias.view(-1, 16), weight)
     if weight.gated:

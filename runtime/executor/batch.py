@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ramify.kernels.lora import LoraRows
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Extension:
@@ -15,7 +17,7 @@ class Extension:
 
     `pages[i]` holds positions ``[i * page_size, (i + 1) * page_size)`` and reaches to `stop`.
     Where `ids` is None there is one token, which is in the batch's `next_ids`. `state` is the slot of the
-    request's state, for models that have states.
+    request's state, for models that have states. `lora` is the slot of its LoRA adapter, below 0 for none.
     """
 
     ids: np.ndarray | None
@@ -23,6 +25,7 @@ class Extension:
     stop: int
     pages: Sequence[int]
     state: int | None = None
+    lora: int = -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class ForwardBatch:
     states : (B,) int64, optional
         The slot of each request's state, all distinct. The step reads a slot at the request's first token and
         writes it after its last one. A request whose first token is at position 0 begins from zeros.
+    lora : LoraRows, optional
+        The LoRA adapters of the tokens; None where no request has one.
     """
 
     tokens: torch.Tensor
@@ -54,6 +59,7 @@ class ForwardBatch:
     copies: list[tuple[int, int]]
     next_ids: torch.Tensor | None = None
     states: torch.Tensor | None = None
+    lora: LoraRows | None = None
 
     @property
     def ids(self) -> torch.Tensor:
@@ -96,6 +102,7 @@ def pack(
     page, offset = np.divmod(positions, page_size)
     np.add(page_table[row_of, page].astype(np.int64) * page_size, offset, out=slots)
     states = [extension.state for extension in extensions if extension.state is not None]
+    adapters = np.array([extension.lora for extension in extensions])
     return ForwardBatch(
         tokens=torch.from_numpy(tokens),
         page_table=torch.from_numpy(page_table),
@@ -104,4 +111,5 @@ def pack(
         copies=list(copies),
         next_ids=next_ids,
         states=torch.tensor(states, dtype=torch.int64) if states else None,
+        lora=LoraRows(adapters[row_of]) if adapters.max() >= 0 else None,
     )

@@ -26,6 +26,7 @@ from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import HeadNorms
+from ramify.runtime.model.lora.adapters import Adapters
 
 MANY_ROWS = 65
 """Matrix products of more than 64 rows have a kernel of their own in deterministic mode."""
@@ -67,6 +68,8 @@ class Runner:
         # Views of the pool are made once: indexing it costs 2 us, twice per layer and step.
         self._k_layers, self._v_layers = list(pool.k), list(pool.v)
         model.use(ops)
+        model.adapted.op = ops.lora
+        self.adapters = Adapters(model)
         self.sampler: HostSampler | DeviceSampler = (
             HostSampler(ops.sample_tokens or sample_tokens)
             if ops.sampling is None
@@ -118,7 +121,8 @@ class Runner:
         if batch.copies:
             sources, destinations = zip(*batch.copies, strict=True)
             self._ops.copy_pages(pool.k, pool.v, list(sources), list(destinations))
-        if self._graphs is not None and batch.decoding:
+        # Graphs are captured without adapters, whose launches the other steps would pay for.
+        if self._graphs is not None and batch.decoding and batch.lora is None:
             hidden = self._graphs.run(batch)
             if hidden is not None:
                 return hidden
@@ -126,7 +130,11 @@ class Runner:
         ids = tokens[0] if batch.next_ids is None else batch.next_ids
         if self._stack is not None:
             return self._compute_stack(self._stack, ids, tokens[1], tokens[2], batch)
-        return self._compute(ids, tokens[1], tokens[2], self._attention.step(batch, self.device))
+        self.model.adapted.rows = batch.lora
+        try:
+            return self._compute(ids, tokens[1], tokens[2], self._attention.step(batch, self.device))
+        finally:
+            self.model.adapted.rows = None
 
     def _compute(self, ids: Tensor, positions: Tensor, slots: Tensor, attention: StepAttention) -> Tensor:
         """ids, positions, slots: (T,) int64 on the device."""
@@ -159,7 +167,8 @@ class Runner:
     ) -> Tensor:
         def layers(x: Tensor, rotation: Tensor) -> None:
             lengths = batch.query_starts, batch.kv_lens
-            stack(x, rotation, slots, batch.page_table, *lengths, scale=self._attention.scale)
+            scale, lora = self._attention.scale, batch.lora
+            stack(x, rotation, slots, batch.page_table, *lengths, scale=scale, lora=lora)
 
         assert isinstance(self.model, Model)
         return self.model.forward_through(ids, positions, layers)

@@ -7,9 +7,10 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from ramify.errors import UnsupportedField
 from ramify.kernels.registry import Ops
 from ramify.runtime.model.config import ModelShape
-from ramify.runtime.model.layers import HeadNorms
+from ramify.runtime.model.layers import Adapted, HeadNorms, Slots
 
 
 class Attend(Protocol):
@@ -52,6 +53,8 @@ class CausalLM(nn.Module, ABC):
     def __init__(self, config: ModelShape) -> None:
         super().__init__()
         self.config = config
+        self.adapted = Adapted()
+        """The LoRA adapters of a step."""
 
     @abstractmethod
     def use(self, ops: Ops) -> None:
@@ -70,6 +73,21 @@ class CausalLM(nn.Module, ABC):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """(R, hidden) -> (R, vocab); float32 from a packed head, else the dtype of `hidden`."""
+
+    def slots(self) -> Slots:
+        """A slot for every tensor of the checkpoint, where LoRA adapters can change the model's projections.
+
+        Raises `UnsupportedField` where they cannot.
+        """
+        raise UnsupportedField(
+            "This model's code is transformers', and LoRA adapters need a model of our own families.",
+            field="lora",
+            remedy="Merge the adapter into the checkpoint.",
+        )
+
+    def name_of(self, stored: str) -> str | None:
+        """The name in `slots` for a tensor's name in a checkpoint; None for a tensor that is not needed."""
+        return stored
 
     def masked_logits(self, hidden: Tensor, mask: Tensor, mask_rows: Tensor) -> Tensor:
         """As `logits`. Logits of tokens that a row's mask forbids may be minus infinity.

@@ -57,6 +57,9 @@ class Model(CausalLM):
         shape = (config.vocab_size, config.hidden_size)
         self.embedding = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
         self.layers = nn.ModuleList(self.layer(index, dtype) for index in range(config.num_layers))
+        for module in self.layers.modules():
+            if isinstance(module, Linear):
+                module.adapted = self.adapted
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype, offset=config.norm_offset)
         self.head = (
             self.embedding
@@ -205,12 +208,10 @@ class Model(CausalLM):
             self.head = nn.Parameter(self.head.new_empty(0), requires_grad=False)
 
     def name_of(self, stored: str) -> str | None:
-        """The name in `slots` for a tensor's name in a checkpoint; None for a tensor that is not needed."""
         # Old versions of transformers wrote this buffer; the config determines it.
         return None if stored.endswith(".rotary_emb.inv_freq") else stored
 
     def slots(self) -> Slots:
-        """A slot for every tensor of the checkpoint."""
         tied = self.config.tie_embeddings
         yield "model.embed_tokens.weight", Slot(self.embedding, keep=self._keep_embedding if tied else None)
         for index, layer in enumerate(self.layers):

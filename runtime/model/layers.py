@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ramify.kernels import registry
+from ramify.kernels.lora import Extra, LoraRows, LoraTable
 from ramify.kernels.packed import PackedWeight, Rows, pack
 from ramify.kernels.reference import linear as reference
+from ramify.kernels.reference.lora import lora as reference_lora
 from ramify.kernels.stack import Norm
 from ramify.runtime.model.config import Activation
 
@@ -39,6 +41,8 @@ class Slot:
     """Takes quantised rows in place of their values. Returns False to get the values."""
     offset: float = 0.0
     """Added to the checkpoint's values."""
+    part: tuple[Linear, str] | None = None
+    """The projection whose weight the tensor is."""
 
 
 Slots = Iterator[tuple[str, Slot]]
@@ -159,6 +163,15 @@ def plain_matmul(
     return out if bias is None else out.add_(bias)
 
 
+class Adapted:
+    """The adapters of a step, for all projections of a model."""
+
+    def __init__(self) -> None:
+        self.rows: LoraRows | None = None
+        """None outside a step, and in a step without adapters."""
+        self.op: registry.Lora = reference_lora
+
+
 class Linear(nn.Module):
     """x ↦ x Wᵀ + b for several projections of the same input, stacked into one matrix.
 
@@ -177,7 +190,7 @@ class Linear(nn.Module):
         gate: Activation | None = None,
     ) -> None:
         super().__init__()
-        self.parts = dict(parts)
+        self.inputs, self.parts = inputs, dict(parts)
         self.rotary = dict(rotary or {})
         self.gate = gate
         outputs = sum(self.parts.values())
@@ -189,13 +202,16 @@ class Linear(nn.Module):
         self.matmul: registry.MatMul = plain_matmul
         self.activation: ActivationOp | None = None if gate is None else PLAIN[gate]
         self._rows: dict[str, Rows] = {}
+        self.lora = LoraTable()
+        self.adapted = Adapted()
+        """Shared with all others of a model."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(T, inputs) -> (T, outputs), half as many when gated."""
         if len(self.packed) == 1:
-            return self._gated(self.op(x, self.packed[0]))
+            return self._gated(self.op(x, self.packed[0], extra=self._extra(x)))
         if not self.packed:
-            return self._gated(self.matmul(x, self.weight, self.bias))
+            return self._gated(self._adapt(x, self.matmul(x, self.weight, self.bias)))
         y = x.new_empty(len(x), sum(part.outputs for part in self.packed))
         self._parts(x, y, add=False)
         return self._gated(y)
@@ -203,7 +219,9 @@ class Linear(nn.Module):
     def of(self, x: Residual, norm: RMSNorm) -> Tensor:
         """`forward` of norm(x)."""
         if len(self.packed) == 1 and not norm.offset:
-            return self._gated(self.op(x.value(), self.packed[0], norm=norm.fused))
+            value = x.value()
+            extra = self._extra(value, norm.fused)
+            return self._gated(self.op(value, self.packed[0], norm=norm.fused, extra=extra))
         return self.forward(x.normed(norm))
 
     def add_to(self, residual: Residual, x: Tensor) -> None:
@@ -211,9 +229,23 @@ class Linear(nn.Module):
         if self.packed:
             self._parts(x, residual.value(), add=True)
         elif residual.defers:
-            residual.add(self.matmul(x, self.weight, self.bias))
+            residual.add(self._adapt(x, self.matmul(x, self.weight, self.bias)))
         else:
             self.matmul(x, self.weight, self.bias, out=residual.value(), add=True)
+            self._adapt(x, residual.value())
+
+    def _adapt(self, x: Tensor, y: Tensor) -> Tensor:
+        """Add to y, (T, outputs), what the adapters of the step's rows add."""
+        rows = self.adapted.rows
+        return y if rows is None or not self.lora else self.adapted.op(x, self.lora, rows, out=y)
+
+    def _extra(self, x: Tensor, norm: Norm | None = None) -> Extra | None:
+        """What the adapters of the step's rows add to the product with norm(x)."""
+        rows = self.adapted.rows
+        if rows is None or not self.lora:
+            return None
+        terms = x.new_zeros((len(x), sum(self.parts.values())), dtype=torch.float32)
+        return Extra(self.adapted.op(x, self.lora, rows, out=terms, norm=norm), rows)
 
     def _gated(self, y: Tensor) -> Tensor:
         if self.activation is None or (self.packed and self.packed[0].gated):
@@ -221,19 +253,23 @@ class Linear(nn.Module):
         return self.activation(y)
 
     def _parts(self, x: Tensor, out: Tensor, *, add: bool) -> None:
+        extra = self._extra(x)
         if len(self.packed) == 1:
-            self.op(x, self.packed[0], out=out, add=add)
+            self.op(x, self.packed[0], out=out, add=add, extra=extra)
             return
         start = 0
         for part in self.packed:
-            self.op(x, part, out=out[:, start : start + part.outputs], add=add)
+            columns = slice(start, start + part.outputs)
+            terms = None if extra is None else Extra(extra.terms[:, columns], extra.rows)
+            self.op(x, part, out=out[:, columns], add=add, extra=terms)
             start += part.outputs
 
     def slots(self) -> Slots:
         start = 0
         for name, rows in self.parts.items():
             rotary, keep = self.rotary.get(name), partial(self._keep, name)
-            yield f"{name}.weight", Slot(self.weight[start : start + rows], rotary, keep)
+            weight = self.weight[start : start + rows]
+            yield f"{name}.weight", Slot(weight, rotary, keep, part=(self, name))
             if self.bias is not None:
                 yield f"{name}.bias", Slot(self.bias[start : start + rows], rotary)
             start += rows

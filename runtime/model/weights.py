@@ -51,7 +51,7 @@ def fill(model: Model, tensors: Iterable[tuple[str, Tensor | Rows]], *, layout: 
         elif not tensor.is_floating_point() or tensor.element_size() < 2:
             raise _bad(f"holds {name} as {tensor.dtype}; float32, float16 or bfloat16 is needed")
         else:
-            _copy(slot, tensor, layout)
+            copy_rows(slot, tensor, layout)
         missing.discard(name)
     if missing:
         names = ", ".join(sorted(missing)[:3])
@@ -60,7 +60,8 @@ def fill(model: Model, tensors: Iterable[tuple[str, Tensor | Rows]], *, layout: 
         raise _bad("ties its head to its embedding, yet stores another head in lm_head.weight")
 
 
-def _copy(slot: Slot, tensor: Tensor, layout: RotaryLayout) -> None:
+def copy_rows(slot: Slot, tensor: Tensor, layout: RotaryLayout) -> None:
+    """Copy `tensor` to the slot's target, rotary pairs side by side."""
     slot.target.copy_(tensor)
     if slot.rotary is not None and layout == "halves":
         pairs, halves = _rotated_rows(slot.target, slot.rotary), _rotated_rows(tensor, slot.rotary)

@@ -67,6 +67,7 @@ class PromptTokenizer:
             pooling=request.pooling,
             hint=request.hint,
             scope=request.scope,
+            lora=request.lora,
             every_s=request.every_s,
             priority=request.priority,
         )

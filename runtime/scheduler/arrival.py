@@ -11,6 +11,7 @@ import msgspec
 
 from ramify.errors import InvalidRequest, RamifyError
 from ramify.ring_messages import GrammarFailed, GrammarReady, Submit
+from ramify.runtime.model.lora.adapters import Adapters
 from ramify.runtime.scheduler.appending import OutputAppender
 from ramify.runtime.scheduler.constraints.constrained import ConstrainedOutput
 from ramify.runtime.scheduler.constraints.healing import MAX_TOKENS, Healer, Healing
@@ -35,6 +36,7 @@ class Arrivals:
     """
 
     limits: Limits
+    adapters: Adapters
     grammars: GrammarStore
     retokenizer: Retokenizer | None
     healer: Healer | None
@@ -45,8 +47,10 @@ class Arrivals:
     seeds: random.Random
 
     def submit(self, message: Submit) -> None:
-        choices = None
+        choices = adapter = None
         try:
+            if message.lora:
+                adapter = self.adapters.find(message.lora)
             max_tokens = self.limits.max_tokens(message)
             if message.choices:
                 choices = ChoiceTree(message)
@@ -56,7 +60,9 @@ class Arrivals:
             self.requests.refuse(message.rid, error)
             return
         seed = self.seeds.getrandbits(63)
-        request = Request(message, arrival=self.clock(), max_tokens=max_tokens, default_seed=seed)
+        request = Request(
+            message, arrival=self.clock(), max_tokens=max_tokens, default_seed=seed, adapter=adapter
+        )
         if message.open_end:
             self._heal(request)
         if choices is not None:

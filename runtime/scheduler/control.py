@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable
 
+from ramify.errors import EngineError, RamifyError
 from ramify.messages import SchedulerStats
 from ramify.ring_messages import (
     AwaitTools,
@@ -13,14 +15,19 @@ from ramify.ring_messages import (
     FlushCache,
     GetSnapshot,
     GetStats,
+    LoadLora,
     Reply,
     Snapshot,
+    UnloadLora,
 )
+from ramify.runtime.model.lora.adapters import Adapters
 from ramify.runtime.scheduler.counters import Counters
 from ramify.runtime.scheduler.lifecycle import Lifecycle
 from ramify.runtime.scheduler.pages import RequestPages
 from ramify.runtime.scheduler.programs.programs import Programs
 from ramify.runtime.scheduler.snapshot import shares, tree_nodes
+
+log = logging.getLogger("ramify")
 
 
 @dataclasses.dataclass(eq=False)
@@ -31,6 +38,7 @@ class Control:
     programs: Programs
     requests: Lifecycle
     counters: Counters
+    adapters: Adapters
     reply: Callable[[Reply | Failed], None]
 
     @property
@@ -42,6 +50,8 @@ class Control:
             FlushCache: self._flush,
             GetStats: lambda message: self.reply(Reply(rid=message.rid, stats=self.stats())),
             GetSnapshot: self._snapshot,
+            LoadLora: self._load_lora,
+            UnloadLora: self._unload_lora,
         }
 
     def stats(self) -> SchedulerStats:
@@ -77,6 +87,26 @@ class Control:
     def _flush(self, message: FlushCache) -> None:
         self.pages.cache.flush()
         self.reply(Reply(rid=message.rid))
+
+    def _load_lora(self, message: LoadLora) -> None:
+        try:
+            adapter = self.adapters.load(message.name, message.path)
+        except RamifyError as error:
+            self.reply(Failed(rid=message.rid, error=error.to_info()))
+        except Exception as error:
+            log.exception("loading the adapter %s failed", message.name)
+            failure = EngineError(f"Loading the LoRA adapter {message.name!r} failed: {error}")
+            self.reply(Failed(rid=message.rid, error=failure.to_info()))
+        else:
+            self.reply(Reply(rid=message.rid, lora=adapter.revision))
+
+    def _unload_lora(self, message: UnloadLora) -> None:
+        try:
+            self.adapters.unload(message.name)
+        except RamifyError as error:
+            self.reply(Failed(rid=message.rid, error=error.to_info()))
+        else:
+            self.reply(Reply(rid=message.rid))
 
     def _snapshot(self, message: GetSnapshot) -> None:
         queue, hidden = shares(self.requests, message.programs)

@@ -39,9 +39,8 @@ class ForwardPass:
             if pages.copy is not None:
                 copies.append(pages.copy)
                 pages.copy = None
-            extensions.append(
-                Extension(request.target_ids, request.computed_len, stop, pages.ids, pages.state)
-            )
+            start, ids = request.computed_len, request.target_ids
+            extensions.append(Extension(ids, start, stop, pages.ids, pages.state, request.lora))
             pages.state_len = stop
         if self.states.present:
             self.runner.copy_states(self.states.copies.take())

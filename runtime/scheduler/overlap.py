@@ -99,8 +99,9 @@ class OverlapScheduling:
         for row, entry in enumerate(self._launched):
             entry.row, entry.page = row, entry.request.pages.ids[entry.position // self._pages.page_size]
         extensions = [
-            Extension(None, entry.position, entry.position + 1, entry.request.pages.ids)
+            Extension(None, entry.position, entry.position + 1, request.pages.ids, lora=request.lora)
             for entry in self._launched
+            for request in [entry.request]
         ]
         if len(extensions) < len(requests):
             tokens = index_select(tokens, [entry.choice for entry in self._launched])

@@ -29,6 +29,7 @@ from ramify.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from ramify.radix.lock import PrefixLock
+    from ramify.runtime.model.lora.adapters import Adapter
     from ramify.runtime.scheduler.constraints.constrained import ConstrainedOutput
     from ramify.runtime.scheduler.constraints.healing import Healing
     from ramify.runtime.scheduler.scoring import ScoringState
@@ -97,6 +98,14 @@ class RequestStats:
     first_token: float | None = None
 
 
+def tree_scope(scope: str, adapter: Adapter | None) -> str:
+    """The prefix tree's scope for a request's cache scope: requests share KV only where both the cache scope
+    and the weights that they are computed with are the same."""
+    if adapter is None and not scope:
+        return ""
+    return f"{'' if adapter is None else adapter.revision}:{scope}"
+
+
 class Request:
     """One generation, or one span of choices to be scored.
 
@@ -107,13 +116,23 @@ class Request:
     tokens are speculative.
     """
 
-    def __init__(self, submit: Submit, *, arrival: float, max_tokens: int, default_seed: int) -> None:
+    def __init__(
+        self,
+        submit: Submit,
+        *,
+        arrival: float,
+        max_tokens: int,
+        default_seed: int,
+        adapter: Adapter | None = None,
+    ) -> None:
         self.rid = submit.rid
         self.sampling: SamplingParams = submit.sampling
         self.constraint: Constraint | None = submit.constraint
         self.preambles = submit.preambles
         self.hint: ProgramHint | None = submit.hint
-        self.scope = submit.scope
+        self.adapter = adapter
+        """Its LoRA adapter, which is held to its end."""
+        self.scope = tree_scope(submit.scope, adapter)
         self.every_s = submit.every_s
         self.arrival = arrival
         self.priority = submit.priority
@@ -168,6 +187,11 @@ class Request:
     def head(self) -> Request:
         """The request that was submitted: this one, unless it scores a span of another's choices."""
         return self if self.scoring is None else self.scoring.head
+
+    @property
+    def lora(self) -> int:
+        """The slot of its LoRA adapter; below 0 for none."""
+        return -1 if self.adapter is None else self.adapter.slot
 
     @property
     def owner(self) -> str:

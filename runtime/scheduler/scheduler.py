@@ -92,9 +92,18 @@ class Scheduler:
         self._verifier = Verifier(runner, sampler, masks, self._appender, requests, counters, launching)
         seeds = random.Random(config.seed)
         self._arrivals = Arrivals(
-            limits, grammars, retokenizer, healer, requests, self._appender, self._scorer, clock, seeds
+            limits,
+            runner.adapters,
+            grammars,
+            retokenizer,
+            healer,
+            requests,
+            self._appender,
+            self._scorer,
+            clock,
+            seeds,
         )
-        self._control = Control(pages, programs, requests, counters, reply)
+        self._control = Control(pages, programs, requests, counters, runner.adapters, reply)
         self._handlers: dict[type, Callable[..., None]] = {
             Submit: self._arrivals.submit,
             Abort: requests.abort,

@@ -129,6 +129,7 @@ class LocalScheduler:
         unconditional: bool = False,
         pooling: Pooling | None = None,
         priority: int = 0,
+        lora: str = "",
         **sampling: Any,
     ) -> str:
         rid = f"r{next(self._count)}"
@@ -147,6 +148,7 @@ class LocalScheduler:
                 unconditional=unconditional,
                 pooling=pooling,
                 priority=priority,
+                lora=lora,
             )
         )
         return rid

@@ -28,7 +28,8 @@ FRAME = record(
     "layout", "way", "x", "x_row", "tail", "tail_from", "sums", "sums_row", "rows",
     "out", "out_row", "out_bf16", "add", "panels", "block_rows", "row_blocks", "items",
     "counters", "scratch", "scratch_bytes", "norm_at", "chosen", "rows_at",
-    "preparing", "prepared", "prepared_row", "from_x", "from_row", "from_bf16", "first", "room",
+    "preparing", "prepared", "prepared_row", "from_x", "from_row", "from_bf16", "first", "room", "extra",
+    "extra_from",
     floats=("eps",),
 )  # fmt: skip
 """The arguments of one call, which its threads share."""
@@ -117,9 +118,20 @@ def kernel_rows(rows):  # type: ignore[no-untyped-def]
 
 
 @part
+def _add_row(at, more, count):  # type: ignore[no-untyped-def]
+    """Add `count` float32 numbers at `more` to those at `at`."""
+    if count == WIDTH:
+        for i in range(0, 4 * WIDTH, BYTES):
+            vl.store(at + i, vl.add(vl.load(at + i), vl.load(more + i)))
+    else:
+        for i in range(0, 4 * count, 4):
+            vl.write_f32(at + i, vl.read_f32(at + i) + vl.read_f32(more + i))
+
+
+@part
 def _finish(frame, layout, c, first, panels, row, rows):  # type: ignore[no-untyped-def]
-    """Apply bias and gate to the products at `c` and write them: `rows` rows and `panels` panels, at places
-    from `row` and `first` in the order of work."""
+    """Apply extra terms, bias and gate to the products at `c` and write them: `rows` rows and `panels`
+    panels, at places from `row` and `first` in the order of work."""
     step = 2 if layout.gated else 1
     size = 2 if frame.out_bf16 else 4
     for r in range(rows):
@@ -131,6 +143,13 @@ def _finish(frame, layout, c, first, panels, row, rows):  # type: ignore[no-unty
                 continue
             at = c + r * C_ROW + 4 * WIDTH * p
             bias = layout.bias_at + 4 * WIDTH * panel
+            if frame.extra:
+                extra = vl.read_i64(frame.extra + 8 * row_at(frame, row + r))
+                if extra:
+                    extra += frame.extra_from
+                    _add_row(at, extra + 4 * column, count)
+                    if layout.gated:
+                        _add_row(at + 4 * WIDTH, extra + 4 * (layout.results + column), count)
             to = frame.out + row_at(frame, row + r) * frame.out_row + column * size
             for i in range(0, 4 * WIDTH, BYTES):
                 y = vl.load(at + i)

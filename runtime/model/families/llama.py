@@ -80,6 +80,7 @@ class LlamaLayer(Layer):
             gate_up=gate_up[0],
             down=down[0],
             window=self.window,
+            lora=(self.qkv.lora, self.output.lora, self.mlp.gate_up.lora, self.mlp.down.lora),
         )
 
     def norms(self) -> dict[str, RMSNorm]:

@@ -72,7 +72,7 @@ class Program:
     """The service of programs of its name."""
     served: float = 0.0
     """Attained service: tokens computed for the program, and `STEP_TOKENS` for each step of each request."""
-    calls: TokenTree = dataclasses.field(default_factory=TokenTree)
+    calls: dict[str, TokenTree] = dataclasses.field(default_factory=dict)
     """The tokens of its requests: prompts from their arrival on, outputs from their end on."""
     forks: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     """By fork: the tokens that the prompts of all requests inside it begin with."""
@@ -123,7 +123,8 @@ class Programs:
             program.name, program.usual = hint.name, self._usual_of(hint.name)
             # Without known tokens: the end of a prompt that is healed may yet be replaced.
             paths = (request.ids,) if request.scoring is None else request.scoring.choices.paths()
-            request.stats.distinct_tokens = sum(len(path) - program.calls.insert(path) for path in paths)
+            calls = program.calls.setdefault(request.scope, TokenTree())
+            request.stats.distinct_tokens = sum(len(path) - calls.insert(path) for path in paths)
         program.last_arrival = request.arrival
         program.open_requests += 1
         request.served_before = self.served
@@ -152,7 +153,7 @@ class Programs:
             self._singles.learn(program.served)
             return
         computed = request.ids[: request.computed_len]
-        known = program.calls.insert(computed)
+        known = program.calls[request.scope].insert(computed)
         request.stats.distinct_tokens += max(0, min(request.prompt_len, len(computed)) - known)
 
     def end(self, program: str) -> None:

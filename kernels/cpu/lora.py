@@ -1,0 +1,308 @@
+"""LoRA adapters of several requests in one product, for the CPU.
+
+A call has three stages. Each thread takes items of a stage; all threads end it together.
+
+    prepare   rows of x with an adapter, widened to float32 and normed
+    shrink    hidden = scale · (x Aᵀ): an item is a segment of rows and `SHRINK_ROWS` rows of A
+    expand    out += hidden Bᵀ: an item is a segment of rows and `EXPAND_COLUMNS` columns of the result
+
+Four rows of x share every load of A and B. Each number is summed in ascending order of the inputs, and of the
+ranks, whatever the rows beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numba import types
+from torch import Tensor
+
+from ramify.kernels.cpu.codegen import simd as vl
+from ramify.kernels.cpu.codegen.arena import Arena
+from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part, sources
+from ramify.kernels.cpu.codegen.records import record
+from ramify.kernels.cpu.codegen.simd import LANES
+from ramify.kernels.cpu.codegen.team import team_entry
+from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
+from ramify.kernels.cpu.norm import normalise
+from ramify.kernels.lora import MULTIPLE, RECORD, LoraRows, LoraTable
+
+SHRINK_ROWS, EXPAND_COLUMNS = 16, 256
+SERIAL_NUMBERS = 1 << 16
+"""Numbers of x that one thread prepares; more are prepared by all."""
+
+STEP = record("segments", "segment_count", "order", "rows", "most_ranks")
+"""The rows of a step: addresses of `LoraRows.segments` and `order`, their lengths, and the most ranks that an
+adapter has in one matrix."""
+FRAME = record(
+    "table", "x", "x_row", "bf16", "inputs", "padded", "out", "out_row", "out_bf16", "outputs", "zero",
+    "norm", "segments", "segment_count", "order", "rows", "most_ranks",
+    "stage", "items", "counter", "wide", "spare", "hidden",
+    floats=("eps",),
+)  # fmt: skip
+"""The arguments of one call, which its threads share."""
+_FRAME_BYTES = FRAME.itemsize
+
+
+@part
+def _prepare(frame, place):  # type: ignore[no-untyped-def]
+    at = frame.x + vl.read_i64(frame.order + 8 * place) * frame.x_row
+    to = frame.wide + 4 * place * frame.padded
+    if frame.norm:
+        normed = frame.spare + 2 * place * frame.padded if frame.bf16 else to
+        normalise(at, normed, frame.norm, frame.inputs, frame.eps, frame.bf16, frame.bf16)
+        at = normed
+    whole = frame.inputs - frame.inputs % LANES
+    for i in range(0, whole, LANES):
+        vl.store(to + 4 * i, vl.load_as(at + (2 if frame.bf16 else 4) * i, frame.bf16))
+    for i in range(whole, frame.inputs):
+        vl.write_f32(to + 4 * i, vl.read_as(at + (2 if frame.bf16 else 4) * i, frame.bf16))
+    for i in range(frame.inputs, frame.padded):
+        vl.write_f32(to + 4 * i, np.float32(0.0))
+
+
+@part
+def _shrink(frame, weight, first, stop, block):  # type: ignore[no-untyped-def]
+    bf16, row_bytes = weight.bf16, frame.padded * (2 if weight.bf16 else 4)
+    size, x_row, hidden_row = (2 if bf16 else 4), 4 * frame.padded, 4 * frame.most_ranks
+    last = weight.ranks - 1
+    for j in range(block * SHRINK_ROWS, min((block + 1) * SHRINK_ROWS, weight.ranks), 2):
+        other = min(j + 1, last)
+        a, b = weight.a + j * row_bytes, weight.a + other * row_bytes
+        scale, other_scale = vl.read_f32(weight.scales + 4 * j), vl.read_f32(weight.scales + 4 * other)
+        for row in range(first, stop, 4):
+            r1, r2, r3 = min(row + 1, stop - 1), min(row + 2, stop - 1), min(row + 3, stop - 1)
+            x0, x1 = frame.wide + row * x_row, frame.wide + r1 * x_row
+            x2, x3 = frame.wide + r2 * x_row, frame.wide + r3 * x_row
+            zero = vl.splat_f32(0.0)
+            p0, p1, p2, p3, q0, q1, q2, q3 = zero, zero, zero, zero, zero, zero, zero, zero
+            for i in range(0, frame.padded, LANES):
+                u, v = vl.load_as(a + size * i, bf16), vl.load_as(b + size * i, bf16)
+                y = vl.load(x0 + 4 * i)
+                p0, q0 = vl.fma(y, u, p0), vl.fma(y, v, q0)
+                y = vl.load(x1 + 4 * i)
+                p1, q1 = vl.fma(y, u, p1), vl.fma(y, v, q1)
+                y = vl.load(x2 + 4 * i)
+                p2, q2 = vl.fma(y, u, p2), vl.fma(y, v, q2)
+                y = vl.load(x3 + 4 * i)
+                p3, q3 = vl.fma(y, u, p3), vl.fma(y, v, q3)
+            to, to_other = frame.hidden + 4 * j, frame.hidden + 4 * other
+            vl.write_f32(to + row * hidden_row, vl.sum_lanes(p0) * scale)
+            vl.write_f32(to + r1 * hidden_row, vl.sum_lanes(p1) * scale)
+            vl.write_f32(to + r2 * hidden_row, vl.sum_lanes(p2) * scale)
+            vl.write_f32(to + r3 * hidden_row, vl.sum_lanes(p3) * scale)
+            vl.write_f32(to_other + row * hidden_row, vl.sum_lanes(q0) * other_scale)
+            vl.write_f32(to_other + r1 * hidden_row, vl.sum_lanes(q1) * other_scale)
+            vl.write_f32(to_other + r2 * hidden_row, vl.sum_lanes(q2) * other_scale)
+            vl.write_f32(to_other + r3 * hidden_row, vl.sum_lanes(q3) * other_scale)
+
+
+@part
+def _out_at(frame, place):  # type: ignore[no-untyped-def]
+    return frame.out + vl.read_i64(frame.order + 8 * place) * frame.out_row
+
+
+@part
+def _expand_part(frame, hidden, b, rank, start, columns, first, stop, low, high, bf16):  # type: ignore[no-untyped-def]
+    """Columns ``[low, high)`` of the result, as far as they are in this part."""
+    size, out_size, row_bytes = (2 if bf16 else 4), (2 if frame.out_bf16 else 4), 4 * frame.most_ranks
+    b_row = vl.round_up(columns, MULTIPLE) * size
+    begin, end = max(low, start), min(high, start + columns)
+    if begin >= end:
+        return
+    begin -= (begin - start) % LANES  # blocks of LANES are counted from the part's first column
+    for row in range(first, stop, 4):
+        r1, r2, r3 = min(row + 1, stop - 1), min(row + 2, stop - 1), min(row + 3, stop - 1)
+        h0, h1 = hidden + row * row_bytes, hidden + r1 * row_bytes
+        h2, h3 = hidden + r2 * row_bytes, hidden + r3 * row_bytes
+        o0, o1, o2, o3 = _out_at(frame, row), _out_at(frame, r1), _out_at(frame, r2), _out_at(frame, r3)
+        column = begin
+        while column < end:
+            at = b + (column - start) * size
+            if column >= low and column + LANES <= end:
+                zero = vl.splat_f32(0.0)
+                s0, s1, s2, s3 = zero, zero, zero, zero
+                for j in range(rank):
+                    y = vl.load_as(at + j * b_row, bf16)
+                    s0 = vl.fma(vl.splat_f32(vl.read_f32(h0 + 4 * j)), y, s0)
+                    s1 = vl.fma(vl.splat_f32(vl.read_f32(h1 + 4 * j)), y, s1)
+                    s2 = vl.fma(vl.splat_f32(vl.read_f32(h2 + 4 * j)), y, s2)
+                    s3 = vl.fma(vl.splat_f32(vl.read_f32(h3 + 4 * j)), y, s3)
+                to, bf = column * out_size, frame.out_bf16
+                # All are read before one is written: behind the last row they are the same row.
+                s0, s1 = vl.add(vl.load_as(o0 + to, bf), s0), vl.add(vl.load_as(o1 + to, bf), s1)
+                s2, s3 = vl.add(vl.load_as(o2 + to, bf), s2), vl.add(vl.load_as(o3 + to, bf), s3)
+                vl.store_as(o0 + to, s0, bf)
+                vl.store_as(o1 + to, s1, bf)
+                vl.store_as(o2 + to, s2, bf)
+                vl.store_as(o3 + to, s3, bf)
+            else:
+                for r in range(row, min(row + 4, stop)):
+                    out, h = _out_at(frame, r), hidden + r * row_bytes
+                    for c in range(max(column, low), min(column + LANES, end)):
+                        total = np.float32(0.0)
+                        for j in range(rank):
+                            y = vl.read_as(b + (c - start) * size + j * b_row, bf16)
+                            total += vl.read_f32(h + 4 * j) * y
+                        total += vl.read_as(out + c * out_size, frame.out_bf16)
+                        vl.write_as(out + c * out_size, total, frame.out_bf16)
+            column += LANES
+
+
+@part
+def _expand(frame, weight_at, first, stop, block):  # type: ignore[no-untyped-def]
+    low = block * EXPAND_COLUMNS
+    high = min(low + EXPAND_COLUMNS, frame.outputs)
+    if frame.zero:
+        for row in range(first, stop):
+            to = _out_at(frame, row)
+            for c in range(low, high):
+                vl.write_f32(to + 4 * c, np.float32(0.0))
+    if not weight_at:
+        return
+    weight = carray(vl.as_pointer(weight_at), 1, RECORD)[0]
+    hidden = frame.hidden
+    _expand_part(
+        frame, hidden, weight.b0, weight.rank0, weight.start0, weight.columns0, first, stop, low, high,
+        weight.bf16,
+    )  # fmt: skip
+    if weight.parts > 1:
+        hidden += 4 * weight.rank0
+        _expand_part(
+            frame, hidden, weight.b1, weight.rank1, weight.start1, weight.columns1, first, stop, low, high,
+            weight.bf16,
+        )  # fmt: skip
+    if weight.parts > 2:
+        hidden += 4 * weight.rank1
+        _expand_part(
+            frame, hidden, weight.b2, weight.rank2, weight.start2, weight.columns2, first, stop, low, high,
+            weight.bf16,
+        )  # fmt: skip
+
+
+@part
+def _item(frame, index):  # type: ignore[no-untyped-def]
+    if frame.stage == 0:
+        _prepare(frame, index)
+        return
+    at = frame.segments + 24 * (index % frame.segment_count)
+    block = index // frame.segment_count
+    weight_at = vl.read_i64(frame.table + 8 * vl.read_i64(at))
+    first, stop = vl.read_i64(at + 8), vl.read_i64(at + 16)
+    if frame.stage == 2:
+        _expand(frame, weight_at, first, stop, block)
+    elif weight_at:
+        _shrink(frame, carray(vl.as_pointer(weight_at), 1, RECORD)[0], first, stop, block)
+
+
+def _build_body(sources: str) -> Any:
+    @callback(types.void(types.voidptr))
+    def body(data):  # type: ignore[no-untyped-def]
+        """The body of each thread: take items until none are left."""
+        sources  # noqa: B018
+        frame = carray(data, 1, FRAME)[0]
+        index = vl.fetch_increment(frame.counter)
+        while index < frame.items:
+            _item(frame, index)
+            index = vl.fetch_increment(frame.counter)
+
+    return body
+
+
+def _build_run(sources: str) -> Any:
+    @compiled(types.int64(*[types.int64] * 17, types.float64))
+    def run(  # type: ignore[no-untyped-def]
+        step_at, table, x, x_row, bf16, inputs, out, out_row, out_bf16, outputs, zero, threads, team,
+        body, arena, arena_bytes, norm, eps,
+    ):  # fmt: skip
+        """Returns 0, or the bytes that the arena lacks: `reserve` makes room.
+
+        zero : write the products to `out`, float32, instead of adding them
+        """
+        sources  # noqa: B018
+        step = carray(vl.as_pointer(step_at), 1, STEP)[0]
+        padded = vl.round_up(inputs, MULTIPLE)
+        frame_bytes = vl.round_up(_FRAME_BYTES, 64) + 64
+        wide_bytes = vl.round_up(4 * step.rows * padded, 64)
+        spare_bytes = vl.round_up(2 * step.rows * padded, 64) if norm and bf16 else 0
+        needed = frame_bytes + wide_bytes + spare_bytes + 4 * step.rows * step.most_ranks
+        if needed > arena_bytes:
+            return needed
+        frame = carray(vl.as_pointer(arena), 1, FRAME)[0]
+        frame.table, frame.x, frame.x_row, frame.bf16 = table, x, x_row, bf16
+        frame.inputs, frame.padded, frame.outputs = inputs, padded, outputs
+        frame.out, frame.out_row, frame.out_bf16, frame.zero = out, out_row, out_bf16, zero
+        frame.norm, frame.eps = norm, eps
+        frame.segments, frame.segment_count = step.segments, step.segment_count
+        frame.order, frame.rows, frame.most_ranks = step.order, step.rows, step.most_ranks
+        frame.counter = arena + frame_bytes - 64
+        frame.wide = arena + frame_bytes
+        frame.spare = frame.wide + wide_bytes
+        frame.hidden = frame.spare + spare_bytes
+        for stage in range(3):
+            frame.stage = stage
+            if stage == 0:
+                frame.items = step.rows
+            elif stage == 1:
+                frame.items = step.segment_count * ((step.most_ranks + SHRINK_ROWS - 1) // SHRINK_ROWS)
+            else:
+                frame.items = step.segment_count * ((outputs + EXPAND_COLUMNS - 1) // EXPAND_COLUMNS)
+            vl.write_i64(frame.counter, 0)
+            if threads == 1 or frame.items == 1 or (stage == 0 and step.rows * inputs < SERIAL_NUMBERS):
+                call_address(body, arena)
+            else:
+                run_on_team(team, body, arena, min(threads, frame.items))
+        return 0
+
+    return run
+
+
+_body = _build_body(sources())
+run = _build_run(sources())
+
+
+body_address = _body.address
+arena = Arena(1 << 16)
+
+
+def step_record(rows: LoraRows, most_ranks: int) -> np.ndarray:
+    """`STEP` of `rows`, which must be kept while it is used."""
+    record = np.zeros(1, STEP)
+    record[0] = (
+        rows.segments.ctypes.data, len(rows.segments), rows.order.ctypes.data, len(rows.order), most_ranks,
+    )  # fmt: skip
+    return record
+
+
+def reserve(rows: LoraRows, inputs: int, step: np.ndarray) -> None:
+    """Make the arena large enough for a call with these rows, `inputs` inputs and the ranks of `step`."""
+    padded = -(-inputs // MULTIPLE) * MULTIPLE
+    needed = _FRAME_BYTES + 512 + len(rows.order) * (6 * padded + 4 * int(step[0]["most_ranks"]))
+    if needed > arena.size:
+        arena.grow(2 * needed)
+
+
+def lora(
+    x: Tensor,
+    table: LoraTable,
+    rows: LoraRows,
+    *,
+    out: Tensor,
+    norm: tuple[Tensor, float] | None = None,
+) -> Tensor:
+    """As `reference.lora.lora`."""
+    found = [table.weights[slot] for slot in rows.present if slot in table.weights]
+    if not found:
+        return out
+    step = step_record(rows, max(len(weight.a) for weight in found))
+    x_bf16, out_bf16 = x.dtype == torch.bfloat16, out.dtype == torch.bfloat16
+    norm_at, eps = (0, 0.0) if norm is None else (norm[0].data_ptr(), norm[1])
+    reserve(rows, x.shape[1], step)
+    run(
+        step.ctypes.data, table.addresses.ctypes.data, x.data_ptr(), x.stride(0) * x.element_size(),
+        x_bf16, x.shape[1], out.data_ptr(), out.stride(0) * out.element_size(), out_bf16, out.shape[1],
+        False, torch.get_num_threads(), team_entry(), body_address, arena.address, arena.size, norm_at, eps,
+    )  # fmt: skip
+    return out

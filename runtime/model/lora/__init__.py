@@ -1,0 +1,1 @@
+"""LoRA adapters: PEFT folders, and the adapters that a model has loaded."""

@@ -1,0 +1,143 @@
+"""The LoRA adapters that a model has loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from ramify.errors import InvalidRequest, NotFound, Overloaded, UnsupportedField
+from ramify.kernels.lora import MOST_SLOTS, LoraTable, LoraWeight
+from ramify.runtime.model.causal_lm import CausalLM
+from ramify.runtime.model.layers import Linear, Slot
+from ramify.runtime.model.lora.peft import Delta, PeftAdapter, read_adapter
+from ramify.runtime.model.weights import copy_rows
+
+
+@dataclasses.dataclass(eq=False)
+class Adapter:
+    """An adapter in a slot of the model's tables. The slot is free again when nobody holds this object."""
+
+    name: str
+    path: str
+    revision: str
+    """Changes with the adapter's files."""
+    slot: int
+
+
+class Adapters:
+    """Loads adapters by name. Requests hold theirs to their end, so that one may be unloaded before."""
+
+    def __init__(self, model: CausalLM) -> None:
+        self._model = model
+        self._loaded: dict[str, Adapter] = {}
+        self._slots: set[int] = set()
+
+    def find(self, name: str) -> Adapter:
+        """Raises `NotFound` with the names of those that are loaded."""
+        if name not in self._loaded:
+            raise unknown(name, self._loaded)
+        return self._loaded[name]
+
+    def load(self, name: str, path: str) -> Adapter:
+        """Load the PEFT folder at `path` as `name`.
+
+        Raises `InvalidRequest` for a name that is in use and for a folder that does not fit the model,
+        `UnsupportedField` for what cannot be honoured.
+        """
+        if name in self._loaded:
+            raise InvalidRequest(
+                f"The adapter {name!r} is loaded already.", field="lora", remedy="Unload it first."
+            )
+        free = [slot for slot in range(MOST_SLOTS) if slot not in self._slots]
+        if not free:
+            raise Overloaded(f"{MOST_SLOTS} adapters are loaded or still in use.", remedy="Unload one.")
+        found = read_adapter(Path(path).expanduser())
+        weights = self._weights(found, path)
+        adapter = Adapter(name, path, found.revision, free[0])
+        for table, weight in weights:
+            table[adapter.slot] = weight
+        self._slots.add(adapter.slot)
+        tables = [table for table, _ in weights]
+        weakref.finalize(adapter, _free, tables, self._slots, adapter.slot).atexit = False
+        self._loaded[name] = adapter
+        return adapter
+
+    def unload(self, name: str) -> None:
+        """Forget the name: new requests cannot have it. Raises `NotFound`."""
+        self.find(name)
+        del self._loaded[name]
+
+    def _weights(self, adapter: PeftAdapter, path: str) -> list[tuple[LoraTable, LoraWeight]]:
+        """The weights of each matrix that the adapter changes."""
+        slots = dict(self._model.slots())
+        deltas = {
+            self._model.name_of(f"{name}.weight") or name: delta for name, delta in adapter.deltas.items()
+        }
+        for name in deltas:
+            if name not in slots or slots[name].part is None:
+                raise UnsupportedField(
+                    f"The adapter {path} is not supported: it changes {name}, which is no projection that "
+                    "adapters can change here.",
+                    field="lora",
+                    remedy="Merge the adapter into the checkpoint.",
+                )
+        found: dict[Linear, dict[str, tuple[int, torch.Tensor, torch.Tensor, float]]] = {}
+        for name, slot in slots.items():
+            if slot.part is None:
+                continue
+            targeted = adapter.targets(name.removesuffix(".weight"))
+            if targeted is not None and targeted != (name in deltas):
+                has = "has tensors of" if name in deltas else "lacks the tensors of"
+                raise InvalidRequest(
+                    f"The adapter {path} cannot be loaded: its file {has} {name}, and its config says "
+                    "otherwise.",
+                    field="lora",
+                )
+            if name in deltas:
+                linear, part = slot.part
+                found.setdefault(linear, {})[part] = _part(
+                    linear, part, slot, deltas[name], f"{path}: {name}"
+                )
+        return [(linear.lora, LoraWeight.of(list(parts.values()))) for linear, parts in found.items()]
+
+
+def unknown(name: str, loaded: Iterable[str]) -> NotFound:
+    """The error for a name of no adapter."""
+    names = ", ".join(sorted(loaded))
+    return NotFound(
+        f"There is no LoRA adapter {name!r} here.",
+        field="lora",
+        remedy=f"Loaded are: {names}." if names else "None is loaded.",
+    )
+
+
+def _part(
+    linear: Linear, part: str, slot: Slot, delta: Delta, what: str
+) -> tuple[int, torch.Tensor, torch.Tensor, float]:
+    """(first row, A, B, scale) of one projection, B's rows in the order of ours."""
+    start = 0
+    for name, rows in linear.parts.items():
+        if name == part:
+            break
+        start += rows
+    wanted = (rows, linear.inputs)
+    if (given := (delta.b.shape[0], delta.a.shape[1])) != wanted:
+        raise InvalidRequest(
+            f"The adapter {what} is a change of {given}; the model's matrix is {wanted}.",
+            field="lora",
+            remedy="Load the adapter of this model.",
+        )
+    to = linear.weight
+    b = torch.empty(delta.b.shape, dtype=to.dtype, device=to.device)
+    copy_rows(Slot(b, slot.rotary), delta.b, "halves")
+    return start, delta.a.to(to.device, to.dtype), b, delta.scale
+
+
+def _free(tables: list[LoraTable], slots: set[int], slot: int) -> None:
+    for table in tables:
+        del table[slot]
+    slots.discard(slot)

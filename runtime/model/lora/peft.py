@@ -1,0 +1,190 @@
+"""Reads LoRA adapters as PEFT saves them: adapter_config.json and adapter_model.safetensors.
+
+Fields and their meaning: PEFT's `LoraConfig`. A field that changes the adapter and is not honoured here is
+refused by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ramify.errors import InvalidRequest, UnsupportedField
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_HONOURED = {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules"}
+_HONOURED |= {"exclude_modules", "layers_to_transform", "layers_pattern", "init_lora_weights", "bias"}
+_OF_TRAINING = {"lora_dropout", "task_type", "base_model_name_or_path", "revision", "inference_mode"}
+_OF_TRAINING |= {"auto_mapping", "peft_version", "megatron_core", "megatron_config", "qalora_group_size"}
+_OF_TRAINING |= {"eva_config", "lora_ga_config", "runtime_config", "ensure_weight_tying", "loftq_config"}
+"""Fields that do not change what a saved adapter computes."""
+_REASONS = {
+    "use_dora": "DoRA scales whole weight matrices",
+    "modules_to_save": "an adapter with whole modules of its own is another model",
+    "trainable_token_indices": "an adapter with embeddings of its own is another model",
+    "target_parameters": "adapters of parameters, such as experts, are not supported",
+    "fan_in_fan_out": "no model here stores transposed weights",
+}
+_PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
+"""Values of init_lora_weights after which the base model's weights are as they were."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Delta:
+    """scale · B A, added to the weight of one projection. a: (rank, inputs), b: (outputs, rank)."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
+
+
+@dataclasses.dataclass(frozen=True)
+class PeftAdapter:
+    """An adapter on disk.
+
+    revision : changes with any byte of the two files
+    deltas : by the name of the module, as the base model's checkpoint names it
+    """
+
+    revision: str
+    deltas: Mapping[str, Delta]
+    config: Mapping[str, Any]
+
+    def targets(self, module: str) -> bool | None:
+        """Whether the config names a module; None where it names all linear ones."""
+        return _targeted(self.config, module)
+
+
+def read_adapter(folder: Path) -> PeftAdapter:
+    """The adapter in `folder`.
+
+    Raises `InvalidRequest` for a folder that is none, and `UnsupportedField` for what is not supported.
+    """
+    digest = hashlib.sha256()
+    for name in (CONFIG, WEIGHTS):
+        try:
+            with (folder / name).open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise _bad(
+                folder,
+                f"{name} cannot be read ({error.strerror})",
+                remedy=f"A LoRA adapter is a local folder with {CONFIG} and {WEIGHTS}, as PEFT saves it.",
+            ) from None
+    try:
+        config = json.loads((folder / CONFIG).read_bytes())
+    except ValueError as error:
+        raise _bad(folder, f"{CONFIG} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise _bad(folder, f"{CONFIG} is no JSON object")
+    _check(folder, config)
+    try:
+        with safe_open(folder / WEIGHTS, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except SafetensorError as error:
+        raise _bad(folder, f"{WEIGHTS} is not a readable safetensors file: {error}") from None
+    return PeftAdapter(digest.hexdigest()[:16], _deltas(folder, config, tensors), config)
+
+
+def _check(folder: Path, config: Mapping[str, Any]) -> None:
+    kind = config.get("peft_type", "LORA")
+    if kind != "LORA":
+        raise _refused(folder, f"peft_type is {kind!r}, and only 'LORA' is supported")
+    if config.get("bias", "none") != "none":
+        raise _refused(folder, f"bias is {config['bias']!r}, and adapters change no bias here")
+    if config.get("init_lora_weights", True) not in _PLAIN_STARTS:
+        raise _refused(
+            folder,
+            f"init_lora_weights is {config['init_lora_weights']!r}, which changes the base model's weights",
+            remedy="Save it with PEFT's path_initial_model_for_weight_conversion.",
+        )
+    for name, value in config.items():
+        if value and name not in _HONOURED | _OF_TRAINING:
+            reason = _REASONS.get(name, "it is not supported")
+            raise _refused(
+                folder, f"{name} is set: {reason}", remedy="Merge the adapter into the checkpoint."
+            )
+    for name, default in (("r", None), ("lora_alpha", 8)):
+        value = config.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise _bad(folder, f"{name} is {value!r}; a number above 0 is needed")
+
+
+_TENSOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
+
+
+def _deltas(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Delta]:
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        match = _TENSOR.fullmatch(name)
+        if match is None:
+            raise _refused(folder, f"it has the tensor {name}, which is no matrix of a LoRA of a projection")
+        if tensor.dim() != 2 or not tensor.is_floating_point():
+            raise _bad(folder, f"{name} is {tuple(tensor.shape)} {tensor.dtype}; a matrix is needed")
+        found.setdefault(match[1], {})[match[2]] = tensor
+    if not found:
+        raise _bad(folder, f"{WEIGHTS} has no tensors")
+    deltas = {}
+    for module, pair in found.items():
+        if len(pair) != 2:
+            raise _bad(folder, f"{module} has only one of lora_A and lora_B")
+        rank = _pattern(config.get("rank_pattern"), module, config["r"])
+        alpha = _pattern(config.get("alpha_pattern"), module, config.get("lora_alpha", 8))
+        a, b = pair["A"], pair["B"]
+        if len(a) != rank or b.shape[1] != rank:
+            ranks = f"{len(a)} and {b.shape[1]}"
+            raise _bad(folder, f"the matrices of {module} have ranks {ranks}, and its config says {rank}")
+        root = math.sqrt(rank) if config.get("use_rslora") else rank
+        deltas[module] = Delta(a, b, alpha / root)
+    return deltas
+
+
+def _pattern(patterns: Any, module: str, default: Any) -> Any:
+    """The value of the first pattern for a module (PEFT's `get_pattern_key`)."""
+    for pattern, value in (patterns or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return default
+
+
+def _targeted(config: Mapping[str, Any], module: str) -> bool | None:
+    """PEFT's `check_target_module_exists`; None for "all-linear"."""
+    excluded, targets = config.get("exclude_modules"), config.get("target_modules")
+    if excluded and _named(excluded, module):
+        return False
+    if targets is None or targets == "all-linear":
+        return None
+    if not _named(targets, module):
+        return False
+    layers = config.get("layers_to_transform")
+    if isinstance(targets, str) or module in targets or layers is None or layers == []:
+        return True
+    patterns = config.get("layers_pattern") or [r"[^.]*"]
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        match = re.match(rf".*\.{pattern}\.(\d+)\.", module)
+        if match is not None:
+            return int(match[1]) in ([layers] if isinstance(layers, int) else layers)
+    return False
+
+
+def _named(names: Any, module: str) -> bool:
+    if isinstance(names, str):
+        return re.fullmatch(names, module) is not None
+    return any(module == name or module.endswith(f".{name}") for name in names)
+
+
+def _bad(folder: Path, reason: str, remedy: str | None = None) -> InvalidRequest:
+    return InvalidRequest(f"The adapter {folder} cannot be loaded: {reason}.", field="lora", remedy=remedy)
+
+
+def _refused(folder: Path, reason: str, remedy: str | None = None) -> UnsupportedField:
+    return UnsupportedField(f"The adapter {folder} is not supported: {reason}.", field="lora", remedy=remedy)

@@ -1,0 +1,172 @@
+"""LoRA adapters in the scheduler: several in one batch, and each as if its weights were the model's own."""
+
+from __future__ import annotations
+
+import gc
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ramify.errors import InvalidRequest, NotFound
+from ramify.ring_messages import ChoiceTokens, LoadLora, UnloadLora
+from tests.model.adapters import merge, write_adapter
+from tests.runtime.local import LocalScheduler
+from tests.runtime.tiny import write_model
+
+TOKENS = 12
+PROMPTS = [list(range(40, 75)), [*range(40, 60), 7, 8, 9], [90, 91, 92, 93]]
+
+
+@dataclass
+class Tuned:
+    """A model and three adapters of it, with the greedy answers of each merged checkpoint."""
+
+    base: Path
+    adapters: dict[str, Path]
+    answers: dict[str, list[list[int]]]
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
+    root = tmp_path_factory.mktemp("lora")
+    base = root / "base"
+    write_model(base)
+    adapters = {
+        "all": write_adapter(root / "all", base, seed=1),
+        "attention": write_adapter(
+            root / "attention", base, seed=2, targets=("q_proj", "v_proj"), rank=9, alpha=6, use_rslora=True
+        ),
+        "mixed": write_adapter(
+            root / "mixed",
+            base,
+            seed=3,
+            targets=("k_proj", "down_proj", "up_proj"),
+            layers=[1],
+            rank_pattern={"up_proj": 3},
+            alpha_pattern={"k_proj": 16},
+        ),
+    }
+    scales = {
+        "all": 2.0,
+        "attention": 6 / math.sqrt(9),
+        "mixed": {"k_proj": 16 / 4, "down_proj": 8 / 4, "up_proj": 8 / 3},
+    }
+    answers = {}
+    for name in ("", *adapters):
+        folder = merge(root / f"{name}-merged", base, adapters[name], scales[name]) if name else base
+        local = LocalScheduler(folder)
+        answers[name] = [result.ids for result in local.complete(PROMPTS, max_tokens=TOKENS)]
+    assert len({str(found) for found in answers.values()}) == 4
+    return Tuned(base, adapters, answers)
+
+
+def started(tuned: Tuned, **options: object) -> LocalScheduler:
+    local = LocalScheduler(tuned.base, **options)  # type: ignore[arg-type]
+    for name, folder in tuned.adapters.items():
+        local.scheduler.receive(LoadLora(rid=name, name=name, path=str(folder)))
+    assert all(reply.lora for reply in local.replies)
+    return local
+
+
+def together(local: LocalScheduler, tuned: Tuned) -> None:
+    rids = {
+        (name, place): local.submit(prompt, max_tokens=TOKENS, lora=name)
+        for place, prompt in enumerate(PROMPTS)
+        for name in tuned.answers
+    }
+    local.run()
+    for (name, place), rid in rids.items():
+        assert local.results[rid].ids == tuned.answers[name][place], (name, place)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"deterministic": True},
+        {"chunk_tokens": 7, "page_size": 4, "num_pages": 23, "max_running": 4},
+        {"attention_backend": "torch"},
+    ],
+)
+def test_a_batch_with_several_adapters_equals_merged_checkpoints(
+    tuned: Tuned, options: dict[str, object]
+) -> None:
+    local = started(tuned, **options)
+    together(local, tuned)
+    assert bool(local.scheduler.counters.retractions) == ("num_pages" in options)
+    assert local.runner.stacked == ("deterministic" in options)
+    together(local, tuned)  # again, with hits in the tree
+
+
+def test_kv_is_shared_by_requests_of_one_adapter_alone(tuned: Tuned) -> None:
+    local = started(tuned)
+    for name in ("", "all", "attention"):
+        rid = local.submit(PROMPTS[0], max_tokens=2, lora=name)
+        local.run()
+        assert local.results[rid].usage.cached_tokens == 0
+    rid = local.submit(PROMPTS[0], max_tokens=2, lora="all")
+    local.run()
+    assert local.results[rid].usage.cached_tokens == len(PROMPTS[0]) - 1
+    rid = local.submit(PROMPTS[0], max_tokens=2, lora="all", scope="other")
+    local.run()
+    assert local.results[rid].usage.cached_tokens == 0
+
+
+def test_another_adapter_under_the_same_name_finds_no_old_kv(tuned: Tuned) -> None:
+    local = started(tuned)
+    local.submit(PROMPTS[0], max_tokens=2, lora="all")
+    local.run()
+    for path, hit in ((tuned.adapters["attention"], False), (tuned.adapters["all"], True)):
+        local.scheduler.receive(UnloadLora(rid="u", name="all"))
+        local.scheduler.receive(LoadLora(rid="l", name="all", path=str(path)))
+        rid = local.submit(PROMPTS[0], max_tokens=TOKENS, lora="all")
+        local.run()
+        assert bool(local.results[rid].usage.cached_tokens) == hit
+        assert local.results[rid].ids == tuned.answers[path.name][0]
+
+
+def test_requests_outlive_the_unloading_of_their_adapter(tuned: Tuned) -> None:
+    local = started(tuned)
+    rid = local.submit(PROMPTS[0], max_tokens=TOKENS, lora="all")
+    for _ in range(4):
+        local.step()
+    local.scheduler.receive(UnloadLora(rid="u", name="all"))
+    refused = local.submit(PROMPTS[1], max_tokens=2, lora="all")
+    # The slot is not given to another adapter while the request runs.
+    local.scheduler.receive(LoadLora(rid="l", name="other", path=str(tuned.adapters["attention"])))
+    local.run()
+    assert local.results[rid].ids == tuned.answers["all"][0]
+    error = local.results[refused].error
+    assert isinstance(error, NotFound)
+    assert error.field == "lora"
+    assert "attention, mixed" in str(error)
+    del local.results[rid]
+    gc.collect()
+    assert local.runner.adapters._slots == {1, 2, 3}
+
+
+def test_choices_are_scored_with_the_adapter(tuned: Tuned) -> None:
+    scores = {}
+    for name in ("", "all"):
+        local = started(tuned)
+        choices = [ChoiceTokens(shared=len(PROMPTS[0]), ids=ids) for ids in ((5, 6), (5, 9, 9), (30,))]
+        rid = local.submit(PROMPTS[0], choices=choices, max_tokens=0, lora=name)
+        local.run()
+        scores[name] = [score.tokens.logprobs for score in local.results[rid].choices]
+    folder = tuned.adapters["all"].parent / "all-merged"
+    local = LocalScheduler(folder)
+    rid = local.submit(PROMPTS[0], choices=choices, max_tokens=0)
+    local.run()
+    for found, wanted in zip(scores["all"], local.results[rid].choices, strict=True):
+        assert found == pytest.approx(wanted.tokens.logprobs, abs=1e-3)
+    assert scores["all"] != scores[""]
+
+
+def test_unknown_and_repeated_names_are_refused(tuned: Tuned) -> None:
+    adapters = started(tuned).runner.adapters
+    with pytest.raises(InvalidRequest, match="loaded already"):
+        adapters.load("all", str(tuned.adapters["all"]))
+    with pytest.raises(NotFound, match="all, attention, mixed"):
+        adapters.unload("other")
