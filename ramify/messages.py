@@ -65,6 +65,9 @@ class ProgramHint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     of a fork is kept for the join."""
     ended: tuple[str, ...] = ()
     """Branches and forks that have ended: their leases end."""
+    parts: tuple[tuple[int, int], ...] = ()
+    """Where later prompts of the program part from this one: (segments of the prompt, characters of the next
+    segment). A model with linear attention layers keeps its state there."""
     calls_left: int | None = None
     """The number of calls of the program after this one; None where it is not known."""
     limits: tuple[LimitHint, ...] = ()

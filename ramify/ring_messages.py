@@ -62,7 +62,7 @@ class Submit(Message, frozen=True, kw_only=True):
     """The prompt ends in plain text: the output may begin inside its last token (token healing)."""
     choices: tuple[ChoiceTokens, ...] = ()
     forks: tuple[int, ...] = ()
-    """Numbers of tokens after which later prompts are expected to go on differently."""
+    """Numbers of tokens after which later prompts are expected to part from this one."""
     unconditional: bool = False
     pooling: Pooling | None = None
     every_s: float = 0.0

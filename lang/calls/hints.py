@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ramify.lang.calls.transcript import place_of
 from ramify.messages import NextUse, ProgramHint
 
 if TYPE_CHECKING:
-    from ramify.lang.calls.target import Target
+    from ramify.lang.calls.view import View
     from ramify.lang.program.branch import Branch
     from ramify.lang.trace.calls import Call
 
@@ -15,9 +16,12 @@ LEASE_S = 60.0
 """Seconds for which the pages of a branch that may continue are leased, unless its program ends before."""
 
 
-def hint_of(branch: Branch, call: Call, target: Target, next_use: NextUse | None) -> ProgramHint:
-    """The hint of a request to `target`. `next_use` is given by steps that know when the branch continues."""
-    run = branch.run
+def hint_of(branch: Branch, call: Call, view: View, opened: View, next_use: NextUse | None) -> ProgramHint:
+    """The hint of a request for `view`, which is `opened` with the mark that begins the thoughts.
+
+    `next_use` is given by steps that know when the branch continues.
+    """
+    run, target = branch.run, view.target
     if branch.is_last_step:
         next_use = "never"
     elif next_use is None:
@@ -31,6 +35,21 @@ def hint_of(branch: Branch, call: Call, target: Target, next_use: NextUse | None
         branch=branch.key,
         forks=branch.forks,
         ended=run.take_ended(target),
+        parts=_parts(branch, view, opened),
         calls_left=run.queued_calls(target) if run.body_done.is_set() else None,
         limits=tuple([limit.hint(target.backend) for limit in branch.limits]),
     )
+
+
+def _parts(branch: Branch, view: View, opened: View) -> tuple[tuple[int, int], ...]:
+    """Where later prompts part from this one: with the first request of a branch, where its fork was; and
+    before thoughts, which leave the prompt."""
+    target, found = view.target, []
+    if target is not branch.run.home or target.takes_messages:
+        return ()
+    if branch.fork_point is not None and not branch.fork_told:
+        branch.fork_told = True
+        found.append(place_of(branch.fork_point, view.prompt))
+    if opened.tail is not view.tail:
+        found.append(place_of(view.tail, view.prompt))
+    return tuple(found)

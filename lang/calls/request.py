@@ -125,7 +125,7 @@ async def send(
         sampling=sampling,
         constraint=constraint,
         choices=choices,
-        hint=hint_of(branch, call, target, next_use),
+        hint=hint_of(branch, call, view, opened, next_use),
         scope=run.scope,
         every_s=0.0 if call.followed else HELD_S,
         priority=_priority(branch, call, target),

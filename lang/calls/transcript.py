@@ -145,6 +145,14 @@ def prompt_of(tail: Piece | None, known: Prompt = EMPTY) -> Prompt:
     return Prompt(tail, tuple(segments))
 
 
+def place_of(end: Piece | None, known: Prompt = EMPTY) -> tuple[int, int]:
+    """Where `end` stands in prompts: after this number of segments, and of characters of the next one."""
+    segments = prompt_of(end, known).segments
+    if segments and isinstance(last := segments[-1], str):
+        return len(segments) - 1, len(last)
+    return len(segments), 0
+
+
 def text_of(tail: Piece | None, since: Piece | None = None, *, later: bool = False) -> str:
     """The text after `since`, which is `tail` or a piece before it; with None, all text.
 

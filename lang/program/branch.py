@@ -58,6 +58,8 @@ class Branch:
         self.tail: Piece | None = None
         self.fork_point: Piece | None = None
         """`tail` at the fork. Later pieces belong to this branch alone."""
+        self.fork_told = False
+        """A hint has said where the fork is."""
         self._prompt = EMPTY
         """The last prompt that was sent to the run's own model, of which the next one is a continuation."""
         self._views: dict[Target, View] = {}

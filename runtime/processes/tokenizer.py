@@ -63,6 +63,7 @@ class PromptTokenizer:
         submit = Submit(
             rid=request.rid,
             ids=tuple(ids),
+            forks=self._forks(request, prompt, ids),
             sampling=request.sampling,
             pooling=request.pooling,
             hint=request.hint,
@@ -129,6 +130,30 @@ class PromptTokenizer:
         if request.preambles and (start := request.preambles[0].start) and not self._ends_in(ids, start):
             ids = self._join((*prompt, start), templated=not special)
         return prompt, ids
+
+    def _forks(self, request: Generate, prompt: tuple[Segment, ...], ids: list[int]) -> tuple[int, ...]:
+        """After how many of `ids` later prompts are expected to part from this one: where the hint says so,
+        and behind the last message of a chat.
+
+        The text behind such a place is tokenised alone, and compared with the end of `ids`.
+        """
+        tails: list[tuple[Segment, ...]] = []
+        for index, characters in () if request.hint is None else request.hint.parts:
+            cut = [part[characters:] if isinstance(part, str) else part for part in prompt[index : index + 1]]
+            tails.append((*cut, *prompt[index + 1 :]))
+        if request.chat and (content := request.chat[-1].content.strip()):
+            _, found, tail = str(prompt[0]).rpartition(content)
+            tails += [(tail,)] if found else []
+        forks = set()
+        for segments in tails:
+            expected = self._join(segments, templated=True)
+            same = 0
+            while same < min(len(expected), len(ids)) and expected[-same - 1] == ids[-same - 1]:
+                same += 1
+            if same or not expected:
+                # A token may span the place, in this prompt or in a later one.
+                forks.add(len(ids) - same - (1 if same == len(expected) else 2))
+        return tuple(sorted(fork for fork in forks if fork > 0))
 
     def _ends_in(self, ids: list[int], text: str) -> bool:
         """Whether the prompt ends in `text`, trailing white space aside."""

@@ -85,12 +85,11 @@ class RequestStates:
         pages.state, pages.state_len, pages.kept_len = slot, lock.length, lock.length
         request.computes_ahead = False
         request.marks = []
-        for position in (match.known, *request.forks):
-            self._mark(request, position)
-        for fork in () if request.hint is None else request.hint.forks:
-            common = request.program.forks.get(fork)
-            if common is not None:
-                self._mark(request, len(common))
+        forks = request.program.forks
+        known = [len(forks[fork]) for fork in (request.hint.forks if request.hint else ()) if fork in forks]
+        for position in (match.known, *request.forks, *known):
+            # An equal prompt has its last token computed again.
+            self._mark(request, min(position, request.match_limit))
 
     def shares(self, request: Request, other: Request, shared: int, matched: int) -> bool:
         """Whether `other`, which prefills, can leave a state for `request`: they share `shared` tokens, and

@@ -163,7 +163,8 @@ def check_hint(hint: ProgramHint, path: str) -> None:
         if limit.id in ids:
             raise InvalidRequest(f"{field} is that of an earlier limit.", field=field)
         ids.add(limit.id)
-    for name, value in (("lease_s", hint.lease_s), ("calls_left", hint.calls_left or 0)):
+    least = min((number for part in hint.parts for number in part), default=0)
+    for name, value in (("lease_s", hint.lease_s), ("calls_left", hint.calls_left or 0), ("parts", least)):
         if value < 0:
             raise InvalidRequest(f"{path}.{name} is {value}; it must be 0 or more.", field=f"{path}.{name}")
 

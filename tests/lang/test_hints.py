@@ -72,6 +72,23 @@ def test_the_branches_of_a_fork_say_that_the_parent_goes_on_from_there():
     assert set(after.ended) == {one.branch, other.branch, *one.forks}
 
 
+def test_the_first_request_of_a_branch_says_where_its_fork_is():
+    @rm.function
+    def program(s):
+        s += "Q" + rm.gen("x")
+        s += "Read this: "
+        s += "a long text."
+        for fork in s.fork(2):
+            fork += " And?" + rm.gen("y")
+            fork += " Why?" + rm.gen("z")
+            fork["z"]
+
+    hints, backend = hints_of(program)
+    assert [hint.parts for hint in hints] == [(), ((2, 23),), (), ((2, 23),), ()]
+    segments = backend.requests[1].prompt
+    assert (len(segments), segments[2][:23], segments[2][23:]) == (3, "Read this: a long text.", " And?")
+
+
 def test_a_branch_that_still_runs_when_it_is_joined_ends_later():
     @rm.function
     def program(s):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ramify.errors import EngineError, UnsupportedField
+from ramify.messages import ProgramHint
 from ramify.ring_messages import ChoiceTokens, GetStats
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.batch import Extension, pack
@@ -127,6 +128,56 @@ def test_scores_embeddings_and_log_probabilities_are_the_same(toy: ToyHybrid) ->
             found.append(values)
     for values in found[1:]:
         np.testing.assert_allclose(values, found[0], rtol=0, atol=2e-4)
+
+
+def test_a_state_is_kept_where_somebody_says_that_prompts_part(toy: ToyHybrid) -> None:
+    """Each prompt has ended before the next comes; without a hint the second shows where they part."""
+    trunk = prompt_of(200)
+    prompts = [trunk + prompt_of(20, seed) for seed in range(1, 4)]
+
+    def computed(**options: Any) -> list[int]:
+        other, counts = local(toy, **options), []
+        for prompt in prompts:
+            before = other.scheduler.counters.computed_tokens
+            other.submit(prompt, max_tokens=1, **told)
+            other.run()
+            counts.append(other.scheduler.counters.computed_tokens - before)
+        return counts
+
+    told: dict[str, Any] = {"forks": [199]}
+    assert computed() == computed(chunk_tokens=64) == [220, 21, 21]
+    told = {}
+    assert computed() == [220, 220, 20]
+    told = {"hint": ProgramHint(program="p", branch="b", forks=("f",))}
+    assert computed(chunk_tokens=1000) == [220, 220, 20]
+
+
+def test_branches_wait_for_the_state_at_their_fork(toy: ToyHybrid) -> None:
+    other = local(toy, chunk_tokens=64)
+    trunk = prompt_of(200)
+    prompts = [trunk + prompt_of(20, seed) for seed in range(1, 6)]
+    answers(other, prompts, max_tokens=1)
+    assert other.scheduler.counters.computed_tokens == 200 + 5 * 20
+    equal = prompt_of(200, seed=9)
+    before = other.scheduler.counters.computed_tokens
+    answers(other, [equal] * 4, max_tokens=1)
+    assert other.scheduler.counters.computed_tokens - before == 200 + 3
+
+
+def test_a_turn_goes_on_where_the_last_one_ended(toy: ToyHybrid) -> None:
+    other = local(toy)
+    prompt = prompt_of(100)
+    ids = answers(other, [prompt], max_tokens=30)[0]
+    before = other.scheduler.counters.computed_tokens
+    answers(other, [[*prompt, *ids, 5]], max_tokens=1)
+    assert other.scheduler.counters.computed_tokens - before == 2  # the last answer token was not computed
+    # The end of the prompt is kept as well: an answer may come back changed.
+    answers(other, [[*prompt, 1, 2, 3]], max_tokens=1)
+    assert other.scheduler.counters.computed_tokens - before == 2 + 3
+    never = local(toy)
+    never.submit(prompt, max_tokens=30, hint=ProgramHint(program="p", next_use="never"), ignore_eos=True)
+    never.run()
+    assert never.cache.state_counts().held == 1, "nobody goes on from there"
 
 
 def test_a_wrong_state_gives_other_tokens(toy: ToyHybrid) -> None:

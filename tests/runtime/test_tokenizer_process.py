@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.messages import ChatMessage, Choices, Generate, Preamble, Thinking, ToolCall
+from ramify.messages import ChatMessage, Choices, Generate, Preamble, ProgramHint, Thinking, ToolCall
 from ramify.ring_messages import ChoiceTokens, Detokenize, Tokenize
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.tokenizer import PromptTokenizer
@@ -280,3 +280,20 @@ def test_of_a_long_prompt_the_end_is_tokenised_with_each_choice() -> None:
     assert short == [
         ChoiceTokens(shared=length - 1, ids=words.ids(" yes", f" {number}")) for number in range(50)
     ]
+
+
+def test_places_where_later_prompts_part_from_this_one(prompts: PromptTokenizer) -> None:
+    """One token before them, as a token may span the place."""
+
+    def forks(*parts: tuple[int, int], **fields: Any) -> tuple[int, ...]:
+        hint = ProgramHint(program="p", parts=parts)
+        return prompts.submit(Generate(rid="r", hint=hint, **fields)).forks
+
+    segments = ("hello world", (1, 2, 3), "the end")
+    assert forks(prompt=segments) == ()
+    assert forks((0, 5), (1, 0), (2, 0), (2, 3), (2, 7), prompt=segments) == (4, 10, 13, 16, 20)
+    assert forks((0, 0), (9, 9), prompt=segments) == (20,), "nothing is before the first place"
+    # A chat goes on behind its last message: the next prompt has an answer there, perhaps without thoughts.
+    chat = (ChatMessage(role="user", content=" What is it? "),)
+    whole = ids(prompts, chat=chat)
+    assert prompts.submit(Generate(rid="r", chat=chat)).forks == (len(whole) - 4,)
