@@ -161,6 +161,15 @@ Pooling = Literal["last", "mean"]
 mean of all."""
 
 
+class Continuation(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """The output that a request had on an engine which has died: it goes on behind it."""
+
+    ids: tuple[int, ...]
+    replaced: int = 0
+    """See `TextChunk`, as for `forced`."""
+    forced: tuple[int, ...] = ()
+
+
 class Generate(Message, frozen=True, kw_only=True):
     """One generation. Either `prompt` or `chat` is given; `sampling.n` is 1 here (the frontend fans out)."""
 
@@ -195,6 +204,9 @@ class Generate(Message, frozen=True, kw_only=True):
     chunks leave more processor time for the model."""
     priority: int = 0
     """Higher goes first; see `ramify.priority`."""
+    continues: Continuation | None = None
+    """The chunks begin with this output again. With `sampling.seed`, what follows is what would have
+    followed."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -359,6 +371,8 @@ class TextChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     finish: Finish | None = None
     kept_ids: int = 0
     tail: str = ""
+    replaced: int = 0
+    """On the first chunk: tokens at the end of the prompt that the first id replaces (token healing)."""
     enforcement: Enforcement | None = None
     """On the first chunk, where the output is constrained."""
     embedding: bytes = b""

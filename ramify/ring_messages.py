@@ -18,6 +18,7 @@ from ramify.errors import ErrorInfo
 from ramify.messages import (
     ChatFormat,
     ChoiceScore,
+    Continuation,
     Enforcement,
     Finish,
     Generate,
@@ -67,6 +68,7 @@ class Submit(Message, frozen=True, kw_only=True):
     pooling: Pooling | None = None
     every_s: float = 0.0
     priority: int = 0
+    continues: Continuation | None = None
     """See `Generate`, as for `every_s`."""
 
 
@@ -206,6 +208,8 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The prompt's last ids: some tokenizers spell a token differently at the start of a text."""
     overlap: str = ""
     """On the first chunk: the end of the prompt that the output's first token begins with."""
+    replaced: int = 0
+    """On the first chunk: the tokens of the prompt that spelled `overlap`."""
     enforcement: Enforcement | None = None
     """On the first chunk, where the output is constrained."""
     usage: Usage | None = None

@@ -28,5 +28,6 @@ def joined(chunks: Sequence[TextChunk]) -> TextChunk:
         pieces=tuple(pieces),
         logprobs=concatenated([chunk.logprobs for chunk in chunks]),
         prompt_logprobs=concatenated([chunk.prompt_logprobs for chunk in chunks]),
+        replaced=chunks[0].replaced,
         enforcement=chunks[0].enforcement,
     )

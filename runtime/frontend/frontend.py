@@ -8,8 +8,11 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import random
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+
+import msgspec
 
 from ramify.constraint import checked
 from ramify.errors import (
@@ -42,7 +45,7 @@ from ramify.ring_messages import (
     Tokenize,
 )
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.frontend.output_queue import OutputQueue
+from ramify.runtime.frontend.output_queue import MOST_DEATHS, OutputQueue
 from ramify.runtime.frontend.prompts import check_types
 from ramify.runtime.frontend.supervisor import RingSupervisor
 from ramify.runtime.frontend.validation import to_be_validated, validated
@@ -69,7 +72,7 @@ class Frontend:
             config,
             workers,
             receive=self._receive,
-            died=self._fail_started,
+            died=self._count_death,
             restarted=self._send_again,
             gave_up=self._fail_all,
         )
@@ -77,6 +80,7 @@ class Frontend:
         self._replies: dict[str, asyncio.Future[Reply | Texts]] = {}
         self._rid_prefix = secrets.token_hex(4)
         self._rid_count = 0
+        self._seeds = random.Random(config.seed)
         self._closed: EngineError | None = EngineClosed("The engine has not been started.")
         self._draining = False
         self._empty = asyncio.Event()
@@ -153,8 +157,9 @@ class Frontend:
     def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
         """The chunks of one generation; the last has `finish` set. Closing the iterator aborts it.
 
-        Raises `Overloaded` when the queue is full, `InvalidRequest` for an invalid request, and `WorkerDied`
-        when a process of the ring dies after a chunk has arrived. A request without a chunk is run again.
+        When a process of the ring dies, the next ring goes on behind the output that has arrived. Raises
+        `Overloaded` when the queue is full, `InvalidRequest` for an invalid request, and `WorkerDied` for a
+        request that was in flight at three such deaths.
         """
         chunks = self._chunks(request)
         return validated(request, chunks) if to_be_validated(request) else chunks
@@ -255,6 +260,9 @@ class Frontend:
         request.sampling.check()
         if request.constraint is not None:
             checked(request.constraint)
+        if request.sampling.seed is None and request.sampling.temperature > 0.0:
+            sampling = msgspec.structs.replace(request.sampling, seed=self._seeds.getrandbits(63))
+            request = msgspec.structs.replace(request, sampling=sampling)
         output = self._outputs[request.rid] = OutputQueue(request)
         try:
             self._ring.send(request)
@@ -319,18 +327,19 @@ class Frontend:
             if future is not None and not future.done():
                 future.set_result(message)
 
-    def _fail_started(self, error: WorkerDied) -> None:
-        """Fail the requests that have output, and all replies. `_send_again` keeps the other requests."""
+    def _count_death(self, error: WorkerDied) -> None:
+        """Fail all replies, and the requests that have seen too many rings die."""
         for output in list(self._outputs.values()):
-            if output.started:
+            output.deaths += 1
+            if output.deaths > MOST_DEATHS:
                 output.fail(error)
         self._fail_replies(error)
 
     def _send_again(self) -> None:
-        """Send the requests without output to the new ring: nobody has seen anything of them."""
+        """Send the requests to the new ring, with the output that they have."""
         for output in self._outputs.values():
             if not output.ended:
-                self._ring.send(output.request)
+                self._ring.send(output.rest())
 
     def _fail_all(self, error: EngineError) -> None:
         """End every request and question with `error`, which new ones get as well."""

@@ -1,4 +1,8 @@
-"""The chunks of one request, from the ring to the iterator that a caller reads."""
+"""The chunks of one request, from the ring to the iterator that a caller reads.
+
+When the ring dies, the next one gets the request with the ids that have arrived (`Continuation`). Its chunks
+repeat that output, which is cut off here, so that the reader sees one output without a gap.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,13 @@ import asyncio
 import collections
 import copy
 
-from ramify.errors import RamifyError
-from ramify.messages import Generate, TextChunk
+import msgspec
+
+from ramify.errors import RamifyError, WorkerDied
+from ramify.messages import Continuation, Generate, TextChunk, TokenLogprobs
+
+MOST_DEATHS = 2
+"""A request in flight at more deaths than this fails: it may be what kills the ring."""
 
 
 class OutputQueue:
@@ -15,21 +24,69 @@ class OutputQueue:
 
     def __init__(self, request: Generate) -> None:
         self.request = request
-        self.started = False
-        """A chunk has arrived: the request cannot be run again from the start."""
+        self.deaths = 0
+        """Rings that died while they ran the request."""
         self.ended = False
         """The last chunk or an error has arrived."""
         self._chunks: collections.deque[TextChunk] = collections.deque()
         self._error: RamifyError | None = None
+        self._begun = False
+        self._ids: list[int] = []
+        self._forced: list[int] = []
+        self._replaced = 0
+        self._text: list[str] = []
+        self._repeated_ids = 0
+        self._repeated_text = ""
+        """What the next chunks repeat."""
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, chunk: TextChunk) -> None:
         if self.ended:
             return
-        self.started = True
+        if self._repeated_ids or self._repeated_text:
+            if not self._repeats(chunk):
+                self.fail(WorkerDied("The request cannot go on: its text differs.", remedy="Send it again."))
+                return
+            chunk = self._new_part(chunk)
+        if not self._begun:
+            self._begun, self._replaced = True, chunk.replaced
+        self._forced += [len(self._ids) + index for index in chunk.forced]
+        self._ids += chunk.ids
+        self._text.append(chunk.text)
         self.ended = chunk.finish is not None
         self._chunks.append(chunk)
         self._wake()
+
+    def rest(self) -> Generate:
+        """The request, from the end of the output that has arrived on; its ring has died."""
+        self._repeated_ids, self._repeated_text = len(self._ids), "".join(self._text)
+        self._text = [self._repeated_text]
+        if not self._ids:
+            return self.request
+        output = Continuation(ids=tuple(self._ids), replaced=self._replaced, forced=tuple(self._forced))
+        return msgspec.structs.replace(self.request, continues=output)
+
+    def _repeats(self, chunk: TextChunk) -> bool:
+        """`chunk` says what has arrived, and does not end before all of it is said."""
+        expected = self._repeated_text
+        return chunk.text.startswith(expected) or (expected.startswith(chunk.text) and chunk.finish is None)
+
+    def _new_part(self, chunk: TextChunk) -> TextChunk:
+        """`chunk` without what it repeats."""
+        ids, text = min(self._repeated_ids, len(chunk.ids)), min(len(self._repeated_text), len(chunk.text))
+        self._repeated_ids -= ids
+        self._repeated_text = self._repeated_text[text:]
+        return msgspec.structs.replace(
+            chunk,
+            text=chunk.text[text:],
+            ids=chunk.ids[ids:],
+            forced=tuple([index - ids for index in chunk.forced if index >= ids]),
+            pieces=(),
+            logprobs=_without(chunk.logprobs, ids),
+            prompt_logprobs=None,
+            enforcement=None,
+            replaced=0,
+        )
 
     def fail(self, error: RamifyError) -> None:
         if not self.ended:
@@ -52,3 +109,11 @@ class OutputQueue:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _without(logprobs: TokenLogprobs | None, first: int) -> TokenLogprobs | None:
+    """The entries behind the first `first`."""
+    if logprobs is None or first == 0:
+        return logprobs
+    kept = {name: getattr(logprobs, name)[first:] for name in TokenLogprobs.__struct_fields__}
+    return TokenLogprobs(**kept)

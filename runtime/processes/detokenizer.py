@@ -125,6 +125,7 @@ class Detokenizer:
             finish=finish,
             kept_ids=kept_ids if finish is not None else 0,
             tail=tail,
+            replaced=chunk.replaced,
             enforcement=chunk.enforcement,
         )
         return output.coalesce(text_chunk, self._clock()) if output.every_s else text_chunk

@@ -71,6 +71,7 @@ class PromptTokenizer:
             lora=request.lora,
             every_s=request.every_s,
             priority=request.priority,
+            continues=request.continues,
         )
         if choices is not None:
             healing = request.sampling.token_healing

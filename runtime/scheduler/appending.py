@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ramify.messages import Finish
+from ramify.messages import Continuation, Finish
 from ramify.runtime.scheduler.counters import Counters
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.next_tokens import RequestSampler
@@ -71,6 +71,25 @@ class OutputAppender:
         self._count_forced(request, request.length - 1)
         self._report(request, None if logprob is None else [logprob])
         return not self.end_if_done(request) and request.computes_ahead
+
+    def replay(self, request: Request, output: Continuation) -> None:
+        """Append the output that `request` had elsewhere; `request` has just arrived.
+
+        Raises `EngineError` where its grammar does not allow that output.
+        """
+        request.continues = None
+        while request.healing is not None and request.known_len > output.replaced:
+            if request.constrained is not None and request.next_ahead is not None:
+                request.constrained.accept(request.next_ahead)
+            request.keep_known()
+        request.computed_len = 0
+        for token in output.ids:
+            request.append(token)
+            if request.constrained is not None:
+                request.constrained.accept(token)
+            request.begin_answer(request.output_len)
+        request.report.forced.update(request.prompt_len + index for index in output.forced)
+        request.stats.forced_tokens = len(output.forced)
 
     def jump(self, request: Request, loose: int) -> None:
         """Append what the grammar forces (jump-forward). The last `loose` tokens may be replaced."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -32,7 +31,6 @@ class Arrivals:
 
     retokenizer : spells forced text as the tokenizer does; without it only single tokens are forced
     healer : without it prompts are taken as they are
-    seeds : of requests that name no seed
     """
 
     limits: Limits
@@ -44,7 +42,6 @@ class Arrivals:
     appender: OutputAppender
     scorer: Scorer
     clock: Callable[[], float]
-    seeds: random.Random
 
     def submit(self, message: Submit) -> None:
         choices = adapter = None
@@ -59,10 +56,7 @@ class Arrivals:
         except RamifyError as error:
             self.requests.refuse(message.rid, error)
             return
-        seed = self.seeds.getrandbits(63)
-        request = Request(
-            message, arrival=self.clock(), max_tokens=max_tokens, default_seed=seed, adapter=adapter
-        )
+        request = Request(message, arrival=self.clock(), max_tokens=max_tokens, adapter=adapter)
         if message.open_end:
             self._heal(request)
         if choices is not None:
@@ -76,11 +70,9 @@ class Arrivals:
             if found is None:
                 self.requests.compiling[request.rid] = request
             else:
-                self._constrain(request, found)
-        elif request.preambles:
-            self._constrain(request, None)
+                self._begin(request, found)
         else:
-            self.requests.enqueue(request)
+            self._begin(request, None)
 
     def grammar_answered(self, message: GrammarReady | GrammarFailed) -> None:
         self._settle(self.grammars.deliver(message))
@@ -100,33 +92,40 @@ class Arrivals:
         for rid, outcome in settled:
             request = self.requests.compiling.pop(rid, None)
             if request is not None:
-                self._constrain(request, outcome)
+                self._begin(request, outcome)
 
-    def _constrain(self, request: Request, grammar: Grammar | RamifyError | None) -> None:
-        """Enqueue `request` under its preambles and `grammar`, or fail it."""
+    def _begin(self, request: Request, grammar: Grammar | RamifyError | None) -> None:
+        """Enqueue `request` under its preambles and `grammar`, behind the output that it continues; or fail
+        it."""
         with self.requests.failing_alone(request):
             if isinstance(grammar, RamifyError):
                 raise grammar
-            request.report.enforcement = None if grammar is None else grammar.enforcement
-            prefix = b"" if request.healing is None else request.healing.rest
-            matcher = self.grammars.matcher(grammar, request.preambles, prefix)
-            request.constrained = constrained = ConstrainedOutput(
-                matcher, self.limits.vocab_size, self.limits.eos_token_ids, self.retokenizer
-            )
-            needed, most = constrained.needed - request.known_len, request.max_tokens
-            if request.answer_tokens is not None:
-                needed -= sum(len(one.end_ids) for one in request.preambles if one.uncounted)
-                most = request.answer_tokens
-            if 0 < most < needed:
-                raise InvalidRequest(
-                    f"The shortest text that satisfies the constraint has {needed} tokens; "
-                    f"max_tokens is {most}.",
-                    field="max_tokens",
-                    remedy=f"Allow at least {needed} tokens.",
-                )
-            if request.max_tokens > 0 and request.healing is None:
+            if grammar is not None or request.preambles:
+                self._constrain(request, grammar)
+            if request.continues is not None:
+                self.appender.replay(request, request.continues)
+            if request.constrained is not None and request.max_tokens > 0 and request.healing is None:
                 self.appender.jump(request, loose=0)
-                forced = request.output_len > 0 and not request.wants_prompt_logprobs
-                if forced and self.appender.end_if_done(request):
-                    return
-            self.requests.enqueue(request)
+            begun = request.output_len > 0 and not request.wants_prompt_logprobs
+            if not (begun and self.appender.end_if_done(request)):
+                self.requests.enqueue(request)
+
+    def _constrain(self, request: Request, grammar: Grammar | None) -> None:
+        """Give `request` a matcher. Raises `InvalidRequest` where `max_tokens` is too small for the
+        constraint."""
+        request.report.enforcement = None if grammar is None else grammar.enforcement
+        prefix = b"" if request.healing is None else request.healing.rest
+        matcher = self.grammars.matcher(grammar, request.preambles, prefix)
+        request.constrained = constrained = ConstrainedOutput(
+            matcher, self.limits.vocab_size, self.limits.eos_token_ids, self.retokenizer
+        )
+        needed, most = constrained.needed - request.known_len, request.max_tokens
+        if request.answer_tokens is not None:
+            needed -= sum(len(one.end_ids) for one in request.preambles if one.uncounted)
+            most = request.answer_tokens
+        if 0 < most < needed:
+            raise InvalidRequest(
+                f"The shortest text that satisfies the constraint has {needed} tokens; max_tokens is {most}.",
+                field="max_tokens",
+                remedy=f"Allow at least {needed} tokens.",
+            )

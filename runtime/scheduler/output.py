@@ -90,6 +90,7 @@ class StepOutputs:
             stop_after=tuple(one.end for one in request.preambles if one.apart) if first else (),
             context=context,
             overlap=report.overlap.decode() if first else "",
+            replaced=report.replaced if first else 0,
             enforcement=report.enforcement if first else None,
             usage=request.usage(now, aborted=aborted) if first or pending.finish is not None else None,
             every_s=request.every_s if first else 0.0,

@@ -76,6 +76,8 @@ class Report:
     enforcement: Enforcement | None = None
     overlap: bytes = b""
     """The end of the prompt that the first output token replaces and begins with (token healing)."""
+    replaced: int = 0
+    """Tokens of the prompt that spelled `overlap`."""
     forced: set[int] = dataclasses.field(default_factory=set)
     """Positions of the tokens that the grammar forced."""
 
@@ -117,13 +119,7 @@ class Request:
     """
 
     def __init__(
-        self,
-        submit: Submit,
-        *,
-        arrival: float,
-        max_tokens: int,
-        default_seed: int,
-        adapter: Adapter | None = None,
+        self, submit: Submit, *, arrival: float, max_tokens: int, adapter: Adapter | None = None
     ) -> None:
         self.rid = submit.rid
         self.sampling: SamplingParams = submit.sampling
@@ -134,6 +130,8 @@ class Request:
         """Its LoRA adapter, which is held to its end."""
         self.scope = tree_scope(submit.scope, adapter)
         self.every_s = submit.every_s
+        self.continues = submit.continues
+        """Output of an engine that has died, until it has been replayed."""
         self.arrival = arrival
         self.priority = submit.priority
         self.order = (-submit.priority, arrival)
@@ -144,7 +142,7 @@ class Request:
         """The most tokens behind the preambles that are `apart`, until these have ended."""
         self.answer_start = None if any(one.apart for one in submit.preambles) else 0
         """Output tokens before the answer that `min_tokens` and stop tokens are about; None before it."""
-        self.seed = self.sampling.seed if self.sampling.seed is not None else default_seed
+        self.seed = self.sampling.seed or 0
 
         self.prompt_len = len(submit.ids)
         self.length = self.prompt_len
@@ -351,8 +349,9 @@ class Request:
         """Add `token` to the sequence; known and draft tokens are void."""
         if self.healing is not None:
             # A longer token replaces the end of the prompt.
-            self.prompt_len = self.length
+            self.report.replaced = self.known_len
             self.report.overlap = self.healing.rest
+            self.prompt_len = self.length
             self.healing = None
         self._place(self.length, token)
         self.length += 1

@@ -9,7 +9,6 @@ one packed batch mixes them.
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -90,7 +89,6 @@ class Scheduler:
         )
         launching = overlap if config.overlap else None
         self._verifier = Verifier(runner, sampler, masks, self._appender, requests, counters, launching)
-        seeds = random.Random(config.seed)
         self._arrivals = Arrivals(
             limits,
             runner.adapters,
@@ -101,7 +99,6 @@ class Scheduler:
             self._appender,
             self._scorer,
             clock,
-            seeds,
         )
         self._control = Control(pages, programs, requests, counters, runner.adapters, reply)
         self._handlers: dict[type, Callable[..., None]] = {

@@ -250,7 +250,7 @@ class Scorer:
             hint=None if hint is None else ProgramHint(program=hint.program, name=hint.name),
             priority=head.priority,
         )
-        request = Request(submit, arrival=head.arrival, max_tokens=0, default_seed=0)
+        request = Request(submit, arrival=head.arrival, max_tokens=0)
         request.adapter, request.scope = head.adapter, head.scope
         request.scoring, request.program = ScoringState(choices, span, head), head.program
         request.served_before = head.served_before

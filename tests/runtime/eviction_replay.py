@@ -80,7 +80,7 @@ class Replay:
             sampling=SamplingParams(),
             hint=call.hint if self._hints else None,
         )
-        request = Request(submit, arrival=self._now, max_tokens=len(call.output), default_seed=0)
+        request = Request(submit, arrival=self._now, max_tokens=len(call.output))
         self._programs.join(request)
         self._pages.leases.arrived(request)
         self._calls[request] = call

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ramify.errors import RamifyError, from_info
-from ramify.messages import ChoiceScore, Finish, Pooling, Usage
+from ramify.messages import ChoiceScore, Continuation, Finish, Pooling, Usage
 from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
 from ramify.ring_messages import ChoiceTokens, Failed, Reply, Submit
@@ -45,6 +45,7 @@ class Result:
     """Places in `ids` of forced tokens."""
     overlap: str = ""
     """The end of the prompt that the first output token begins with."""
+    replaced: int = 0
 
     @property
     def ended(self) -> bool:
@@ -131,6 +132,7 @@ class LocalScheduler:
         pooling: Pooling | None = None,
         priority: int = 0,
         lora: str = "",
+        continues: Continuation | None = None,
         **sampling: Any,
     ) -> str:
         rid = f"r{next(self._count)}"
@@ -151,6 +153,7 @@ class LocalScheduler:
                 pooling=pooling,
                 priority=priority,
                 lora=lora,
+                continues=continues,
             )
         )
         return rid
@@ -163,6 +166,7 @@ class LocalScheduler:
             result.forced += [len(result.ids) + place for place in chunk.forced]
             result.ids += chunk.ids
             result.overlap += chunk.overlap
+            result.replaced += chunk.replaced
             for name in ("logprobs", "prompt_logprobs"):
                 entries = getattr(chunk, name)
                 if entries is not None:

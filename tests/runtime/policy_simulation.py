@@ -106,7 +106,7 @@ class Simulation:
             sampling=SamplingParams(),
             hint=call.hint,
         )
-        request = Request(submit, arrival=self.now, max_tokens=len(call.output), default_seed=0)
+        request = Request(submit, arrival=self.now, max_tokens=len(call.output))
         self._programs.join(request)
         self._pages.leases.arrived(request)
         self._work[request] = work

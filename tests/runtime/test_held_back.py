@@ -36,7 +36,7 @@ class Steps:
         self.now = 100.0
         sampling = SamplingParams(max_tokens=100, stop=tuple(stop))
         submit = Submit(rid="r", ids=(65, 66), sampling=sampling, every_s=every_s)
-        self.request = Request(submit, arrival=self.now - 1, max_tokens=100, default_seed=0)
+        self.request = Request(submit, arrival=self.now - 1, max_tokens=100)
         self.outputs = StepOutputs()
         self.aborted: list[str] = []
         self.failed: list[Failed] = []
@@ -138,7 +138,7 @@ def test_a_long_text_is_told_now_and_then_and_says_when_it_began(stop: tuple[str
 def test_what_is_held_back_of_one_does_not_hold_back_others() -> None:
     steps = Steps(EVERY_S)
     submit = Submit(rid="s", ids=(67,), sampling=SamplingParams(max_tokens=9))
-    other = Request(submit, arrival=0.0, max_tokens=9, default_seed=0)
+    other = Request(submit, arrival=0.0, max_tokens=9)
     steps.outputs.token(other, 68)
     steps.step([69], 0.01)
     assert [chunk.rid for chunk in steps.sent[0].chunks] == ["s"]

@@ -32,7 +32,7 @@ def arrive(programs: Programs, program: str = "", tokens: int = 10, now: float =
         sampling=SamplingParams(),
         hint=ProgramHint(program=program, **hint) if program else None,
     )
-    request = Request(submit, arrival=now, max_tokens=10, default_seed=0)
+    request = Request(submit, arrival=now, max_tokens=10)
     programs.join(request)
     return request
 

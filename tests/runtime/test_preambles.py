@@ -10,7 +10,7 @@ import pytest
 from ramify.constraint import Constraint, regex
 from ramify.errors import InvalidRequest
 from ramify.grammar.compile.job import answer
-from ramify.messages import Preamble
+from ramify.messages import Continuation, Preamble
 from ramify.ring_messages import CompileGrammar, Submit
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
 from ramify.runtime.scheduler.constraints.grammars import GrammarStore
@@ -33,7 +33,13 @@ class Thinking(LocalScheduler):
         store = GrammarStore(self.vocabulary, send=self.jobs.append, restart=lambda: None)
         super().__init__(folder, grammars=store, **options)
 
-    def ask(self, *preambles: Preamble, constraint: Constraint | None = None, **sampling: Any) -> Result:
+    def ask(
+        self,
+        *preambles: Preamble,
+        constraint: Constraint | None = None,
+        continues: Continuation | None = None,
+        **sampling: Any,
+    ) -> Result:
         rid = f"t{len(self.results)}"
         self.results[rid] = Result()
         known = tuple(
@@ -49,7 +55,14 @@ class Thinking(LocalScheduler):
         )
         options = SamplingParams(**{"temperature": 0.0, "max_tokens": 40} | sampling).check()
         self.scheduler.receive(
-            Submit(rid=rid, ids=PROMPT, sampling=options, constraint=constraint, preambles=known)
+            Submit(
+                rid=rid,
+                ids=PROMPT,
+                sampling=options,
+                constraint=constraint,
+                preambles=known,
+                continues=continues,
+            )
         )
         for job in self.jobs:
             self.scheduler.receive(answer(job, self.vocabulary))

@@ -228,7 +228,7 @@ def test_rows_that_cost_nothing_do_not_sit_out() -> None:
 
 def request(priority: int, arrival: float = 0.0) -> Request:
     submit = Submit(rid=f"{priority}", ids=(1,), sampling=SamplingParams(), priority=priority)
-    return Request(submit, arrival=arrival, max_tokens=1, default_seed=0)
+    return Request(submit, arrival=arrival, max_tokens=1)
 
 
 @given(

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from ramify.constraint import json_schema
 from ramify.errors import (
     EngineClosed,
     InvalidRequest,
@@ -25,7 +26,6 @@ from ramify.errors import (
     Overloaded,
     PromptTooLong,
     RamifyError,
-    WorkerDied,
 )
 from ramify.loop import wait
 from ramify.messages import ChatMessage, Generate, TextChunk
@@ -225,21 +225,51 @@ def test_a_killed_worker_comes_back(tiny_folder: Path, role: str) -> None:
     with Engine(str(tiny_folder), dtype="float32", num_pages=256, threads=1) as engine:
         before = engine.pids
 
-        async def killed() -> None:
-            request = Generate(
-                rid="victim", prompt=("abc",), sampling=SamplingParams(max_tokens=500, ignore_eos=True)
-            )
-            async for _ in engine.generate(request):
-                # Other chunks may come before the death is seen, and by then it may have been waited for.
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(before[role], signal.SIGKILL)
+        options: dict[str, Any] = {"max_tokens": 120, "ignore_eos": True}
+        number = json_schema({"type": "integer", "minimum": 10**60})
+        requests = {
+            "greedy": {"temperature": 0.0},
+            "seeded": {"temperature": 1.0, "seed": 5, "logprobs": 1},
+            "drawn": {"temperature": 1.0},
+            "stop": {"temperature": 1.0, "seed": 2, "stop": ("never", "e")},
+            "integer": {"temperature": 1.0, "seed": 4, "max_tokens": 150, "ignore_eos": False},
+        }
 
-        with pytest.raises(WorkerDied, match=role):
-            wait(asyncio.wait_for(killed(), 30))  # a request that has streamed fails
-        # One that comes while the ring is down waits for the new one.
-        assert len(engine.complete("abc", max_tokens=3, ignore_eos=True).ids) == 3
+        async def said(name: str, killing: bool) -> list[TextChunk]:
+            request = Generate(
+                rid=f"{name}{killing}",
+                prompt=(f"abc {name}",),
+                sampling=SamplingParams(**(options | requests[name])),
+                constraint=number if name == "integer" else None,
+            )
+            chunks = []
+            async for chunk in engine.generate(request):
+                chunks.append(chunk)
+                if killing and len(chunks) == 4:
+                    # By now another request may have killed it.
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(before[role], signal.SIGKILL)
+            return chunks
+
+        async def all_said(killing: bool) -> list[list[TextChunk]]:
+            return await asyncio.gather(*[said(name, killing) for name in requests])
+
+        broken = wait(asyncio.wait_for(all_said(True), 60))
         assert not set(before.values()) & set(engine.pids.values())
         assert gone(list(before.values()))
+        unbroken = wait(all_said(False))
+        for name, chunks, whole in zip(requests, map(joined, broken), map(joined, unbroken), strict=True):
+            if name == "drawn":
+                assert len(chunks.ids) == 120
+                continue
+            assert (chunks.text, chunks.ids, chunks.finish) == (whole.text, whole.ids, whole.finish), name
+            assert (chunks.kept_ids, chunks.tail) == (whole.kept_ids, whole.tail), name
+            if name == "seeded":
+                assert chunks.logprobs.ids == whole.logprobs.ids == whole.ids
+                # Batches of other sizes round differently.
+                assert chunks.logprobs.logprobs == pytest.approx(whole.logprobs.logprobs, abs=1e-3)
+            assert chunks.usage.completion_tokens == whole.usage.completion_tokens, name
+            assert chunks.forced == whole.forced, name
 
 
 def test_a_model_that_cannot_be_loaded_is_one_clear_error(tmp_path: Path, tiny_folder: Path) -> None:
