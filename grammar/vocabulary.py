@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from ramify.constraint import CONTROLS, with_controls
 from ramify.errors import EngineError
 
 
@@ -26,6 +27,8 @@ class Vocabulary(msgspec.Struct, frozen=True, eq=False, dict=True, weakref=True)
     tokens: tuple[bytes, ...]
     """One entry per logit."""
     stop_ids: tuple[int, ...]
+    controls: tuple[tuple[int, bytes], ...] = ()
+    """Control tokens that a grammar can mean, each with the stand-in for it (`constraint.with_controls`)."""
 
     @property
     def size(self) -> int:
@@ -84,7 +87,12 @@ def from_tokenizer(tokenizer: Any, *, vocab_size: int, stop_ids: Iterable[int]) 
     stops = tuple(sorted({token for token in stop_ids if 0 <= token < vocab_size}))
     for token in stops:
         tokens[token] = b""
-    return Vocabulary(tuple(tokens), stops)
+    controls = [
+        (token, with_controls(entry["content"]).encode())
+        for token, entry in sorted(added.items())
+        if entry["content"] in CONTROLS and entry["special"] and token < vocab_size and token not in stops
+    ]
+    return Vocabulary(tuple(tokens), stops, tuple(controls))
 
 
 def _speller(description: dict[str, Any]) -> Any:

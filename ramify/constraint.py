@@ -21,6 +21,9 @@ Strict = bool | Literal["validate"]
 """How a schema keyword that cannot be enforced token by token is treated: True refuses the schema,
 "validate" checks the complete value, False ignores the keyword."""
 
+CONTROLS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>")
+"""Control tokens that a constraint may contain, where it says what comes next (`with_controls`)."""
+
 MAX_WHITESPACE = 100
 """Largest number that `whitespace` may be, in characters between two JSON tokens."""
 
@@ -201,3 +204,13 @@ def alternation(source: str) -> str:
 
 def _escaped(char: str) -> str:
     return char if char.isalnum() or not char.isascii() else f"\\x{ord(char):02x}"
+
+
+def with_controls(text: str) -> str:
+    """`text` for a constraint that means the tokens `CONTROLS`, and not their spelling: a stand-in for each.
+
+    The stand-ins are the private characters from U+10F000 on, one for each of `CONTROLS`.
+    """
+    for index, name in enumerate(CONTROLS):
+        text = text.replace(name, chr(0x10F000 + index))
+    return text

@@ -454,6 +454,10 @@ class ThinkingFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     on: str = "<think>\n"
     off: str = ""
     past: str = ""
+    channels: bool = False
+    """Thoughts and answer are messages of one turn, each with the name of its channel, as gpt-oss writes
+    them. The prefix of an assistant turn leads into the channel of answers; `default` is the text that does.
+    """
     kept: Literal["turn", "user", "always"] = "turn"
     """How long thoughts stay in the prompt: up to the end of their turn, up to the next user turn, or for
     ever."""

@@ -31,6 +31,13 @@ class ToolFormat:
     end: str = ""
     control: bool = False
     """The trigger is a special token of the tokenizer, which a grammar over text cannot produce."""
+    resume: str = ""
+    """The text between the end of the reasoning and a call or the content: a message of its own."""
+    answer: str = ""
+    """The text that begins the content, if calls and content are told apart by how they begin."""
+    shown: str = ""
+    """How templates write past calls, if not as the model does: `shown`, the name, `between`."""
+    between: str = ""
     id_prefix: str = "call_"
     id_length: int = 24
     """Letters and digits in a call's id after the prefix."""
@@ -101,13 +108,29 @@ GENERIC = replace(
 """For chat templates that render no tools, or render them in another format. Calls are written as Hermes
 does."""
 
-FORMATS: dict[str, ToolFormat] = {row.name: row for row in (HERMES, LLAMA3, MISTRAL, MISTRAL_SPACED, GENERIC)}
+HARMONY = ToolFormat(
+    name="harmony",
+    trigger="<|channel|>commentary to=functions.",
+    call=("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", ""),
+    control=True,
+    resume="<|start|>assistant",
+    answer="<|channel|>final<|message|>",
+    shown="<|start|>assistant to=functions.",
+    between="<|channel|>commentary json<|message|>",
+)
+"""gpt-oss (https://cookbook.openai.com/articles/openai-harmony): messages in channels. A call ends with the
+stop token ``<|call|>``, so a turn has one."""
+
+FORMATS: dict[str, ToolFormat] = {
+    row.name: row for row in (HERMES, LLAMA3, MISTRAL, MISTRAL_SPACED, HARMONY, GENERIC)
+}
 
 
 def format_in(conversation: str, name: str) -> ToolFormat:
     """The format of the call of `name` in a rendered `conversation`; `GENERIC` if it is in none of the
     others."""
     for row in FORMATS.values():
-        if row.native and row.opening + name + row.call[1] in conversation:
+        written = ((row.opening, row.call[1]), (row.shown, row.between))
+        if row.native and any(before + name + after in conversation for before, after in written if before):
             return row
     return GENERIC

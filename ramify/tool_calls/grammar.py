@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
-from ramify.constraint import Constraint, structural_tag
+from ramify.constraint import Constraint, structural_tag, with_controls
 from ramify.errors import InvalidConstraint
 from ramify.messages import Preamble
 from ramify.tool_calls.formats import ToolFormat
+from ramify.tool_calls.parser import common_start
 
 _CONTENT = "/json_schema"
 
@@ -68,6 +69,25 @@ def calls_or_content(
     return _structural_tag({"type": "or", "elements": [calls, content]})
 
 
+def calls_or_answer(
+    tool_format: ToolFormat, tools: Sequence[Tool], *, thought: bool, content: dict[str, Any] | None
+) -> Constraint:
+    """As `calls_or_content`, for a format with an `answer`: one call, or where `content` is given that.
+
+    `thought`: the text follows the end of the reasoning.
+    """
+    opening, answer = tool_format.opening, tool_format.answer
+    common = common_start((opening, answer)) if content is not None else ""
+    call = _calls(tool_format, tools, False, with_controls(opening.removeprefix(common)), None)
+    options = [call]
+    if content is not None:
+        begin = {"type": "const_string", "value": with_controls(answer.removeprefix(common))}
+        options.append({"type": "sequence", "elements": [begin, content]})
+    before = with_controls((tool_format.resume if thought else "") + common)
+    start = [{"type": "const_string", "value": before}] if before else []
+    return _structural_tag({"type": "sequence", "elements": [*start, {"type": "or", "elements": options}]})
+
+
 def _calls(
     tool_format: ToolFormat, tools: Sequence[Tool], parallel: bool, opening: str, most: int | None
 ) -> dict[str, Any]:
@@ -77,7 +97,7 @@ def _calls(
         "elements": [
             {
                 "type": "tag",
-                "begin": tool.name + between,
+                "begin": tool.name + with_controls(between),
                 "content": {"type": "json_schema", "json_schema": msgspec.Raw(tool.parameters.encode())},
                 "end": after,
             }

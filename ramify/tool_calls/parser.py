@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ramify.tool_calls.formats import ToolFormat
@@ -55,7 +55,7 @@ class CallParser:
         """Consumes text; None after the end of the calls."""
         self._literal = ""
         self._after_literal: Callable[[], Iterator[Event]] = self._content
-        self._json = _JsonEnd()
+        self._json = JsonEnd()
         self.calls = 0
         """Calls begun."""
         self.inside = False
@@ -112,7 +112,7 @@ class CallParser:
         name, found, rest = self._text.partition(self._format.call[1])
         if found:
             self._text = rest
-            self._json = _JsonEnd()
+            self._json = JsonEnd()
             self._state = self._arguments
             self.calls += 1
             yield CallBegins(self.calls - 1, name)
@@ -153,7 +153,14 @@ def overlap(text: str, pattern: str) -> int:
     return 0
 
 
-class _JsonEnd:
+def common_start(texts: Sequence[str]) -> str:
+    """The longest text that all of `texts` begin with."""
+    low, high = min(texts), max(texts)  # what these two share, all share
+    length = next((at for at, char in enumerate(low) if char != high[at]), len(low))
+    return low[:length]
+
+
+class JsonEnd:
     """Finds where a JSON object or array ends, by its brackets and strings."""
 
     def __init__(self) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
 from array import array
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from ramify.ring_messages import (
     Tokenize,
     ToTokenizer,
 )
-from ramify.runtime.model.tokenizer.chat_format import chat_format
+from ramify.runtime.model.tokenizer.chat_format import chat_format, template_source
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.choice_tokens import ChoiceTokenizer, check_choices, check_pooling
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
@@ -92,10 +94,11 @@ class PromptTokenizer:
             raise InvalidRequest(
                 "The prompt is empty.", field="prompt", remedy="Send at least one character or token."
             )
-        preambles = tuple(map(self._with_end_ids, request.preambles))
+        preambles = tuple(self._with_end_ids(request.preambles))
         sampling = request.sampling
-        if any(token in self._control for preamble in preambles for token in preamble.end_ids):
-            # The reader of the output looks for the end of the preamble in the text.
+        channels = templated and self._has_channels
+        if channels or any(token in self._control for preamble in preambles for token in preamble.end_ids):
+            # The reader of the output looks for the end of the preamble, and for channels, in the text.
             sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
         return msgspec.structs.replace(
             submit,
@@ -161,20 +164,41 @@ class PromptTokenizer:
         tail = ids[-len(text) - 8 :]  # a token has at least one character; 8 more allow for white space
         return str(self._tokenizer.decode(tail)).rstrip().endswith(text.rstrip())
 
-    def _with_end_ids(self, preamble: Preamble) -> Preamble:
-        if not preamble.end or (preamble.uncounted and preamble.max_tokens is None):
-            raise InvalidRequest(
-                "A preamble lacks its end, or is apart, not counted, and has no max_tokens.",
-                field="preambles",
-            )
-        ids = self._encode(preamble.end, False)
-        if len(ids) > 1 and any(token in self._control for token in ids):
-            raise InvalidRequest(
-                f"The end {preamble.end!r} mixes a control token of this model with text.",
-                field="reasoning.end",
-                remedy="Use the control token alone.",
-            )
-        return msgspec.structs.replace(preamble, end_ids=tuple(ids))
+    def _with_end_ids(self, preambles: Iterable[Preamble]) -> Iterator[Preamble]:
+        """The preambles with the tokens of their ends. One that is nothing but its end becomes several where
+        that has control tokens: one for each of these, and for each text between them."""
+        for preamble in preambles:
+            if not preamble.end or (preamble.uncounted and preamble.max_tokens is None):
+                raise InvalidRequest(
+                    "A preamble lacks its end, or is apart, not counted, and has no max_tokens.",
+                    field="preambles",
+                )
+            ids = self._encode(preamble.end, False)
+            if len(ids) == 1 or self._control.isdisjoint(ids):
+                yield msgspec.structs.replace(preamble, end_ids=tuple(ids))
+                continue
+            if preamble.max_tokens != 0:
+                raise InvalidRequest(
+                    f"The end {preamble.end!r} mixes a control token of this model with text.",
+                    field="reasoning.end",
+                    remedy="Use the control token alone.",
+                )
+            for control, run in itertools.groupby(ids, self._control.__contains__):
+                for part in [(token,) for token in run] if control else [tuple(run)]:
+                    end = str(self._tokenizer.decode(part))
+                    yield msgspec.structs.replace(preamble, end=end, end_ids=part)
+
+    @cached_property
+    def _has_channels(self) -> bool:
+        """The chat template writes messages in channels, as gpt-oss's does."""
+        return "<|channel|>" in template_source(self._tokenizer)
+
+    @cached_property
+    def _thoughts(self) -> str:
+        """The field of a message in which the chat template looks for its thoughts."""
+        source = template_source(self._tokenizer)
+        other = "message.thinking" in source and "reasoning_content" not in source
+        return "thinking" if other else "reasoning_content"
 
     @cached_property
     def _control(self) -> frozenset[int]:
@@ -236,7 +260,7 @@ class PromptTokenizer:
             variables["tools"] = json.loads(request.tools)
         try:
             rendered = self._tokenizer.apply_chat_template(
-                [_turn(message) for message in request.chat or ()],
+                [_turn(message, self._thoughts) for message in request.chat or ()],
                 tokenize=False,
                 **variables,
             )
@@ -247,7 +271,7 @@ class PromptTokenizer:
         return str(rendered)
 
 
-def _turn(message: ChatMessage) -> dict[str, Any]:
+def _turn(message: ChatMessage, thoughts: str) -> dict[str, Any]:
     """A message as chat templates take it, with the arguments of calls as objects instead of JSON text."""
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
@@ -264,7 +288,7 @@ def _turn(message: ChatMessage) -> dict[str, Any]:
     if message.name:
         turn["name"] = message.name
     if message.reasoning:
-        turn["reasoning_content"] = message.reasoning
+        turn[thoughts] = message.reasoning
     return turn
 
 

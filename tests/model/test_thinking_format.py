@@ -27,9 +27,11 @@ LEARNED = {
         start="<|channel|>analysis<|message|>",
         end="<|end|>",
         gap="<|start|>assistant<|channel|>final<|message|>",
+        default="<|channel|>final<|message|>",
         on="<|channel|>analysis<|message|>",
         off="<|channel|>final<|message|>",
         past="<|channel|>final<|message|>",
+        channels=True,
     ),
     "keeping": ThinkingFormat(start="[THINK]", end="[/THINK]", gap="", on="[THINK]", kept="always"),
 }

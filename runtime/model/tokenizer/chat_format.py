@@ -21,9 +21,10 @@ from typing import Any
 import msgspec
 
 from ramify.messages import ChatFormat
-from ramify.runtime.model.tokenizer.thinking_format import thinking_format
-from ramify.runtime.model.tokenizer.tool_pieces import common_start, render, tool_pieces
+from ramify.runtime.model.tokenizer.thinking_format import CUT, thinking_format
+from ramify.runtime.model.tokenizer.tool_pieces import render, tool_pieces
 from ramify.tool_calls.formats import GENERIC, format_in
+from ramify.tool_calls.parser import common_start
 
 Turn = tuple[str, str]
 """(role, content)"""
@@ -81,7 +82,8 @@ def chat_format(tokenizer: Any) -> ChatFormat | None:
     if "user" not in first:
         return None
 
-    suffix = {role: common_start(texts) for role, texts in after.items()}
+    # A turn may end in one of two marks, whose beginnings are alike: <|end|> and <|return|>.
+    suffix = {role: CUT.sub("", common_start(texts)) for role, texts in after.items()}
     # A generation prompt overrides the text before past assistant turns.
     between |= {f"{role}>assistant": text for role, text in generation.items()}
     prefix = {f">{role}": text for role, text in first.items()}
@@ -89,21 +91,26 @@ def chat_format(tokenizer: Any) -> ChatFormat | None:
         prefix[key] = text[len(suffix[key.partition(">")[0]]) :]
     if not generation and prefix.get("user>assistant", "").isspace():
         prefix["user>assistant"] = ""  # without a generation prompt the model writes this white space itself
-    found = ChatFormat(prefix=prefix, suffix=suffix, exact=True)
-    difference = _difference(tokenizer, found, prompts=bool(generation))
+    found = ChatFormat(
+        prefix=prefix, suffix=suffix, exact=True, tool_format="", variables=template_variables(tokenizer)
+    )
+    thinking = thinking_format(tokenizer, found, template_source(tokenizer))
+    opened = thinking.default if thinking is not None and thinking.channels else ""
+    if opened:
+        for key in prefix:
+            if key.endswith(">assistant"):
+                prefix[key] = prefix[key].removesuffix(opened) + opened
+    difference = _difference(tokenizer, found, prompts=bool(generation), opened=opened)
     found = ChatFormat(
         prefix=prefix,
         suffix=suffix,
         exact=not difference,
         difference=difference,
         tool_format=_tool_format(tokenizer),
-        variables=template_variables(tokenizer),
+        variables=found.variables,
+        thinking=thinking,
     )
-    return msgspec.structs.replace(
-        found,
-        tools=tool_pieces(tokenizer, found),
-        thinking=thinking_format(tokenizer, found, template_source(tokenizer)),
-    )
+    return msgspec.structs.replace(found, tools=tool_pieces(tokenizer, found))
 
 
 _PROBE_TOOL = {
@@ -174,11 +181,11 @@ def compose(pieces: ChatFormat, turns: Sequence[Turn], *, generation: bool) -> s
     return text + pieces.prefix.get(f"{previous}>assistant", "") if generation else text
 
 
-def _difference(tokenizer: Any, pieces: ChatFormat, *, prompts: bool) -> str:
+def _difference(tokenizer: Any, pieces: ChatFormat, *, prompts: bool, opened: str) -> str:
     """The first conversation on which the composed pieces differ from the template's output; "" for none.
 
-    With `prompts` the template has a generation prompt. Then only prompts are compared: a conversation that
-    ends in an assistant's turn is never sent.
+    With `prompts` the template has a generation prompt, which `opened` follows in the pieces. Then only
+    prompts are compared: a conversation that ends in an assistant's turn is never sent.
     """
     for roles in _conversations(_CHECKED):
         for contents in _CONTENTS:
@@ -187,6 +194,8 @@ def _difference(tokenizer: Any, pieces: ChatFormat, *, prompts: bool) -> str:
                 continue
             rendered = _render(tokenizer, turns, generation=prompts)
             composed = compose(pieces, turns, generation=prompts)
+            if rendered is not None and prompts:
+                rendered += opened
             if rendered != composed:
                 return f"{turns} is {rendered!r} by the template and {composed!r} in pieces"
     return ""

@@ -16,13 +16,16 @@ import re
 from typing import Any
 
 from ramify.messages import ChatFormat, ThinkingFormat
-from ramify.runtime.model.tokenizer.tool_pieces import common_start, render
+from ramify.runtime.model.tokenizer.tool_pieces import render
+from ramify.tool_calls.parser import common_start
 
 SWITCHES = ("enable_thinking", "thinking")
 """Variables by which templates switch thinking on and off: Qwen's and GLM's, DeepSeek's."""
+CHANNEL = "<|channel|>analysis<|message|>"
+"""The beginning of gpt-oss's thoughts."""
 _USER, _ANSWER, _LATER, _THOUGHTS = "userword", "answerword", "laterword", "thoughtword"
 _MARK = r"<[^<>]+>|\[[A-Z/]+\]|◁[^◁▷]+▷"
-_CUT = re.compile(r"(<[^<>]*|\[[A-Z/]*|◁[^◁▷]*)$")
+CUT = re.compile(r"(<[^<>]*|\[[A-Z/]*|◁[^◁▷]*)$")
 """The beginning of a mark at the end of a text."""
 _START = re.compile(r"(<think>|<thinking>|◁think▷|\[THINK\])\s*$")
 _ASKED = {"role": "user", "content": _USER}
@@ -57,7 +60,7 @@ def thinking_format(tokenizer: Any, pieces: ChatFormat, source: str) -> Thinking
     shown = after_user(rendered(_ASKED, _THOUGHT, generation=False))
     before, found, after = shown.partition(_THOUGHTS)
     before = before if found else on
-    common = _CUT.sub("", common_start([unset, on, past, before]))
+    common = CUT.sub("", common_start([unset, on, past, before]))
     default, on, past, before = (text[len(common) :] for text in (unset, on, past, before))
     off = (
         off[off.rfind(common) + len(common) :] if common in off else default
@@ -81,19 +84,21 @@ def thinking_format(tokenizer: Any, pieces: ChatFormat, source: str) -> Thinking
         off = past or (f"{start}\n{end}{gap}" if _START.search(default) else default)
     elif off.endswith(end):
         off += gap  # the model would write it
+    kept = any(
+        _THOUGHTS in rendered(_ASKED, {**_CALLED, "content": content}, _RESULT)
+        for content in (_ANSWER, "")  # gpt-oss's takes thoughts or content beside a call, not both
+    )
+    channels = start == CHANNEL
     return ThinkingFormat(
         start=start,
         end=end,
         gap=gap,
-        default=default,
+        default=off if channels else default,
         on=on,
         off=off,
         past=past,
+        channels=channels,
         kept=(
-            "always"
-            if _THOUGHTS in rendered(_ASKED, _THOUGHT, _ASKED_AGAIN)
-            else "user"
-            if _THOUGHTS in rendered(_ASKED, _CALLED, _RESULT)
-            else "turn"
+            "always" if _THOUGHTS in rendered(_ASKED, _THOUGHT, _ASKED_AGAIN) else "user" if kept else "turn"
         ),
     )

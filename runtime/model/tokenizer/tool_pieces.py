@@ -196,10 +196,3 @@ def render(
     except Exception:  # a template is a program: it may raise anything
         return None
     return text
-
-
-def common_start(texts: Sequence[str]) -> str:
-    """The longest text that all of `texts` begin with."""
-    low, high = min(texts), max(texts)  # what these two share, all share
-    length = next((at for at, char in enumerate(low) if char != high[at]), len(low))
-    return low[:length]

@@ -120,10 +120,12 @@ class GrammarStore:
     ) -> Matcher:
         """A matcher for one request: its preambles, then its grammar, or free text if that is None. The first
         tokens must spell `prefix`, the end of the prompt."""
+        from ramify.grammar.engine.controls import with_controls
         from ramify.grammar.engine.thinking import FreeGrammar, with_preambles
 
         chosen = FreeGrammar(self._vocabulary) if grammar is None else grammar
         answer = chosen.matcher(prefix) if prefix else chosen.matcher()
+        answer = with_controls(answer, self._vocabulary)
         return with_preambles(answer, preambles, self._vocabulary) if preambles else answer
 
     def forget(self, rid: str) -> None:

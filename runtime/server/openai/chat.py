@@ -11,7 +11,7 @@ from ramify.messages import ChatFormat, ChatMessage, Generate, Preamble
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.openai.chat_turns import take_messages
 from ramify.runtime.server.openai.output_format import take_output_format
-from ramify.runtime.server.openai.reasoning import take_reasoning
+from ramify.runtime.server.openai.reasoning import channel_preambles, take_reasoning
 from ramify.runtime.server.openai.tools import ToolUse, take_tools
 from ramify.runtime.server.openai.turn_parser import TurnFormat
 from ramify.runtime.server.params import FieldConstraint
@@ -70,8 +70,8 @@ class Chat:
         if self.found is not None and not (error.field or "").startswith("tools["):
             error.field = self.found[0]
             if self.constraint != self.found[1] and error.pointer:
-                # The grammar has the calls as its first alternative and the content as its second.
-                error.pointer = error.pointer.removeprefix("/format/elements/1/json_schema")
+                # The grammar has the content as one of its alternatives.
+                error.pointer = error.pointer.partition("/json_schema")[2]
 
 
 def take_chat(fields: Fields, chat_format: ChatFormat | None, dialect: Dialect) -> Chat:
@@ -88,8 +88,13 @@ def take_chat(fields: Fields, chat_format: ChatFormat | None, dialect: Dialect) 
     preambles: tuple[Preamble, ...] = () if reasoning.preamble is None else (reasoning.preamble,)
     wanted = None if found is None else found[1]
     calls = use is not None and use.mode != "none"
+    marks = chat_format.thinking
+    channels = marks is not None and marks.channels
+    if marks is not None and channels:
+        resumed = calls and bool(tool_format.answer)
+        preambles = channel_preambles(marks, reasoning, bound=calls or found is not None, resumed=resumed)
     if use is not None and calls:
-        before, wanted = use.constrained(found)
+        before, wanted = use.constrained(found, thought=bool(preambles))
         preambles += before
     shown = () if use is None else use.shown
     if not tool_format.native and (shown or any(turn.tool_calls or turn.role == "tool" for turn in messages)):
@@ -102,7 +107,8 @@ def take_chat(fields: Fields, chat_format: ChatFormat | None, dialect: Dialect) 
         preambles=preambles,
         constraint=wanted,
         turn_format=TurnFormat(
-            reasoning_end=reasoning.preamble.end if reasoning.preamble and reasoning.apart else None,
+            reasoning_end=reasoning.end,
+            channels=channels,
             show_reasoning=reasoning.shown,
             tools=tool_format if calls else None,
         ),

@@ -32,12 +32,14 @@ from ramify.runtime.server.openai.protocol import (
     usage_reply,
 )
 from ramify.runtime.server.openai.turn_parser import (
+    ChannelParser,
     Reasoning,
     Turn,
     TurnEvent,
     TurnFormat,
     TurnParser,
     parse_turn,
+    parser_of,
 )
 from ramify.runtime.server.streams import GenerationResult, ids_in, pieces_of
 from ramify.tool_calls.parser import Arguments, CallBegins, Content
@@ -66,12 +68,12 @@ class ChatFormatter:
         self._header = header
         self._want_logprobs = want_logprobs
         self._format = turn_format
-        self._parsers: dict[int, TurnParser] = {}
+        self._parsers: dict[int, TurnParser | ChannelParser] = {}
         self._begun: set[int] = set()
         self._reasoning_tokens = 0
 
     def stream_choices(self, index: int, chunk: TextChunk) -> list[ChatChunkChoice]:
-        parser = self._parsers.setdefault(index, TurnParser(self._format))
+        parser = self._parsers.setdefault(index, parser_of(self._format))
         thinking = parser.reasoning
         events = parser.push(chunk.text)
         if thinking:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.messages import ChatFormat, Preamble
+from ramify.messages import ChatFormat, Preamble, ThinkingFormat
 from ramify.runtime.model.tokenizer.thinking_format import SWITCHES
 from ramify.runtime.server.fields import Fields
 
@@ -32,10 +32,14 @@ class ReasoningUse:
 
     preamble: Preamble | None
     """None: the prompt does not ask for reasoning."""
+    wanted: bool | None
+    """Whether to reason, where the request says so."""
     apart: bool
     """Reasoning is returned in a field of its own, not in the content."""
     shown: bool
     """Reasoning is returned at all."""
+    end: str | None
+    """The text that ends the reasoning; None where reasoning is not told apart."""
     template_kwargs: str
     """JSON text of the variables for the chat template, or ""."""
 
@@ -95,10 +99,33 @@ def take_reasoning(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
         preamble=Preamble(start=start, end=end, max_tokens=limit, apart=True, counted=True)
         if switch.wanted
         else None,
+        wanted=switch.wanted,
         apart=apart is not False,
         shown=shown,
+        end=end if apart is not False and (switch.wanted or (marks is not None and marks.channels)) else None,
         template_kwargs=msgspec.json.encode(variables).decode() if variables else "",
     )
+
+
+def channel_preambles(
+    marks: ThinkingFormat, reasoning: ReasoningUse, *, bound: bool, resumed: bool
+) -> tuple[Preamble, ...]:
+    """What comes before the answer of a model that thinks in a channel (`ThinkingFormat.channels`).
+
+    `bound`: the answer has a constraint, which must not begin in the reasoning. With `resumed` the constraint
+    itself leads from the reasoning to the answer.
+    """
+
+    def written(text: str) -> Preamble:
+        return Preamble(end=text, max_tokens=0, apart=True, counted=True)
+
+    if reasoning.wanted is False:
+        return () if resumed else (written(marks.off),)
+    limit = None if reasoning.preamble is None else reasoning.preamble.max_tokens
+    if limit is None and not bound:
+        return ()  # the model chooses its channels
+    thoughts = Preamble(end=marks.end, max_tokens=limit, apart=True, counted=True)
+    return (written(marks.on), thoughts) if resumed else (written(marks.on), thoughts, written(marks.gap))
 
 
 def _take_variables(fields: Fields, chat_format: ChatFormat, switch: _ReasoningSwitch) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from ramify.tool_calls.grammar import (
     Tool,
     blamed_tool,
     calls_after_trigger,
+    calls_or_answer,
     calls_or_content,
     preamble_of,
 )
@@ -56,10 +57,16 @@ class ToolUse:
         """The tools that the prompt describes: none where the model must not call any."""
         return () if self.mode == "none" else self.tools
 
-    def constrained(self, found: FieldConstraint | None) -> tuple[tuple[Preamble, ...], Constraint]:
+    def constrained(
+        self, found: FieldConstraint | None, *, thought: bool
+    ) -> tuple[tuple[Preamble, ...], Constraint]:
         """The preambles and the constraint of a turn that may call. `found` is the constraint on its
-        content."""
+        content; with `thought` reasoning comes before it."""
         tools = [self.tools[i] for i in self.callable]
+        if self.tool_format.answer:
+            content: dict[str, Any] | None = {"type": "any_text"} if found is None else _tag_format(*found)
+            content = None if self.mode == "required" else content
+            return (), calls_or_answer(self.tool_format, tools, thought=thought, content=content)
         if self.mode == "required" or found is None:
             preamble = preamble_of(self.tool_format, required=self.mode == "required")
             return (preamble,), calls_after_trigger(self.tool_format, tools, parallel=self.parallel)

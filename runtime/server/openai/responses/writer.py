@@ -27,7 +27,7 @@ from ramify.runtime.server.openai.responses.protocol import (
     response_usage,
 )
 from ramify.runtime.server.openai.responses.sealed import sealed
-from ramify.runtime.server.openai.turn_parser import Reasoning, TurnEvent, TurnFormat, TurnParser
+from ramify.runtime.server.openai.turn_parser import Reasoning, TurnEvent, TurnFormat, parser_of
 from ramify.runtime.server.sse import event
 from ramify.runtime.server.streams import ids_in, pieces_of
 from ramify.tool_calls.parser import Arguments, CallBegins, Content
@@ -44,7 +44,7 @@ class ResponseWriter:
         self.response = response
         self._encrypted = encrypted
         self._format = turn_format
-        self._parser = TurnParser(turn_format)
+        self._parser = parser_of(turn_format)
         self._open: Item | None = None
         self._logprobs: collections.deque[tuple[list[TokenLogprob], int]] = collections.deque()
         """(entries, characters) of pieces whose text is in no event yet."""
