@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ramify.kernels.packed import PackedWeight
+from ramify.kernels.stack import ExpertMatrices, PackedExperts
 
 DTYPES = (torch.float32, torch.bfloat16)
 ALL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -231,6 +232,43 @@ def check_head_norms(q: Tensor, q_norm: Tensor | None, k_norm: Tensor | None) ->
             raise ValueError(
                 f"{name} is {tuple(weight.shape)} {weight.dtype}; q is {tuple(q.shape)} {q.dtype}."
             )
+
+
+def check_experts(
+    x: Tensor, chosen: Tensor, weights: Tensor, experts: ExpertMatrices, out: Tensor | None, add: bool
+) -> Tensor:
+    count, double, hidden = experts.gate_up.shape
+    if x.dim() != 2 or x.shape[1] != hidden or x.dtype not in ALL_DTYPES or x.stride(1) != 1:
+        raise ValueError(
+            f"x is {tuple(x.shape)} {x.dtype}; it must be (T, {hidden}), {_names(ALL_DTYPES)}, with "
+            "contiguous rows."
+        )
+    matrices = {"gate_up": (count, double, hidden), "down": (count, hidden, double // 2)}
+    for name, shape in (*matrices.items(), ("gate_up_bias", (count, double)), ("down_bias", (count, hidden))):
+        matrix = getattr(experts, name)
+        if matrix is None:
+            continue
+        if matrix.shape != shape or matrix.dtype != x.dtype or not matrix.is_contiguous():
+            raise ValueError(f"{name} is {tuple(matrix.shape)}; it must be contiguous {shape} {x.dtype}.")
+    if chosen.dim() != 2 or len(chosen) != len(x) or chosen.dtype != torch.int32:
+        raise ValueError(
+            f"chosen is {tuple(chosen.shape)} {chosen.dtype}; it must be ({len(x)}, top_k) int32."
+        )
+    if weights.shape != chosen.shape or weights.dtype != torch.float32:
+        raise ValueError(f"weights must be {tuple(chosen.shape)} float32.")
+    if not chosen.is_contiguous() or not weights.is_contiguous():
+        raise ValueError("chosen and weights must be contiguous.")
+    return _checked_out(out, (len(x), hidden), x, (x.dtype,), add=add)
+
+
+def check_packed_experts(
+    x: Tensor, experts: PackedExperts, norm: tuple[Tensor, float] | None, out: Tensor | None, add: bool
+) -> Tensor:
+    check_linear(x, experts.router, norm, None, add=False)
+    out = _checked_out(out, (len(x), experts.router.inputs), x, (x.dtype,), add=add)
+    if out.data_ptr() == x.data_ptr() and not add:
+        raise ValueError("out overlaps x; without add it must not.")
+    return out
 
 
 def _checked_out(

@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
@@ -29,12 +30,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ramify.kernels.routing import ClampedGate
+
 Format = Literal["bf16", "int8", "int4", "f32", "fp8"]
 FORMATS: tuple[Format, ...] = ("bf16", "int8", "int4", "f32", "fp8")
 BITS: dict[Format, int] = {"bf16": 16, "int8": 8, "int4": 4, "f32": 32, "fp8": 8}
 """Bits of a weight, without scales."""
 
-LAYOUT_VERSION = 3
+LAYOUT_VERSION = 4
 """Part of the cache key of packed weights on disk: raise it when the layout changes."""
 WIDTH = 16
 """Outputs of a panel."""
@@ -48,7 +51,7 @@ LAYOUT = np.dtype([(name, np.int64) for name in (
     "panels_at", "panel_bytes", "scales_at", "scale_bytes", "bias_at",
     "form", "panels", "inputs", "padded", "group", "scale_kind", "offsets", "gated", "results",
     "looked_up", "tables_at",
-)])  # fmt: skip
+)] + [("alpha", np.float64), ("limit", np.float64)])  # fmt: skip
 """The arguments of compiled kernels for a packed weight: addresses, sizes in bytes, counts."""
 
 SCALE_DTYPES = (torch.float16, torch.float32, torch.bfloat16)
@@ -165,6 +168,7 @@ class PackedWeight:
         W is two matrices of one shape, gate and up projection, whose panels alternate.
     table : (16,) int8
         The numbers of int4 codes; empty for the codes themselves.
+    clamp : the gate, if it is not SwiGLU
     """
 
     format: Format
@@ -176,6 +180,7 @@ class PackedWeight:
     scales: Tensor
     bias: Tensor
     table: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0, dtype=torch.int8))
+    clamp: ClampedGate | None = None
 
     @property
     def padded_inputs(self) -> int:
@@ -196,13 +201,14 @@ class PackedWeight:
         record = np.zeros(1, LAYOUT)
         looked_up = len(self.table) > 0
         codes = tables(self.table) if looked_up else _CODES
+        alpha, limit = (0.0, 0.0) if self.clamp is None else (self.clamp.alpha, self.clamp.limit)
         record[0] = (
             self.panels.data_ptr(), self.panels.shape[1],
             self.scales.data_ptr(), self.scales[0].nbytes if self.group else 0,
             self.bias.data_ptr() if len(self.bias) else 0,
             FORMATS.index(self.format), len(self.panels), self.inputs, self.padded_inputs, self.group,
-            SCALE_DTYPES.index(self.scales.dtype), self.has_offsets, self.gated, self.results,
-            looked_up, codes.ctypes.data,
+            SCALE_DTYPES.index(self.scales.dtype), self.has_offsets,
+            self.gated + (self.clamp is not None), self.results, looked_up, codes.ctypes.data, alpha, limit,
         )  # fmt: skip
         return record.ctypes.data, (record, codes)
 
@@ -226,7 +232,14 @@ def quantised(weight: Tensor, form: Literal["int8", "int4"], group: int) -> Rows
     return Rows(numbers.view(wide.shape), factors, offsets)
 
 
-def pack(rows: Rows, *, inputs: int, bias: Tensor | None = None, gated: bool = False) -> PackedWeight:
+def pack(
+    rows: Rows,
+    *,
+    inputs: int,
+    bias: Tensor | None = None,
+    gated: bool = False,
+    clamp: ClampedGate | None = None,
+) -> PackedWeight:
     """Lay `rows` out in panels. `inputs` is the number of columns before padding.
 
     With `gated` the first half of the rows is the gate, the second half the up projection.
@@ -252,7 +265,31 @@ def pack(rows: Rows, *, inputs: int, bias: Tensor | None = None, gated: bool = F
         laid_bias = panelled(bias.float()).flatten().contiguous()
     panels = _laid_out(numbers, rows.format)
     table = torch.empty(0, dtype=torch.int8) if rows.table is None else rows.table
-    return PackedWeight(rows.format, outputs, inputs, rows.group, gated, panels, scales, laid_bias, table)
+    return PackedWeight(
+        rows.format, outputs, inputs, rows.group, gated, panels, scales, laid_bias, table, clamp
+    )
+
+
+def stacked(weights: Iterable[PackedWeight], count: int) -> PackedWeight:
+    """`count` matrices of one shape and form with their panels one after the other, for `unstacked`."""
+    whole: dict[str, Tensor] = {}
+    for index, weight in enumerate(weights):
+        for name in ("panels", "scales", "bias"):
+            part = getattr(weight, name)
+            if index == 0:
+                whole[name] = part.new_empty(count * len(part), *part.shape[1:])
+            whole[name][index * len(part) : (index + 1) * len(part)] = part
+    return dataclasses.replace(weight, **whole)
+
+
+def unstacked(weight: PackedWeight, count: int) -> list[PackedWeight]:
+    """The matrices of `stacked`, which share its memory."""
+    parts = [getattr(weight, name) for name in ("panels", "scales", "bias")]
+    split = [part.chunk(count) if len(part) else [part] * count for part in parts]
+    return [
+        dataclasses.replace(weight, panels=panels, scales=scales, bias=bias)
+        for panels, scales, bias in zip(*split, strict=True)
+    ]
 
 
 def unpack(weight: PackedWeight) -> Tensor:

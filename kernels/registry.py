@@ -20,7 +20,7 @@ from ramify.kernels.lora import Extra, LoraRows, LoraTable
 from ramify.kernels.packed import PackedWeight
 from ramify.kernels.reference.lora import lora as reference_lora
 from ramify.kernels.sampling_inputs import LogitEdits, LogProbabilities, SamplingOptions
-from ramify.kernels.stack import LayerWeights
+from ramify.kernels.stack import ExpertMatrices, LayerWeights, PackedExperts
 
 if TYPE_CHECKING:
     from ramify.kernels.triton.planner import Planner
@@ -115,6 +115,31 @@ class MatMul(Protocol):
         weight: Tensor,
         bias: Tensor | None = None,
         *,
+        out: Tensor | None = None,
+        add: bool = False,
+    ) -> Tensor: ...
+
+
+class Mixture(Protocol):
+    def __call__(
+        self,
+        x: Tensor,
+        chosen: Tensor,
+        weights: Tensor,
+        experts: ExpertMatrices,
+        *,
+        out: Tensor | None = None,
+        add: bool = False,
+    ) -> Tensor: ...
+
+
+class ExpertBlock(Protocol):
+    def __call__(
+        self,
+        x: Tensor,
+        experts: PackedExperts,
+        *,
+        norm: tuple[Tensor, float] | None = None,
         out: Tensor | None = None,
         add: bool = False,
     ) -> Tensor: ...
@@ -237,6 +262,10 @@ class Ops:
     `paged_attention` does both."""
     matmul: MatMul | None = None
     """Products with unpacked weights; None for torch's own."""
+    mixture: Mixture | None = None
+    """Mixtures of unpacked experts; None for torch's own products."""
+    expert_block: ExpertBlock | None = None
+    """Mixtures of packed experts with their routers; None if the backend has no packed weights."""
     layer_linear: Linear | None = None
     """Used in layers instead of `linear`, which then serves the LM head alone; None to use `linear`."""
     sample_tokens: SampleTokens | None = None

@@ -9,9 +9,46 @@ from torch import Tensor
 
 from ramify.kernels.lora import LoraTable
 from ramify.kernels.packed import PackedWeight
+from ramify.kernels.routing import ClampedGate, Routing
 
 Norm = tuple[Tensor, float]
 """The weight of an RMS norm, in the dtype of its input, and its epsilon."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertMatrices:
+    """The unpacked matrices of E experts, all in one dtype.
+
+    gate_up : (E, 2 size, hidden), the rows of the gate, then those of the up projection
+    down : (E, hidden, size)
+    gate_up_bias, down_bias : (E, 2 size) and (E, hidden), or None
+    clamp : None for SwiGLU
+    """
+
+    gate_up: Tensor
+    down: Tensor
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    clamp: ClampedGate | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedExperts:
+    """A mixture of E experts with its router: y = Σ weight · down(gate_up(x)) over the chosen experts, plus
+    the shared expert's down(gate_up(x)), which all tokens have.
+
+    router : (E, hidden) float32; a further row is the gate of the shared expert, whose sigmoid weighs it
+    correction : (E,) float32, added to the scores that choose, but not to those that weigh; or None
+    gate_up, down : of each expert, `gate_up` packed with `gated`; all alike
+    shared : gate_up and down of the shared expert, or None
+    """
+
+    routing: Routing
+    router: PackedWeight
+    gate_up: Sequence[PackedWeight]
+    down: Sequence[PackedWeight]
+    correction: Tensor | None = None
+    shared: tuple[PackedWeight, PackedWeight] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +57,8 @@ class LayerWeights:
 
     qkv : one to three matrices whose rows are the queries, keys and values of all heads, in this order, with
         rotary pairs side by side
-    q_norm, k_norm : over each query and key head before the rotation, if the model has them
+    q_norm, k_norm : before the rotation, if the model has them: over each head, or over all heads of a token
+        where the weights have their size
     gate_up : packed with `gated`
     window : tokens that a token sees, itself included; 0 means all
     sinks : (heads,) float32, as in `paged_attention`

@@ -1,11 +1,13 @@
-"""Gated activations of SwiGLU and GEGLU, in torch."""
+"""Gated activations of SwiGLU and GEGLU, and gpt-oss's, in torch."""
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.kernels.checks import check_gated
+from ramify.kernels.routing import ClampedGate
 
 
 def silu_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -32,3 +34,12 @@ def gelu_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     out = check_gated(x, out)
     gate, up = x.float().chunk(2, dim=-1)
     return out.copy_(F.gelu(gate, approximate="tanh") * up)
+
+
+def expert_gate(y: Tensor, clamp: ClampedGate | None) -> Tensor:
+    """The gate of experts in the dtype of y, (…, 2 size) to (…, size): SwiGLU without `clamp`."""
+    gate, up = y.chunk(2, dim=-1)
+    if clamp is None:
+        return F.silu(gate) * up
+    gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
+    return (up + 1) * gate * torch.sigmoid(clamp.alpha * gate)

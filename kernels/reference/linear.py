@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.kernels.checks import check_linear
 from ramify.kernels.lora import Extra
 from ramify.kernels.packed import PackedWeight, in_order, unpack
+from ramify.kernels.reference.activation import expert_gate
 from ramify.kernels.reference.norm import rms_norm
 from ramify.kernels.sampling_inputs import check_masked
 
@@ -21,7 +21,9 @@ def linear(
     add: bool = False,
     extra: Extra | None = None,
 ) -> Tensor:
-    """x Wᵀ + b, or silu(x Gᵀ + b) · (x Uᵀ + c) for a gated weight: float32 inside, rounded once.
+    """x Wᵀ + b: float32 inside, rounded once.
+
+    For a gated weight silu(x Gᵀ + b) · (x Uᵀ + c), or the gate that `weight.clamp` describes.
 
     A kernel may round quantised weights to bfloat16 if x is bfloat16 and has many rows.
 
@@ -53,8 +55,7 @@ def linear(
     if len(weight.bias):
         y += in_order(weight.bias.view(-1, 16), weight)
     if weight.gated:
-        gate, through = y.chunk(2, dim=-1)
-        y = F.silu(gate) * through
+        y = expert_gate(y, weight.clamp)
     return out.copy_(y + out.float() if add else y)
 
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.kernels.routing import ClampedGate, Routing
 from ramify.runtime.model.state_shape import StateShape
 
 Family = Literal[
-    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "smollm3", "olmo2", "granite"
-]
+    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "smollm3", "olmo2", "granite",
+    "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "granitemoeshared", "glm4_moe",
+]  # fmt: skip
 RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope", "factors"]
 Activation = Literal["silu", "gelu"]
 """gelu: by its approximation with tanh (arXiv 1606.08415)."""
@@ -98,6 +100,36 @@ class ModelShape:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Experts:
+    """The mixture of experts that some layers have for an MLP (arXiv 1701.06538, 2401.04088)."""
+
+    count: int
+    size: int
+    """Of an expert's gate and up projections, as `ModelConfig.intermediate_size` of an MLP's."""
+    routing: Routing
+    sparse: tuple[bool, ...]
+    """Whether each layer has the mixture; the others have an MLP."""
+    shared_size: int = 0
+    """Of the expert that all tokens have; 0: none."""
+    shared_gate: bool = False
+    """Each token weighs the shared expert by a gate."""
+    correction: bool = False
+    """A bias is added to the scores that choose experts (arXiv 2408.15664)."""
+    router_bias: bool = False
+    bias: bool = False
+    """Experts' matrices have biases."""
+    clamp: ClampedGate | None = None
+    """The gate of experts, if it is not SwiGLU."""
+
+    def __post_init__(self) -> None:
+        routing = self.routing
+        if not 0 < routing.top_k <= self.count or self.count % routing.groups:
+            raise invalid(f"{routing.top_k} of {self.count} experts in {routing.groups} groups")
+        if routing.groups > 1 and routing.top_groups * (self.count // routing.groups) < routing.top_k:
+            raise invalid(f"{routing.top_groups} groups of experts hold fewer than {routing.top_k}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig(ModelShape):
     """The shape of a decoder-only transformer of one of our families."""
 
@@ -118,11 +150,16 @@ class ModelConfig(ModelShape):
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    head_norms: bool = False
+    """Norms over query and key heads, in families that have models with and without."""
+    experts: Experts | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.layer_ropes) not in (0, self.num_layers):
             raise invalid(f"{len(self.layer_ropes)} rotary embeddings for {self.num_layers} layers")
+        if self.experts and len(self.experts.sparse) != self.num_layers:
+            raise invalid(f"{len(self.experts.sparse)} of {self.num_layers} layers say if they are sparse")
         if self.rope.rotated(self.head_dim) % 2:
             raise invalid(f"{self.rope.rotated(self.head_dim)} numbers of a head rotate; they must be pairs")
 

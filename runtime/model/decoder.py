@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from ramify.kernels.reference import linear as reference
 from ramify.kernels.stack import LayerWeights
 from ramify.runtime.model.causal_lm import Attend, CausalLM
 from ramify.runtime.model.config import Activation, ModelConfig
+from ramify.runtime.model.experts import Entry, MixtureOfExperts, expert_entries
 from ramify.runtime.model.layers import (
     ActivationOp,
     Linear,
@@ -134,6 +135,7 @@ class Model(CausalLM):
             self.use_activation("gelu", ops.gelu_mul)
         if ops.matmul is not None:
             self.use_matmul(ops.matmul)
+        self.use_experts(ops.mixture, ops.expert_block)
 
     def use_norm(self, rms_norm: NormOp, add_rms_norm: registry.AddRmsNorm | None = None) -> None:
         """Compute norms with `rms_norm`, and the norm of a sum with `add_rms_norm` if it is given."""
@@ -163,8 +165,14 @@ class Model(CausalLM):
         """Multiply by unpacked weights with `matmul`."""
         self._matmul = matmul
         for module in self.modules():
-            if isinstance(module, Linear):
+            if isinstance(module, Linear | MixtureOfExperts):
                 module.matmul = matmul
+
+    def use_experts(self, mixture: registry.Mixture | None, block: registry.ExpertBlock | None) -> None:
+        """Compute mixtures of unpacked experts with `mixture`, of packed ones with `block`, if given."""
+        for module in self.modules():
+            if isinstance(module, MixtureOfExperts):
+                module.mixture, module.block = mixture or module.mixture, block or module.block
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -193,7 +201,7 @@ class Model(CausalLM):
         Without `form` the others stay unpacked.
         """
         for module in self.modules():
-            if isinstance(module, Linear):
+            if isinstance(module, Linear | MixtureOfExperts):
                 module.pack(form)
         rows = self._head_rows
         if rows is None and form is not None:
@@ -210,6 +218,12 @@ class Model(CausalLM):
     def name_of(self, stored: str) -> str | None:
         # Old versions of transformers wrote this buffer; the config determines it.
         return None if stored.endswith(".rotary_emb.inv_freq") else stored
+
+    def entries(self, stored: str, entry: Entry) -> Iterator[tuple[str, Entry]]:
+        """A checkpoint's tensor by its names in `slots`: none if it is not needed, several if it is fused."""
+        name = self.name_of(stored)
+        if name is not None:
+            yield from expert_entries(name, entry) if self.config.experts is not None else [(name, entry)]
 
     def slots(self) -> Slots:
         tied = self.config.tie_embeddings

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from ramify.errors import InvalidRequest, NotFound
+from ramify.kernels.routing import Routing
 from ramify.runtime.model.config import (
+    Experts,
     Family,
     ModelConfig,
     Rope,
@@ -155,6 +157,10 @@ def _phi3_ropes(config: Config, fields: Fields) -> Fields:
     return {"rope": rope_from_hf(config, kinds=("default", "longrope"), partial=True)}
 
 
+def _partial_rope(config: Config, fields: Fields) -> Fields:
+    return {"rope": rope_from_hf(config, partial=True)}
+
+
 def _nothing_more(config: Config, fields: Fields) -> Fields:
     return {}
 
@@ -184,6 +190,76 @@ def _granite_more(config: Config, fields: Fields) -> Fields:
         "norm_eps": fields["norm_eps"] / share**2,
         "logit_scale": 1.0 / config.get("logits_scaling", 1.0),
     }
+
+
+def _routing(config: Config, **options: Any) -> Routing:
+    return Routing(top_k=need(config, "num_experts_per_tok"), **options)
+
+
+def _expert_count(config: Config) -> int:
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return need(config, next((name for name in names if config.get(name)), names[0]))
+
+
+def _mixtral_more(config: Config, fields: Fields) -> Fields:
+    experts = Experts(
+        count=_expert_count(config),
+        size=fields["intermediate_size"],
+        routing=_routing(config),
+        sparse=(True,) * fields["num_layers"],
+        shared_size=config.get("shared_intermediate_size") or 0,
+    )
+    return {"experts": experts}
+
+
+def _granite_moe_more(config: Config, fields: Fields) -> Fields:
+    return _granite_more(config, fields) | _mixtral_more(config, fields)
+
+
+def _olmoe_more(config: Config, fields: Fields) -> Fields:
+    routing = _routing(config, normalised=bool(config.get("norm_topk_prob")))
+    return {"experts": replace(_mixtral_more(config, fields)["experts"], routing=routing)}
+
+
+def _qwen_moe_more(config: Config, fields: Fields) -> Fields:
+    """Qwen's: every `decoder_sparse_step`th layer is sparse, but those of `mlp_only_layers`."""
+    step, dense = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or ()
+    layers = range(fields["num_layers"])
+    experts = Experts(
+        count=_expert_count(config),
+        size=need(config, "moe_intermediate_size"),
+        routing=_routing(config, normalised=bool(config.get("norm_topk_prob"))),
+        sparse=tuple(layer not in dense and (layer + 1) % step == 0 for layer in layers),
+    )
+    return {"experts": experts}
+
+
+def _qwen2_moe_more(config: Config, fields: Fields) -> Fields:
+    size = need(config, "shared_expert_intermediate_size")
+    experts = replace(_qwen_moe_more(config, fields)["experts"], shared_size=size, shared_gate=True)
+    return {"qkv_bias": config.get("qkv_bias", True), "experts": experts}
+
+
+def _glm4_moe_more(config: Config, fields: Fields) -> Fields:
+    """GLM-4.5's: DeepSeek-V3's router, and norms over heads in the larger models."""
+    size, dense = need(config, "moe_intermediate_size"), need(config, "first_k_dense_replace")
+    routing = _routing(
+        config,
+        scores="sigmoid",
+        normalised=bool(config["norm_topk_prob"]),
+        scale=config["routed_scaling_factor"],
+        groups=need(config, "n_group"),
+        top_groups=need(config, "topk_group"),
+    )
+    experts = Experts(
+        count=_expert_count(config),
+        size=size,
+        routing=routing,
+        sparse=tuple(layer >= dense for layer in range(fields["num_layers"])),
+        shared_size=size * need(config, "n_shared_experts"),
+        correction=True,
+    )
+    return {"output_bias": False, "head_norms": bool(config.get("use_qk_norm")), "experts": experts}
 
 
 # Fields with their supported values. Others would change the computation in ways that are not implemented.
@@ -226,6 +302,11 @@ _GEMMA |= {"tie_word_embeddings": True, "sliding_window": 4096}
 _GEMMA2_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 _GEMMA_VALUES = dict.fromkeys(("hidden_act", "hidden_activation"), (None, "gelu_pytorch_tanh"))
 
+_EXPERTS = dict.fromkeys(("num_experts", "num_local_experts"))
+_QWEN_MOE = {**_EXPERTS, "use_sliding_window": (None, False)}
+_GLM4_MOE = {"first_k_dense_replace": 1, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "n_group": 1}
+_GLM4_MOE |= {"n_shared_experts": 1, "topk_group": 1, "routed_scaling_factor": 1.0, "norm_topk_prob": True}
+
 READERS: dict[Family, Reader] = {
     "llama": Reader(attention_bias=True, mlp_bias=True),
     "mistral": Reader(windows=_one_window),
@@ -266,6 +347,35 @@ READERS: dict[Family, Reader] = {
     ),
     "olmo2": Reader(defaults={"rms_norm_eps": 1e-5}, attention_bias=True),
     "granite": Reader(attention_bias=True, mlp_bias=True, more=_granite_more),
+    "mixtral": Reader(
+        defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        values=_EXPERTS,
+        windows=_one_window,
+        more=_mixtral_more,
+    ),
+    "qwen2_moe": Reader(
+        defaults={"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
+        values=_QWEN_MOE,
+        more=_qwen2_moe_more,
+    ),
+    "qwen3_moe": Reader(
+        defaults={"moe_intermediate_size": 768}, values=_QWEN_MOE, attention_bias=True, more=_qwen_moe_more
+    ),
+    "olmoe": Reader(
+        defaults={"rms_norm_eps": 1e-5},
+        values={**_EXPERTS, "clip_qkv": (None,)},
+        attention_bias=True,
+        more=_olmoe_more,
+    ),
+    "granitemoe": Reader(values=_EXPERTS, attention_bias=True, more=_granite_moe_more),
+    "granitemoeshared": Reader(values=_EXPERTS, attention_bias=True, more=_granite_moe_more),
+    "glm4_moe": Reader(
+        defaults=_GLM4_MOE,
+        values={**_EXPERTS, "partial_rotary_factor": None},
+        attention_bias=True,
+        ropes=_partial_rope,
+        more=_glm4_moe_more,
+    ),
 }
 _FAMILIES: tuple[Family, ...] = get_args(Family)
 

@@ -341,9 +341,18 @@ class GatedMLP(nn.Module):
         """mlp(norm(x)), (T, hidden)."""
         return self.down.forward(self.gate_up.of(x, norm))  # (T, intermediate)
 
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down.forward(self.gate_up.forward(x))  # (T, intermediate)
+
     def add_to(self, residual: Residual, norm: RMSNorm) -> None:
         """residual += mlp(norm(residual))."""
         self.down.add_to(residual, self.gate_up.of(residual, norm))  # (T, intermediate)
+
+    def weights(self) -> tuple[PackedWeight, PackedWeight] | None:
+        """The packed matrices, gate_up and down; None where one is not packed, or in parts."""
+        if len(self.gate_up.packed) != 1 or len(self.down.packed) != 1:
+            return None
+        return self.gate_up.packed[0], self.down.packed[0]
 
     def slots(self) -> Slots:
         yield from self.gate_up.slots()

@@ -17,8 +17,9 @@ from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.families.gemma import Gemma2, Gemma3
 from ramify.runtime.model.families.llama import Llama
 from ramify.runtime.model.families.olmo2 import Olmo2
+from ramify.runtime.model.families.olmoe import Olmoe
 from ramify.runtime.model.families.phi3 import Phi3
-from ramify.runtime.model.families.qwen3 import Qwen3
+from ramify.runtime.model.families.qwen3 import Glm4Moe, Qwen3
 from ramify.runtime.model.gguf.header import read_header, splits_of
 from ramify.runtime.model.gguf.weights import config_of, rotary_layout, tensors_in_file
 from ramify.runtime.model.hf_config import config_from_folder
@@ -47,6 +48,13 @@ FAMILIES: dict[Family, type[Model]] = {
     "phi3": Phi3,
     "smollm3": Llama,  # every fourth layer has no positions: ModelConfig.layer_ropes (arXiv 2501.18795)
     "olmo2": Olmo2,
+    "mixtral": Llama,
+    "qwen2_moe": Llama,
+    "qwen3_moe": Qwen3,
+    "olmoe": Olmoe,
+    "granitemoe": Llama,
+    "granitemoeshared": Llama,
+    "glm4_moe": Glm4Moe,
     "granite": Llama,  # multipliers of embedding, residuals, scores and logits: hf_config._granite_more
 }
 

@@ -16,7 +16,9 @@ from torch import nn
 
 from ramify import cache
 from ramify.kernels.packed import LAYOUT_VERSION, PackedWeight
+from ramify.kernels.routing import ClampedGate
 from ramify.runtime.model.decoder import Model
+from ramify.runtime.model.experts import MixtureOfExperts
 from ramify.runtime.model.layers import Linear
 
 log = logging.getLogger(__name__)
@@ -60,7 +62,7 @@ def load_packed(
 def _parts(model: Model) -> Iterator[tuple[str, list[PackedWeight], Callable[[list[PackedWeight]], None]]]:
     """(name, packed weights, setter) of every matrix that may be packed."""
     for name, module in model.named_modules():
-        if isinstance(module, Linear):
+        if isinstance(module, Linear | MixtureOfExperts):
             yield name, module.packed, module.use_packed
     head = [] if model.packed_head is None else [model.packed_head]
     yield "head", head, lambda packed: model.use_packed_head(packed[0])
@@ -73,14 +75,19 @@ def _write(model: Model, path: Path) -> None:
 
 
 def _fields(weight: PackedWeight) -> dict[str, Any]:
-    return {field.name: getattr(weight, field.name) for field in dataclasses.fields(weight)}
+    fields = {field.name: getattr(weight, field.name) for field in dataclasses.fields(weight)}
+    return fields | {"clamp": weight.clamp and dataclasses.astuple(weight.clamp)}
+
+
+def _weight(fields: dict[str, Any]) -> PackedWeight:
+    return PackedWeight(**fields | {"clamp": fields["clamp"] and ClampedGate(*fields["clamp"])})
 
 
 def _read(model: Model, path: Path) -> None:
     saved = torch.load(path, mmap=True, weights_only=True)
     setters = {name: use for name, _, use in _parts(model)}
     for name, weights in saved["packed"].items():
-        setters[name]([PackedWeight(**fields) for fields in weights])
+        setters[name]([_weight(fields) for fields in weights])
     for name, tensor in saved["plain"].items():
         owner, _, attribute = name.rpartition(".")
         parameter = nn.Parameter(tensor, requires_grad=False)

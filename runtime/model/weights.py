@@ -31,11 +31,9 @@ def fill(model: Model, tensors: Iterable[tuple[str, Tensor | Rows]], *, layout: 
     slots = dict(model.slots())
     missing = set(slots)
     stored_head: Tensor | None = None
-    for stored, entry in tensors:
+    named = (part for stored, each in tensors for part in model.entries(stored, each))
+    for name, entry in named:
         tensor = entry.numbers if isinstance(entry, Rows) else entry
-        name = model.name_of(stored)
-        if name is None:
-            continue
         if name == "lm_head.weight" and model.config.tie_embeddings:
             stored_head = entry.values() if isinstance(entry, Rows) else entry
             continue

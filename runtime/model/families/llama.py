@@ -9,8 +9,8 @@ from ramify.kernels.stack import LayerWeights
 from ramify.runtime.model.causal_lm import Attend
 from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Layer, Model
+from ramify.runtime.model.experts import mlp_of
 from ramify.runtime.model.layers import (
-    GatedMLP,
     HeadNorms,
     Linear,
     Residual,
@@ -43,13 +43,7 @@ class LlamaLayer(Layer):
         )
         self.output = Linear(queries, {"o_proj": hidden}, bias=config.output_bias, dtype=dtype)
         self.mlp_norm = self.norm(config, dtype)
-        self.mlp = GatedMLP(
-            hidden,
-            config.intermediate_size,
-            bias=config.mlp_bias,
-            dtype=dtype,
-            activation=config.activation,
-        )
+        self.mlp = mlp_of(config, index, dtype)
 
     @staticmethod
     def norm(config: ModelConfig, dtype: torch.dtype) -> RMSNorm:
@@ -69,16 +63,17 @@ class LlamaLayer(Layer):
         return None
 
     def weights(self) -> LayerWeights | None:
-        output, gate_up, down = self.output.packed, self.mlp.gate_up.packed, self.mlp.down.packed
-        if not self.qkv.packed or not (len(output) == len(gate_up) == len(down) == 1):
+        output, mlp = self.output.packed, self.mlp.weights()
+        if not self.qkv.packed or len(output) != 1 or not isinstance(mlp, tuple):
             return None
+        gate_up, down = mlp
         return LayerWeights(
             attention_norm=self.attention_norm.fused,
             qkv=self.qkv.packed,
             output=output[0],
             mlp_norm=self.mlp_norm.fused,
-            gate_up=gate_up[0],
-            down=down[0],
+            gate_up=gate_up,
+            down=down,
             window=self.window,
             lora=(self.qkv.lora, self.output.lora, self.mlp.gate_up.lora, self.mlp.down.lora),
         )

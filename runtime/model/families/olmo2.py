@@ -26,8 +26,7 @@ class Olmo2Layer(LlamaLayer):
 
     def forward(self, x: Residual, rotation: Tensor, attend: Attend) -> None:
         x.add(self.attention_norm.forward(self.output.forward(self.attended(x, rotation, attend))))
-        inner = self.mlp.gate_up.forward(x.value())  # (T, intermediate)
-        x.add(self.mlp_norm.forward(self.mlp.down.forward(inner)))
+        x.add(self.mlp_norm.forward(self.mlp.forward(x.value())))
 
     def attended(self, x: Residual, rotation: Tensor, attend: Attend) -> Tensor:
         heads = (self.heads, self.kv_heads, self.kv_heads)

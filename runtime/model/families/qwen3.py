@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import torch
 
@@ -37,6 +38,18 @@ class Qwen3Layer(LlamaLayer):
         yield from super().slots()
         yield from under("self_attn.q_norm.", self.q_norm.slots())
         yield from under("self_attn.k_norm.", self.k_norm.slots())
+
+
+class Glm4Moe(Model):
+    """GLM-4.5 (arXiv 2508.06471): the norms are in its larger models alone; half of each head rotates."""
+
+    def layer(self, index: int, dtype: torch.dtype) -> Layer:
+        return (Qwen3Layer if self.config.head_norms else LlamaLayer)(self.config, index, dtype)
+
+    def name_of(self, stored: str) -> str | None:
+        """Layers after the last predict further tokens: multi-token prediction, which is not used."""
+        found = re.match(r"model\.layers\.(\d+)\.", stored)
+        return None if found and int(found[1]) >= self.config.num_layers else super().name_of(stored)
 
 
 class Qwen3(Model):

@@ -1,0 +1,34 @@
+"""How a mixture of experts chooses experts for a token. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Routing:
+    """From a token's logits, one for each expert, to `top_k` experts and their weights.
+
+    Example: 4 experts, top_k 2, softmax scores 0.1, 0.5, 0.1, 0.3. Experts 1 and 3 are chosen, with the
+    weights 0.5 and 0.3; normalised 0.625 and 0.375; with `scale` 2 then 1.25 and 0.75.
+    """
+
+    top_k: int
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    normalised: bool = True
+    """Divide the weights of the chosen experts by their sum."""
+    scale: float = 1.0
+    groups: int = 1
+    """Groups of neighbouring experts, of which the `top_groups` with the largest sum of their two best scores
+    take part (DeepSeek-V3, arXiv 2412.19437)."""
+    top_groups: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ClampedGate:
+    """gpt-oss's gate: (u + 1) · g · sigmoid(alpha · g), g the gate below `limit`, u the up projection within
+    ± `limit`. SwiGLU is g · sigmoid(g) · u."""
+
+    alpha: float
+    limit: float

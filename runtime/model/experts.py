@@ -1,0 +1,231 @@
+"""The mixture of experts: a router, experts of which a token uses a few, an expert that all tokens have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ramify.kernels import registry
+from ramify.kernels.packed import PackedWeight, Rows, pack, stacked, unstacked
+from ramify.kernels.reference import experts as reference
+from ramify.kernels.stack import ExpertMatrices, PackedExperts
+from ramify.runtime.model.config import Experts, ModelConfig
+from ramify.runtime.model.layers import (
+    GatedMLP,
+    Residual,
+    RMSNorm,
+    Slot,
+    Slots,
+    plain_matmul,
+    under,
+)
+
+Entry = Tensor | Rows
+
+
+class MixtureOfExperts(nn.Module):
+    """Σ weight · down(gate_up(x)) over the chosen experts, plus the shared expert.
+
+    The router's weights and logits are float32: two experts' scores are often close, and a choice in bfloat16
+    would differ from that of the checkpoint's own code.
+    """
+
+    def __init__(self, hidden: int, experts: Experts, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.experts = experts
+        count, size = experts.count, experts.size
+
+        def parameter(*shape: int, dtype: torch.dtype = dtype) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+
+        rows = count + experts.shared_gate
+        self.router = parameter(rows, hidden, dtype=torch.float32)
+        self.router_bias = parameter(rows, dtype=torch.float32) if experts.router_bias else None
+        self.correction = parameter(count, dtype=torch.float32) if experts.correction else None
+        self.gate_up, self.down = parameter(count, 2 * size, hidden), parameter(count, hidden, size)
+        self.gate_up_bias = parameter(count, 2 * size) if experts.bias else None
+        self.down_bias = parameter(count, hidden) if experts.bias else None
+        self.shared: GatedMLP | None = None
+        if experts.shared_size:
+            self.shared = GatedMLP(hidden, experts.shared_size, bias=False, dtype=dtype)
+        self.packed: list[PackedWeight] = []
+        """After packing: the router, and `stacked` gate_up and down."""
+        self.matmul: registry.MatMul = plain_matmul
+        self.mixture: registry.Mixture = reference.mixture
+        self.block: registry.ExpertBlock = reference.expert_block
+        self._block_weights: PackedExperts | None = None
+        self._rows: dict[tuple[str, int], Rows] = {}
+        self._kept: dict[str, list[PackedWeight]] = {"gate_up": [], "down": []}
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.weights()
+        return self._unpacked(x) if weights is None else self.block(x, weights)
+
+    def of(self, x: Residual, norm: RMSNorm) -> Tensor:
+        """The mixture of norm(x), (T, hidden)."""
+        return self.forward(x.normed(norm))
+
+    def add_to(self, residual: Residual, norm: RMSNorm) -> None:
+        """residual += mixture(norm(residual))."""
+        weights = self.weights()
+        if weights is None or norm.offset:
+            residual.add(self.of(residual, norm))
+        else:
+            x = residual.value()
+            self.block(x, weights, norm=norm.fused, out=x, add=True)
+
+    def _unpacked(self, x: Tensor) -> Tensor:
+        count = self.experts.count
+        logits = self.matmul(x.float(), self.router, self.router_bias)
+        chosen, weights = reference.route(logits[:, :count], self.experts.routing, self.correction)
+        out = None
+        if self.shared is not None:
+            out = self.shared.forward(x)
+            if self.experts.shared_gate:
+                out.mul_(F.sigmoid(logits[:, count:]))
+        biases = self.gate_up_bias, self.down_bias
+        matrices = ExpertMatrices(self.gate_up, self.down, *biases, self.experts.clamp)
+        return self.mixture(x, chosen, weights, matrices, out=out, add=out is not None)
+
+    def weights(self) -> PackedExperts | None:
+        """The packed weights; None if a matrix is not packed."""
+        if self._block_weights is None and self.packed:
+            shared = None
+            if self.shared is not None:
+                shared = self.shared.weights()
+                if shared is None:
+                    return None
+            router, gate_up, down = self.packed
+            self._block_weights = PackedExperts(
+                self.experts.routing,
+                router,
+                unstacked(gate_up, self.experts.count),
+                unstacked(down, self.experts.count),
+                correction=self.correction,
+                shared=shared,
+            )
+        return self._block_weights
+
+    def slots(self) -> Slots:
+        count, size = self.experts.count, self.experts.size
+        yield "gate.weight", Slot(self.router[:count])
+        if self.router_bias is not None:
+            yield "gate.bias", Slot(self.router_bias[:count])
+        if self.correction is not None:
+            yield "gate.e_score_correction_bias", Slot(self.correction)
+        for index in range(count):
+            both, down = self.gate_up[index], self.down[index]
+            yield f"experts.{index}.gate_proj.weight", Slot(both[:size], keep=self._keeper("gate", index))
+            yield f"experts.{index}.up_proj.weight", Slot(both[size:], keep=self._keeper("up", index))
+            yield f"experts.{index}.down_proj.weight", Slot(down, keep=self._keeper("down", index))
+            if self.gate_up_bias is not None and self.down_bias is not None:
+                yield f"experts.{index}.gate_proj.bias", Slot(self.gate_up_bias[index, :size])
+                yield f"experts.{index}.up_proj.bias", Slot(self.gate_up_bias[index, size:])
+                yield f"experts.{index}.down_proj.bias", Slot(self.down_bias[index])
+        if self.shared is not None:
+            yield from under("shared_expert.", self.shared.slots())
+        if self.experts.shared_gate:
+            yield "shared_expert_gate.weight", Slot(self.router[count:])
+
+    def _keeper(self, name: str, index: int) -> Callable[[Rows], bool]:
+        return partial(self._keep, name, index)
+
+    def _keep(self, name: str, index: int, rows: Rows) -> bool:
+        self._rows[name, index] = rows
+        return True
+
+    def pack(self, form: Callable[[Tensor], Rows] | None) -> None:
+        """Pack the experts, as `Linear.pack` does: one at a time, so that no more than one is unpacked."""
+        if form is None and not self._rows:
+            return
+        form, count = form or Rows, self.experts.count
+        hidden, size = self.down.shape[1:]
+
+        def gate_up(index: int) -> PackedWeight:
+            parts = self.gate_up[index].split(size)
+            gate, up = (self._rows.pop((name, index), None) for name in ("gate", "up"))
+            if gate is None or up is None or not gate.alike(up):
+                wide = [
+                    part if rows is None else rows.values().to(part)
+                    for rows, part in zip((gate, up), parts, strict=True)
+                ]
+                rows = form(torch.cat(wide))
+            else:
+                rows = gate.joined(up)
+            bias = None if self.gate_up_bias is None else self.gate_up_bias[index]
+            return pack(rows, inputs=hidden, bias=bias, gated=True, clamp=self.experts.clamp)
+
+        def down(index: int) -> PackedWeight:
+            rows = self._rows.pop(("down", index), None) or form(self.down[index])
+            bias = None if self.down_bias is None else self.down_bias[index]
+            return pack(rows, inputs=size, bias=bias)
+
+        router = pack(Rows(self.router), inputs=hidden, bias=self.router_bias)
+        self.use_packed([router, *(stacked(map(each, range(count)), count) for each in (gate_up, down))])
+
+    def use_packed(self, packed: list[PackedWeight]) -> None:
+        """Multiply by `packed` from now on. The unpacked weights are dropped."""
+        self.packed = packed
+        for name in ("router", "router_bias", "gate_up", "gate_up_bias", "down", "down_bias"):
+            old = getattr(self, name)
+            if old is not None:
+                setattr(self, name, nn.Parameter(old.new_empty(0), requires_grad=False))
+        self._rows = {}
+        self._block_weights = None
+
+
+def mlp_of(config: ModelConfig, index: int, dtype: torch.dtype) -> GatedMLP | MixtureOfExperts:
+    """What layer `index` has between its second norm and the residual stream."""
+    if config.experts is not None and config.experts.sparse[index]:
+        return MixtureOfExperts(config.hidden_size, config.experts, dtype)
+    return GatedMLP(
+        config.hidden_size,
+        config.intermediate_size,
+        bias=config.mlp_bias,
+        dtype=dtype,
+        activation=config.activation,
+    )
+
+
+_NAMES = [
+    (re.compile(pattern), name)
+    for pattern, name in (
+        (r"\.block_sparse_moe\.", ".mlp."),
+        (r"\.shared_mlp\.", ".mlp.shared_expert."),
+        (r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),
+        (r"\.mlp\.router(\.layer)?\.", ".mlp.gate."),
+        (r"\.experts\.(\d+)\.w1\.", r".experts.\1.gate_proj."),
+        (r"\.experts\.(\d+)\.w3\.", r".experts.\1.up_proj."),
+        (r"\.experts\.(\d+)\.w2\.", r".experts.\1.down_proj."),
+        (r"\.mlp\.input_linear\.weight$", ".mlp.experts.gate_up_proj"),
+        (r"\.mlp\.output_linear\.weight$", ".mlp.experts.down_proj"),
+        (r"\.shared_expert\.input_linear\.", ".shared_expert.gate_up_proj."),
+        (r"\.shared_expert\.output_linear\.", ".shared_expert.down_proj."),
+    )
+]
+"""Names of other families by those of Qwen's, which `MixtureOfExperts.slots` has."""
+
+
+def expert_entries(stored: str, entry: Entry) -> Iterator[tuple[str, Entry]]:
+    """A checkpoint's tensor under the names of `MixtureOfExperts.slots`; several of one that is fused."""
+    for pattern, name in _NAMES:
+        stored = pattern.sub(name, stored)
+    stem, _, last = stored.rpartition(".experts.")
+    if last == "gate_up_proj" and isinstance(entry, Tensor):
+        for index, both in enumerate(entry):
+            gate, up = both.chunk(2)
+            yield f"{stem}.experts.{index}.gate_proj.weight", gate
+            yield f"{stem}.experts.{index}.up_proj.weight", up
+    elif last == "down_proj" and isinstance(entry, Tensor):
+        for index, down in enumerate(entry):
+            yield f"{stem}.experts.{index}.down_proj.weight", down
+    elif stored.endswith(".shared_expert.gate_up_proj.weight") and isinstance(entry, Tensor):
+        for name, part in zip(("gate_proj", "up_proj"), entry.chunk(2), strict=True):
+            yield stored.replace("gate_up_proj", name), part
+    else:
+        yield stored, entry
