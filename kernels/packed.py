@@ -279,7 +279,8 @@ def stacked(weights: Iterable[PackedWeight], count: int) -> PackedWeight:
             if index == 0:
                 whole[name] = part.new_empty(count * len(part), *part.shape[1:])
             whole[name][index * len(part) : (index + 1) * len(part)] = part
-    return dataclasses.replace(weight, **whole)
+    panels, scales, bias = whole["panels"], whole["scales"], whole["bias"]
+    return dataclasses.replace(weight, panels=panels, scales=scales, bias=bias)
 
 
 def unstacked(weight: PackedWeight, count: int) -> list[PackedWeight]:

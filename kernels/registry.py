@@ -303,6 +303,7 @@ def ops(
         try:
             from ramify.kernels.cpu import (
                 attention,
+                experts,
                 gated_delta,
                 kv_store,
                 layer_stack,
@@ -329,6 +330,7 @@ def ops(
             prefers_packed=True,
             flat_attention=functools.partial(attention.paged_attention, cascade=False),
             masked_linear=linear_masked.row_masked_linear if deterministic else linear_masked.masked_linear,
+            expert_block=functools.partial(experts.expert_block, by_row=deterministic, int8=int8),
             layer_linear=(linear.int8_row_linear if deterministic else linear.int8_linear) if int8 else None,
             sample_tokens=drawing.sample_tokens,
             layer_stack=functools.partial(layer_stack.LayerStack, by_row=deterministic, int8=int8),

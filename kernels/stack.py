@@ -32,7 +32,7 @@ class ExpertMatrices:
     clamp: ClampedGate | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class PackedExperts:
     """A mixture of E experts with its router: y = Σ weight · down(gate_up(x)) over the chosen experts, plus
     the shared expert's down(gate_up(x)), which all tokens have.
@@ -53,13 +53,13 @@ class PackedExperts:
 
 @dataclasses.dataclass(frozen=True)
 class LayerWeights:
-    """One layer: x += output(attention(qkv(norm(x)))), x += down(gate_up(norm(x))).
+    """One layer: x += output(attention(qkv(norm(x)))), x += down(gate_up(norm(x))), or experts(norm(x)).
 
     qkv : one to three matrices whose rows are the queries, keys and values of all heads, in this order, with
         rotary pairs side by side
     q_norm, k_norm : before the rotation, if the model has them: over each head, or over all heads of a token
         where the weights have their size
-    gate_up : packed with `gated`
+    gate_up : packed with `gated`; None with `experts`, as `down`
     window : tokens that a token sees, itself included; 0 means all
     sinks : (heads,) float32, as in `paged_attention`
     lora : the adapters of qkv, output, gate_up and down
@@ -69,8 +69,9 @@ class LayerWeights:
     qkv: Sequence[PackedWeight]
     output: PackedWeight
     mlp_norm: Norm
-    gate_up: PackedWeight
-    down: PackedWeight
+    gate_up: PackedWeight | None
+    down: PackedWeight | None
+    experts: PackedExperts | None = None
     q_norm: Norm | None = None
     k_norm: Norm | None = None
     window: int = 0

@@ -16,13 +16,14 @@ from numba import types
 from torch import Tensor
 
 from ramify.kernels.checks import check_attention, check_rope, check_store, wrong_lengths
-from ramify.kernels.cpu import attention, linear, rope
+from ramify.kernels.cpu import attention, experts, linear, rope
 from ramify.kernels.cpu import lora as adapters
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, compiled, part, sources
 from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import LOG2_E
 from ramify.kernels.cpu.codegen.team import team_entry
+from ramify.kernels.cpu.experts import CALL
 from ramify.kernels.cpu.norm import normalise
 from ramify.kernels.lora import Extra, LoraRows
 from ramify.kernels.packed import FORMATS, LAYOUT, PackedWeight
@@ -37,11 +38,13 @@ LAYER = record(
     "attention_norm", "qkv", "key_layout", "value_layout", "key_from", "value_from", "q_norm", "k_norm",
     "k_pages", "v_pages", "window", "sinks", "output", "mlp_norm", "gate_up", "down",
     "qkv_lora", "output_lora", "gate_up_lora", "down_lora",
+    "experts", "whole_norms",
     floats=("attention_eps", "q_eps", "k_eps", "mlp_eps"),
 )  # fmt: skip
 """The arguments of a layer: addresses, window, epsilons. `key_layout` and `value_layout` are 0 unless keys
 and values have matrices of their own; `key_from` and `value_from` are their byte offsets in a row of qkv.
-`qkv_lora` and the others are addresses of `LoraTable.addresses`."""
+`qkv_lora` and the others are addresses of `LoraTable.addresses`. `experts` is a record of `experts.EXPERTS`,
+or 0; `whole_norms` says that q_norm and k_norm are over all heads."""
 
 STEP = record(
     "layers", "layer_count", "heads", "kv_heads", "dim", "bf16",
@@ -49,12 +52,13 @@ STEP = record(
     "x", "x_row", "qkv", "attended", "gated", "gated_row", "tokens", "rotation", "slots",
     "sequences", "starts", "lens", "table", "table_width", "order", "ways", "threads", "team",
     "linear_body", "linear_arena", "linear_bytes", "attention_body", "attention_arena", "attention_bytes",
-    "lora", "lora_body", "lora_arena", "lora_bytes", "terms", "terms_row", "extra", "place",
+    "lora", "lora_body", "lora_arena", "lora_bytes", "terms", "terms_row", "extra", "experts_call", "place",
 )  # fmt: skip
 """The arguments of a step. `place` is the next operation to run, counted through all layers. `lora` is the
-address of a `lora.STEP`, or 0; `extra` that of the addresses of the rows of `terms` (`linear.run`)."""
+address of a `lora.STEP`, or 0; `extra` that of the addresses of the rows of `terms` (`linear.run`).
+`experts_call` is a record of `experts.CALL`."""
 
-_linear_run, _attention_run, _rope_run = linear.run, attention.run, rope.run
+_linear_run, _attention_run, _rope_run, _experts_run = linear.run, attention.run, rope.run, experts.run
 _lora_run, LORA_STEP = adapters.run, adapters.STEP
 
 
@@ -94,6 +98,12 @@ def _head_norms(step, layer, qkv_row):  # type: ignore[no-untyped-def]
     size = step.dim * (2 if step.bf16 else 4)
     for token in range(step.tokens):
         at = step.qkv + token * qkv_row
+        if layer.whole_norms:
+            bf16 = step.bf16
+            normalise(at, at, layer.q_norm, step.heads * step.dim, layer.q_eps, bf16, bf16)
+            at += step.heads * size
+            normalise(at, at, layer.k_norm, step.kv_heads * step.dim, layer.k_eps, bf16, bf16)
+            continue
         for head in range(step.heads + step.kv_heads):
             if head < step.heads:
                 weight, eps = layer.q_norm, layer.q_eps
@@ -164,6 +174,11 @@ def _build(sources: str) -> Any:
                 missing = _linear(
                     step, layer.output, x, attended_row, step.x, step.x_row, 1, 0, 0.0, extra, 0
                 )
+            elif layer.experts:
+                if operation == 4:
+                    call = carray(vl.as_pointer(step.experts_call), 1, CALL)[0]
+                    call.experts, call.norm, call.eps = layer.experts, layer.mlp_norm, layer.mlp_eps
+                    missing = _experts_run(step.experts_call)
             elif operation == 4:
                 norm, eps = layer.mlp_norm, layer.mlp_eps
                 to, to_row = step.gated, step.gated_row
@@ -212,11 +227,15 @@ class LayerStack:
         _, _, kv_heads, page_size, dim = k_pages.shape
         size = k_pages.element_size()
         self._heads, self._kv_heads, self._dim = heads, kv_heads, dim
-        self._gated, self._hidden = layers[0].gate_up.results, layers[0].gate_up.inputs
+        self._gated = max((layer.gate_up.results for layer in layers if layer.gate_up is not None), default=0)
+        self._hidden = layers[0].output.results
+        self._experts: list[experts.Record] = []
+        self._experts_call = np.zeros(1, CALL)
         self._records = np.zeros(len(layers), LAYER)
         for index, layer in enumerate(layers):
             self._fill(index, layer, size)
         self._ways = np.zeros(len(FORMATS), np.int64)
+        self._expert_ways = self._ways
         self._step = np.zeros(1, STEP)
         step = self._step[0]
         step["layers"], step["layer_count"] = self._records.ctypes.data, len(layers)
@@ -225,7 +244,7 @@ class LayerStack:
         step["page_bytes"], step["head_bytes"], step["row_bytes"] = (
             stride * size for stride in self._pages[0].stride()[:3]
         )
-        step["ways"] = self._ways.ctypes.data
+        step["ways"], step["experts_call"] = self._ways.ctypes.data, self._experts_call.ctypes.data
         step["linear_body"], step["attention_body"] = linear.body_address, attention.body_address
         step["lora_body"] = adapters.body_address
 
@@ -235,8 +254,8 @@ class LayerStack:
                 f"queries, keys and values lie in {len(layer.qkv)} matrices; 1 to 3 are allowed."
             )
         wanted = (self._heads + 2 * self._kv_heads) * self._dim
-        if sum(part.results for part in layer.qkv) != wanted or layer.gate_up.results != self._gated:
-            raise ValueError(f"layer {index} differs from the first in its heads or in its MLP's size.")
+        if sum(part.results for part in layer.qkv) != wanted:
+            raise ValueError(f"layer {index} differs from the first in its heads.")
         record = self._records[index]
 
         def put(norm: Norm | None, name: str, eps: str) -> None:
@@ -255,9 +274,16 @@ class LayerStack:
         for name, weight in zip(("key", "value"), others, strict=False):
             record[f"{name}_layout"], record[f"{name}_from"] = layout(weight), start * size
             start += weight.results
-        record["output"], record["gate_up"], record["down"] = map(
-            layout, (layer.output, layer.gate_up, layer.down)
-        )
+        if layer.q_norm is not None and layer.k_norm is not None:
+            record["whole_norms"] = len(layer.q_norm[0]) > self._dim
+        record["output"] = layout(layer.output)
+        if layer.gate_up is not None and layer.down is not None:
+            record["gate_up"], record["down"] = layout(layer.gate_up), layout(layer.down)
+        elif layer.experts is not None:
+            self._experts.append(experts.Record(layer.experts))
+            record["experts"] = self._experts[-1].address
+        else:
+            raise ValueError(f"layer {index} has neither gate_up and down nor experts.")
         k_pages, v_pages = self._kept[1:]
         record["k_pages"], record["v_pages"] = k_pages[index].data_ptr(), v_pages[index].data_ptr()
         record["window"] = layer.window
@@ -314,17 +340,35 @@ class LayerStack:
         step["table_width"], step["order"] = table_width, attention.arena.order(sequences)
         step["threads"], step["team"] = torch.get_num_threads(), team_entry()
         step["place"] = 0
+        if self._experts:
+            self._prepare_experts(x)
         kept = self._adapt(lora)  # noqa: F841 - `step` has addresses of its memory
         while True:
             step["linear_arena"], step["linear_bytes"] = linear.arena.address, linear.arena.size
             step["attention_arena"], step["attention_bytes"] = attention.arena.address, attention.arena.size
+            self._experts_call[0]["arena"] = experts.arena.address
+            self._experts_call[0]["arena_bytes"] = experts.arena.size
             result = _run(self._step.ctypes.data, scale * LOG2_E)
             if result == 0:
                 return
             if result < 0:
                 raise wrong_lengths(-1 - result, tokens, table_width * self._pages[0].shape[2])
-            attending = step["place"] % OPERATIONS == 2
-            (attention.arena if attending else linear.arena).grow(2 * result)
+            layer, operation = divmod(step["place"], OPERATIONS)
+            if operation == 4 and self._records[layer]["experts"]:
+                experts.arena.grow(2 * result)
+                continue
+            (attention.arena if operation == 2 else linear.arena).grow(2 * result)
+
+    def _prepare_experts(self, x: Tensor) -> None:
+        """The arguments that all sparse layers of a step share."""
+        step, call = self._step[0], self._experts_call[0]
+        rows = min(record.rows_of_expert(len(x)) for record in self._experts)
+        self._expert_ways = experts.ways_of(rows, x.dtype, by_row=self._by_row, int8=self._int8)
+        call["x"] = call["out"] = step["x"]
+        call["x_row"] = call["out_row"] = step["x_row"]
+        call["bf16"], call["tokens"], call["add"] = step["bf16"], step["tokens"], 1
+        call["ways"], call["expert_ways"] = step["ways"], self._expert_ways.ctypes.data
+        call["threads"], call["team"], call["body"] = step["threads"], step["team"], step["linear_body"]
 
     def _adapt(self, rows: LoraRows | None) -> object:
         """Fill the fields of the step that are about adapters. Returns what must be kept during the call."""

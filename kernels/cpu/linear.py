@@ -29,7 +29,7 @@ from torch import Tensor
 from ramify.kernels.checks import check_linear
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.arena import Arena
-from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, sources
+from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part, sources
 from ramify.kernels.cpu.codegen.dots import DOTS
 from ramify.kernels.cpu.codegen.team import team_entry
 from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
@@ -68,11 +68,11 @@ LEAST_BLOCK_ROWS, MOST_BLOCK_ROWS = 16, 128
 """Rows of a block. With more than 128, x would leave the second-level cache between two items."""
 ROWS_AT_ONCE = 4
 """Rows of x that a thread prepares at a time."""
-PREPARED_TOGETHER = 1 << 15
-"""Numbers of x from which all threads prepare rows; fewer are prepared by one thread."""
+PREPARED_TOGETHER = 1 << 16
+"""Bytes of prepared rows from which all threads prepare them; fewer are prepared by one thread."""
 
-_FRAME_BYTES = FRAME.itemsize
-_COUNTER_BYTES = 128
+FRAME_BYTES = FRAME.itemsize
+COUNTER_BYTES = 128
 
 
 def _build_body(sources: str) -> Any:
@@ -80,9 +80,10 @@ def _build_body(sources: str) -> Any:
     def body(data):  # type: ignore[no-untyped-def]
         """The body of each thread: take items until none are left."""
         sources  # noqa: B018
-        frame = carray(data, 1, FRAME)[0]
+        head = carray(data, 1, FRAME)[0]
+        frame, place = head, 0
         layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
-        scratch = frame.scratch + vl.fetch_increment(frame.counters + 64) * frame.scratch_bytes
+        scratch = head.scratch + vl.fetch_increment(head.counters + 64) * head.scratch_bytes
         block = scratch
         vl.write_i64(block + 8 * code.X_ROW, frame.x_row)
         vl.write_i64(block + 8 * code.SUMS_ROW, frame.sums_row)
@@ -92,14 +93,8 @@ def _build_body(sources: str) -> Any:
         vl.write_i64(block + 8 * code.OFFSETS, layout.offsets)
         vl.write_i64(block + 8 * code.GROUPS, layout.padded // layout.group if layout.group else 1)
         vl.write_i64(block + 8 * code.STEPS, (layout.group if layout.group else layout.padded) // 8)
-        index = vl.fetch_increment(frame.counters)
-        if frame.preparing:
-            while index * ROWS_AT_ONCE < frame.room:
-                for place in range(index * ROWS_AT_ONCE, min((index + 1) * ROWS_AT_ONCE, frame.room)):
-                    prepare(frame, layout, place, scratch)
-                index = vl.fetch_increment(frame.counters)
-            return
-        if frame.way == BY_TILES:
+        by_tiles = head.way == BY_TILES and not head.preparing
+        if by_tiles:
             # Palette 1: eight tiles of 16 rows (bytes 48 to 55) of 64 bytes (words from byte 16 on).
             config = scratch + code.BLOCK_BYTES + C_BYTES
             for i in range(8):
@@ -110,16 +105,93 @@ def _build_body(sources: str) -> Any:
             vl.write_i64(config + 48, 0x1010101010101010)
             vl.write_i64(block + 8 * code.B, config)
             configure(block)
-            while index < frame.items:
-                multiply_by_tiles(frame, layout, index, scratch)
-                index = vl.fetch_increment(frame.counters)
+        index = vl.fetch_increment(head.counters)
+        while index < head.total:
+            while index >= frame.start + frame.count:
+                place += 1
+                frame = carray(vl.as_pointer(head.frames + place * FRAME_BYTES), 1, FRAME)[0]
+                layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
+            item = index - frame.start
+            if head.preparing:
+                for row in range(item * ROWS_AT_ONCE, min((item + 1) * ROWS_AT_ONCE, frame.room)):
+                    prepare(frame, layout, row, scratch)
+            elif by_tiles:
+                multiply_by_tiles(frame, layout, item, scratch)
+            else:
+                multiply(frame, layout, item, scratch)
+            index = vl.fetch_increment(head.counters)
+        if by_tiles:
             release(block)
-            return
-        while index < frame.items:
-            multiply(frame, layout, index, scratch)
-            index = vl.fetch_increment(frame.counters)
 
     return body
+
+
+@part
+def divide(frame, layout, threads):  # type: ignore[no-untyped-def]
+    """Cut a product, whose layout, way, rows, panels, norm and rows of x are set, into items."""
+    rows, way = frame.rows, frame.way
+    frame.items = frame.panels // ITEM_PANELS
+    frame.block_rows, frame.row_blocks = rows, 1
+    if way != BY_TILES:
+        for_threads = min(ITEMS_A_THREAD * threads // frame.items + 1, rows // LEAST_BLOCK_ROWS)
+        blocks = max(1, for_threads, rows // MOST_BLOCK_ROWS)
+        frame.block_rows = vl.round_up(rows // blocks, MOST_ROWS)
+        frame.row_blocks = (rows + frame.block_rows - 1) // frame.block_rows
+        frame.items *= frame.row_blocks
+    frame.sums_row = 0
+    if way == BY_INT8:
+        frame.sums_row = 8 * (layout.padded // layout.group)
+    elif layout.offsets and way != BY_TILES:
+        frame.sums_row = 4 * (layout.padded // layout.group)
+    frame.scratch_bytes = code.BLOCK_BYTES + C_BYTES + CONFIG_BYTES
+    if way == BY_TILES and layout.form:
+        frame.scratch_bytes += 4 * WIDTH * layout.padded
+    frame.scratch_bytes = vl.round_up(max(frame.scratch_bytes, code.BLOCK_BYTES + 2 * layout.padded), 128)
+
+
+@part
+def locate(frame, layout, at):  # type: ignore[no-untyped-def]
+    """Give a divided product memory from `at` on for its prepared rows; returns the end of that memory."""
+    rows, way = frame.rows, frame.way
+    size = 4 if way == BY_F32 else 1 if way == BY_INT8 else 2
+    whole = layout.inputs == layout.padded and not frame.norm_at and not frame.x_rows_at
+    in_place = way == BY_TILES and whole
+    if way == BY_TILES:
+        room = vl.round_up(rows, 16)
+    else:
+        room = rows - rows % MOST_ROWS
+        if rows % MOST_ROWS:
+            room += kernel_rows(rows % MOST_ROWS)
+    first = rows - rows % 32 if in_place else 0
+    frame.first, frame.room = first, room - first
+    frame.tail, frame.tail_from = at, first
+    frame.prepared, frame.prepared_row = at, size * layout.padded
+    frame.x, frame.x_row = (frame.from_x, frame.from_row) if in_place else (at, size * layout.padded)
+    frame.sums = at + vl.round_up(frame.room * size * layout.padded, 64)
+    return frame.sums + vl.round_up(frame.room * frame.sums_row, 64)
+
+
+@part
+def launch(frames, products, threads, team, body):  # type: ignore[no-untyped-def]
+    """Run the located products whose frames lie from `frames` on: first prepare x, then multiply."""
+    head = carray(vl.as_pointer(frames), 1, FRAME)[0]
+    head.frames = frames
+    for preparing in range(1, -1, -1):
+        head.total, rows = 0, 0
+        for place in range(products):
+            frame = carray(vl.as_pointer(frames + place * FRAME_BYTES), 1, FRAME)[0]
+            frame.start = head.total
+            frame.count = (frame.room + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE if preparing else frame.items
+            head.total += frame.count
+            rows += frame.room
+        head.preparing = preparing
+        vl.write_i64(head.counters, 0)
+        vl.write_i64(head.counters + 64, 0)
+        alone = preparing and rows * head.prepared_row < PREPARED_TOGETHER
+        if threads == 1 or alone:
+            call_address(body, frames)
+        else:
+            run_on_team(team, body, frames, min(threads, head.total))
 
 
 def _build_run(sources: str) -> Any:
@@ -142,65 +214,21 @@ def _build_run(sources: str) -> Any:
         layout = carray(vl.as_pointer(layout_at), 1, LAYOUT)[0]
         frame.layout, frame.way, frame.rows = layout_at, way, rows
         frame.out, frame.out_row, frame.out_bf16, frame.add = out, out_row, out_bf16, adds
-        frame.chosen, frame.rows_at, frame.extra = chosen, rows_at, extra
-        frame.extra_from = extra_from
-        if not chosen:
-            panels = layout.panels
-        if threads * SERIAL_BYTES > panels * layout.panel_bytes * rows:
-            threads = 1
-        frame.panels, frame.items = panels, panels // ITEM_PANELS
-        frame.block_rows, frame.row_blocks = rows, 1
-        if way != BY_TILES:
-            for_threads = min(ITEMS_A_THREAD * threads // frame.items + 1, rows // LEAST_BLOCK_ROWS)
-            blocks = max(1, for_threads, rows // MOST_BLOCK_ROWS)
-            frame.block_rows = vl.round_up(rows // blocks, MOST_ROWS)
-            frame.row_blocks = (rows + frame.block_rows - 1) // frame.block_rows
-            frame.items *= frame.row_blocks
-        threads = min(threads, frame.items)
-
-        size = 4 if way == BY_F32 else 1 if way == BY_INT8 else 2
+        frame.from_x, frame.from_row, frame.from_bf16 = x, x_row, x_bf16
+        frame.chosen, frame.rows_at, frame.x_rows_at = chosen, rows_at, rows_at
+        frame.extra, frame.extra_from = extra, extra_from
         frame.norm_at, frame.eps = norm, eps
-        in_place = way == BY_TILES and layout.inputs == layout.padded and not norm and not rows_at
-        if way == BY_TILES:
-            room = vl.round_up(rows, 16)
-        else:
-            room = rows - rows % MOST_ROWS
-            if rows % MOST_ROWS:
-                room += kernel_rows(rows % MOST_ROWS)
-        first = rows - rows % 32 if in_place else 0
-        room -= first
-        copied = vl.round_up(room * size * layout.padded, 64)
-        frame.sums_row = 0
-        if way == BY_INT8:
-            frame.sums_row = 8 * (layout.padded // layout.group)
-        elif layout.offsets and way != BY_TILES:
-            frame.sums_row = 4 * (layout.padded // layout.group)
-        sum_bytes = vl.round_up(room * frame.sums_row, 64)
-        frame.scratch_bytes = code.BLOCK_BYTES + C_BYTES + CONFIG_BYTES
-        if way == BY_TILES and layout.form:
-            frame.scratch_bytes += 4 * WIDTH * layout.padded
-        frame.scratch_bytes = vl.round_up(max(frame.scratch_bytes, code.BLOCK_BYTES + 2 * layout.padded), 128)
-
-        frame.counters = arena + vl.round_up(_FRAME_BYTES, 64)
-        at = frame.counters + _COUNTER_BYTES
-        frame.tail, frame.tail_from = at, first
-        frame.sums = at + copied
-        frame.scratch = vl.round_up(frame.sums + sum_bytes, 64)
+        frame.panels = panels if chosen else layout.panels
+        if threads * SERIAL_BYTES > frame.panels * layout.panel_bytes * rows:
+            threads = 1
+        divide(frame, layout, threads)
+        threads = min(threads, frame.items)
+        frame.counters = arena + vl.round_up(FRAME_BYTES, 64)
+        frame.scratch = locate(frame, layout, frame.counters + COUNTER_BYTES)
         end = frame.scratch + threads * frame.scratch_bytes
         if end > arena + arena_bytes:
             return end - arena
-        frame.x, frame.x_row = (x, x_row) if in_place else (at, size * layout.padded)
-        frame.prepared, frame.prepared_row = at, size * layout.padded
-        frame.from_x, frame.from_row, frame.from_bf16 = x, x_row, x_bf16
-        frame.first, frame.room = first, room
-        for preparing in range(1, -1, -1):
-            frame.preparing = preparing
-            vl.write_i64(frame.counters, 0)
-            vl.write_i64(frame.counters + 64, 0)
-            if threads == 1 or (preparing and room * layout.padded < PREPARED_TOGETHER):
-                call_address(body, arena)
-            else:
-                run_on_team(team, body, arena, threads)
+        launch(arena, 1, threads, team, body)
         return 0
 
     return run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -128,7 +129,11 @@ class MixtureOfExperts(nn.Module):
                 yield f"experts.{index}.up_proj.bias", Slot(self.gate_up_bias[index, size:])
                 yield f"experts.{index}.down_proj.bias", Slot(self.down_bias[index])
         if self.shared is not None:
-            yield from under("shared_expert.", self.shared.slots())
+            for name, slot in under("shared_expert.", self.shared.slots()):
+                yield (
+                    name,
+                    replace(slot, part=None),
+                )  # no adapter: the compiled block has no place for its terms
         if self.experts.shared_gate:
             yield "shared_expert_gate.weight", Slot(self.router[count:])
 

@@ -14,6 +14,7 @@ from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import load_model
 
 from .architectures import save_tiny, tiny_config
+from .dense import logits
 from .equality import assert_engine_equal, assert_logits_equal
 
 GROUPED = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7, "use_qk_norm": True}
@@ -64,6 +65,20 @@ def test_experts_in_one_tensor_are_read_like_one_tensor_for_each(tmp_path: Path)
 
 
 def test_the_engine_gives_the_tokens_of_transformers(tmp_path: Path) -> None:
-    """Cold, chunked, forked, retracted and from the cache."""
+    """Cold, chunked, forked, retracted and from the cache, with all layers in one compiled call."""
     reference = save_tiny(config_of("qwen2_moe"), tmp_path)
-    assert_engine_equal(reference, native(tmp_path))
+    model = native(tmp_path, packed=True, deterministic=True)
+    assert model.layer_weights() is not None
+    assert_engine_equal(reference, model)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_experts_are_near_unpacked_ones(family: str, tmp_path: Path) -> None:
+    reference = save_tiny(config_of(family), tmp_path)
+    assert_logits_equal(reference, native(tmp_path, packed=True, deterministic=True))
+    if family == "qwen3_moe":
+        ids = torch.arange(20)
+        wanted = logits(native(tmp_path), ids)
+        for form, share in (("int8", 0.1), ("int4", 0.7)):
+            got = logits(native(tmp_path, quantization=form), ids)
+            assert (got - wanted).square().mean() < share**2 * wanted.var()

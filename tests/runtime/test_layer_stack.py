@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ramify.kernels.cpu import attention, linear
+from ramify.kernels.cpu import attention, experts, linear
 from ramify.kernels.packed import quantised
 from ramify.kernels.registry import ops
 from ramify.runtime.config import EngineConfig
@@ -43,6 +43,16 @@ QWEN2: dict[str, Any] = {
     "max_window_layers": 1,
 }
 QWEN3 = {**SHAPE, "model_type": "qwen3"}
+EXPERTS = {
+    **SHAPE,
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 56,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+}
+QWEN2_MOE = {**EXPERTS, "model_type": "qwen2_moe", "mlp_only_layers": [1]}
+OLMOE = {**EXPERTS, "model_type": "olmoe"}
 
 
 def model_of(
@@ -84,6 +94,8 @@ CASES = {
     "llama deterministic float32": (LLAMA, torch.float32, "none", False, True),
     "qwen2 with windows": (QWEN2, torch.bfloat16, "int4", False, False),
     "qwen3 with head norms": (QWEN3, torch.float32, "int4", True, False),
+    "experts": (QWEN2_MOE, torch.bfloat16, "int4", False, False),
+    "experts and whole norms": (OLMOE, torch.float32, "none", False, True),
 }
 
 
@@ -126,12 +138,13 @@ def test_shared_prefixes_are_read_once_unless_told_otherwise(
     assert made == [wanted]
 
 
-def test_it_goes_on_where_memory_was_short() -> None:
+@pytest.mark.parametrize("shape", [LLAMA, QWEN2_MOE], ids=["dense", "experts"])
+def test_it_goes_on_where_memory_was_short(shape: dict[str, Any]) -> None:
     """Working memory grows between two operations of a step, none of which is done twice."""
-    model = model_of(LLAMA, torch.bfloat16, "int4")
+    model = model_of(shape, torch.bfloat16, "int4")
     results = []
     for size in (1 << 20, 512):
-        for arena in (linear.arena, attention.arena):
+        for arena in (linear.arena, attention.arena, experts.arena):
             arena.grow(size)
         pool = KvPool(model.config, num_pages=PAGES, page_size=PAGE, dtype=torch.bfloat16)
         runner = Runner(model, pool, ops("cpu"))

@@ -27,12 +27,17 @@ BY_F32, BY_DOTS, BY_TILES, BY_INT8 = 0, 1, 2, 3
 FRAME = record(
     "layout", "way", "x", "x_row", "tail", "tail_from", "sums", "sums_row", "rows",
     "out", "out_row", "out_bf16", "add", "panels", "block_rows", "row_blocks", "items",
-    "counters", "scratch", "scratch_bytes", "norm_at", "chosen", "rows_at",
+    "counters", "scratch", "scratch_bytes", "norm_at", "chosen", "rows_at", "x_rows_at",
     "preparing", "prepared", "prepared_row", "from_x", "from_row", "from_bf16", "first", "room", "extra",
-    "extra_from",
+    "extra_from", "start", "count", "total", "frames",
     floats=("eps",),
 )  # fmt: skip
-"""The arguments of one call, which its threads share."""
+"""The arguments of one product, which the threads share.
+
+Several products of one form and size, by different matrices, run as one call: their frames lie one after the
+other. Of the `total` items of such a call, each has `count` from `start` on; `frames` (its own
+address), `total`, `preparing`, `counters`, `scratch` and `scratch_bytes` of the first frame count for all.
+"""
 
 MOST_ROWS = max(tiles.ROWS)
 C_ROW = 4 * WIDTH * ITEM_PANELS
@@ -48,7 +53,7 @@ def panel_at(frame, place):  # type: ignore[no-untyped-def]
 
 @part
 def row_at(frame, place):  # type: ignore[no-untyped-def]
-    """The row of x and of the result at a place in the order of work."""
+    """The row of the result at a place in the order of work."""
     return vl.read_i64(frame.rows_at + 8 * place) if frame.rows_at else place
 
 
@@ -159,8 +164,15 @@ def _finish(frame, layout, c, first, panels, row, rows):  # type: ignore[no-unty
                     through = vl.load(at + 4 * WIDTH + i)
                     if layout.bias_at:
                         through = vl.add(through, vl.load(bias + 4 * WIDTH + i))
+                    slope = -LOG2_E
+                    if layout.gated == 2:  # packed.PackedWeight.clamp
+                        limit = vl.splat_f32(layout.limit)
+                        y = vl.minimum(y, limit)
+                        through = vl.maximum(vl.minimum(through, limit), vl.splat_f32(-layout.limit))
+                        through = vl.add(through, vl.splat_f32(1.0))
+                        slope = -LOG2_E * layout.alpha
                     # silu(y) = y / (1 + exp(-y)); from 2**127 on the quotient is 0 either way.
-                    power = vl.minimum(vl.mul(y, vl.splat_f32(-LOG2_E)), vl.splat_f32(127.0))
+                    power = vl.minimum(vl.mul(y, vl.splat_f32(slope)), vl.splat_f32(127.0))
                     y = vl.mul(vl.div(y, vl.add(vl.splat_f32(1.0), vl.exp2(power))), through)
                 vl.store(at + i, y)
             if count == WIDTH:

@@ -14,7 +14,7 @@ from ramify.kernels.cpu.kv_store import copy_bytes
 from ramify.kernels.cpu.norm import normalise
 from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear.int8 import round_int4, round_int8
-from ramify.kernels.cpu.packed_linear.items import BY_DOTS, BY_F32, BY_INT8, row_at
+from ramify.kernels.cpu.packed_linear.items import BY_DOTS, BY_F32, BY_INT8
 
 
 @part
@@ -68,7 +68,10 @@ def prepare(frame, layout, place, scratch):  # type: ignore[no-untyped-def]
     sums = frame.sums + place * frame.sums_row
     at = 0
     if frame.first + place < frame.rows:
-        at = frame.from_x + row_at(frame, frame.first + place) * frame.from_row
+        row = frame.first + place
+        if frame.x_rows_at:
+            row = vl.read_i64(frame.x_rows_at + 8 * row)
+        at = frame.from_x + row * frame.from_row
     block, spare = scratch, scratch + code.BLOCK_BYTES
     if frame.way != BY_INT8:
         _copy_row(frame, layout, at, to, spare)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ramify.kernels.lora import LoraTable
 from ramify.kernels.stack import LayerWeights
 from ramify.runtime.model.causal_lm import Attend
 from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Layer, Model
 from ramify.runtime.model.experts import mlp_of
 from ramify.runtime.model.layers import (
+    GatedMLP,
     HeadNorms,
     Linear,
     Residual,
@@ -64,9 +66,12 @@ class LlamaLayer(Layer):
 
     def weights(self) -> LayerWeights | None:
         output, mlp = self.output.packed, self.mlp.weights()
-        if not self.qkv.packed or len(output) != 1 or not isinstance(mlp, tuple):
+        if not self.qkv.packed or len(output) != 1 or mlp is None:
             return None
-        gate_up, down = mlp
+        gate_up, down = mlp if isinstance(mlp, tuple) else (None, None)
+        tables = LoraTable(), LoraTable()
+        if isinstance(self.mlp, GatedMLP):
+            tables = self.mlp.gate_up.lora, self.mlp.down.lora
         return LayerWeights(
             attention_norm=self.attention_norm.fused,
             qkv=self.qkv.packed,
@@ -74,8 +79,9 @@ class LlamaLayer(Layer):
             mlp_norm=self.mlp_norm.fused,
             gate_up=gate_up,
             down=down,
+            experts=None if isinstance(mlp, tuple) else mlp,
             window=self.window,
-            lora=(self.qkv.lora, self.output.lora, self.mlp.gate_up.lora, self.mlp.down.lora),
+            lora=(self.qkv.lora, self.output.lora, *tables),
         )
 
     def norms(self) -> dict[str, RMSNorm]:

@@ -1,0 +1,397 @@
+"""Mixtures of packed experts (arXiv 2401.04088) in one call: router, choice, experts, shared expert, sum.
+
+Example: rows 0, 1, 2 choose experts (5, 2), (5, 7), (2, 5). Sorted by expert: 2 has rows 0 and 2, 5 has rows
+0, 1 and 2, 7 has row 1. All products with gate_up are one call of the threads, with an item for every four
+panels of experts 2, 5 and 7; those with down another. So each expert that is chosen is read once, and others
+are not read.
+
+Every pair of a row and an expert has its own row of the results, and each row's are summed in the order of
+its choice. A row's bits so depend on that row alone, as far as those of `linear` do.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+from numba import types
+from torch import Tensor
+
+from ramify.kernels.checks import check_packed_experts
+from ramify.kernels.cpu import linear
+from ramify.kernels.cpu.codegen import simd as vl
+from ramify.kernels.cpu.codegen.arena import Arena
+from ramify.kernels.cpu.codegen.compiler import carray, compiled, part, sources
+from ramify.kernels.cpu.codegen.records import record
+from ramify.kernels.cpu.codegen.simd import LANES
+from ramify.kernels.cpu.codegen.team import team_entry
+from ramify.kernels.cpu.linear import COUNTER_BYTES, FRAME_BYTES, SERIAL_BYTES, divide, launch, locate
+from ramify.kernels.cpu.norm import normalise
+from ramify.kernels.cpu.packed_linear.items import FRAME
+from ramify.kernels.packed import FORMATS, LAYOUT
+from ramify.kernels.stack import PackedExperts
+
+EXPERTS = record(
+    "count", "top_k", "sigmoid", "normalised", "groups", "top_groups", "correction", "hidden", "size",
+    "router", "gate_up", "down", "shared_gate_up", "shared_down", "shared_size", "shared_gate",
+    floats=("scale",),
+)  # fmt: skip
+"""A mixture: counts, flags and addresses of layouts. `gate_up` and `down` are arrays of `count` layouts."""
+
+WORK = record("normed", "logits", "choice", "chosen", "weights", "rows", "places", "inner", "y", "shared",
+              "shared_y", "starts", "end")  # fmt: skip
+"""Where a call keeps what."""
+
+CALL = record(
+    "experts", "x", "x_row", "bf16", "tokens", "out", "out_row", "add", "norm",
+    "ways", "expert_ways", "threads", "team", "body", "arena", "arena_bytes",
+    floats=("eps",),
+)  # fmt: skip
+"""The arguments of a call. `ways` and `expert_ways` are `linear.way_for` of each format, for all rows and for
+those of one expert."""
+
+_linear_run = linear.run
+
+
+@part
+def _lay_out(work, experts, tokens, size, at):  # type: ignore[no-untyped-def]
+    """Divide the memory from `at` on; `work.end` is where it ends."""
+    pairs = tokens * experts.top_k
+    work.normed = at
+    work.logits = work.normed + vl.round_up(tokens * experts.hidden * size, 64)
+    work.choice = work.logits + vl.round_up(tokens * (experts.count + 1) * 4, 64)
+    work.chosen = work.choice + vl.round_up(experts.count * 16 + experts.groups * 8, 64)
+    work.weights = work.chosen + vl.round_up(pairs * 8, 64)
+    work.rows = work.weights + vl.round_up(pairs * 4, 64)
+    work.places = work.rows + vl.round_up(pairs * 8, 64)
+    work.starts = work.places + vl.round_up(pairs * 8, 64)
+    work.inner = work.starts + vl.round_up((experts.count + 2) * 8, 64)
+    work.y = work.inner + vl.round_up(pairs * experts.size * size, 64)
+    work.shared = work.y + vl.round_up(pairs * experts.hidden * 4, 64)
+    work.shared_y, work.end = work.shared, work.shared
+    if experts.shared_gate_up:
+        work.shared_y = work.shared + vl.round_up(tokens * experts.shared_size * size, 64)
+        work.end = work.shared_y + vl.round_up(tokens * experts.hidden * 4, 64)
+
+
+@part
+def _take_best(choice, count):  # type: ignore[no-untyped-def]
+    """The place of the largest number, the first of several; it becomes NaN, and NaNs are not taken."""
+    best = -1
+    for place in range(count):
+        number = choice[place]
+        if number == number and (best < 0 or number > choice[best]):
+            best = place
+    if best < 0:  # only a row of NaNs leads here
+        return 0
+    choice[best] = np.nan
+    return best
+
+
+@part
+def _route(experts, work, token):  # type: ignore[no-untyped-def]
+    """As `reference.experts.route`, for one row of logits."""
+    count, top_k = experts.count, experts.top_k
+    row = count + (1 if experts.shared_gate else 0)
+    logits = carray(vl.as_pointer(work.logits + 4 * token * row), row, np.float32)
+    scores = carray(vl.as_pointer(work.choice), count, np.float64)
+    choice = carray(vl.as_pointer(work.choice + 8 * count), count, np.float64)
+    best = carray(vl.as_pointer(work.choice + 16 * count), experts.groups, np.float64)
+    chosen = carray(vl.as_pointer(work.chosen + 8 * token * top_k), top_k, np.int64)
+    weights = carray(vl.as_pointer(work.weights + 4 * token * top_k), top_k, np.float32)
+    largest = logits[0]
+    for place in range(count):
+        largest = max(largest, logits[place])
+    total = 0.0
+    for place in range(count):
+        if experts.sigmoid:
+            scores[place] = 1.0 / (1.0 + math.exp(-logits[place]))
+        else:
+            scores[place] = math.exp(logits[place] - largest)
+            total += scores[place]
+    for place in range(count):
+        if not experts.sigmoid:
+            scores[place] /= total
+        choice[place] = scores[place]
+        if experts.correction:
+            choice[place] += vl.read_f32(experts.correction + 4 * place)
+    if experts.groups > 1:
+        members = count // experts.groups
+        for group in range(experts.groups):
+            first, second = -np.inf, -np.inf
+            for place in range(group * members, (group + 1) * members):
+                number = choice[place]
+                if number > first:
+                    first, second = number, first
+                elif number > second:
+                    second = number
+            best[group] = first + second
+        for _ in range(experts.top_groups):
+            _take_best(best, experts.groups)
+        for group in range(experts.groups):
+            if best[group] == best[group]:
+                for place in range(group * members, (group + 1) * members):
+                    choice[place] = np.nan
+    total = 0.0
+    for place in range(top_k):
+        chosen[place] = _take_best(choice, count)
+        total += scores[chosen[place]]
+    factor = experts.scale / total if experts.normalised else experts.scale
+    for place in range(top_k):
+        weights[place] = scores[chosen[place]] * factor
+
+
+@part
+def _sort(experts, work, tokens):  # type: ignore[no-untyped-def]
+    """Sort pairs by expert: `rows` of the sorted pairs, the `places` of each row's pairs among them, and the
+    `starts` of the experts."""
+    pairs = tokens * experts.top_k
+    chosen = carray(vl.as_pointer(work.chosen), pairs, np.int64)
+    rows, places = (carray(vl.as_pointer(work.rows), pairs, np.int64),
+                    carray(vl.as_pointer(work.places), pairs, np.int64))  # fmt: skip
+    starts = carray(vl.as_pointer(work.starts), experts.count + 2, np.int64)
+    starts[:] = 0
+    for pair in range(pairs):
+        starts[chosen[pair] + 2] += 1
+    for expert in range(experts.count):
+        starts[expert + 2] += starts[expert + 1]
+    # starts[e + 1] is where the next pair of expert e goes, and in the end where expert e + 1 starts.
+    for pair in range(pairs):
+        place = starts[chosen[pair] + 1]
+        starts[chosen[pair] + 1] += 1
+        rows[place], places[pair] = pair // experts.top_k, place
+
+
+@part
+def _products(call, experts, work, layouts, x, x_row, rows_at, out, out_row, out_bf16, arena, room):  # type: ignore[no-untyped-def]
+    """Multiply the sorted pairs' rows by their experts' matrices. As `linear.run`, returns 0 or the bytes of
+    memory from `arena` on that are needed."""
+    starts = carray(vl.as_pointer(work.starts), experts.count + 2, np.int64)
+    pairs, products = starts[experts.count], 0
+    for expert in range(experts.count):
+        products += starts[expert + 1] > starts[expert]
+    at = arena + vl.round_up(products * FRAME_BYTES, 64) + COUNTER_BYTES
+    if at > arena + room:
+        return at - arena
+    head = carray(vl.as_pointer(arena), 1, FRAME)[0]
+    head.counters = at - COUNTER_BYTES
+    threads = call.threads
+    place, items, expert = 0, 0, 0
+    while expert < experts.count:
+        first, rows = starts[expert], starts[expert + 1] - starts[expert]
+        if rows:
+            frame = carray(vl.as_pointer(arena + place * FRAME_BYTES), 1, FRAME)[0]
+            layout_at = layouts + expert * LAYOUT_BYTES
+            layout = carray(vl.as_pointer(layout_at), 1, LAYOUT)[0]
+            if threads * SERIAL_BYTES > layout.panels * layout.panel_bytes * pairs:
+                threads = 1
+            frame.layout, frame.rows, frame.panels = layout_at, rows, layout.panels
+            frame.way = vl.read_i64(call.expert_ways + 8 * layout.form)
+            frame.out, frame.out_row, frame.out_bf16 = out + first * out_row, out_row, out_bf16
+            frame.add, frame.chosen, frame.norm_at, frame.rows_at, frame.extra = 0, 0, 0, 0, 0
+            frame.from_x, frame.from_row, frame.from_bf16 = x, x_row, call.bf16
+            frame.x_rows_at = rows_at + 8 * first if rows_at else 0
+            if not rows_at:
+                frame.from_x = x + first * x_row
+            divide(frame, layout, threads)
+            at = locate(frame, layout, at)
+            items += frame.items
+            place += 1
+        expert += 1
+    threads = min(threads, items)
+    head.scratch = at
+    end = at + threads * head.scratch_bytes
+    if end > arena + room:
+        return end - arena
+    launch(arena, products, threads, call.team, call.body)
+    return 0
+
+
+@part
+def _sum(call, experts, work):  # type: ignore[no-untyped-def]
+    """The weighted sum of each row's results, in the order of its choice, then the shared expert's."""
+    top_k, hidden, size = experts.top_k, experts.hidden, 2 if call.bf16 else 4
+    whole = hidden - hidden % LANES
+    row = experts.count + (1 if experts.shared_gate else 0)
+    for token in range(call.tokens):
+        out = call.out + token * call.out_row
+        shared, gate = work.shared_y + 4 * token * hidden, np.float32(1.0)
+        if experts.shared_gate:
+            logit = vl.read_f32(work.logits + 4 * (token * row + experts.count))
+            gate = np.float32(1.0 / (1.0 + math.exp(-logit)))
+        for i in range(0, hidden, LANES):
+            last = hidden if i >= whole else 0
+            if not last:
+                total = vl.splat_f32(0.0)
+                for pair in range(token * top_k, (token + 1) * top_k):
+                    weight = vl.splat_f32(vl.read_f32(work.weights + 4 * pair))
+                    at = work.y + 4 * (vl.read_i64(work.places + 8 * pair) * hidden + i)
+                    total = vl.fma(weight, vl.load(at), total)
+                if experts.shared_gate_up:
+                    total = vl.fma(vl.splat_f32(gate), vl.load(shared + 4 * i), total)
+                if call.add:
+                    total = vl.add(total, vl.load_as(out + size * i, call.bf16))
+                vl.store_as(out + size * i, total, call.bf16)
+            for j in range(i, last):
+                number = np.float32(0.0)
+                for pair in range(token * top_k, (token + 1) * top_k):
+                    at = work.y + 4 * (vl.read_i64(work.places + 8 * pair) * hidden + j)
+                    number += vl.read_f32(work.weights + 4 * pair) * vl.read_f32(at)
+                if experts.shared_gate_up:
+                    number += gate * vl.read_f32(shared + 4 * j)
+                if call.add:
+                    number += vl.read_as(out + size * j, call.bf16)
+                vl.write_as(out + size * j, number, call.bf16)
+
+
+@part
+def _whole(call, layout_at, x, x_row, out, out_row, out_bf16, arena, room):  # type: ignore[no-untyped-def]
+    """All rows by one matrix."""
+    way = vl.read_i64(call.ways + 8 * carray(vl.as_pointer(layout_at), 1, LAYOUT)[0].form)
+    return _linear_run(
+        layout_at, x, x_row, call.bf16, call.tokens, out, out_row, out_bf16, 0, way,
+        call.threads, call.team, call.body, arena, room, 0, 0.0, 0, 0, 0, 0, 0,
+    )  # fmt: skip
+
+
+LAYOUT_BYTES = LAYOUT.itemsize
+_WORK_BYTES = -(-WORK.itemsize // 64) * 64
+
+
+def _build(sources: str) -> Any:
+    @compiled(types.int64(types.int64))
+    def run(call_at):  # type: ignore[no-untyped-def]
+        """Returns 0 when done, else the bytes that the arena must have; nothing is written to out then."""
+        sources  # noqa: B018
+        call = carray(vl.as_pointer(call_at), 1, CALL)[0]
+        experts = carray(vl.as_pointer(call.experts), 1, EXPERTS)[0]
+        work = carray(vl.as_pointer(call.arena), 1, WORK)[0]
+        tokens, hidden, size = call.tokens, experts.hidden, 2 if call.bf16 else 4
+        _lay_out(work, experts, tokens, size, call.arena + _WORK_BYTES)
+        arena, room = work.end, call.arena + call.arena_bytes - work.end
+        if room < 0:
+            return -room + call.arena_bytes
+        x, x_row = call.x, call.x_row
+        if call.norm:
+            x, x_row = work.normed, hidden * size
+            for token in range(tokens):
+                at = call.x + token * call.x_row
+                normalise(at, x + token * x_row, call.norm, hidden, call.eps, call.bf16, call.bf16)
+        used = arena - call.arena
+        row = 4 * (experts.count + (1 if experts.shared_gate else 0))
+        missing = _whole(call, experts.router, x, x_row, work.logits, row, 0, arena, room)
+        if missing:
+            return used + missing
+        for token in range(tokens):
+            _route(experts, work, token)
+        _sort(experts, work, tokens)
+        inner_row = experts.size * size
+        missing = _products(call, experts, work, experts.gate_up, x, x_row, work.rows, work.inner, inner_row,
+                            call.bf16, arena, room)  # fmt: skip
+        if missing:
+            return used + missing
+        missing = _products(call, experts, work, experts.down, work.inner, inner_row, 0, work.y, 4 * hidden,
+                            0, arena, room)  # fmt: skip
+        if missing:
+            return used + missing
+        if experts.shared_gate_up:
+            inner_row = experts.shared_size * size
+            missing = _whole(call, experts.shared_gate_up, x, x_row, work.shared, inner_row, call.bf16, arena,
+                             room)  # fmt: skip
+            if missing:
+                return used + missing
+            missing = _whole(call, experts.shared_down, work.shared, inner_row, work.shared_y, 4 * hidden, 0,
+                             arena, room)  # fmt: skip
+            if missing:
+                return used + missing
+        _sum(call, experts, work)
+        return 0
+
+    return run
+
+
+run = _build(sources())
+arena = Arena()
+
+
+class Record:
+    """The compiled kernels' arguments for a mixture; `address` is that of a record of `EXPERTS`.
+
+    It has addresses of the weights' memory, which the caller keeps.
+    """
+
+    def __init__(self, experts: PackedExperts) -> None:
+        routing, gate_up, down = experts.routing, experts.gate_up, experts.down
+        for each in (gate_up, down):
+            if len({(one.format, one.group, one.panels.shape, one.scales.dtype) for one in each}) > 1:
+                raise ValueError("the matrices of the experts differ in form or size.")
+        self._layouts = [np.concatenate([weight.layout[1][0] for weight in each]) for each in (gate_up, down)]
+        self.record = np.zeros(1, EXPERTS)
+        one = self.record[0]
+        one["count"], one["top_k"], one["sigmoid"] = len(gate_up), routing.top_k, routing.scores == "sigmoid"
+        one["normalised"], one["scale"] = routing.normalised, routing.scale
+        one["groups"], one["top_groups"] = routing.groups, routing.top_groups
+        one["correction"] = 0 if experts.correction is None else experts.correction.data_ptr()
+        one["hidden"], one["size"] = gate_up[0].inputs, gate_up[0].results
+        one["router"] = experts.router.layout[0]
+        one["gate_up"], one["down"] = (each.ctypes.data for each in self._layouts)
+        if experts.shared is not None:
+            shared_gate_up, shared_down = experts.shared
+            one["shared_gate_up"], one["shared_down"] = shared_gate_up.layout[0], shared_down.layout[0]
+            one["shared_size"] = shared_gate_up.results
+            one["shared_gate"] = experts.router.outputs > len(gate_up)
+        self.address = self.record.ctypes.data
+
+    def rows_of_expert(self, rows: int) -> int:
+        """How many of `rows` rows an expert has that is chosen as often as others, at least one."""
+        return max(1, rows * int(self.record[0]["top_k"]) // int(self.record[0]["count"]))
+
+
+def ways_of(rows: int, dtype: torch.dtype, *, by_row: bool, int8: bool) -> np.ndarray:
+    """`linear.way_for` of each format."""
+    ways = (linear.way_for(rows, form, dtype, by_row=by_row, int8=int8) for form in FORMATS)
+    return np.array(list(ways), np.int64)
+
+
+_records: weakref.WeakKeyDictionary[PackedExperts, Record] = weakref.WeakKeyDictionary()
+
+
+def _record_of(experts: PackedExperts) -> Record:
+    found = _records.get(experts)
+    if found is None:
+        found = _records[experts] = Record(experts)
+    return found
+
+
+def expert_block(
+    x: Tensor,
+    experts: PackedExperts,
+    *,
+    norm: tuple[Tensor, float] | None = None,
+    out: Tensor | None = None,
+    add: bool = False,
+    by_row: bool = False,
+    int8: bool = False,
+) -> Tensor:
+    """As `reference.experts.expert_block`; `by_row` and `int8` as in `linear.way_for`."""
+    out = check_packed_experts(x, experts, norm, out, add)
+    if not len(x):
+        return out
+    ways = ways_of(len(x), x.dtype, by_row=by_row, int8=int8)
+    kept = _record_of(experts)
+    expert_ways = ways_of(kept.rows_of_expert(len(x)), x.dtype, by_row=by_row, int8=int8)
+    norm_at, eps = (0, 0.0) if norm is None else (norm[0].data_ptr(), norm[1])
+    call, size = np.zeros(1, CALL), x.element_size()
+    while True:
+        call[0] = (
+            kept.address, x.data_ptr(), size * x.stride(0), size == 2, len(x),
+            out.data_ptr(), size * out.stride(0), add, norm_at, ways.ctypes.data, expert_ways.ctypes.data,
+            torch.get_num_threads(), team_entry(), linear.body_address, arena.address, arena.size, eps,
+        )  # fmt: skip
+        needed = run(call.ctypes.data)
+        if not needed:
+            return out
+        arena.grow(2 * needed)
