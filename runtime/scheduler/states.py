@@ -29,10 +29,8 @@ prefill (CPU)."""
 GRID = 1024
 """Tokens without a state after which the end of a chunk is kept."""
 
-GRID_USES = 0.1
-PROMPT_USES = 0.5
-"""Requests that are expected to begin from a state of the grid, and from one at the end of a prompt. Of any
-other state it is 1."""
+FEW_USES = 0.1
+"""Requests that are expected to begin from a state of the grid, or at the end of a prompt. Else it is 1."""
 
 
 class Copies:
@@ -111,10 +109,8 @@ class RequestStates:
             return
         if end in request.marks:
             uses = 1.0
-        elif end == request.length:
-            uses = PROMPT_USES
-        elif end - pages.kept_len >= GRID:
-            uses = GRID_USES
+        elif end == request.length or end - pages.kept_len >= GRID:
+            uses = FEW_USES
         else:
             return
         slot = self._cache.copy_state(pages.lock, uses)

@@ -49,10 +49,10 @@ def events(trace: Trace) -> Iterator[tuple[float, str, Call | str]]:
 class Replay:
     """The scheduler's page code without a scheduler: every call is computed when it starts."""
 
-    def __init__(self, num_pages: int, page_size: int, hints: bool) -> None:
+    def __init__(self, num_pages: int, page_size: int, hints: bool, num_states: int = 0) -> None:
         self._now = 0.0
         self._hints = hints
-        self.cache = PrefixCache(num_pages, page_size, clock=lambda: self._now)
+        self.cache = PrefixCache(num_pages, page_size, num_states=num_states, clock=lambda: self._now)
         self._pages = RequestPages(self.cache, page_size)
         self._programs = Programs()
         self._running: dict[Call, Request] = {}
@@ -79,6 +79,7 @@ class Replay:
             ids=tuple(call.prompt.tolist()),
             sampling=SamplingParams(),
             hint=call.hint if self._hints else None,
+            forks=call.forks if self._hints else (),
         )
         request = Request(submit, arrival=self._now, max_tokens=len(call.output))
         self._programs.join(request)
@@ -92,8 +93,11 @@ class Replay:
         if not self._pages.try_admit(request, self._pages.match(request), 0):
             return False
         self.result.computed += request.prompt_len - request.computed_len
-        request.computed_len = request.prompt_len
-        self._pages.commit(request)
+        while request.computed_len < request.prompt_len:
+            request.computed_len = self._pages.states.cut(request, request.prompt_len)
+            request.pages.state_len = request.computed_len
+            self._pages.commit(request)
+            self._pages.states.computed(request)
         call = self._calls[request]
         for token in call.output.tolist():
             request.append(token)
@@ -115,7 +119,7 @@ class Replay:
 
     def _finish(self, request: Request) -> None:
         call = self._calls.pop(request)
-        request.computed_len = request.length - 1
+        request.computed_len = request.pages.state_len = request.length - 1
         self._programs.leave(request)
         self._pages.release(request, self._now)
         if call.tools:

@@ -39,6 +39,8 @@ class Call:
     hint: ProgramHint | None = None
     tools: tuple[str, ...] = ()
     """What the program waits for after it."""
+    forks: tuple[int, ...] = ()
+    """Tokens after which other branches part from it, as the program says with a branch's first call."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -56,6 +58,7 @@ class Branch:
 
     def __init__(self, program: ProgramWriter, held: Tokens, now: float, forks: tuple[str, ...] = ()) -> None:
         self._program = program
+        self._told = (len(held),) if forks else ()
         self.held = held
         self.now = now
         self.key = program.key("b")
@@ -80,7 +83,8 @@ class Branch:
             forks=self._forks,
             ended=program.take_ended(),
         )
-        program.calls.append(Call(self.now, done, self.held, answer, hint))
+        program.calls.append(Call(self.now, done, self.held, answer, hint, forks=self._told))
+        self._told = ()
         self.held = np.concatenate([self.held, answer])
         self.now = done
         return self

@@ -38,6 +38,21 @@ def test_hints_save_what_lru_computes_again_and_the_optimum_saves_most() -> None
     assert compare(generate(2, 20.0, 0.5), 1.5, 16).program == 0, "with pages enough nothing is"
 
 
+def test_hints_place_states_where_programs_go_on() -> None:
+    """Tokens that a model with states computes, with few slots for them, by what it is told."""
+    trace = generate(2, 60.0, 0.5)
+    needed, placed, unhinted = (
+        Replay(UNBOUNDED, 16, hints, states).run(trace).computed
+        for hints, states in ((False, 0), (True, 48), (False, 48))
+    )
+    assert needed < placed < 1.2 * needed < 1.3 * needed < unhinted
+    replay = Replay(700, 16, hints=True, num_states=16)
+    replay.run(generate(4, 6.0), check=True)
+    counts = replay.cache.state_counts()
+    assert counts.in_use == 0
+    assert counts.evicted > 0
+
+
 def request(kind: str, prompt: int, distinct: int, at: float, **more: Any) -> dict[str, Any]:
     return {
         "kind": kind,
