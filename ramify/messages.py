@@ -266,6 +266,14 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Completion tokens of the thoughts, with their end mark, where they are told apart."""
     forced_tokens: int = 0
     """Completion tokens that the grammar forced, appended without sampling."""
+    draft_tokens: int = 0
+    """Draft tokens of speculative decoding that were verified."""
+    accepted_tokens: int = 0
+    """Those of them that were accepted: completion tokens that took no step of their own."""
+    model_draft_tokens: int = 0
+    """Those of `draft_tokens` that a draft model proposed; the others were looked up."""
+    model_accepted_tokens: int = 0
+    """And those of `accepted_tokens`."""
     stored_tokens: int = 0
     """Prompt and completion tokens of answers from a store (`ramify.answers`). Nothing was computed for them,
     and no other field counts them."""
@@ -399,6 +407,14 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """Draft tokens of speculative decoding that were computed; `computed_tokens` counts them too."""
     accepted_tokens: int
     """Draft tokens that were accepted."""
+    model_draft_tokens: int = 0
+    """Those of `draft_tokens` that the draft model proposed; the others were looked up."""
+    model_accepted_tokens: int = 0
+    """And those of `accepted_tokens`."""
+    draft_model_tokens: int = 0
+    """Tokens that went through the draft model."""
+    draft_model_s: float = 0.0
+    """Seconds of its passes; part of `step_s`."""
     retractions: int
     evicted_pages: int
     pages_total: int

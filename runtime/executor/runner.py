@@ -111,16 +111,19 @@ class Runner:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
+    def copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy pages, each a (source, destination)."""
+        sources, destinations = zip(*copies, strict=True)
+        self._ops.copy_pages(self.pool.k, self.pool.v, list(sources), list(destinations))
+
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Copy pages, store the new tokens' KV, and return the hidden states: (T, hidden).
 
         The next call may overwrite them. On a CUDA device this returns before they are computed.
         """
-        pool = self.pool
         if batch.copies:
-            sources, destinations = zip(*batch.copies, strict=True)
-            self._ops.copy_pages(pool.k, pool.v, list(sources), list(destinations))
+            self.copy_pages(batch.copies)
         # Graphs are captured without adapters, whose launches the other steps would pay for.
         if self._graphs is not None and batch.decoding and batch.lora is None:
             hidden = self._graphs.run(batch)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ramify.runtime.scheduler.request import Request
 
 
 @dataclasses.dataclass
@@ -20,6 +24,10 @@ class Counters:
     forced_tokens: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    model_draft_tokens: int = 0
+    model_accepted_tokens: int = 0
+    draft_model_tokens: int = 0
+    draft_model_s: float = 0.0
     retractions: int = 0
     step_s: float = 0.0
     model_s: float = 0.0
@@ -33,3 +41,15 @@ class Counters:
         began = self._clock()
         yield
         self.model_s += self._clock() - began
+
+    def drafted(self, request: Request) -> None:
+        """The draft tokens of `request` are verified."""
+        for counts in (self, request.stats):
+            counts.draft_tokens += request.draft_len
+            counts.model_draft_tokens += request.draft_len * request.speculation.by_model
+
+    def accepted(self, request: Request) -> None:
+        """One of them was accepted."""
+        for counts in (self, request.stats):
+            counts.accepted_tokens += 1
+            counts.model_accepted_tokens += request.speculation.by_model

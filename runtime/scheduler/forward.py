@@ -12,6 +12,7 @@ from ramify.runtime.executor.runner import Runner
 from ramify.runtime.scheduler.constraints.masks import MaskFiller
 from ramify.runtime.scheduler.overlap import OverlapScheduling
 from ramify.runtime.scheduler.request import ScheduledRequest
+from ramify.runtime.scheduler.speculation.draft_model import DraftModel
 from ramify.runtime.scheduler.states import RequestStates
 
 
@@ -24,6 +25,7 @@ class ForwardPass:
     overlap: OverlapScheduling
     states: RequestStates
     page_size: int
+    draft_model: DraftModel | None = None
 
     def run(self, plan: Sequence[ScheduledRequest]) -> torch.Tensor:
         """(tokens, hidden size): the states of the scheduled tokens, in the order of `plan`.
@@ -44,6 +46,8 @@ class ForwardPass:
             pages.state_len = stop
         if self.states.present:
             self.runner.copy_states(self.states.copies.take())
+        if self.draft_model is not None:
+            self.draft_model.wrote(plan, copies)
         self.masks.begin([scheduled.request for scheduled in plan if scheduled.samples])
         try:
             computed = self.runner.forward(pack(extensions, self.page_size, copies)) if rest else None

@@ -45,7 +45,7 @@ class RequestSampler:
         waited for.
         """
         requests = [request for request, _ in places]
-        rows = [self._row(request, ahead) for request, ahead in places]
+        rows = [self.row(request, ahead, request.ids, _mask(request)) for request, ahead in places]
         asked = [row for row, request in enumerate(requests) if request.sampling.logprobs is not None]
         top = max((requests[row].sampling.logprobs or 0 for row in asked), default=0)
         drawing = self.runner.sampler.begin(logits, rows, asked, top)
@@ -94,9 +94,13 @@ class RequestSampler:
         found = [None if request.sampling.logprobs is not None else _mask(request) for request in requests]
         return found + [None] * sum(request.computed_ahead for request in requests)
 
-    def _row(self, request: Request, ahead: int) -> SamplingRow:
+    def row(self, request: Request, ahead: int, ids: np.ndarray, mask: np.ndarray | None) -> SamplingRow:
+        """How the token is chosen that stands `ahead` tokens behind the sequence.
+
+        ids : (n,) int32, the tokens that penalties are about
+        mask : the tokens that may come, (words,) int32; None for all
+        """
         params = request.sampling
-        mask = _mask(request)
         banned: tuple[int, ...] = ()
         if request.answer_len < params.min_tokens:
             banned = params.stop_token_ids + (() if params.ignore_eos else self.limits.eos_token_ids)
@@ -107,7 +111,7 @@ class RequestSampler:
             uniform=uniform(request.seed, request.length - request.prompt_len + ahead)
             if params.temperature > 0.0
             else 0.0,
-            ids=request.ids,
+            ids=ids,
             prompt_len=request.prompt_len,
             mask=mask,
             banned=banned,

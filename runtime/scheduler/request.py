@@ -95,6 +95,10 @@ class RequestStats:
     lost: Lost = dataclasses.field(default_factory=lambda: Lost(0, ""))
     """Prompt tokens that would have been found in the tree had they not been evicted."""
     forced_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    model_draft_tokens: int = 0
+    model_accepted_tokens: int = 0
     retractions: int = 0
     first_pass: float | None = None
     first_token: float | None = None
@@ -426,6 +430,10 @@ class Request:
             evicted_by=stats.lost.taker,
             completion_tokens=self.output_len,
             forced_tokens=stats.forced_tokens,
+            draft_tokens=stats.draft_tokens,
+            accepted_tokens=stats.accepted_tokens,
+            model_draft_tokens=stats.model_draft_tokens,
+            model_accepted_tokens=stats.model_accepted_tokens,
             retractions=stats.retractions,
             queue_s=since_arrival(stats.first_pass),
             first_token_s=since_arrival(stats.first_token),

@@ -40,6 +40,7 @@ from ramify.runtime.scheduler.precedence import Precedence, Turn
 from ramify.runtime.scheduler.programs.programs import Programs
 from ramify.runtime.scheduler.request import Request, ScheduledRequest
 from ramify.runtime.scheduler.scoring import ComputedSpan, Scorer
+from ramify.runtime.scheduler.speculation.draft_model import DraftModel
 from ramify.runtime.scheduler.speculation.drafter import Drafter
 from ramify.runtime.scheduler.verification import Predicting, Verifier
 
@@ -51,7 +52,10 @@ log = logging.getLogger("ramify")
 
 
 class Scheduler:
-    """Owns the requests of one engine. `reply` takes messages to the detokenizer other than step outputs."""
+    """Owns the requests of one engine. `reply` takes messages to the detokenizer other than step outputs.
+
+    `draft_runner` has the draft model; the pages of its pool have the numbers of those in the model's.
+    """
 
     def __init__(
         self,
@@ -64,6 +68,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         retokenizer: Retokenizer | None = None,
         healer: Healer | None = None,
+        draft_runner: Runner | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -71,8 +76,11 @@ class Scheduler:
         self._pages = pages = RequestPages(cache, config.page_size)
         self._programs = programs = Programs()
         self._outputs = StepOutputs()
-        self._drafter = Drafter(cache, enabled=bool(config.speculation))
         self.counters = counters = Counters(clock)
+        draft_model = None if draft_runner is None else DraftModel(
+            draft_runner, pages, limits, counters, clock
+        )
+        self._drafter = Drafter(cache, limits, enabled=bool(config.speculation), model=draft_model)
         self._requests = requests = Lifecycle(
             pages, programs, self._outputs, grammars, self._drafter, counters, reply, clock
         )
@@ -83,7 +91,9 @@ class Scheduler:
         self._scorer = Scorer(runner, pages, requests)
         sampler, masks = RequestSampler(runner, limits), MaskFiller()
         overlap = OverlapScheduling(runner, pages)
-        self._forward = ForwardPass(runner, masks, overlap, pages.states, config.page_size)
+        self._forward = ForwardPass(
+            runner, masks, overlap, pages.states, config.page_size, draft_model
+        )
         self._appender = OutputAppender(
             limits, self._outputs, sampler, counters, requests.finish, config.jump_forward
         )
@@ -203,7 +213,9 @@ class Scheduler:
         with self.counters.model_time():
             hidden = self._forward.run(plan)
         self.counters.computed_tokens += len(hidden)
-        self.counters.draft_tokens += sum(request.draft_len for request, _ in plan)
+        for request, _ in plan:
+            if request.draft_len:
+                self.counters.drafted(request)
         return hidden
 
     def postprocess(self, plan: Sequence[ScheduledRequest], hidden: torch.Tensor) -> None:

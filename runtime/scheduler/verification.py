@@ -111,7 +111,7 @@ class Verifier:
             self.appender.accept(request, token, logprob, now)
             return 0
         if request.next_is_draft:
-            self.counters.accepted_tokens += 1
+            self.counters.accepted(request)
             return self.appender.accept_draft(request, token, logprob, now)
         return int(self.appender.accept_known(request, token, logprob))
 

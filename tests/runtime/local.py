@@ -65,24 +65,17 @@ class LocalScheduler:
         healer: Any = None,
         graphs: Sequence[int] = (),
         make_runner: type[Runner] = Runner,
+        draft: torch.nn.Module | Path | None = None,
         **options: Any,
     ) -> None:
         options.setdefault("num_pages", 256)
         options.setdefault("dtype", "float32")
         self.config = EngineConfig(check_pages=True, **options)
-        if isinstance(model, Path):
-            files = ModelFiles(name="tiny", weights=model, tokenizer=model)
-            whole = self.config.deterministic
-            dtype = getattr(torch, self.config.dtype)
-            model = load_model(files, dtype=dtype, packed=whole, deterministic=whole)
+        self._kernels = resolve_ops(self.config, torch.device("cpu"))[1]
+        model = self._loaded(model)
         shape = model.config
         config = self.config
         assert config.num_pages is not None
-        dtype = getattr(torch, config.dtype)
-        pool = KvPool(shape, num_pages=config.num_pages, page_size=config.page_size, dtype=dtype)
-        # Rows that nobody has written must not matter.
-        pool.k.fill_(float("nan"))
-        pool.v.fill_(float("nan"))
         states = None
         if shape.states is not None:
             slots = states_in(config, shape, 0)
@@ -98,8 +91,9 @@ class LocalScheduler:
             eos_token_ids=shape.eos_token_ids,
             kv_tokens=(config.num_pages - 2) * config.page_size,
         )
-        _, kernels = resolve_ops(config, torch.device("cpu"))
-        self.runner = runner = make_runner(model, pool, kernels, states=states)
+        self.runner = runner = make_runner(model, self._pool(model), self._kernels, states=states)
+        draft_model = None if draft is None else self._loaded(draft)
+        draft_runner = draft_model and Runner(draft_model, self._pool(draft_model), self._kernels)
         if graphs:
             runner.capture_decodes(graphs, -(-limits.context_length // config.page_size))
         ticks = itertools.count()
@@ -115,8 +109,27 @@ class LocalScheduler:
             clock or (lambda: next(ticks) * 1e-3),
             retokenizer=retokenizer,
             healer=healer,
+            draft_runner=draft_runner,
         )
         self._count = itertools.count()
+
+    def _loaded(self, model: torch.nn.Module | Path) -> Any:
+        if not isinstance(model, Path):
+            return model
+        files = ModelFiles(name="tiny", weights=model, tokenizer=model)
+        whole = self.config.deterministic
+        dtype = getattr(torch, self.config.dtype)
+        return load_model(files, dtype=dtype, packed=whole, deterministic=whole)
+
+    def _pool(self, model: Any) -> KvPool:
+        config = self.config
+        assert config.num_pages is not None
+        dtype = getattr(torch, config.dtype)
+        pool = KvPool(model.config, num_pages=config.num_pages, page_size=config.page_size, dtype=dtype)
+        # Rows that nobody has written must not matter.
+        pool.k.fill_(float("nan"))
+        pool.v.fill_(float("nan"))
+        return pool
 
     def submit(
         self,

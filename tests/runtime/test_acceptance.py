@@ -20,7 +20,7 @@ def test_acceptance_rates_follow_the_drafts_of_their_kind() -> None:
         rates.learn("own", 2, accepted=i % 4 == 0)
     assert rates.of("own", 2) == pytest.approx(0.25, abs=0.05)
     assert rates.of("own", 1) == 0.1
-    assert rates.best == pytest.approx(0.9)
+    assert rates.best(["own", "tree"]) == pytest.approx(0.9)
 
 
 def test_the_rate_of_a_request_follows_its_own_drafts_soon() -> None:

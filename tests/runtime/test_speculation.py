@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ramify.runtime.scheduler.speculation import drafter
+from ramify.runtime.scheduler.speculation import acceptance, drafter
 from tests.runtime.local import LocalScheduler, Result
 from tests.runtime.test_overlap import Load, answer, told
 
@@ -36,7 +36,7 @@ class Twice(Load):
         return [self.local.results[rid] for rid in submitted]
 
 
-@pytest.mark.parametrize("gain", [drafter.LEAST_GAIN, 0.0], ids=["worthwhile", "all"])
+@pytest.mark.parametrize("gain", [acceptance.LEAST_GAIN, 0.0], ids=["worthwhile", "all"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -50,7 +50,7 @@ def test_the_same_tokens(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, options: Any, gain: float
 ) -> None:
     expected = Twice(tiny_folder, speculation=False, **options).run()
-    monkeypatch.setattr(drafter, "LEAST_GAIN", gain)
+    monkeypatch.setattr(acceptance, "LEAST_GAIN", gain)
     load = Twice(tiny_folder, speculation=True, **options)
     found = load.run()
     assert [told(result) for result in found] == [told(result) for result in expected]

@@ -38,6 +38,7 @@ class ConstrainedOutput:
         self, matcher: Matcher, vocab_size: int, stop_ids: Sequence[int], retokenizer: Retokenizer | None
     ) -> None:
         self._matcher = matcher
+        self._vocab_size = vocab_size
         self._stop_ids = frozenset(stop_ids)
         self._retokenizer = retokenizer
         self._row = np.zeros(mask_words(vocab_size), dtype=np.int32)
@@ -59,6 +60,12 @@ class ConstrainedOutput:
         """The number of tokens behind the preambles that are `apart`; None while one of these is open."""
         found: int | None = getattr(self._matcher, "answer_tokens", None)  # of a PreambleMatcher
         return found
+
+    def fork(self) -> ConstrainedOutput:
+        """An independent output in the same state."""
+        return ConstrainedOutput(
+            self._matcher.fork(), self._vocab_size, tuple(self._stop_ids), self._retokenizer
+        )
 
     def accept(self, token: int) -> None:
         """Advance over a token that the mask allowed."""

@@ -3,24 +3,55 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from ramify.runtime.scheduler.speculation.prompt_lookup import LONGEST_MATCH
 
 if TYPE_CHECKING:
-    from ramify.runtime.scheduler.speculation.drafter import Draft
+    from ramify.runtime.scheduler.request import Request
+    from ramify.runtime.scheduler.speculation.draft_model import DraftKv
 
 LEARNING_RATE = 1 / 32
 """The weight of one verified draft token in the acceptance rate of its kind."""
+MOST = 15
+"""Draft tokens of a request in one step."""
+MOST_IN_STEP = 32
+"""Draft tokens of all requests in one step: they add at most some 10 ms to the time between tokens."""
+LEAST_GAIN = 1.5
+"""A draft token must promise this multiple of its cost."""
 MOST_ROWS = 256
 """Steps of more rows are prefills: their time says nothing about one row more."""
+
+
+class Draft(NamedTuple):
+    """`tokens`, proposed for the positions from `position` on.
+
+    grades : for each token the number of tokens before it that match, or a draft model's confidence in
+        eighths
+    """
+
+    source: str
+    grades: list[int]
+    position: int
+    tokens: list[int]
+
+
+def outcomes(request: Request, draft: Draft) -> Iterator[tuple[int, bool]]:
+    """The grade of each token of `draft` up to the first that did not come, and whether it came."""
+    came = request.ids[draft.position : draft.position + len(draft.tokens)].tolist()
+    for token, drafted, grade in zip(came, draft.tokens, draft.grades, strict=False):
+        yield grade, token == drafted
+        if token != drafted:
+            return
 
 
 class AcceptanceRates:
     """The probability that a draft token is accepted if those before it were, by source and match length.
 
-    Rates of all requests together; the rate of a source rises with the number of tokens that matched.
+    Rates of all requests together; the rate of a source rises with the number of tokens that matched. A draft
+    model's confidence takes the place of the length, in eighths.
     """
 
     def __init__(self, first: Mapping[str, tuple[float, float]]) -> None:
@@ -37,9 +68,8 @@ class AcceptanceRates:
         row, place = self._table[source], min(length, LONGEST_MATCH) - 1
         row[place] += LEARNING_RATE * (accepted - row[place])
 
-    @property
-    def best(self) -> float:
-        return max(max(row) for row in self._table.values())
+    def best(self, sources: Iterable[str]) -> float:
+        return max(max(self._table[source]) for source in sources)
 
 
 class RequestAcceptance:
@@ -67,8 +97,17 @@ class SpeculationState:
     """What the drafter keeps of one request."""
 
     draft: Draft | None = None
-    """The last draft, until its outcome has been learned from."""
+    """The last draft by prompt lookup, until its outcome has been learned from."""
+    model_draft: Draft | None = None
+    """And that of the draft model."""
+    by_model: bool = False
+    """The request's draft tokens are the draft model's."""
     acceptance: RequestAcceptance = dataclasses.field(default_factory=RequestAcceptance)
+    """Of looked-up tokens."""
+    model_acceptance: RequestAcceptance = dataclasses.field(default_factory=RequestAcceptance)
+    """Of the draft model's tokens."""
+    kv: DraftKv | None = None
+    """What the draft model has computed."""
     pause: int = 0
     """Steps to go until the next lookup."""
     next_pause: int = 1
@@ -102,6 +141,12 @@ class StepCost:
         self._rows_rows = self._rows_rows * fade + rows * rows
         self._rows_seconds = self._rows_seconds * fade + rows * seconds
 
+    def of(self, rows: int) -> float:
+        """The seconds of a step of `rows` rows; 0 before any step."""
+        if not self._weight:
+            return 0.0
+        return max(0.0, self._seconds / self._weight + self._slope() * (rows - self._rows / self._weight))
+
     def of_a_row(self, rows: int, *, bounded: bool = True) -> float:
         """The time of one more row, as a share of the time of a step of `rows` rows.
 
@@ -109,11 +154,55 @@ class StepCost:
         """
         if not self._weight:
             return 1.0 / (self.BASE_ROWS + rows)
+        slope = self._slope(bounded)
+        step = self._seconds / self._weight + slope * (rows - self._rows / self._weight)
+        return slope / step if step > 0 else 1.0
+
+    def _slope(self, bounded: bool = True) -> float:
+        """Seconds of one more row."""
         mean, seconds = self._rows / self._weight, self._seconds / self._weight
         usual = seconds / (self.BASE_ROWS + mean)
         variance = max(0.0, self._rows_rows / self._weight - mean * mean)
         covariance = self._rows_seconds / self._weight - mean * seconds
         least = usual / 2 if bounded else 0.0
-        slope = max(least, (covariance + self.STIFFNESS * usual) / (variance + self.STIFFNESS))
-        step = seconds + slope * (rows - mean)
-        return slope / step if step > 0 else 1.0
+        return max(least, (covariance + self.STIFFNESS * usual) / (variance + self.STIFFNESS))
+
+
+class StepDrafts:
+    """What a step computes and promises, with the draft tokens that it has so far.
+
+    cost : of steps
+    rows : tokens that the step computes without drafts
+    tokens : that are expected of it
+    """
+
+    def __init__(self, cost: StepCost, rows: int, tokens: float) -> None:
+        self.cost = cost
+        self.rows = rows
+        self.tokens = tokens
+        self.room = MOST_IN_STEP
+        self.seconds = 0.0
+        """Spent by the draft model."""
+        self.price = self._price()
+        """What one more row must promise, in tokens."""
+
+    def most(self, request: Request) -> int:
+        """The number of draft tokens that `request` may still get."""
+        return min(MOST - request.draft_len, self.room, request.budget_left - 1 - request.ahead_len)
+
+    def price_of(self, seconds: float) -> float:
+        """What `seconds` of drafting must promise, in tokens; more than there can be where no step has been
+        measured."""
+        step = self.cost.of(self.rows)
+        return LEAST_GAIN * self.tokens * seconds / (step + self.seconds) if step > 0 else math.inf
+
+    def add(self, request: Request, token: int, chance: float) -> None:
+        """Give `request` a draft token, which is accepted with probability `chance`."""
+        request.add_draft([token])
+        self.tokens += chance
+        self.rows += 1
+        self.room -= 1
+        self.price = self._price()
+
+    def _price(self) -> float:
+        return self.cost.of_a_row(self.rows) * LEAST_GAIN * self.tokens
