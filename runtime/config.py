@@ -50,6 +50,10 @@ ELSEWHERE = {
     "enable_auto_tool_choice": "Tools can always be called, if the model's template has them.",
     "disable_log_requests": "Requests that succeed are not logged.",
     "speculative_algorithm": "speculation",
+    "speculative_draft_model_path": "draft_model",
+    "speculative_model": "draft_model",
+    "speculative_num_draft_tokens": "The number of draft tokens follows from measured times.",
+    "num_speculative_tokens": "The number of draft tokens follows from measured times.",
     "tp": NO_PARALLELISM,
     "tp_size": NO_PARALLELISM,
     "tensor_parallel_size": NO_PARALLELISM,
@@ -97,10 +101,14 @@ class EngineConfig:
     """Replay decoding steps as CUDA graphs. None: on with a CUDA device."""
     overlap: bool | None = None
     """Overlap scheduling: launch the next step while the host still works on the last one. None: on with a
-    CUDA device."""
+    CUDA device and without a draft model, whose tokens come before the step."""
     speculation: bool | None = None
     """Speculative decoding by prompt lookup: draft tokens copied from equal prompts, the request itself or
-    recent outputs are verified in the next step, where that is faster. None: on with the CPU."""
+    recent outputs are verified in the next step, where that is faster. None: on with the CPU, and with a
+    draft model."""
+    draft_model: str | None = None
+    """A smaller model with the same tokenizer that proposes draft tokens, where prompt lookup finds none that
+    are likelier and the measured time says that it pays. Named as the model is."""
     deterministic: bool = False
     """Outputs are equal bit for bit whatever runs beside them, however prefill is chunked, and whatever is
     cached."""
@@ -163,6 +171,8 @@ class EngineConfig:
         for name, least in [*dict.fromkeys(sizes, 1).items(), ("num_pages", 2), ("num_states", 2)]:
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{name} is {value}; it must be at least {least}.")
+        if self.draft_model is not None and self.speculation is False:
+            raise ValueError("draft_model is set and speculation is off: nothing would use the draft model.")
         for name in ("kv_memory_gb", "state_memory_gb"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise ValueError(f"{name} is {value}; it must be above 0.")

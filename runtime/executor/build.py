@@ -40,6 +40,16 @@ def build_runner(config: EngineConfig, load: LoadModel) -> Runner:
 
     Raises `UnsupportedField` for options that cannot be honoured here, `EngineError` where memory is short.
     """
+    return build_runners(config, load, None)[0]
+
+
+def build_runners(
+    config: EngineConfig, load: LoadModel, load_draft: LoadModel | None
+) -> tuple[Runner, Runner | None]:
+    """As `build_runner`, with the runner of the draft model that `load_draft` gives.
+
+    Both have the same number of pages, which share the memory for KV.
+    """
     device = resolve_device(config)
     check_memory(config, device)
     backend, ops = resolve_ops(config, device)
@@ -48,12 +58,20 @@ def build_runner(config: EngineConfig, load: LoadModel) -> Runner:
     dtype = resolve_dtype(config, device)
     with fitting("The model's weights", device):
         model = load(dtype, device, ops)
-    shape = model.config
-    size = page_bytes(shape, config.page_size, dtype)
-    pages = pages_in(config, shape, dtype, device)
+    draft: CausalLM | None = None
+    if load_draft is not None:
+        with fitting("The draft model's weights", device):
+            draft = load_draft(dtype, device, ops)
+    shape, draft_shape = model.config, None if draft is None else draft.config
+    size = page_bytes(shape, config.page_size, dtype, draft_shape)
+    pages = pages_in(config, shape, dtype, device, draft_shape)
     if pages is None:
         with fitting("The model and its largest steps", device):
             memory = _measured(config, model, ops, dtype, device)
+            if draft is not None:
+                of_draft = _measured(config, draft, ops, dtype, device)
+                workspace = max(memory.workspace, of_draft.workspace)
+                memory = dataclasses.replace(of_draft, workspace=workspace)
         fraction = config.memory_fraction or FRACTION
         room = int(memory.total * fraction) - memory.used - memory.workspace
         slots = states_in(config, shape, room // 2)
@@ -63,17 +81,29 @@ def build_runner(config: EngineConfig, load: LoadModel) -> Runner:
         log.info("%s: %s, %d pages, %d states", device, memory, pages, slots)
     else:
         slots = states_in(config, shape, pages * size)
-    with fitting(f"{pages} KV pages, {slots} states and the steps on them", device):
+    if draft_shape is not None:
+        part = page_bytes(draft_shape, config.page_size, dtype)
+        log.info(
+            "%d KV pages of %d bytes, of which %d bytes are the draft model's: %.2f of %.2f GiB",
+            *(pages, size, part, pages * part / 2**30, pages * size / 2**30),
+        )
+
+    def runner_of(model: CausalLM, states: StatePool | None) -> Runner:
+        shape = model.config
         pool = KvPool(shape, num_pages=pages, page_size=config.page_size, dtype=dtype, device=device)
-        states = None if shape.states is None else StatePool(shape.states, num_slots=slots, device=device)
         runner = Runner(model, pool, ops, cascade=cascade, states=states)
-        if device.type == "cuda" and backend == "triton":
+        # A first pass of the draft model that compiles kernels would be taken for its usual time.
+        if (device.type == "cuda" and backend == "triton") or model is draft:
             runner.warm_up()
         # The library's code may read the device's values on the host, which no graph can.
         if graphs and isinstance(model, Model):
-            longest = min(model.config.context_length, pages * config.page_size)
+            longest = min(shape.context_length, pages * config.page_size)
             runner.capture_decodes(ladder(config.max_running), -(-longest // config.page_size))
-    return runner
+        return runner
+
+    with fitting(f"{pages} KV pages, {slots} states and the steps on them", device):
+        states = None if shape.states is None else StatePool(shape.states, num_slots=slots, device=device)
+        return runner_of(model, states), None if draft is None else runner_of(draft, None)
 
 
 def _wants_graphs(config: EngineConfig, device: torch.device, ops: Ops) -> bool:

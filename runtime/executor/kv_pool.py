@@ -36,6 +36,8 @@ class KvPool:
         return self.num_pages
 
 
-def page_bytes(model: ModelShape, page_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one page over all layers, keys and values."""
+def page_bytes(model: ModelShape, page_size: int, dtype: torch.dtype, draft: ModelShape | None = None) -> int:
+    """Bytes of one page over all layers, keys and values: of `model`, and of its draft model if any."""
+    if draft is not None:
+        return page_bytes(model, page_size, dtype) + page_bytes(draft, page_size, dtype)
     return 2 * model.num_layers * model.num_kv_heads * page_size * model.head_dim * dtype.itemsize

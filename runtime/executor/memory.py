@@ -57,11 +57,20 @@ def check_memory(config: EngineConfig, device: torch.device) -> None:
         )
 
 
-def pages_in(config: EngineConfig, model: ModelShape, dtype: torch.dtype, device: torch.device) -> int | None:
-    """The number of pages by the configuration; None where the memory left on the device decides."""
+def pages_in(
+    config: EngineConfig,
+    model: ModelShape,
+    dtype: torch.dtype,
+    device: torch.device,
+    draft: ModelShape | None = None,
+) -> int | None:
+    """The number of pages by the configuration; None where the memory left on the device decides.
+
+    A page has a part for `model` and one for the draft model.
+    """
     if config.num_pages is not None:
         return enough(config.num_pages)
-    size = page_bytes(model, config.page_size, dtype)
+    size = page_bytes(model, config.page_size, dtype, draft)
     if config.kv_memory_gb is not None:
         return enough(int(config.kv_memory_gb * 2**30) // size)
     if device.type != "cpu":
@@ -108,6 +117,7 @@ def check_states(config: EngineConfig, model: ModelShape) -> EngineConfig:
         return config
     for name, reason in (
         ("speculation", "its state would have to go back behind draft tokens that are not accepted"),
+        ("draft_model", "its state would have to go back behind draft tokens that are not accepted"),
         ("overlap", "its state would have to go back behind a token that ends a request"),
     ):
         if getattr(config, name):

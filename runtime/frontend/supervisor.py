@@ -16,7 +16,7 @@ from ramify.messages import ModelInfo
 from ramify.ring_messages import GetStats, ToFrontend, ToTokenizer
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.fingerprint import fingerprint
-from ramify.runtime.model.hub.resolve import resolve
+from ramify.runtime.model.hub.resolve import ModelFiles, resolve
 from ramify.runtime.processes.launch import Ring
 from ramify.runtime.processes.prestart import PrestartedWorkers
 
@@ -70,14 +70,16 @@ class RingSupervisor:
         self._restart_times: collections.deque[float] = collections.deque()
         self._running = False
         """A ring was started, and neither `close_now` was called nor a restart has failed."""
+        self._draft_files: ModelFiles | None = None
         self.info: ModelInfo | None = None
         self.max_prompt_tokens = 0
 
     async def start(self) -> None:
         """Find the model's files and start the ring. Raises when either fails."""
-        self._files = await asyncio.to_thread(
-            resolve, self._config.model, weights=self._config.load_format != "dummy"
-        )
+        weights = self._config.load_format != "dummy"
+        self._files = await asyncio.to_thread(resolve, self._config.model, weights=weights)
+        if self._config.draft_model is not None:
+            self._draft_files = await asyncio.to_thread(resolve, self._config.draft_model, weights=weights)
         await self._start_ring()
         self._heartbeat = asyncio.create_task(self._beat())
 
@@ -122,7 +124,14 @@ class RingSupervisor:
 
     async def _start_ring(self) -> None:
         workers, self._workers = self._workers or PrestartedWorkers(self._config), None
-        ring = Ring(self._config, self._files, workers, receive=self._handle, died=self._worker_died)
+        ring = Ring(
+            self._config,
+            self._files,
+            workers,
+            draft_files=self._draft_files,
+            receive=self._handle,
+            died=self._worker_died,
+        )
         ready = await ring.start()
         info = ready["scheduler"].model_info
         assert info is not None

@@ -32,11 +32,13 @@ class Ring:
         files: ModelFiles,
         workers: PrestartedWorkers,
         *,
+        draft_files: ModelFiles | None = None,
         receive: Callable[[ToFrontend], None],
         died: Callable[[str], None],
     ) -> None:
         self._config = config
         self._files = files
+        self._draft_files = draft_files
         self._workers = workers
         self._receive = receive
         self._died = died
@@ -55,12 +57,15 @@ class Ring:
         self._inbox = Inbox(sockets.frontend, ToFrontend)
         self._inbox.attach(loop, self._handle)
         self._tokenizer = Outbox(sockets.tokenizer)
+        draft = self._draft_files
         orders = Orders(
             sockets=str(self._directory),
             config=self._config,
             tokenizer=str(self._files.tokenizer),
             weights=str(self._files.weights),
             model_name=self._files.name,
+            draft_weights=None if draft is None else str(draft.weights),
+            draft_tokenizer=None if draft is None else str(draft.tokenizer),
         )
         self._processes = self._workers.take()
         self._ready = {role: loop.create_future() for role in self._processes}

@@ -45,6 +45,9 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     weights: str
     """Folder of safetensors files, or a GGUF file."""
     model_name: str
+    draft_weights: str | None = None
+    """As `weights`, of the draft model; None without one."""
+    draft_tokenizer: str | None = None
 
 
 def spawn(

@@ -77,8 +77,8 @@ class Scheduler:
         self._programs = programs = Programs()
         self._outputs = StepOutputs()
         self.counters = counters = Counters(clock)
-        draft_model = None if draft_runner is None else DraftModel(
-            draft_runner, pages, limits, counters, clock
+        draft_model = (
+            None if draft_runner is None else DraftModel(draft_runner, pages, limits, counters, clock)
         )
         self._drafter = Drafter(cache, limits, enabled=bool(config.speculation), model=draft_model)
         self._requests = requests = Lifecycle(
@@ -91,9 +91,7 @@ class Scheduler:
         self._scorer = Scorer(runner, pages, requests)
         sampler, masks = RequestSampler(runner, limits), MaskFiller()
         overlap = OverlapScheduling(runner, pages)
-        self._forward = ForwardPass(
-            runner, masks, overlap, pages.states, config.page_size, draft_model
-        )
+        self._forward = ForwardPass(runner, masks, overlap, pages.states, config.page_size, draft_model)
         self._appender = OutputAppender(
             limits, self._outputs, sampler, counters, requests.finish, config.jump_forward
         )

@@ -36,14 +36,14 @@ def write_tokenizer(folder: Path) -> None:
     )
 
 
-def write_model(folder: Path, *, seed: int = 0, context_length: int = 512) -> None:
+def write_model(folder: Path, *, seed: int = 0, context_length: int = 512, vocab_size: int = VOCAB) -> None:
     """A two-layer Llama with grouped heads; random weights large enough that logits lie apart."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=VOCAB,
+        vocab_size=vocab_size,
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,

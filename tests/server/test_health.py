@@ -82,7 +82,8 @@ def test_metrics() -> None:
         assert "ramify_num_requests_waiting 0.0" in lines
         assert "ramify_cached_tokens_total 0.0" in lines
         assert "ramify_model_tokens_total 0.0" in lines
-        assert "ramify_spec_decode_num_draft_tokens_total 0.0" in lines
+        assert 'ramify_spec_decode_num_draft_tokens_total{source="draft_model"} 0.0' in lines
+        assert 'ramify_spec_decode_num_accepted_tokens_total{source="prompt_lookup"} 0.0' in lines
         assert "ramify_retracted_requests_total 0.0" in lines
         assert "ramify_evicted_kv_pages_total 0.0" in lines
         assert "ramify_scheduler_up 1.0" in lines

@@ -132,6 +132,16 @@ class _SchedulerCollector:
         for state in ("free", "held", "in_use"):
             states.add_metric([state], getattr(stats, f"states_{state}"))
         yield states
+        for name, drafted, by_model, help_text in (
+            ("draft", stats.draft_tokens, stats.model_draft_tokens, "Draft tokens verified."),
+            ("accepted", stats.accepted_tokens, stats.model_accepted_tokens, "Draft tokens accepted."),
+        ):
+            tokens = CounterMetricFamily(
+                f"ramify_spec_decode_num_{name}_tokens", help_text, labels=["source"]
+            )
+            tokens.add_metric(["prompt_lookup"], drafted - by_model)
+            tokens.add_metric(["draft_model"], by_model)
+            yield tokens
         for name, total, help_text in (
             (
                 "model_tokens",
@@ -139,8 +149,8 @@ class _SchedulerCollector:
                 "Tokens that went through the model: of prompts and outputs, draft tokens, those of requests"
                 " without an answer, and again what retractions had dropped.",
             ),
-            ("spec_decode_num_draft_tokens", stats.draft_tokens, "Draft tokens verified."),
-            ("spec_decode_num_accepted_tokens", stats.accepted_tokens, "Draft tokens accepted."),
+            ("draft_model_tokens", stats.draft_model_tokens, "Tokens that went through the draft model."),
+            ("draft_model_seconds", stats.draft_model_s, "Time in passes of the draft model."),
             ("retracted_requests", stats.retractions, "Requests retracted for want of KV pages."),
             ("evicted_kv_pages", stats.evicted_pages, "KV pages evicted from the prefix tree."),
             ("evicted_states", stats.evicted_states, "States evicted from the prefix tree."),
