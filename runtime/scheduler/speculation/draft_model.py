@@ -137,7 +137,7 @@ class DraftModel:
         ready: list[Request] = []
         rows: list[SamplingRow] = []
         for request in requests:
-            allowed, mask = self._lookahead(request)
+            allowed, mask = self._grammar_ahead(request)
             if allowed and self._pages.grow(request):
                 ready.append(request)
                 rows.append(self._sampler.row(request, request.ahead_len, request.target_ids, mask))
@@ -157,7 +157,7 @@ class DraftModel:
             for request, token, (logprob, _) in zip(ready, tokens, found, strict=True)
         ]
 
-    def _lookahead(self, request: Request) -> tuple[bool, np.ndarray | None]:
+    def _grammar_ahead(self, request: Request) -> tuple[bool, np.ndarray | None]:
         """Whether the grammar goes on behind the known and draft tokens, and the mask of the next one."""
         if request.constrained is None:
             return True, None
