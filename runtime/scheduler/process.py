@@ -69,6 +69,8 @@ def main() -> None:
         draft_shape = None
         if orders.draft_weights is not None:
             draft_shape = read_shape(Path(orders.draft_weights))
+            if not isinstance(draft_shape, ModelConfig):
+                check_transformers(config)
             check_draft(config, shape, draft_shape, folder, Path(orders.draft_tokenizer or ""))
         compiler = CompilerHost(orders, sockets, vocabulary)
         tokenizer = functools.cache(load_backend)
