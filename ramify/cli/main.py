@@ -16,6 +16,7 @@ COMMANDS = {
     "run": "run a program from a file and print its outputs and its tree of calls",
     "chat": "chat with a model in the terminal",
     "pull": "fetch a model and print its path",
+    "inspect": "say what a model is, what it needs, and what of it fits this machine",
     "bench": "load-test an OpenAI-compatible endpoint",
 }
 

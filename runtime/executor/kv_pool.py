@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from ramify.runtime.model.config import ModelShape
+
+if TYPE_CHECKING:
+    import torch
 
 
 class KvPool:
@@ -23,6 +26,8 @@ class KvPool:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
     ) -> None:
+        import torch  # not above: `page_bytes` is asked before torch is needed
+
         shape = (model.num_layers, num_pages + 1, model.num_kv_heads, page_size, model.head_dim)
         # Not zeroed: pages that no request has used take no physical memory, and no row is read before it is
         # written.

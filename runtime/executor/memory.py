@@ -1,4 +1,7 @@
-"""The number of KV pages: from the size that was asked for, or from the memory that a device has left."""
+"""The number of KV pages: from the size that was asked for, or from the memory that a device has left.
+
+Counting imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,15 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Iterator
-
-import torch
+from typing import TYPE_CHECKING
 
 from ramify.errors import EngineError, UnsupportedField
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.model.config import ModelShape
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger("ramify")
 
@@ -143,6 +148,8 @@ def enough(num_pages: int) -> int:
 @contextlib.contextmanager
 def fitting(what: str, device: torch.device) -> Iterator[None]:
     """Turns an out-of-memory error while `what` is allocated on `device` into `EngineError` with figures."""
+    import torch
+
     try:
         yield
     except torch.OutOfMemoryError as error:

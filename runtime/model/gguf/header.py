@@ -87,10 +87,24 @@ def splits_of(path: Path) -> list[Path]:
     return [path.with_name(f"{stem}-{index:05}-of-{count:05}{path.suffix}") for index in range(1, count + 1)]
 
 
+def size_of_header(begin: bytes) -> int | None:
+    """The bytes of the header of the file that begins with `begin`; None where `begin` ends inside it.
+
+    Raises `InvalidRequest` where it is no GGUF file.
+    """
+    cursor = _Cursor(begin)
+    try:
+        return cursor.header(Path(), 1 << 63) and cursor.at
+    except (struct.error, ValueError, KeyError) as error:
+        if cursor.at > 8 and not isinstance(error, KeyError):
+            return None
+        raise InvalidRequest(f"This is no readable GGUF file: {error}.", field="model") from None
+
+
 def _read(path: Path) -> GGUFHeader:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Cursor(data).header(path)
+            return _Cursor(data).header(path, len(data))
     except KeyError as error:
         problem = f"it has a value of the unknown type {error}"
     except (struct.error, ValueError, OverflowError) as error:
@@ -101,7 +115,7 @@ def _read(path: Path) -> GGUFHeader:
 
 
 class _Cursor:
-    def __init__(self, data: mmap.mmap) -> None:
+    def __init__(self, data: mmap.mmap | bytes) -> None:
         self.data, self.at = data, 0
 
     def take(self, form: str) -> Any:
@@ -133,7 +147,8 @@ class _Cursor:
             self.at += 8 + size
         return None
 
-    def header(self, path: Path) -> GGUFHeader:
+    def header(self, path: Path, size: int) -> GGUFHeader:
+        """The header of the file `path` of `size` bytes."""
         if self.data[:4] != b"GGUF":
             raise ValueError("its first four bytes are not GGUF")
         self.at = 4
@@ -158,6 +173,6 @@ class _Cursor:
         tensors = {
             name: TensorInfo(shape, kind, start + offset, path) for name, shape, kind, offset in entries
         }
-        if any(info.offset >= len(self.data) for info in tensors.values()):
+        if any(info.offset >= size for info in tensors.values()):
             raise ValueError("it ends before its tensors do")
         return GGUFHeader((path,), metadata, tensors, digest)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ramify import cache
 from ramify.errors import NotFound
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.inspect.machine import this_machine
 from ramify.runtime.model.checkpoint import has_tokenizer, missing_file
 from ramify.runtime.model.gguf.header import splits_of
 from ramify.runtime.model.gguf.tokenizer import tokenizer_of
@@ -19,9 +18,6 @@ from ramify.runtime.model.hub import repository
 from ramify.runtime.model.hub.download import SMOLLM2, pull
 from ramify.runtime.model.hub.names import HubName, Quant, by_preference, named, parsed, quants_of
 from ramify.runtime.model.hub.repository import Listing
-
-FRACTION = 0.9
-KV_BYTES = 1 << 30
 
 DEFAULT_REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
@@ -67,12 +63,13 @@ def resolve(name: str, *, download: bool = True, progress: bool = True, weights:
     local = _local(name, weights)
     if local is not None:
         return local
-    is_default = name.lower() in (DEFAULT_MODEL.lower(), DEFAULT_REPOSITORY.lower())
+    wanted = hub_name(name)
+    assert wanted is not None  # `_local` refuses what cannot be a repository's name
+    is_default = wanted == HubName(DEFAULT_REPOSITORY)
     entry = cache.home() / "models" / DEFAULT_MODEL
     if is_default and entry.is_dir():
         return _in_folder(entry, DEFAULT_MODEL)
 
-    wanted = HubName(DEFAULT_REPOSITORY) if is_default else _hub_name(name)
     tried = [f"no folder or file {name}"]
     steps: list[Callable[[], Path]] = [lambda: _hub_cache(wanted, progress)]
     if download:
@@ -90,7 +87,7 @@ def resolve(name: str, *, download: bool = True, progress: bool = True, weights:
             tried.append(str(error).rstrip("."))
         else:
             called = DEFAULT_MODEL if is_default else name
-            return _in_folder(found, called) if found.is_dir() else _in_file(found, called)
+            return _in_folder(found, called) if found.is_dir() else in_file(found, called)
     raise NotFound(
         f"There is no model {name!r} to be had. Tried: {'; '.join(tried)}.",
         field="model",
@@ -99,13 +96,14 @@ def resolve(name: str, *, download: bool = True, progress: bool = True, weights:
     )
 
 
-def _hub_name(name: str) -> HubName:
-    found = parsed(name)
-    assert found is not None  # _local refuses what cannot be a repository's name
-    return found
+def hub_name(name: str) -> HubName | None:
+    """What `name` means on the hub; None where it is a path."""
+    if name.lower() in (DEFAULT_MODEL.lower(), DEFAULT_REPOSITORY.lower()):
+        return HubName(DEFAULT_REPOSITORY)
+    return None if name.endswith(".gguf") and ":" not in name else parsed(name)
 
 
-def _in_file(path: Path, name: str) -> ModelFiles:
+def in_file(path: Path, name: str) -> ModelFiles:
     return ModelFiles(name=name, weights=path, tokenizer=tokenizer_of(path))
 
 
@@ -115,10 +113,10 @@ def _local(name: str, weights: bool) -> ModelFiles | None:
     if not name.strip():
         raise NotFound("The model's name is empty.", field="model", remedy=f"Try {DEFAULT_MODEL!r}.")
     if path.is_file():
-        return _in_file(path, path.stem)
+        return in_file(path, path.stem)
     if path.is_dir():
         return _in_folder(path, path.resolve().name, weights)
-    if (path.suffix == ".gguf" and ":" not in name) or parsed(name) is None:
+    if hub_name(name) is None:
         raise NotFound(f"There is no file or folder {name}.", field="model", remedy="Look at the path.")
     return None
 
@@ -156,6 +154,8 @@ def _hub_cache(name: HubName, progress: bool) -> Path:
             raise NotFound(f"the Hugging Face cache holds no {name.quant} of it") from None
     if not quants:
         raise NotFound(f"the Hugging Face cache holds it without {missing}")
+    from ramify.runtime.inspect.fit import why_not
+
     try:
         quant = _chosen(name, quants, lambda quant: why_not(folder / quant.files[0]), progress)
     except NotFound as error:
@@ -166,6 +166,17 @@ def _hub_cache(name: HubName, progress: bool) -> Path:
 def _hub(name: HubName, progress: bool) -> Path:
     """As `_hub_cache`, from the hub."""
     listing = repository.listed(name)
+    paths, first = paths_on_hub(listing, progress)
+    folder = repository.fetched(listing, paths, progress)
+    return folder if first is None else folder / first
+
+
+def paths_on_hub(listing: Listing, progress: bool) -> tuple[Sequence[str], str | None]:
+    """The files of the model that the name of `listing` means, and the first of its GGUF files if it is one.
+
+    Raises `NotFound` with all formats there are where the name means none, and where none fits this machine.
+    """
+    name = listing.name
     # Other .safetensors files have the same weights again (consolidated.*), or are adapters.
     wanted = [
         file
@@ -173,37 +184,17 @@ def _hub(name: HubName, progress: bool) -> Path:
         if file in _SMALL_FILES or re.fullmatch(r"model[^/]*\.safetensors", file)
     ]
     if name.quant is None and any(file.endswith(".safetensors") for file in wanted):
-        return repository.fetched(listing, wanted, progress)
-    quant = quant_on_hub(listing, progress)
-    return repository.fetched(listing, quant.files, progress) / quant.files[0]
-
-
-def quant_on_hub(listing: Listing, progress: bool = False) -> Quant:
-    """The GGUF model that the name of `listing` means. Raises `NotFound` with all there are where it means
-    none, and where none fits this machine."""
-    name = listing.name
+        return wanted, None
     quants = quants_of({path: file.size for path, file in listing.files.items()})
     if name.quant is not None:
-        return named(quants, name.quant, name.repository)
-    if not quants:
+        quant = named(quants, name.quant, name.repository)
+    elif quants:
+        from ramify.runtime.inspect.fit import why_not_on_hub
+
+        quant = _chosen(name, quants, lambda quant: why_not_on_hub(listing, quant), progress)
+    else:
         raise NotFound(f"the Hugging Face hub: {name.repository} holds neither safetensors nor GGUF weights")
-    return _chosen(name, quants, lambda quant: why_not_on_hub(listing, quant), progress)
-
-
-def why_not(path: Path) -> str | None:
-    """Why the model in `path` cannot run on this machine."""
-    return _too_large(sum(part.stat().st_size for part in splits_of(path)))
-
-
-def why_not_on_hub(listing: Listing, quant: Quant) -> str | None:
-    return _too_large(quant.size)
-
-
-def _too_large(size: int) -> str | None:
-    memory = int(FRACTION * this_machine().memory)
-    if size + KV_BYTES <= memory:
-        return None
-    return f"its weights and {KV_BYTES / 2**30:.1f} GiB of KV are more than {memory / 2**30:.2f} GiB"
+    return quant.files, quant.files[0]
 
 
 def _chosen(name: HubName, quants: list[Quant], why_not: Fits, progress: bool) -> Quant:

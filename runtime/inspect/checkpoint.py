@@ -1,0 +1,87 @@
+"""The tensors that a checkpoint stores, by the headers of its files. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from ramify.errors import InvalidRequest
+from ramify.runtime.model.checkpoint import weight_files
+from ramify.runtime.model.gguf.header import read_header
+
+_EXPERT = re.compile(r"\.experts\.|_exps\b")
+_SCALES = re.compile(r"(scale|zero|zeros|g_idx|scale_inv|shape|_scales|_blocks_scale)$")
+_EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight", "wte.weight")
+_HEADS = ("lm_head.weight", "output.weight")
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """`format` is GGML's name of the type, or safetensors'; `size` is in bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    format: str
+    size: int
+
+    @property
+    def numbers(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def is_embedding(self) -> bool:
+        return self.name.endswith(_EMBEDDINGS)
+
+    @property
+    def is_head(self) -> bool:
+        return self.name in _HEADS
+
+    @property
+    def is_expert(self) -> bool:
+        """Of routed experts: read only where a token is sent to its expert."""
+        return _EXPERT.search(self.name) is not None
+
+
+def stored_tensors(weights: Path) -> list[StoredTensor]:
+    """All tensors of a folder of safetensors or a GGUF model.
+
+    Raises `InvalidRequest` for files that cannot be read, `NotFound` where one is missing.
+    """
+    if weights.is_dir():
+        return [tensor for path in weight_files(weights) for tensor in _in_safetensors(path)]
+    found = []
+    for name, info in read_header(weights).tensors.items():
+        try:
+            kind = GGMLQuantizationType(info.type)
+        except ValueError:
+            found.append(StoredTensor(name, info.shape, f"type {info.type}", 0))
+            continue
+        block, size = GGML_QUANT_SIZES[kind]
+        found.append(StoredTensor(name, info.shape, kind.name, math.prod(info.shape) // block * size))
+    return found
+
+
+def _in_safetensors(path: Path) -> list[StoredTensor]:
+    """By the format of huggingface.co/docs/safetensors: eight bytes of length, then a header in JSON."""
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
+        return [
+            StoredTensor(
+                name,
+                tuple(entry["shape"]),
+                entry["dtype"],
+                entry["data_offsets"][1] - entry["data_offsets"][0],
+            )
+            for name, entry in entries
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError, MemoryError) as error:
+        raise InvalidRequest(
+            f"{path} is not a readable safetensors file: {error!r}.", field="model", remedy="Fetch it again."
+        ) from None

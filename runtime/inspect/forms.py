@@ -1,0 +1,86 @@
+"""What a matrix is kept as on the CPU, found by packing a small one with the functions that pack a model.
+
+The answers are kept on disk, so that only the first question on a machine imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache as remembered
+from pathlib import Path
+
+import ramify.kernels
+import ramify.runtime.model
+from ramify import cache
+
+_SHAPE = (64, 512)
+"""Outputs and inputs: a multiple of every format's blocks and of a panel, so that nothing is padding."""
+_FILE = "forms.json"
+
+
+@dataclass(frozen=True)
+class Form:
+    """A packed format. `bits` a weight include its scales; None: it stays a matrix of the model's dtype."""
+
+    name: str
+    bits: float | None
+
+
+def form_of(kind: str, quantization: str, dtype: str) -> Form:
+    """Of a matrix of the format `kind`, in GGML's or safetensors' name, with the engine's options."""
+    table = _table()
+    name, bits = (quantization == "gguf" and table.get(f"gguf {kind}")) or table[f"{quantization} {dtype}"]
+    return Form(name if bits else dtype, bits)
+
+
+@remembered
+def _table() -> dict[str, tuple[str, float | None]]:
+    kernels, model = (Path(package.__path__[0]) for package in (ramify.kernels, ramify.runtime.model))
+    sources = [kernels / "packed.py", model / "gguf" / "blocks.py", model / "quantization.py"]
+    entry = cache.entry_of(sources, "forms", "forms", _SHAPE)
+    try:
+        cache.ensure(entry, lambda folder: _write(folder))
+    except cache.NotWritable:
+        return _probed()
+    cache.remove_outdated(entry)
+    found: dict[str, tuple[str, float | None]] = json.loads((entry / _FILE).read_text(encoding="utf-8"))
+    return found
+
+
+def _write(folder: Path) -> None:
+    (folder / _FILE).write_text(json.dumps(_probed()), encoding="utf-8")
+
+
+def _probed() -> dict[str, tuple[str, float | None]]:
+    import numpy as np
+    import torch
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    from ramify.kernels.packed import Rows, pack
+    from ramify.runtime.model.gguf.blocks import rows_of
+    from ramify.runtime.model.quantization import packing
+
+    def packed(rows: Rows | None) -> tuple[str, float | None]:
+        if rows is None:
+            return "", None
+        weight = pack(rows, inputs=_SHAPE[1])
+        size = weight.panels.nbytes + weight.scales.nbytes
+        return str(weight.format), 8 * size / (_SHAPE[0] * _SHAPE[1])
+
+    table = {}
+    for kind in GGMLQuantizationType:
+        block, size = GGML_QUANT_SIZES[kind]
+        raw = np.zeros(_SHAPE[0] * _SHAPE[1] // block * size, np.uint8)
+        try:
+            rows = rows_of(raw, kind, _SHAPE)
+        except NotImplementedError:  # `gguf` cannot dequantise it
+            rows = None
+        if rows is not None:
+            table[f"gguf {kind.name}"] = packed(rows)
+    for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+        for quantization in ("none", "gguf", "int8", "int4"):
+            form = packing(quantization, dtype)  # type: ignore[arg-type]
+            matrix = torch.zeros(_SHAPE, dtype=dtype)
+            table[f"{quantization} {name}"] = packed(None if form is None else form(matrix))
+    return table

@@ -1,0 +1,130 @@
+"""Every reason why a model, or an option with it, would be refused: not only the first one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ramify.errors import RamifyError, UnsupportedField
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.inspect.checkpoint import StoredTensor
+from ramify.runtime.inspect.machine import Machine
+from ramify.runtime.model.config import ModelConfig, ModelShape
+from ramify.runtime.model.gguf.config import config_from_gguf
+from ramify.runtime.model.gguf.header import read_header
+from ramify.runtime.model.hf_config import config_from_folder, config_from_hf
+
+OPTIONS: dict[str, tuple[object, ...]] = {
+    "deterministic": (True,),
+    "cuda_graphs": (True,),
+    "overlap": (True,),
+    "speculation": (True,),
+    "quantization": ("int8", "int4"),
+}
+"""Options that not every model and device can honour, with the values that ask for them."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """`subject` is an option as on the command line, or the field of the configuration."""
+
+    subject: str
+    reason: str
+
+
+def native_shape(weights: Path) -> tuple[ModelConfig | None, list[Refusal]]:
+    """The shape by our own code, as `load.read_config` has it, or all reasons why there is none.
+
+    A field that is refused is taken away, and the rest is read again.
+    """
+    if not weights.is_dir():
+        header = read_header(weights)
+        metadata = dict(header.metadata)
+        return _shape(lambda: config_from_gguf(metadata, header.shapes), metadata)
+    try:
+        return config_from_folder(weights), []
+    except UnsupportedField:
+        config = json.loads((weights / "config.json").read_text(encoding="utf-8"))
+        return None, _shape(lambda: config_from_hf(config), config)[1]
+
+
+def _shape(
+    read: Callable[[], ModelConfig], fields: dict[str, Any]
+) -> tuple[ModelConfig | None, list[Refusal]]:
+    refusals: list[Refusal] = []
+    while True:
+        try:
+            shape = read()
+            return (None if refusals else shape), refusals
+        except RamifyError as error:
+            reason = error.message.removeprefix("This model needs ").rstrip(".")
+            if any(refusal.reason == reason for refusal in refusals):
+                return None, refusals
+            refusals.append(Refusal(error.field or "model", reason))
+            if not _removed(fields, error.field or ""):
+                return None, refusals
+
+
+def _removed(fields: Mapping[str, Any], name: str) -> bool:
+    """Whether the field `name` was there to be taken away. A name may lead into a field, as
+    rope_scaling.type, or a multimodal config's text_config."""
+    if isinstance(fields, dict):
+        if name in fields:
+            del fields[name]
+            return True
+        first, _, rest = name.partition(".")
+        places = [fields.get("text_config"), fields.get(first) if rest else None]
+        return any(_removed(place, rest or name) for place in places if isinstance(place, dict))
+    return False
+
+
+def refused_types(tensors: list[StoredTensor]) -> list[Refusal]:
+    """Formats of a GGUF file that `gguf` cannot dequantise, by the same test that loading makes."""
+    import numpy as np
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    refusals = []
+    for form in dict.fromkeys(tensor.format for tensor in tensors):
+        try:
+            kind = GGMLQuantizationType[form]
+            dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+        except (ValueError, KeyError, NotImplementedError):
+            named = next(tensor.name for tensor in tensors if tensor.format == form)
+            refusals.append(
+                Refusal("model", f"{named} is stored as GGML {form}, which cannot be dequantised")
+            )
+    return refusals
+
+
+def refused_options(shape: ModelShape, machine: Machine, config: EngineConfig) -> list[Refusal]:
+    """Options with which the engine would not start with this model on this machine, one at a time."""
+    refusals = []
+    for name, values in OPTIONS.items():
+        for value in values:
+            reason = _refused(shape, machine, EngineConfig(model_impl=config.model_impl, **{name: value}))
+            if reason is not None:
+                flag = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+                refusals.append(Refusal(flag, reason))
+    return refusals
+
+
+def _refused(shape: ModelShape, machine: Machine, config: EngineConfig) -> str | None:
+    from ramify.runtime.executor.memory import check_states
+
+    if machine.device == "cuda" and config.quantization in ("int8", "int4"):
+        return "it is there for the CPU only"
+    if machine.device == "cpu" and config.cuda_graphs:
+        return "there is no CUDA device"
+    try:
+        check_states(config, shape)
+        if not isinstance(shape, ModelConfig):
+            from ramify.runtime.model.load import check_transformers
+
+            check_transformers(config)
+    except UnsupportedField as error:
+        return error.message.rstrip(".")
+    return None

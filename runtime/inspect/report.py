@@ -1,0 +1,270 @@
+"""What a model is, what it needs, and what of it fits this machine: `ramify inspect`.
+
+No weights are loaded. The figures are those of the functions that decide when an engine starts: the shape
+that its pages are made for, the packed forms, and the number of pages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+from ramify.errors import EngineError, RamifyError
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor.memory import COW_PAGES, FRACTION, pages_in
+from ramify.runtime.inspect.checkpoint import StoredTensor, stored_tensors
+from ramify.runtime.inspect.forms import Form, form_of
+from ramify.runtime.inspect.machine import Machine
+from ramify.runtime.inspect.refusals import Refusal, native_shape, refused_options, refused_types
+from ramify.runtime.model.checkpoint import has_tokenizer
+from ramify.runtime.model.config import ModelConfig, ModelShape
+from ramify.runtime.model.gguf.header import read_header
+from ramify.runtime.model.hub.resolve import ModelFiles
+
+WORKSPACE = 1 << 30
+"""Bytes beside weights and KV pages: the processes of the ring, on a CUDA device its context, and the tensors
+of the largest step. Measured on SmolLM2-135M on the CPU: 0.8 GiB."""
+LEAST_TOKENS = 8192
+"""KV that must fit beside the weights, or the model's context if that is shorter."""
+_BYTES = {"float32": 4, "bfloat16": 2}
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_ACTIVE = ("num_experts_per_tok", "moe_top_k", "top_k_experts")
+
+
+@dataclass(frozen=True)
+class FormatShare:
+    """The matrices and vectors of one stored format. `kept_as` is None where they are not packed."""
+
+    format: str
+    tensors: int
+    share: float
+    kept_as: str | None
+    bits: float
+
+
+@dataclass(frozen=True)
+class Chat:
+    """What the chat template can do. `tools` is the format of calls, `thinking` the mark that opens
+    thoughts."""
+
+    tools: str
+    thinking: str | None
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Sizes are in bytes, lengths in tokens."""
+
+    model: str
+    path: str
+    family: str | None
+    implementation: Literal["native", "transformers"] | None
+    """None: no code runs the model."""
+    parameters: int
+    active_parameters: int
+    file_bytes: int
+    formats: list[FormatShare]
+    device: str
+    memory: int
+    dtype: str
+    quantization: str
+    weight_bytes: int
+    kv_bytes_per_token: int
+    state_bytes: int
+    """Of one sequence in linear attention layers."""
+    context_length: int
+    kv_tokens: int
+    """What the engine makes pages for unless told otherwise."""
+    kv_tokens_at_most: int
+    """What the memory holds beside the weights and a workspace."""
+    chat: Chat | None
+    not_native: list[Refusal]
+    """Why our own code does not run it, where that of transformers does."""
+    refused: list[Refusal]
+    """Why nothing runs it here."""
+    refused_options: list[Refusal]
+
+    @property
+    def fits(self) -> bool:
+        return not self.refused
+
+    def to_json(self) -> str:
+        return json.dumps({**dataclasses.asdict(self), "fits": self.fits}, indent=2)
+
+
+def inspected(
+    files: ModelFiles, machine: Machine, config: EngineConfig | None = None, *, chat: bool = True
+) -> Inspection:
+    """Without `chat` the tokenizer is not read.
+
+    Raises `InvalidRequest` for files that cannot be read.
+    """
+    config = config or EngineConfig()
+    weights = files.weights
+    tensors = stored_tensors(weights)
+    shape, not_native, refused = _shape(weights, config)
+    if not weights.is_dir():
+        refused += refused_types(tensors)
+    if chat and not has_tokenizer(files.tokenizer):
+        refused.append(Refusal("model", "it has no tokenizer.json"))
+    dtype = machine.dtype if config.dtype == "auto" else config.dtype
+    native = isinstance(shape, ModelConfig)
+    quantization = _quantization(config, weights, machine, native)
+    packs = machine.device == "cpu" and native
+    formats, weight_bytes = _sizes(tensors, shape, quantization, dtype, packs)
+    numbers = _parameters(weights, tensors)
+    family = shape.family if shape else _family(weights)
+    facts: dict[str, Any] = dict.fromkeys(
+        ("kv_bytes_per_token", "state_bytes", "context_length", "kv_tokens", "kv_tokens_at_most"), 0
+    )
+    options: list[Refusal] = []
+    if shape is not None:
+        facts, problem = _kv(shape, machine, config, dtype, weight_bytes)
+        refused += [Refusal("memory", problem)] if problem else []
+        options = refused_options(shape, machine, config)
+    return Inspection(
+        model=files.name,
+        path=str(weights),
+        family=family,
+        implementation=None if shape is None else "native" if native else "transformers",
+        parameters=numbers[0],
+        active_parameters=numbers[1],
+        file_bytes=sum(tensor.size for tensor in tensors),
+        formats=formats,
+        device=machine.device,
+        memory=machine.memory,
+        dtype=dtype,
+        quantization=quantization,
+        weight_bytes=weight_bytes,
+        chat=_chat(files.tokenizer) if chat and has_tokenizer(files.tokenizer) else None,
+        not_native=[] if native else not_native,
+        refused=refused,
+        refused_options=options,
+        **facts,
+    )
+
+
+def _shape(weights: Path, config: EngineConfig) -> tuple[ModelShape | None, list[Refusal], list[Refusal]]:
+    """The shape, why it is not ours, and why there is none."""
+    own, not_native = native_shape(weights) if config.model_impl != "transformers" else (None, [])
+    if own is not None:
+        return own, [], []
+    if not weights.is_dir() or config.model_impl == "native":
+        return None, [], not_native
+    from ramify.runtime.model.load import read_shape
+
+    try:
+        return read_shape(weights, "transformers"), not_native, []
+    except RamifyError as error:
+        return None, [], [*not_native, Refusal(error.field or "model", error.message.rstrip("."))]
+
+
+def _quantization(config: EngineConfig, weights: Path, machine: Machine, native: bool) -> str:
+    """As `quantization.resolve_quantization`, where the scheduler calls it."""
+    if config.quantization != "auto":
+        return config.quantization
+    packs = machine.device == "cpu" and native and not weights.is_dir()
+    return "gguf" if packs and config.dtype != "float32" else "none"
+
+
+def _sizes(
+    tensors: list[StoredTensor], shape: ModelShape | None, quantization: str, dtype: str, packs: bool
+) -> tuple[list[FormatShare], int]:
+    """The stored formats and what becomes of them, and the bytes of all weights in memory."""
+    wide = 8 * _BYTES[dtype]
+    tied = not any(tensor.is_head for tensor in tensors)
+    total, by_format = 0.0, defaultdict[str, list[tuple[StoredTensor, Form, float]]](list)
+    for tensor in tensors:
+        form, bits = Form(dtype, None), float(wide)
+        if packs and len(tensor.shape) > 1 and (not tensor.is_embedding or tied):
+            form = form_of(tensor.format, quantization, dtype)
+            bits = form.bits or wide
+            if tensor.is_embedding and form.bits:  # rows are looked up in one copy, and multiplied by another
+                total += tensor.numbers * wide / 8
+        total += tensor.numbers * bits / 8
+        by_format[tensor.format].append((tensor, form, bits))
+    numbers = sum(tensor.numbers for tensor in tensors) or 1
+    shares = []
+    for name, entries in by_format.items():
+        largest = max(entries, key=lambda entry: entry[0].numbers)
+        share = sum(tensor.numbers for tensor, _, _ in entries) / numbers
+        kept_as = largest[1].name if largest[1].bits else None
+        shares.append(FormatShare(name, len(entries), share, kept_as, largest[2]))
+    return sorted(shares, key=lambda entry: -entry.share), int(total)
+
+
+def _kv(
+    shape: ModelShape, machine: Machine, config: EngineConfig, dtype: str, weight_bytes: int
+) -> tuple[dict[str, int], str | None]:
+    """The figures of KV memory, and why the model does not fit."""
+    size = SimpleNamespace(itemsize=_BYTES[dtype])
+    per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * _BYTES[dtype]
+    states = 0 if shape.states is None else shape.states.bytes
+    room = int(FRACTION * machine.memory) - weight_bytes - WORKSPACE - 2 * states
+    at_most = max(0, room // per_token)
+    problem, tokens = None, at_most
+    least = min(shape.context_length, LEAST_TOKENS)
+    if at_most < least:
+        problem = (
+            f"its weights take {_gib(weight_bytes)}, KV for {least} tokens {_gib(least * per_token)} and a "
+            f"workspace {_gib(WORKSPACE)}: more than {FRACTION:.0%} of the memory, {_gib(machine.memory)}"
+        )
+    try:
+        pages = pages_in(config, shape, size, SimpleNamespace(type=machine.device))  # type: ignore[arg-type]
+        if pages is not None:
+            tokens = (pages - COW_PAGES) * config.page_size
+    except EngineError as error:
+        problem = error.message.rstrip(".")
+    return {
+        "kv_bytes_per_token": per_token,
+        "state_bytes": states,
+        "context_length": shape.context_length,
+        "kv_tokens": tokens,
+        "kv_tokens_at_most": at_most,
+    }, problem
+
+
+def _parameters(weights: Path, tensors: list[StoredTensor]) -> tuple[int, int]:
+    """All, and those that one token is multiplied by: of routed experts the chosen ones."""
+    total = sum(tensor.numbers for tensor in tensors)
+    experts = sum(tensor.numbers for tensor in tensors if tensor.is_expert)
+    if not experts:
+        return total, total
+    if weights.is_dir():
+        config = json.loads((weights / "config.json").read_text(encoding="utf-8"))
+        config |= config.get("text_config") or {}
+        count = next((config[name] for name in _EXPERTS if config.get(name)), 1)
+        active = next((config[name] for name in _ACTIVE if config.get(name)), count)
+    else:
+        metadata = read_header(weights).metadata
+        architecture = metadata.get("general.architecture")
+        count = metadata.get(f"{architecture}.expert_count", 1)
+        active = metadata.get(f"{architecture}.expert_used_count", count)
+    return total, total - experts + experts * active // count
+
+
+def _family(weights: Path) -> str | None:
+    if not weights.is_dir():
+        return read_header(weights).metadata.get("general.architecture")
+    found = json.loads((weights / "config.json").read_text(encoding="utf-8")).get("model_type")
+    return found if isinstance(found, str) else None
+
+
+def _chat(tokenizer: Path) -> Chat | None:
+    from ramify.runtime.model.tokenizer.chat_format import chat_format
+    from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
+
+    found = chat_format(load_tokenizer(tokenizer))
+    if found is None:
+        return None
+    return Chat(found.tool_format, found.thinking.start.strip() if found.thinking else None, found.exact)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

@@ -1,0 +1,199 @@
+"""`ramify inspect` gives the figures of the functions that start an engine, and every refusal."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+
+from ramify.cli.main import main
+from ramify.errors import InvalidRequest, NotFound
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor.build import build_runner
+from ramify.runtime.executor.device import resolve_dtype
+from ramify.runtime.executor.kv_pool import page_bytes
+from ramify.runtime.executor.memory import COW_PAGES
+from ramify.runtime.inspect import fit
+from ramify.runtime.inspect.machine import Machine, bytes_of, this_machine
+from ramify.runtime.inspect.report import WORKSPACE, Inspection, inspected
+from ramify.runtime.model.decoder import Model
+from ramify.runtime.model.hub import resolve
+from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.layers import Linear
+from ramify.runtime.model.load import load_model
+
+from ..hub_server import HubServer
+from .architectures import save_tiny, tiny_config
+from .checkpoints import Case, build, save
+from .gguf_files import write_gguf
+from .test_hub import gguf as gguf
+from .test_hub import hub as hub
+from .test_hub import server as server
+from .test_resolve import save_tokenizer
+
+SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES |= {"head_dim": 32, "vocab_size": 320, "num_hidden_layers": 2}
+"""Multiples of a panel, so that nothing is padded."""
+CPU = Machine("cpu", "a CPU", 8 << 30, "bfloat16")
+
+
+def files_of(path: Path) -> ModelFiles:
+    return ModelFiles(path.stem, path, path.parent)
+
+
+def look(path: Path, machine: Machine = CPU, **options: object) -> Inspection:
+    return inspected(files_of(path), machine, EngineConfig(**options), chat=False)  # type: ignore[arg-type]
+
+
+def loaded_bytes(model: Model) -> int:
+    packed = [weight for module in model.modules() if isinstance(module, Linear) for weight in module.packed]
+    packed += [model.packed_head] if model.packed_head is not None else []
+    return sum(parameter.nbytes for parameter in set(model.parameters())) + sum(
+        weight.panels.nbytes + weight.scales.nbytes for weight in packed
+    )
+
+
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("inspected") / "tiny.gguf"
+    case = Case("llama", "llama", SIZES | {"tie_word_embeddings": True})
+    others = {"attn_v": GGMLQuantizationType.Q8_0, "token_embd": GGMLQuantizationType.F16}
+    write_gguf(build(case), path, "llama", matrices=GGMLQuantizationType.Q4_1, others=others)
+    return path
+
+
+@pytest.mark.parametrize("quantization", ["gguf", "int8", "none"])
+def test_weights_take_the_bytes_that_the_loaded_model_has(quantization: str, quantised: Path) -> None:
+    model = load_model(
+        files_of(quantised),
+        dtype=torch.bfloat16,
+        quantization=quantization,
+        packed=True,  # type: ignore[arg-type]
+    )
+    assert isinstance(model, Model)
+    found = look(quantised, quantization=quantization)
+    assert found.weight_bytes == loaded_bytes(model)
+    assert found.parameters == sum(
+        parameter.numel()
+        for parameter in build(Case("llama", "llama", SIZES | {"tie_word_embeddings": True})).parameters()
+    )
+    kept = {form.format: form.kept_as for form in found.formats}
+    wanted = {"gguf": ("int4", "int8"), "int8": ("int8", "int8"), "none": ("bf16", "bf16")}[quantization]
+    assert (kept["Q4_1"], kept["Q8_0"], kept["F32"]) == (*wanted, None)
+
+
+def test_unpacked_weights_and_pages_are_those_of_the_runner(quantised: Path) -> None:
+    found = look(quantised, dtype="float32")
+    config = EngineConfig(dtype="float32", device="cpu", attention_backend="torch")
+    runner = build_runner(
+        config, lambda dtype, device, ops: load_model(files_of(quantised), dtype=dtype, device=device)
+    )
+    assert isinstance(runner.model, Model)
+    assert found.weight_bytes == loaded_bytes(runner.model)
+    assert found.kv_tokens == (runner.pool.num_pages - COW_PAGES) * config.page_size
+    assert found.kv_bytes_per_token == page_bytes(runner.model.config, 1, torch.float32)
+    room = int(0.9 * CPU.memory) - found.weight_bytes - WORKSPACE
+    assert found.kv_tokens_at_most == room // found.kv_bytes_per_token
+    assert found.context_length == runner.model.config.context_length
+
+
+def test_the_machine_is_the_engines() -> None:
+    config = EngineConfig(device="cpu")
+    assert this_machine("cpu").dtype == str(resolve_dtype(config, torch.device("cpu"))).removeprefix("torch.")
+    assert bytes_of("24GB") == bytes_of(" 24 GiB") == 24 << 30
+    assert (bytes_of("1.5k"), bytes_of("100")) == (1536, 100)
+    with pytest.raises(InvalidRequest, match="memory is 'much'"):
+        bytes_of("much")
+
+
+def test_all_reasons_are_given_and_not_only_the_first(tmp_path: Path) -> None:
+    save(build(Case("llama", "llama", {"num_hidden_layers": 1})), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"hidden_act": "relu", "architectures": ["LlamaForQuestions"], "logit_scale": 3.0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = look(tmp_path, dataclasses.replace(CPU, memory=1 << 20), model_impl="native")
+    assert {refusal.subject for refusal in found.refused} == {"hidden_act", "architectures", "logit_scale"}
+    assert found.implementation is None
+    assert not found.fits
+
+
+def test_formats_metadata_and_memory_are_refused_together(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    metadata: dict[str, int | float | str] = {"rope.scaling.type": "longrope", "attention.value_length": 7}
+    write_gguf(build(Case("llama", "llama")), path, "llama", metadata=metadata)
+    reasons = {refusal.subject for refusal in look(path).refused}
+    assert reasons == {"llama.rope.scaling.type", "llama.attention.value_length"}
+    write_gguf(build(Case("llama", "llama")), path, "llama")
+    content = bytearray(path.read_bytes())
+    at = content.index(b"blk.0.attn_q.weight") + len("blk.0.attn_q.weight") + 4 + 16
+    content[at] = int(GGMLQuantizationType.Q8_K)
+    path.write_bytes(content)
+    found = look(path, dataclasses.replace(CPU, memory=1 << 20))
+    assert [refusal.subject for refusal in found.refused] == ["model", "memory"]
+    assert "blk.0.attn_q.weight is stored as GGML Q8_K" in found.refused[0].reason
+
+
+def test_experts_count_where_they_are_chosen_and_options_where_they_are_refused(tmp_path: Path) -> None:
+    model = save_tiny(tiny_config("phimoe"), tmp_path)
+    found = look(tmp_path)
+    assert found.implementation == "transformers"
+    assert found.not_native
+    assert found.parameters == sum(parameter.numel() for parameter in model.parameters())
+    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    assert found.active_parameters == found.parameters - experts + experts * 2 // 8
+    refused = [refusal.subject for refusal in found.refused_options]
+    assert refused == ["--deterministic", "--cuda-graphs", "--quantization int8", "--quantization int4"]
+
+
+def test_a_model_on_the_hub_is_looked_at_by_its_header(
+    hub: HubServer,
+    gguf: bytes,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resolve, "tokenizer_of", tokenizer_beside)
+    hub.repositories["someone/tiny-GGUF"]["tiny.Q4_K_M.gguf"] = gguf + bytes(8 << 20)
+    assert main(["inspect", "someone/tiny-GGUF:Q4_K_M", "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert "llama, by Ramify's own code" in shown
+    assert "headers alone were fetched" in shown
+    assert [asked for asked in hub.asked if "cdn" in asked] == [
+        "GET /cdn/someone/tiny-GGUF/tiny.Q4_K_M.gguf bytes=0-4194303"
+    ]
+
+
+def tokenizer_beside(path: Path) -> Path:
+    save_tokenizer(path.parent)
+    return path.parent
+
+
+def test_the_format_is_chosen_by_the_memory(
+    hub: HubServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    small = tmp_path / "small.gguf"
+    write_gguf(build(Case("llama", "llama", {"num_hidden_layers": 1})), small, "llama")
+    hub.repositories["someone/tiny-GGUF"]["tiny.q3_k_s.gguf"] = small.read_bytes()
+    found = look(small)
+    needed = found.weight_bytes + WORKSPACE + found.kv_bytes_per_token * found.context_length
+    monkeypatch.setattr(fit, "this_machine", lambda: dataclasses.replace(CPU, memory=int(needed / 0.9) + 2))
+    chosen = resolve.resolve("someone/tiny-GGUF").weights
+    assert chosen.name == "tiny.q3_k_s.gguf"
+    said = capsys.readouterr().err
+    assert "chose Q3_K_S (0.00 GiB) of Q3_K_S, Q4_K_M, Q8_0" in said
+    assert "Q4_K_M (0.00 GiB) does not run here: its weights take" in said
+    monkeypatch.setattr(fit, "this_machine", lambda: CPU)
+    assert resolve.resolve("someone/tiny-GGUF", progress=False).weights == chosen, "what is there comes first"
+    resolve.resolve("someone/tiny-GGUF:Q4_K_M", progress=False)
+    assert resolve.resolve("someone/tiny-GGUF", progress=False).weights.name == "tiny.Q4_K_M.gguf"
+    monkeypatch.setattr(fit, "this_machine", lambda: dataclasses.replace(CPU, memory=1))
+    with pytest.raises(
+        NotFound, match=r"No model of someone/tiny-GGUF runs here\. Q4_K_M .* larger than the memory"
+    ):
+        resolve.resolve("someone/tiny-GGUF", progress=False)
