@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 UNFIT = 1
 """Exit status for a model that would not run."""
-_CHOICES = {"device": ("auto", "cpu", "cuda"), "dtype": ("auto", "float32", "bfloat16")}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "device": ("auto", "cpu", "cuda"),
+    "dtype": ("auto", "float32", "bfloat16"),
+}
 _CHOICES |= {"quantization": ("auto", "none", "int8", "int4", "gguf")}
 _CHOICES |= {"model_impl": ("auto", "native", "transformers")}
 

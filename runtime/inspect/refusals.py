@@ -17,7 +17,7 @@ from ramify.runtime.model.gguf.config import config_from_gguf
 from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.hf_config import config_from_folder, config_from_hf
 
-OPTIONS: dict[str, tuple[object, ...]] = {
+OPTIONS: dict[str, tuple[Any, ...]] = {
     "deterministic": (True,),
     "cuda_graphs": (True,),
     "overlap": (True,),
