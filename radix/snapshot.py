@@ -30,6 +30,8 @@ class NodeView:
     """At most `OWNERS` owners of leases that end here."""
     hidden: int = 0
     """Number of children that are not in the list."""
+    has_state: bool = False
+    """It holds a state at its end (`ramify.radix.states`)."""
 
 
 def snapshot(tree: RadixTree, owners: Callable[[Node], Iterable[str]], most: int) -> list[NodeView]:
@@ -63,6 +65,7 @@ def snapshot(tree: RadixTree, owners: Callable[[Node], Iterable[str]], most: int
                 "in_use" if node.locks else "leased" if node.leases else "evictable",
                 node.locks,
                 tuple(itertools.islice(owners(node), OWNERS)),
+                has_state=node.state is not None,
             )
         )
         push(reversed(node.children.values()), len(node.children), len(views) - 1)

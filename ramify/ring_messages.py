@@ -258,6 +258,8 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ar
     """At most four of the programs whose leases end here."""
     hidden: int = 0
     """The number of children that are not in the list."""
+    has_state: bool = False
+    """It holds a state of linear attention layers at its end."""
 
 
 class QueueShare(msgspec.Struct, frozen=True, kw_only=True):

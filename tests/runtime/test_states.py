@@ -225,6 +225,7 @@ def test_slots_are_counted(toy: ToyHybrid) -> None:
     stats = other.replies[0].stats
     assert stats is not None
     assert (stats.states_total, stats.states_in_use, stats.states_held) == (6, 1, 1)
+    assert [view.has_state for view in other.cache.snapshot(9)] == [False, True]
     text = Metrics().render(stats).decode()
     assert 'ramify_states{state="held"} 1.0' in text
     assert 'ramify_states{state="free"} 4.0' in text
