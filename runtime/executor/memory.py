@@ -121,6 +121,7 @@ def check_states(config: EngineConfig, model: ModelShape) -> EngineConfig:
             )
         return config
     for name, reason in (
+        ("draft_model", "its state would have to go back behind draft tokens that are not accepted"),
         ("speculation", "its state would have to go back behind draft tokens that are not accepted"),
         ("draft_model", "its state would have to go back behind draft tokens that are not accepted"),
         ("overlap", "its state would have to go back behind a token that ends a request"),

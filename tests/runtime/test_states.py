@@ -206,10 +206,9 @@ def test_the_number_of_slots(toy: ToyHybrid) -> None:
 def test_options_that_states_exclude(toy: ToyHybrid) -> None:
     config = check_states(EngineConfig(), toy.config)
     assert (config.speculation, config.overlap) == (False, False)
-    for name in ("speculation", "overlap"):
-        assert getattr(check_states(EngineConfig(**{name: False}), toy.config), name) is False
+    for name, value in (("speculation", True), ("overlap", True), ("draft_model", "small")):
         with pytest.raises(UnsupportedField, match="linear attention") as refused:
-            check_states(EngineConfig(**{name: True}), toy.config)
+            check_states(EngineConfig(**{name: value}), toy.config)
         assert refused.value.field == name
     without = dataclasses.replace(toy.config, states=None)
     assert check_states(EngineConfig(speculation=True), without).overlap is None
