@@ -12,7 +12,7 @@ from ramify.runtime.model.state_shape import StateShape
 
 Family = Literal[
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "smollm3", "olmo2", "granite",
-    "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "granitemoeshared", "glm4_moe",
+    "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "granitemoeshared", "glm4_moe", "gpt_oss",
 ]  # fmt: skip
 RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope", "factors"]
 Activation = Literal["silu", "gelu"]

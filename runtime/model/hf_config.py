@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ramify.errors import InvalidRequest, NotFound
-from ramify.kernels.routing import Routing
+from ramify.kernels.routing import ClampedGate, Routing
 from ramify.runtime.model.config import (
     Experts,
     Family,
@@ -262,6 +262,23 @@ def _glm4_moe_more(config: Config, fields: Fields) -> Fields:
     return {"output_bias": False, "head_norms": bool(config.get("use_qk_norm")), "experts": experts}
 
 
+def _gpt_oss_windows(config: Config, num_layers: int) -> tuple[int, ...]:
+    """A window in every other layer, the first among them."""
+    kinds = config.get("layer_types")
+    kinds = kinds or ["full_attention" if layer % 2 else "sliding_attention" for layer in range(num_layers)]
+    return _windows_by_type({**config, "layer_types": kinds}, num_layers) or ()
+
+
+def _gpt_oss_more(config: Config, fields: Fields) -> Fields:
+    experts = replace(
+        _mixtral_more(config, fields)["experts"],
+        router_bias=True,
+        bias=True,
+        clamp=ClampedGate(config["swiglu_alpha"], config["swiglu_limit"]),
+    )
+    return {"experts": experts, "sinks": (True,) * fields["num_layers"]}
+
+
 # Fields with their supported values. Others would change the computation in ways that are not implemented.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "hidden_act": (None, "silu"),
@@ -302,6 +319,7 @@ _GEMMA |= {"tie_word_embeddings": True, "sliding_window": 4096}
 _GEMMA2_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 _GEMMA_VALUES = dict.fromkeys(("hidden_act", "hidden_activation"), (None, "gelu_pytorch_tanh"))
 
+_GPT_OSS_ROPE = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
 _EXPERTS = dict.fromkeys(("num_experts", "num_local_experts"))
 _QWEN_MOE = {**_EXPERTS, "use_sliding_window": (None, False)}
 _GLM4_MOE = {"first_k_dense_replace": 1, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "n_group": 1}
@@ -375,6 +393,22 @@ READERS: dict[Family, Reader] = {
         attention_bias=True,
         ropes=_partial_rope,
         more=_glm4_moe_more,
+    ),
+    "gpt_oss": Reader(
+        defaults={
+            "head_dim": 64,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": 128,
+            "rope_theta": 150000.0,
+            "rope_scaling": {**_GPT_OSS_ROPE, "truncate": False},
+            "attention_bias": True,
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0,
+        },
+        values=_EXPERTS,
+        attention_bias=True,
+        windows=_gpt_oss_windows,
+        more=_gpt_oss_more,
     ),
 }
 _FAMILIES: tuple[Family, ...] = get_args(Family)

@@ -15,6 +15,7 @@ from ramify.runtime.model.checkpoint import weight_files
 from ramify.runtime.model.config import Family, ModelConfig, ModelShape
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.families.gemma import Gemma2, Gemma3
+from ramify.runtime.model.families.gpt_oss import GptOss
 from ramify.runtime.model.families.llama import Llama
 from ramify.runtime.model.families.olmo2 import Olmo2
 from ramify.runtime.model.families.olmoe import Olmoe
@@ -55,6 +56,7 @@ FAMILIES: dict[Family, type[Model]] = {
     "granitemoe": Llama,
     "granitemoeshared": Llama,
     "glm4_moe": Glm4Moe,
+    "gpt_oss": GptOss,
     "granite": Llama,  # multipliers of embedding, residuals, scores and logits: hf_config._granite_more
 }
 

@@ -106,7 +106,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"model_type": "gpt_oss"}, "model_type"),
+        ({"model_type": "falcon"}, "model_type"),
         ({"model_type": ...}, "model_type"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"num_local_experts": 8}, "num_local_experts"),

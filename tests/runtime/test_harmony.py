@@ -98,9 +98,3 @@ def test_a_call_that_must_be_made(local: Local, effort: str | None) -> None:
     assert json.loads(call.arguments)["n"] in (1, 22, 333)
     assert text.count("<|start|>assistant") == (effort is None)
     assert (turn.reasoning != "") == (effort is None)
-
-
-def test_calls_or_content(local: Local) -> None:
-    _, turn = local.chat(messages=MESSAGES, tools=[TOOL], response_format=FORMAT, thinking_budget=5)
-    found = turn.calls[0].arguments if turn.calls else turn.content
-    assert json.loads(found)["n"] in (1, 22, 333)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ramify.kernels.lora import LoraTable
 from ramify.kernels.stack import LayerWeights
@@ -18,6 +18,7 @@ from ramify.runtime.model.layers import (
     Residual,
     RMSNorm,
     Rotary,
+    Slot,
     Slots,
     under,
 )
@@ -43,6 +44,9 @@ class LlamaLayer(Layer):
                 "k_proj": Rotary(self.kv_heads, self.head_dim, rotated),
             },
         )
+        self.sinks: Tensor | None = None
+        if config.sinks and config.sinks[index]:
+            self.sinks = nn.Parameter(torch.zeros(self.heads, dtype=torch.float32), requires_grad=False)
         self.output = Linear(queries, {"o_proj": hidden}, bias=config.output_bias, dtype=dtype)
         self.mlp_norm = self.norm(config, dtype)
         self.mlp = mlp_of(config, index, dtype)
@@ -59,7 +63,9 @@ class LlamaLayer(Layer):
         """Attention of norm(x), before the output projection: (T, heads · head_dim)."""
         qkv = self.qkv.of(x, self.attention_norm).unflatten(1, (-1, self.head_dim))
         q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        return attend(self.index, q, k, v, rotation, window=self.window, norms=self.head_norms()).flatten(1)
+        window, norms = self.window, self.head_norms()
+        mixed = attend(self.index, q, k, v, rotation, window=window, norms=norms, sinks=self.sinks)
+        return mixed.flatten(1)
 
     def head_norms(self) -> HeadNorms | None:
         return None
@@ -81,6 +87,7 @@ class LlamaLayer(Layer):
             down=down,
             experts=None if isinstance(mlp, tuple) else mlp,
             window=self.window,
+            sinks=self.sinks,
             lora=(self.qkv.lora, self.output.lora, *tables),
         )
 
@@ -93,6 +100,8 @@ class LlamaLayer(Layer):
             yield from under(f"{name}.", norm.slots())
         yield from under("self_attn.", self.qkv.slots())
         yield from under("self_attn.", self.output.slots())
+        if self.sinks is not None:
+            yield "self_attn.sinks", Slot(self.sinks)
         yield from under("mlp.", self.mlp.slots())
 
 
