@@ -18,9 +18,15 @@ from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.memory import check_states, states_in
 from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.model.state_shape import StateShape
+from ramify.runtime.scheduler import states
+from ramify.runtime.scheduler.constraints.healing import Healer
 from ramify.runtime.server.admin.metrics import Metrics
 from tests.runtime.local import LocalScheduler
-from tests.runtime.toy_hybrid import VOCAB, ToyHybrid, ToyRunner
+from tests.runtime.test_healing import expected as healed_by_hand
+from tests.runtime.test_healing import vocabulary
+from tests.runtime.test_speculation import Twice
+from tests.runtime.tiny import VOCAB
+from tests.runtime.toy_hybrid import ToyHybrid, ToyRunner, oracle
 
 SHAPE = StateShape(layers=2, channels=6, width=4, heads=2, key_dim=4, value_dim=3)
 
@@ -107,6 +113,41 @@ def test_the_same_tokens_hit_or_cold_alone_or_batched_retracted_or_not(toy: ToyH
         assert answers(other, longer, max_tokens=8) == chat, options
         if "num_pages" in options:
             assert other.scheduler.counters.retractions > 0
+
+
+def test_the_same_tokens_of_every_kind_of_request(toy: ToyHybrid, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grammars, forced text, healing, log-probabilities, penalties and draws, each request twice."""
+    options: dict[str, Any] = {"make_runner": ToyRunner, "speculation": False, "longest": 40}
+
+    def outputs(load: Twice) -> list[Any]:
+        return [(result.ids, result.forced, result.overlap, result.finish) for result in load.run()]
+
+    expected = outputs(Twice(toy, prefix_cache="naive", **options))
+    monkeypatch.setattr(states, "LEAST", 4)
+    for more in ({"num_states": 60}, {"page_size": 4, "num_pages": 40, "chunk_tokens": 16, "num_states": 9}):
+        load = Twice(toy, **options, **more)
+        assert outputs(load) == expected
+        counters = load.local.scheduler.counters
+        assert counters.cached_tokens > 200
+        assert load.local.cache.state_counts().in_use == 0
+    assert counters.retractions > 0
+
+
+def test_known_tokens_are_computed_when_they_are_chosen(toy: ToyHybrid) -> None:
+    """A healed prompt goes on from the state before the tokens that are replaced."""
+    prompts = [
+        list(text) for text in (b"xxa", b"cc d ab", b"xbbbb", b"abcd:", b"abc", b"d a", b"bcdbc", b"a:")
+    ]
+    other = local(toy, healer=Healer(vocabulary()))
+    rids = [other.submit(prompt, open_end=True, max_tokens=4, ignore_eos=True) for prompt in prompts]
+    other.run()
+    replaced = 0
+    for prompt, rid in zip(prompts, rids, strict=True):
+        ids, overlap, margin = healed_by_hand(oracle(toy), prompt, 4)
+        assert margin > 1e-4
+        assert (other.results[rid].ids, other.results[rid].overlap) == (ids, overlap), bytes(prompt)
+        replaced += bool(overlap)
+    assert 0 < replaced < len(prompts), "both ways were taken"
 
 
 def test_scores_embeddings_and_log_probabilities_are_the_same(toy: ToyHybrid) -> None:

@@ -5,18 +5,25 @@ The recurrence goes token by token in plain torch, so that chunks and batches do
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.runtime.executor.batch import ForwardBatch
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor.batch import Extension, ForwardBatch, pack
+from ramify.runtime.executor.device import resolve_ops
+from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
+from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.model.causal_lm import Attend, CausalLM
 from ramify.runtime.model.config import ModelShape
 from ramify.runtime.model.state_shape import StateShape
+from tests.runtime.tiny import END_ID, VOCAB
 
-HIDDEN, HEADS, DIM, VOCAB = 32, 2, 16, 96
+HIDDEN, HEADS, DIM = 32, 2, 16
 
 
 class ToyHybrid(CausalLM):
@@ -31,6 +38,7 @@ class ToyHybrid(CausalLM):
                 head_dim=DIM,
                 context_length=2048,
                 windows=(0,),
+                eos_token_ids=(END_ID,),
                 states=StateShape(layers=1, channels=HIDDEN, width=2, heads=1, key_dim=8, value_dim=HIDDEN),
             )
         )
@@ -89,3 +97,18 @@ class ToyRunner(Runner):
         assert isinstance(self.model, ToyHybrid)
         self.model.runner, self.batch = self, batch
         return super().forward(batch)
+
+
+def oracle(toy: ToyHybrid) -> Any:
+    """Computes whole sequences, each in one pass on pages and a slot of its own, as a transformers model."""
+    _, kernels = resolve_ops(EngineConfig(), torch.device("cpu"))
+    pool = KvPool(toy.config, num_pages=16, page_size=16, dtype=torch.float32)
+    assert toy.config.states is not None
+    runner = ToyRunner(toy, pool, kernels, states=StatePool(toy.config.states, num_slots=1))
+
+    def compute(input_ids: Tensor) -> SimpleNamespace:
+        ids = input_ids[0].numpy().astype(np.int32)
+        hidden = runner.forward(pack([Extension(ids, 0, len(ids), range(16), 0)], 16))
+        return SimpleNamespace(logits=runner.logits(hidden)[None])
+
+    return compute
