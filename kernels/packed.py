@@ -22,7 +22,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
@@ -245,15 +244,9 @@ def pack(
     With `gated` the first half of the rows is the gate, the second half the up projection.
     """
     outputs = rows.numbers.shape[0]
-    halves = 2 if gated else 1
     multiple = math.lcm(INPUT_MULTIPLE, rows.group or 1)
 
-    def panelled(part: Tensor) -> Tensor:
-        """(outputs, ...) to (panels, 16, ...)."""
-        split = _padded(part.view(halves, outputs // halves, *part.shape[1:]), 1, WIDTH)
-        split = split.reshape(halves, -1, WIDTH, *part.shape[1:]).transpose(0, 1).flatten(0, 1)
-        return _padded(split, 0, PANEL_MULTIPLE)
-
+    panelled = functools.partial(_panelled, halves=2 if gated else 1)
     numbers = _padded(panelled(rows.numbers), 2, multiple)
     scales = torch.empty(0, dtype=torch.float16)
     if rows.factors is not None:
@@ -270,21 +263,49 @@ def pack(
     )
 
 
-def stacked(weights: Iterable[PackedWeight], count: int) -> PackedWeight:
-    """`count` matrices of one shape and form with their panels one after the other, for `unstacked`."""
-    whole: dict[str, Tensor] = {}
-    for index, weight in enumerate(weights):
-        for name in ("panels", "scales", "bias"):
-            part = getattr(weight, name)
-            if index == 0:
-                whole[name] = part.new_empty(count * len(part), *part.shape[1:])
-            whole[name][index * len(part) : (index + 1) * len(part)] = part
-    panels, scales, bias = whole["panels"], whole["scales"], whole["bias"]
-    return dataclasses.replace(weight, panels=panels, scales=scales, bias=bias)
+class Stack:
+    """`count` matrices of one shape and form, laid out one after the other as they come; see `unstacked`."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.there: set[int] = set()
+        self._one: PackedWeight | None = None
+        self._panels, self._scales = torch.empty(0), torch.empty(0)
+
+    def put(self, index: int, weight: PackedWeight) -> None:
+        """Raises ValueError for a matrix of another form."""
+        if self._one is None:
+            self._one = weight
+            panels, scales = weight.panels, weight.scales
+            self._panels = panels.new_empty(self.count, *panels.shape)
+            self._scales = scales.new_empty(self.count, *scales.shape)
+        one = self._one
+        alike = (one.format, one.group, one.table.tolist()) == (
+            weight.format,
+            weight.group,
+            weight.table.tolist(),
+        )
+        if not alike or one.scales.shape != weight.scales.shape or one.scales.dtype != weight.scales.dtype:
+            raise ValueError(
+                f"matrix {index} is {weight.format}/{weight.group}, others {one.format}/{one.group}."
+            )
+        self._panels[index], self._scales[index] = weight.panels, weight.scales
+        self.there.add(index)
+
+    def whole(self, bias: Tensor | None = None) -> PackedWeight:
+        """All matrices, when each is there; `bias` is (count, outputs)."""
+        assert self._one is not None
+        laid = torch.empty(0)
+        if bias is not None:
+            laid = torch.cat([_panelled(row.float(), 2 if self._one.gated else 1).flatten() for row in bias])
+        panels, scales = self._panels.flatten(0, 1), self._scales
+        return dataclasses.replace(
+            self._one, panels=panels, scales=scales.flatten(0, 1) if scales.numel() else scales[0], bias=laid
+        )
 
 
 def unstacked(weight: PackedWeight, count: int) -> list[PackedWeight]:
-    """The matrices of `stacked`, which share its memory."""
+    """The matrices of a `Stack`, which share its memory."""
     parts = [getattr(weight, name) for name in ("panels", "scales", "bias")]
     split = [part.chunk(count) if len(part) else [part] * count for part in parts]
     return [
@@ -324,6 +345,13 @@ def in_order(panelled: Tensor, weight: PackedWeight) -> Tensor:
     parts = panelled[:used].reshape(-1, halves, *panelled.shape[1:]).transpose(0, 1).flatten(1, 2)
     rows: Tensor = parts[:, :half].flatten(0, 1)
     return rows
+
+
+def _panelled(part: Tensor, halves: int) -> Tensor:
+    """(outputs, ...) to (panels, 16, ...). The panels of two halves alternate."""
+    split = _padded(part.view(halves, len(part) // halves, *part.shape[1:]), 1, WIDTH)
+    split = split.reshape(halves, -1, WIDTH, *part.shape[1:]).transpose(0, 1).flatten(0, 1)
+    return _padded(split, 0, PANEL_MULTIPLE)
 
 
 def _laid_out(numbers: Tensor, form: Format) -> Tensor:

@@ -179,6 +179,22 @@ def gemma_shape(hidden_size: int, query_scalar: float) -> dict[str, Any]:
     }
 
 
+def granite_shape(
+    eps: float, *, residual: float, attention: float, embedding: float, logits: float
+) -> dict[str, Any]:
+    """The fields of Granite's multipliers.
+
+    A layer adds m · f(norm(x)) to the residual stream x. Here the stream is x / m, so that a layer adds
+    f(norm(x)). norm(x / m) equals norm(x) if the norm's epsilon is divided by m².
+    """
+    return {
+        "attention_scale": attention,
+        "embedding_scale": embedding / residual,
+        "norm_eps": eps / residual**2,
+        "logit_scale": 1.0 / logits,
+    }
+
+
 def token_ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()

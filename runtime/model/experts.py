@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ramify.kernels import registry
-from ramify.kernels.packed import PackedWeight, Rows, pack, stacked, unstacked
+from ramify.kernels.packed import PackedWeight, Rows, Stack, pack, unstacked
 from ramify.kernels.reference import experts as reference
 from ramify.kernels.stack import ExpertMatrices, PackedExperts
 from ramify.runtime.model.config import Experts, ModelConfig
@@ -55,13 +55,13 @@ class MixtureOfExperts(nn.Module):
         if experts.shared_size:
             self.shared = GatedMLP(hidden, experts.shared_size, bias=False, dtype=dtype)
         self.packed: list[PackedWeight] = []
-        """After packing: the router, and `stacked` gate_up and down."""
+        """After packing: the router, and gate_up and down of all experts (`Stack`)."""
         self.matmul: registry.MatMul = plain_matmul
         self.mixture: registry.Mixture = reference.mixture
         self.block: registry.ExpertBlock = reference.expert_block
         self._block_weights: PackedExperts | None = None
         self._rows: dict[tuple[str, int], Rows] = {}
-        self._kept: dict[str, list[PackedWeight]] = {"gate_up": [], "down": []}
+        self._gate_up, self._down = Stack(count), Stack(count)
 
     def forward(self, x: Tensor) -> Tensor:
         weights = self.weights()
@@ -121,9 +121,12 @@ class MixtureOfExperts(nn.Module):
             yield "gate.e_score_correction_bias", Slot(self.correction)
         for index in range(count):
             both, down = self.gate_up[index], self.down[index]
-            yield f"experts.{index}.gate_proj.weight", Slot(both[:size], keep=self._keeper("gate", index))
-            yield f"experts.{index}.up_proj.weight", Slot(both[size:], keep=self._keeper("up", index))
-            yield f"experts.{index}.down_proj.weight", Slot(down, keep=self._keeper("down", index))
+            yield (
+                f"experts.{index}.gate_proj.weight",
+                Slot(both[:size], keep=partial(self._keep, "gate", index)),
+            )
+            yield f"experts.{index}.up_proj.weight", Slot(both[size:], keep=partial(self._keep, "up", index))
+            yield f"experts.{index}.down_proj.weight", Slot(down, keep=partial(self._keep, "down", index))
             if self.gate_up_bias is not None and self.down_bias is not None:
                 yield f"experts.{index}.gate_proj.bias", Slot(self.gate_up_bias[index, :size])
                 yield f"experts.{index}.up_proj.bias", Slot(self.gate_up_bias[index, size:])
@@ -137,41 +140,42 @@ class MixtureOfExperts(nn.Module):
         if self.experts.shared_gate:
             yield "shared_expert_gate.weight", Slot(self.router[count:])
 
-    def _keeper(self, name: str, index: int) -> Callable[[Rows], bool]:
-        return partial(self._keep, name, index)
-
     def _keep(self, name: str, index: int, rows: Rows) -> bool:
+        """Lay the rows out as soon as a matrix has all of its own, so that few are unpacked at a time."""
         self._rows[name, index] = rows
+        if name == "down":
+            self._down.put(index, self._laid_out(self._rows.pop((name, index))))
+            return True
+        gate, up = (self._rows.get((part, index)) for part in ("gate", "up"))
+        if gate is None or up is None:
+            return True
+        del self._rows["gate", index], self._rows["up", index]
+        if gate.alike(up):
+            self._gate_up.put(index, self._laid_out(gate.joined(up), gated=True))
+        else:
+            self.gate_up[index] = torch.cat([gate.values(), up.values()])
         return True
 
+    def _laid_out(self, rows: Rows, *, gated: bool = False) -> PackedWeight:
+        inputs = self.gate_up.shape[2] if gated else self.down.shape[2]
+        return pack(rows, inputs=inputs, gated=gated, clamp=self.experts.clamp if gated else None)
+
     def pack(self, form: Callable[[Tensor], Rows] | None) -> None:
-        """Pack the experts, as `Linear.pack` does: one at a time, so that no more than one is unpacked."""
-        if form is None and not self._rows:
+        """Pack what is not packed yet, as `Linear.pack` does, one expert at a time."""
+        for (name, index), rows in self._rows.items():  # the other half came as values
+            half = slice(None, self.experts.size) if name == "gate" else slice(self.experts.size, None)
+            self.gate_up[index, half] = rows.values()
+        self._rows = {}
+        if form is None and not self._gate_up.there and not self._down.there:
             return
-        form, count = form or Rows, self.experts.count
-        hidden, size = self.down.shape[1:]
-
-        def gate_up(index: int) -> PackedWeight:
-            parts = self.gate_up[index].split(size)
-            gate, up = (self._rows.pop((name, index), None) for name in ("gate", "up"))
-            if gate is None or up is None or not gate.alike(up):
-                wide = [
-                    part if rows is None else rows.values().to(part)
-                    for rows, part in zip((gate, up), parts, strict=True)
-                ]
-                rows = form(torch.cat(wide))
-            else:
-                rows = gate.joined(up)
-            bias = None if self.gate_up_bias is None else self.gate_up_bias[index]
-            return pack(rows, inputs=hidden, bias=bias, gated=True, clamp=self.experts.clamp)
-
-        def down(index: int) -> PackedWeight:
-            rows = self._rows.pop(("down", index), None) or form(self.down[index])
-            bias = None if self.down_bias is None else self.down_bias[index]
-            return pack(rows, inputs=size, bias=bias)
-
-        router = pack(Rows(self.router), inputs=hidden, bias=self.router_bias)
-        self.use_packed([router, *(stacked(map(each, range(count)), count) for each in (gate_up, down))])
+        form = form or Rows
+        for index in range(self.experts.count):
+            if index not in self._gate_up.there:
+                self._gate_up.put(index, self._laid_out(form(self.gate_up[index]), gated=True))
+            if index not in self._down.there:
+                self._down.put(index, self._laid_out(form(self.down[index])))
+        router = pack(Rows(self.router), inputs=self.router.shape[1], bias=self.router_bias)
+        self.use_packed([router, self._gate_up.whole(self.gate_up_bias), self._down.whole(self.down_bias)])
 
     def use_packed(self, packed: list[PackedWeight]) -> None:
         """Multiply by `packed` from now on. The unpacked weights are dropped."""
@@ -180,7 +184,7 @@ class MixtureOfExperts(nn.Module):
             old = getattr(self, name)
             if old is not None:
                 setattr(self, name, nn.Parameter(old.new_empty(0), requires_grad=False))
-        self._rows = {}
+        self._gate_up, self._down = Stack(0), Stack(0)
         self._block_weights = None
 
 
@@ -207,6 +211,7 @@ _NAMES = [
         (r"\.experts\.(\d+)\.w1\.", r".experts.\1.gate_proj."),
         (r"\.experts\.(\d+)\.w3\.", r".experts.\1.up_proj."),
         (r"\.experts\.(\d+)\.w2\.", r".experts.\1.down_proj."),
+        (r"\.e_score_correction\.bias$", ".e_score_correction_bias"),
         (r"\.mlp\.input_linear\.weight$", ".mlp.experts.gate_up_proj"),
         (r"\.mlp\.output_linear\.weight$", ".mlp.experts.down_proj"),
         (r"\.shared_expert\.input_linear\.", ".shared_expert.gate_up_proj."),

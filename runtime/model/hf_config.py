@@ -19,6 +19,7 @@ from ramify.runtime.model.config import (
     ModelConfig,
     Rope,
     gemma_shape,
+    granite_shape,
     one_of,
     token_ids,
     unsupported,
@@ -178,18 +179,13 @@ def _gemma_more(config: Config, fields: Fields) -> Fields:
 
 
 def _granite_more(config: Config, fields: Fields) -> Fields:
-    """Granite's multipliers.
-
-    A layer adds m · f(norm(x)) to the residual stream x. Here the stream is x / m, so that a layer adds
-    f(norm(x)). norm(x / m) equals norm(x) if the norm's epsilon is divided by m².
-    """
-    share = config.get("residual_multiplier", 1.0)
-    return {
-        "attention_scale": config.get("attention_multiplier", 1.0),
-        "embedding_scale": config.get("embedding_multiplier", 1.0) / share,
-        "norm_eps": fields["norm_eps"] / share**2,
-        "logit_scale": 1.0 / config.get("logits_scaling", 1.0),
-    }
+    return granite_shape(
+        fields["norm_eps"],
+        residual=config.get("residual_multiplier", 1.0),
+        attention=config.get("attention_multiplier", 1.0),
+        embedding=config.get("embedding_multiplier", 1.0),
+        logits=config.get("logits_scaling", 1.0),
+    )
 
 
 def _routing(config: Config, **options: Any) -> Routing:

@@ -57,7 +57,7 @@ FAMILIES: dict[Family, type[Model]] = {
     "granitemoeshared": Llama,
     "glm4_moe": Glm4Moe,
     "gpt_oss": GptOss,
-    "granite": Llama,  # multipliers of embedding, residuals, scores and logits: hf_config._granite_more
+    "granite": Llama,  # multipliers of embedding, residuals, scores and logits: config.granite_shape
 }
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGML_QUANT_SIZES, MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
+from gguf.constants import MODEL_ARCH_NAMES
 from gguf.quants import dequantize, quantize
 from transformers import PreTrainedModel
 
@@ -48,6 +51,20 @@ def random_blocks(shape: tuple[int, int], kind: GGMLQuantizationType, *, rms: fl
             scales = np.ascontiguousarray(raw[..., at : at + 2]).view(np.float16)
             raw[..., at : at + 2] = (scales * np.float32(factor)).astype(np.float16).view(np.uint8)
     return raw.reshape(shape[0], -1)
+
+
+def converted(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of mixtures of experts under the names that llama.cpp's converter has for them."""
+    for stored, tensor in named:
+        name = re.sub(r"block_sparse_moe\.router", "mlp.gate", stored).replace("block_sparse_moe", "mlp")
+        name = name.replace("shared_mlp.", "mlp.shared_expert.").replace("output_linear", "down_proj")
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        if name.endswith(("experts.gate_up_proj", "shared_expert.input_linear.weight")):
+            stem = name.removesuffix("gate_up_proj").removesuffix("input_linear.weight")
+            for part, half in zip(("gate", "up"), tensor.chunk(2, dim=-2), strict=True):
+                yield f"{stem}{part}_proj.weight", half
+        else:
+            yield f"{name}.weight" if name.endswith("experts.down_proj") else name, tensor
 
 
 def write_gguf(
@@ -93,29 +110,34 @@ def write_gguf(
         add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
         add(f"{architecture}.{key}", value)  # type: ignore[operator]
 
-    named = get_tensor_name_map(MODEL_ARCH[architecture.upper()], config.num_hidden_layers).get_name
+    model_arch = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == architecture)
+    named = get_tensor_name_map(model_arch, config.num_hidden_layers).get_name
+    neighbours = architecture in ("llama", "granitemoe")
     gemma = architecture.startswith("gemma")
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    for name, parameter in model.named_parameters():
+    buffers = [entry for entry in model.named_buffers() if entry[0].endswith("e_score_correction_bias")]
+    for name, parameter in converted([*model.named_parameters(), *buffers]):
         stem, _, suffix = name.rpartition(".")
         place = named(stem)
         assert place is not None
         short = place.rpartition(".")[2]
         array = parameter.detach().float().numpy() + (1.0 if gemma and short.endswith("_norm") else 0.0)
-        if architecture == "llama" and short in heads:
+        if neighbours and short in heads:
             # The two halves of a head are interleaved: rows 0, d/2, 1, d/2 + 1, …
             halves = array.reshape(heads[short], 2, head_dim // 2, *array.shape[1:])
             array = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(array.shape)
         full = f"{place}.{suffix}"
         if full == drop:
             continue
-        if array.ndim == 2:
+        if short in ("ffn_gate_inp", "ffn_gate_inp_shexp"):
+            writer.add_tensor(full, array.astype(np.float32).squeeze())
+        elif array.ndim > 1:
             type_ = (others or {}).get(short, matrices)
             raw = random_blocks(array.shape, type_, rms=0.05) if random else quantize(array, type_)
             writer.add_tensor(full, raw, raw_dtype=type_)
             if random:
                 values = dequantize(raw, type_)
-                if architecture == "llama" and short in heads:
+                if neighbours and short in heads:
                     pairs = values.reshape(heads[short], head_dim // 2, 2, -1)
                     values = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(array.shape)
                 parameter.data.copy_(torch.from_numpy(values))

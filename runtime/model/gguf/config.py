@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from ramify.kernels.routing import Routing
 from ramify.runtime.model.config import (
+    Experts,
     Family,
     ModelConfig,
     Rope,
     RopeKind,
     gemma_shape,
+    granite_shape,
     invalid,
     one_of,
     token_ids,
@@ -53,22 +56,19 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
     """
     architecture = one_of(tuple(ARCHITECTURES), "general.architecture", metadata.get("general.architecture"))
     given, (family, more) = Metadata(architecture, metadata, shapes), ARCHITECTURES[architecture]
-    if given.value("expert_count", 0):
-        raise unsupported(
-            f"{architecture}.expert_count",
-            given.value("expert_count", 0),
-            "absent: experts are not implemented",
-        )
     if "token_embd.weight" not in shapes:
         raise invalid("the GGUF file has no token_embd.weight")
     hidden_size, num_heads = given.need("embedding_length"), given.need("attention.head_count")
     head_dim = given.value("attention.key_length", hidden_size // num_heads)
     for key in ("rope.dimension_count", "attention.value_length"):
-        if given.value(key, head_dim) != head_dim:
+        partial = key == "rope.dimension_count" and architecture == "glm4moe"
+        if given.value(key, head_dim) != head_dim and not partial:
             raise unsupported(f"{architecture}.{key}", given.value(key, 0), f"the head size, {head_dim}")
     if given.value("attention.sliding_window_pattern", None) is not None:
         raise unsupported(f"{architecture}.attention.sliding_window_pattern", "given", "absent")
-    num_layers, context_length = given.need("block_count"), given.need("context_length")
+    # The last layers may be those of multi-token prediction, which is not used.
+    num_layers = given.need("block_count") - given.value("nextn_predict_layers", 0)
+    context_length = given.need("context_length")
     eos = [metadata.get(f"tokenizer.ggml.{token}_token_id") for token in ("eos", "eot", "eom")]
     fields: Fields = {
         "family": family,
@@ -90,7 +90,10 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
         "eos_token_ids": token_ids([token for token in eos if token is not None]),
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
     }
-    return ModelConfig(**(fields | more(given, fields)))
+    fields |= more(given, fields)
+    if given.value("expert_count", 0) and "experts" not in fields:
+        raise unsupported(f"{architecture}.expert_count", given.value("expert_count", 0), "absent")
+    return ModelConfig(**fields)
 
 
 def _rope(given: Metadata, context_length: int, theta: float = 1e4) -> Rope:
@@ -145,12 +148,74 @@ def _but_every(every: int, window: int, num_layers: int) -> tuple[int, ...]:
     return tuple(window if (layer + 1) % every else 0 for layer in range(num_layers))
 
 
+def _experts(given: Metadata, fields: Fields, **routing: Any) -> Fields:
+    """The mixture of experts; its sizes and layers are those of its tensors."""
+    shapes, layers = given.shapes, range(fields["num_layers"])
+    sparse = tuple(f"blk.{layer}.ffn_gate_inp.weight" in shapes for layer in layers)
+    block = f"blk.{sparse.index(True) if True in sparse else 0}"
+    if f"{block}.ffn_down_exps.weight" not in shapes:  # files of 2023 have a tensor for each expert
+        key = f"{given.architecture}.expert_count"
+        raise unsupported(key, given.need("expert_count"), f"that of a tensor {block}.ffn_down_exps")
+    routing.setdefault("normalised", True)
+    experts = Experts(
+        count=given.need("expert_count"),
+        size=shapes[f"{block}.ffn_down_exps.weight"][2],
+        routing=Routing(top_k=given.need("expert_used_count"), **routing),
+        sparse=sparse,
+        shared_size=shapes.get(f"{block}.ffn_down_shexp.weight", (0, 0))[1],
+        shared_gate=f"{block}.ffn_gate_inp_shexp.weight" in shapes,
+        correction=f"{block}.exp_probs_b.bias" in shapes,
+    )
+    return {"experts": experts}
+
+
+def _llama(given: Metadata, fields: Fields) -> Fields:
+    """Mixtral's files have Llama's architecture."""
+    return _experts(given, fields) | {"family": "mixtral"} if given.value("expert_count", 0) else {}
+
+
+def _unnormalised(given: Metadata, fields: Fields) -> Fields:
+    return _experts(given, fields, normalised=False)
+
+
+def _granite(given: Metadata, fields: Fields) -> Fields:
+    shape = granite_shape(
+        fields["norm_eps"],
+        residual=given.value("residual_scale", 1.0),
+        attention=given.value("attention.scale", fields["head_dim"] ** -0.5),
+        embedding=given.value("embedding_scale", 1.0),
+        logits=given.value("logit_scale", 1.0),
+    )
+    return shape | (_experts(given, fields) if given.value("expert_count", 0) else {})
+
+
+def _glm4_moe(given: Metadata, fields: Fields) -> Fields:
+    share = given.value("rope.dimension_count", fields["head_dim"]) / fields["head_dim"]
+    experts = _experts(
+        given,
+        fields,
+        scores="sigmoid",
+        normalised=given.value("expert_weights_norm", True),
+        scale=given.value("expert_weights_scale", 1.0),
+        groups=given.value("expert_group_count", 1),
+        top_groups=given.value("expert_group_used_count", 1),
+    )
+    norms = "blk.0.attn_q_norm.weight" in given.shapes
+    return experts | {"rope": replace(fields["rope"], share=share), "head_norms": norms}
+
+
 ARCHITECTURES: dict[str, tuple[Family, Callable[[Metadata, Fields], Fields]]] = {
-    "llama": ("llama", _nothing_more),
+    "llama": ("llama", _llama),
     "qwen2": ("qwen2", _nothing_more),
     "qwen3": ("qwen3", _nothing_more),
     "gemma2": ("gemma2", _gemma2),
     "gemma3": ("gemma3", _gemma3),
+    "granite": ("granite", _granite),
+    "qwen2moe": ("qwen2_moe", _unnormalised),
+    "qwen3moe": ("qwen3_moe", _experts),
+    "olmoe": ("olmoe", _unnormalised),
+    "granitemoe": ("granitemoe", _granite),
+    "glm4moe": ("glm4_moe", _glm4_moe),
 }
 """The family of a file's `general.architecture`, and a function that gives further fields, or other values of
 those that it is given."""

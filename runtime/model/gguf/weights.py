@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -37,7 +38,17 @@ _LAYER_NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "exp_probs_b": "mlp.gate.e_score_correction",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
+_GLM4_LAYER_NAMES = _LAYER_NAMES | {"post_attention_norm": "post_attention_layernorm"}
 _GEMMA_LAYER_NAMES = _LAYER_NAMES | {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -59,8 +70,8 @@ def config_of(header: GGUFHeader) -> ModelConfig:
 
 
 def rotary_layout(config: ModelConfig) -> RotaryLayout:
-    """llama.cpp's converter makes rotary pairs neighbours for the llama architecture, and for no other."""
-    return "pairs" if config.family == "llama" else "halves"
+    """llama.cpp's converter makes rotary pairs neighbours for Llama and what it derives from it."""
+    return "pairs" if config.family in ("llama", "mixtral", "granite", "granitemoe") else "halves"
 
 
 def tensors_in_file(
@@ -75,16 +86,35 @@ def tensors_in_file(
     data = _map(header)
     gemma = str(header.metadata.get("general.architecture")).startswith("gemma")
     layer_names = _GEMMA_LAYER_NAMES if gemma else _LAYER_NAMES
-    for name, info in header.tensors.items():
-        if name == _ROPE_FREQUENCIES:  # a part of the config
-            continue
-        hf_name = _hf_name(name, layer_names)
+    if header.metadata.get("general.architecture") == "glm4moe":
+        layer_names = _GLM4_LAYER_NAMES
+    named = (
+        (name, *part)
+        for name, info in header.tensors.items()
+        if name != _ROPE_FREQUENCIES  # a part of the config
+        for part in _of_experts(_hf_name(name, layer_names), info)
+    )
+    for name, hf_name, info in named:
         if gemma and name.endswith("_norm.weight"):  # stored plus 1, unlike in Hugging Face checkpoints
             yield hf_name, _read(data, name, info, torch.float32) - 1.0
             continue
         looked_up = name == "token_embd.weight" and untied
         rows = _rows(data, name, info) if quantised and not looked_up else None
         yield hf_name, _read(data, name, info, dtype) if rows is None else rows
+
+
+def _of_experts(hf_name: str, info: TensorInfo) -> Iterator[tuple[str, TensorInfo]]:
+    """The tensor of each expert in one of all experts; any other tensor as it is."""
+    if "{}" not in hf_name:
+        # A vector that Hugging Face checkpoints have as a matrix of one row.
+        row = hf_name.endswith("shared_expert_gate.weight") and len(info.shape) == 1
+        yield hf_name, replace(info, shape=(1, *info.shape)) if row else info
+        return
+    block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(info.type)]
+    shape = info.shape[1:]
+    size = math.prod(shape) // block * block_bytes
+    for index in range(info.shape[0]):
+        yield hf_name.format(index), replace(info, shape=shape, offset=info.offset + index * size)
 
 
 Files = Mapping[Path, NDArray[np.uint8]]
