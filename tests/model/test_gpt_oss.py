@@ -7,21 +7,31 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from ramify.kernels.packed import Rows
 from ramify.runtime.model.decoder import Model
+from ramify.runtime.model.experts import MixtureOfExperts
 from ramify.runtime.model.hf_config import config_from_hf
 from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import load_model
-from tests.model.architectures import save_tiny, tiny_config
+from ramify.runtime.model.load import FAMILIES, load_model, read_config
+from ramify.runtime.model.quantised.schemes import mxfp4
+from ramify.runtime.model.quantization import packing
+from ramify.runtime.model.weights import fill
+from tests.model.architectures import save_tiny, tiny_config, tiny_model
 from tests.model.equality import assert_engine_equal, assert_logits_equal
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     folder = tmp_path_factory.mktemp("gpt_oss")
+    return save_tiny(tiny_of(), folder), folder
+
+
+def tiny_of() -> Any:
     config = tiny_config("gpt_oss")
     config.swiglu_limit = 0.7  # which some of the tiny numbers exceed
-    return save_tiny(config, folder), folder
+    return config
 
 
 def native(folder: Path, **options: Any) -> Model:
@@ -47,6 +57,32 @@ def test_the_engine_gives_the_tokens_of_transformers(saved: tuple[Any, Path]) ->
     assert model.layer_weights() is not None
     assert_logits_equal(reference, model)
     assert_engine_equal(reference, model)
+
+
+def test_packed_experts_have_the_values_of_the_librarys_dequantisation(saved: tuple[Any, Path]) -> None:
+    """MXFP4 as published: all experts of a layer in one tensor. They stay 4-bit codes."""
+    _, folder = saved
+    reference = tiny_model(tiny_of())
+    generator = torch.Generator().manual_seed(2)
+    stored: dict[str, torch.Tensor | Rows] = dict(reference.state_dict())
+    for name, values in list(stored.items()):
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            continue
+        assert isinstance(values, torch.Tensor)
+        count, inputs, outputs = values.shape
+        blocks = torch.randint(0, 256, (count, outputs, inputs // 32, 16), generator=generator).byte()
+        scales = torch.randint(122, 126, blocks.shape[:3], generator=generator).byte()
+        values.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+        stored[name] = mxfp4(blocks.flatten(0, 1), scales.flatten(0, 1))
+    model = FAMILIES["gpt_oss"](read_config(folder), torch.float32).eval()
+    fill(model, stored.items(), layout="halves")
+    model.pack(packing("none", torch.float32, everything=True))
+    for layer in model.layers:
+        assert isinstance(layer.mlp, MixtureOfExperts)
+        router, gate_up, down = layer.mlp.packed
+        assert (router.format, gate_up.format, down.format) == ("f32", "int4", "int4")
+        assert len(gate_up.table) == 16
+    assert_logits_equal(reference, model)
 
 
 def test_the_published_config() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from ramify.kernels.packed import Rows
 from ramify.runtime.model.decoder import Layer, Model
@@ -29,20 +28,14 @@ class GptOss(Model):
             return
         matrix, _, kind = last.partition("_proj")
         names = ("gate", "up") if matrix == "gate_up" else (matrix,)
+        end = "bias" if kind == "_bias" else "weight"
         for index in range(experts.count):
-            if isinstance(entry, Rows):
-                count = len(entry.numbers) // experts.count
-                both: Entry = entry.index_select(torch.arange(index * count, (index + 1) * count))
-            else:
-                both = entry[index] if kind == "_bias" else entry[index].t()
             for place, name in enumerate(names):
-                part: Entry = _every(both, len(names), place)
-                end = "bias" if kind == "_bias" else "weight"
+                if isinstance(entry, Rows):
+                    outputs = len(entry.numbers) // experts.count
+                    rows = range(index * outputs + place, (index + 1) * outputs, len(names))
+                    part: Entry = entry.index_select(torch.tensor(rows))
+                else:
+                    both = entry[index] if end == "bias" else entry[index].t()
+                    part = both[place :: len(names)]
                 yield f"{stem}.experts.{index}.{name}_proj.{end}", part
-
-
-def _every(rows: Entry, step: int, first: int) -> Entry:
-    """Every `step`th row, from `first` on."""
-    if isinstance(rows, Tensor):
-        return rows[first::step]
-    return rows.index_select(torch.arange(first, len(rows.numbers), step))
