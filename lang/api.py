@@ -83,6 +83,7 @@ def gen(
     timeout: float | None = None,
     backend: Backend | str | None = None,
     priority: int | None = None,
+    lora: str | None = None,
     thinking: bool | Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Node:
@@ -114,6 +115,8 @@ def gen(
             shown the program so far in its own chat template and tokens.
         priority: Of the requests of this step, between -100 and 100: higher goes first. By default that of
             `run`, else that of the backend, else 0; in a batch -1.
+        lora: The LoRA adapter of this step, which the backend has loaded; "" for the model alone. By default
+            that of `run`, else that of the backend. The step reads the program so far with the adapter.
         thinking: True or ``{"max_tokens": 256}``: the model thinks before it answers, for at most that many
             tokens (unset: 1024), after which the answer is forced to begin. The variable holds the answer
             alone; `max_tokens`, `stop` and the constraint are about it. `ProgramState.thinking` reads the
@@ -147,7 +150,7 @@ def gen(
     options = {"max_tokens": max_tokens, **options} if max_tokens is not None else options
     if choices is not None:
         options |= {"validate": validate, "retries": retries or None, "thinking": thinking, **of_json}
-        return _scored(name, choices, options, choices_method, timeout, backend, priority, line)
+        return _scored(name, choices, options, choices_method, timeout, backend, priority, lora, line)
     if choices_method is not None:
         raise InvalidRequest("choices_method needs choices.", field="choices_method")
     wanted = with_json_options(_schema(constraints), of_json)
@@ -165,6 +168,7 @@ def gen(
         timeout=_seconds(timeout),
         backend=backend,
         priority=None if priority is None else checked_priority(priority),
+        lora=lora,
         line=line,
     )
 
@@ -190,6 +194,7 @@ def _scored(
     timeout: float | None,
     backend: Backend | str | None,
     priority: int | None,
+    lora: str | None,
     line: str | None,
 ) -> Node:
     """The `select` of a `gen` with choices; raises `UnsupportedField` for options that have no effect."""
@@ -197,7 +202,7 @@ def _scored(
     for extra, value in options.items():
         if value is not None:
             raise UnsupportedField(f"A gen with choices scores them, so {extra} has no effect.", field=extra)
-    return _select(name, choices, temperature, method, timeout, backend, priority, line)
+    return _select(name, choices, temperature, method, timeout, backend, priority, lora, line)
 
 
 def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Node:
@@ -220,15 +225,18 @@ def select(
     timeout: float | None = None,
     backend: Backend | str | None = None,
     priority: int | None = None,
+    lora: str | None = None,
 ) -> Node:
     """Append the choice that the model finds most likely, scored by `choices_method`.
 
-    After `timeout` seconds the step fails with `RequestTimeout` as the cause. `backend` and `priority` as in
-    `gen`.
+    After `timeout` seconds the step fails with `RequestTimeout` as the cause. `backend`, `priority` and
+    `lora` as in `gen`.
     """
     if choices is None:
         raise InvalidRequest("select needs choices.", field="choices")
-    return _select(name, choices, temperature, choices_method, timeout, backend, priority, caller_line())
+    return _select(
+        name, choices, temperature, choices_method, timeout, backend, priority, lora, caller_line()
+    )
 
 
 def _select(
@@ -239,6 +247,7 @@ def _select(
     timeout: float | None,
     backend: Backend | str | None,
     priority: int | None,
+    lora: str | None,
     line: str | None,
 ) -> Node:
     if isinstance(choices, str) or not choices or not all(isinstance(one, str) and one for one in choices):
@@ -252,6 +261,7 @@ def _select(
         timeout=_seconds(timeout),
         backend=backend,
         priority=None if priority is None else checked_priority(priority),
+        lora=lora,
         line=line,
     )
 

@@ -198,6 +198,8 @@ class Gen(Limited, frozen=True, kw_only=True, tag="gen"):
     """Seconds for the whole step."""
     priority: int | None = None
     """Of its requests; None: that of the run."""
+    lora: str | None = None
+    """The LoRA adapter of its requests; None: that of the run."""
     thinking: Thinking | None = None
     """Whether the model thinks before its answer."""
 
@@ -210,6 +212,7 @@ class Select(Limited, frozen=True, kw_only=True, tag="select"):
     method: Method = "token_length_normalized"
     timeout: float | None = None
     priority: int | None = None
+    lora: str | None = None
 
 
 class ToolDescription(
@@ -240,6 +243,7 @@ class CallTools(Limited, frozen=True, kw_only=True, tag="call_tools"):
     timeout: float | None = None
     """Seconds for the model's turn."""
     priority: int | None = None
+    lora: str | None = None
 
 
 class Fork(Node, frozen=True, kw_only=True, tag="fork"):

@@ -6,7 +6,7 @@ The body:
 - ``arguments``: one object of texts, or ``rows``: a list of them. Without either the graph runs once.
 - ``sampling_params``: fields of `ramify.sampling_params.SamplingParams` (or SGLang's spellings) for every gen
   that does not set its own.
-- ``cache_scope``, ``priority``: as in ``POST /generate``.
+- ``cache_scope``, ``priority``: as in ``POST /generate``; ``lora``: the LoRA adapter of steps that set none.
 - ``timeout``, ``max_total_tokens``, ``max_calls``: what each run of the graph may spend, as for ``run``.
 - ``stream``: answer with server-sent events, ended by ``[DONE]``.
 - ``events``, with ``stream``: ``nodes`` (the default) sends ``{row, node, branch, name, value, usage,
@@ -127,6 +127,8 @@ def _take_job(fields: Fields, service: Service, stream: bool) -> tuple[Job, list
     options = read_options(options, of="sampling_params")
     if fields.given("priority"):
         options["priority"] = take_priority(fields)
+    if (lora := fields.take("lora", str)) is not None:
+        options["lora"] = lora
     scope: str = fields.take("cache_scope", str, "")
     bounds = Bounds(
         timeout=fields.take("timeout", float),

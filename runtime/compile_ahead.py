@@ -4,8 +4,8 @@ numba compiles the functions of a module when it is first imported, on one core,
 disk. Where nothing has been compiled yet that takes about 40 s. So an engine that starts there, and
 `ramify pull`, first import the modules in processes beside each other:
 
-    core 0   attention, sampling           ──▶ layer_stack, in this process
-    core 1   linear, linear_masked, rope   ──▶ the grammars' modules
+    core 0   attention, sampling                ──▶ layer_stack, in this process
+    core 1   linear, linear_masked, rope, lora   ──▶ the grammars' modules
 
 Threads would not help: numba holds one lock for a whole process.
 """
@@ -50,7 +50,7 @@ KERNELS = Modules(
     "kernels",
     (
         (f"{_CPU}.attention", f"{_CPU}.sampling"),
-        (f"{_CPU}.linear", f"{_CPU}.linear_masked", f"{_CPU}.rope"),
+        (f"{_CPU}.linear", f"{_CPU}.linear_masked", f"{_CPU}.rope", f"{_CPU}.lora"),
     ),
     f"{_CPU}.layer_stack",
 )

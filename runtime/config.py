@@ -6,9 +6,11 @@ The docstring of a field is its help on the command line.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from ramify.runtime.host_names import host_name, is_loopback, is_origin, split_names
+from ramify.runtime.model.lora.names import checked_name
 from ramify.spelling import nearest
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
@@ -45,7 +47,11 @@ ELSEWHERE = {
     "disable_radix_cache": "Here it is prefix_cache='naive' (--prefix-cache naive).",
     "no_enable_prefix_caching": "Here it is prefix_cache='naive' (--prefix-cache naive).",
     "swap_space": "KV pages are not swapped to the memory of the host.",
-    "enable_lora": "There are no LoRA adapters: merge them into the checkpoint.",
+    "enable_lora": "Adapters need no switch: name them with --lora name=path, or load them at run time.",
+    "lora_modules": "Here it is loras={name: path} (--lora name=path).",
+    "lora_paths": "Here it is loras={name: path} (--lora name=path).",
+    "max_loras": "Up to 256 adapters can be loaded, all of them in one batch.",
+    "max_lora_rank": "Adapters may have any rank.",
     "guided_decoding_backend": "grammar_backend",
     "enable_auto_tool_choice": "Tools can always be called, if the model's template has them.",
     "disable_log_requests": "Requests that succeed are not logged.",
@@ -89,6 +95,9 @@ class EngineConfig:
     exact_activations: bool = False
     """Activations stay bfloat16 before int8 and int4 weights. Without this flag the CPU rounds them to int8,
     with a scale for each group of inputs, where that is faster (AVX512_VNNI without AMX)."""
+    loras: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """A LoRA adapter to load at start, as name=path of a PEFT folder; the flag may be repeated. Requests name
+    it."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda where torch finds a CUDA device, else cpu."""
     attention_backend: Literal["auto", "cpu", "torch", "triton"] = "auto"
@@ -176,6 +185,8 @@ class EngineConfig:
         for name in ("kv_memory_gb", "state_memory_gb"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise ValueError(f"{name} is {value}; it must be above 0.")
+        for name in self.loras:
+            checked_name(name, "loras")
         if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
             raise ValueError(f"memory_fraction is {self.memory_fraction}; it must be above 0 and at most 1.")
 

@@ -82,6 +82,8 @@ class Engine:
         the full queue has refused (`ramify.retry.Retry`).
     priority : int, optional
         Of requests for which the program sets none, between -100 and 100: higher goes first.
+    lora : str
+        The LoRA adapter of requests for which the program sets none. `loras` and `load_lora` load adapters.
     cache
         A file in which answers are kept and found again, made where there is none
         (`ramify.answers.AnswerStore`). Only programs use it. (SGLang's prefix cache is `prefix_cache`.)
@@ -108,6 +110,7 @@ class Engine:
         retries: int | None = None,
         retry_for: float = RETRY_FOR_S,
         priority: int | None = None,
+        lora: str = "",
         cache: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
@@ -124,6 +127,7 @@ class Engine:
         self.config = EngineConfig(**options)
         self.retry = Retry(retries, retry_for)
         self.priority = None if priority is None else checked_priority(priority)
+        self.lora = lora
         self.answers = None if cache is None else AnswerStore(cache)
         self._frontend = Frontend(self.config)
         self._start_lock: asyncio.Lock | None = None
@@ -215,12 +219,14 @@ class Engine:
         preambles: Sequence[Preamble] = (),
         scope: str = "",
         priority: int | None = None,
+        lora: str | None = None,
         **sampling: Any,
     ) -> Completion:
         """Generate once and wait. `sampling` takes the fields of `SamplingParams`.
 
         `prompt` is text, token ids, or a list of texts and lists of token ids, which are joined. Raises
-        `InvalidRequest` for others.
+        `InvalidRequest` for others. `lora` names a LoRA adapter, "" the model alone; without it the engine's
+        own is taken.
         """
         return wait(
             self.acomplete(
@@ -230,6 +236,7 @@ class Engine:
                 preambles=preambles,
                 scope=scope,
                 priority=priority,
+                lora=lora,
                 **sampling,
             )
         )
@@ -240,6 +247,7 @@ class Engine:
         *,
         constraint: Constraint | None = None,
         priority: int | None = None,
+        lora: str | None = None,
         **sampling: Any,
     ) -> list[Completion]:
         """Generate for all `prompts` at the same time. Results have the order of the prompts."""
@@ -255,7 +263,7 @@ class Engine:
 
         async def gather() -> list[Completion]:
             calls = (
-                self.acomplete(prompt, constraint=constraint, priority=priority, **sampling)
+                self.acomplete(prompt, constraint=constraint, priority=priority, lora=lora, **sampling)
                 for prompt in found
             )
             return await asyncio.gather(*calls)
@@ -271,6 +279,7 @@ class Engine:
         preambles: Sequence[Preamble] = (),
         scope: str = "",
         priority: int | None = None,
+        lora: str | None = None,
         **sampling: Any,
     ) -> Completion:
         """As `complete`, on any event loop."""
@@ -288,6 +297,7 @@ class Engine:
             scope=scope,
             every_s=HELD_S,
             priority=(self.priority or 0) if priority is None else priority,
+            lora=self.lora if lora is None else lora,
         )
         if asyncio.get_running_loop() is background_loop():
             return await self._collect(request)
@@ -302,6 +312,7 @@ class Engine:
         normalize: bool = True,
         scope: str = "",
         priority: int | None = None,
+        lora: str | None = None,
     ) -> np.ndarray:
         """Embed texts: (texts, dimensions) float32, or (dimensions,) for one text or one list of token ids.
 
@@ -319,6 +330,7 @@ class Engine:
                 pooling,
                 scope,
                 (self.priority or 0) if priority is None else priority,
+                self.lora if lora is None else lora,
             )
         )
         found = [vector_of(pooled, dimensions, normalize=normalize) for pooled in vectors]
@@ -330,6 +342,7 @@ class Engine:
         pooling: str | None,
         scope: str,
         priority: int,
+        lora: str,
     ) -> list[bytes]:
         info = await self.info()
         way = pooling_for(info, pooling)
@@ -343,12 +356,33 @@ class Engine:
                 sampling=SamplingParams(max_tokens=0),
                 scope=scope,
                 priority=priority,
+                lora=lora,
             )
             async with room:
                 last = [chunk async for chunk in self._generate(request)][-1]
             return last.embedding
 
         return list(await asyncio.gather(*map(pooled, prompts)))
+
+    def load_lora(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Load the LoRA adapter in a PEFT folder, so that requests can name it.
+
+        Raises `InvalidRequest` for a name in use and a folder that does not fit the model, `UnsupportedField`
+        for an adapter of a kind that is not supported.
+        """
+        wait(self._after_start(lambda: self._frontend.load_lora(name, os.fspath(path))))
+
+    def unload_lora(self, name: str) -> None:
+        """Forget a LoRA adapter. Requests that run or wait end with it; later ones are refused.
+
+        Raises `NotFound` for a name of no adapter.
+        """
+        wait(self._after_start(lambda: self._frontend.unload_lora(name)))
+
+    async def lora_revisions(self) -> dict[str, str]:
+        """The loaded LoRA adapters: name → what changes with the adapter's files."""
+        await self._ensure_started()
+        return {name: lora.revision for name, lora in self._frontend.loras.items()}
 
     def stats(self) -> SchedulerStats:
         """Counters and the state of the pages."""

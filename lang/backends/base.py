@@ -27,7 +27,9 @@ class Backend(Protocol):
     With an attribute `retry`, a `ramify.retry.Retry`, requests are sent again after errors that are
     `transient`. With an attribute `answers`, a `ramify.answers.AnswerStore`, answers are kept there and found
     again. One that honours `Generate.priority` has an attribute ``priority``: of requests for which the
-    program sets none, or None. In a batch None stands for `ramify.priority.BATCH`.
+    program sets none, or None. In a batch None stands for `ramify.priority.BATCH`. One
+    that has LoRA adapters has an attribute ``lora``, that of requests for which the program sets none, and a
+    coroutine ``lora_revisions()``: name → what changes with the adapter.
     """
 
     async def info(self) -> ModelInfo:
@@ -54,7 +56,7 @@ class Backend(Protocol):
 class Wrapper:
     """A base of backends that stand before another one: its optional attributes are those of `_backend`."""
 
-    PASSED_ON = frozenset(("abort", "answers", "await_tools", "priority", "retry"))
+    PASSED_ON = frozenset(("abort", "answers", "await_tools", "lora", "lora_revisions", "priority", "retry"))
     PASSED_ON |= {"takes_messages", "tool_results", "tools_returned"}
     _backend: Backend
 
@@ -72,8 +74,8 @@ class Submission:
     arguments: Mapping[str, Any]
     """By name, as JSON."""
     options: Mapping[str, Any]
-    """Sampling options, as fields of `SamplingParams`, and ``priority``, for every gen that does not set its
-    own."""
+    """Sampling options, as fields of `SamplingParams`, ``priority`` and ``lora``, for every gen that does not
+    set its own."""
     scope: str
     bounds: Bounds
     """What the run may spend."""

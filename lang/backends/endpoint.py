@@ -39,6 +39,7 @@ class RuntimeEndpoint:
         retries, retry_for: How often, and for how many seconds, a request is sent again after a failure that
             may pass (`ramify.retry.Retry`).
         priority: Of requests for which the program sets none, between -100 and 100: higher goes first.
+        lora: The LoRA adapter of requests for which the program sets none.
         cache: A file in which answers are kept and found again, made where there is none
             (`ramify.answers.AnswerStore`). Only programs use it.
     """
@@ -55,6 +56,7 @@ class RuntimeEndpoint:
         retries: int | None = None,
         retry_for: float = RETRY_FOR_S,
         priority: int | None = None,
+        lora: str = "",
         cache: str | os.PathLike[str] | None = None,
     ) -> None:
         if chat_template_name is not None:
@@ -62,6 +64,7 @@ class RuntimeEndpoint:
         self.base_url = base_url
         self.retry = Retry(retries, retry_for)
         self.priority = None if priority is None else checked_priority(priority)
+        self.lora = lora
         self.answers = None if cache is None else AnswerStore(cache)
         self._options: dict[str, Any] = {
             "api_key": api_key,
@@ -89,6 +92,10 @@ class RuntimeEndpoint:
         info = msgspec.convert(answer["ramify"], ModelInfo)
         self._model = info.fingerprint
         return info
+
+    async def lora_revisions(self) -> dict[str, str]:
+        loras = (await self._http.get("/get_model_info")).get("loras", {})
+        return {name: lora["revision"] for name, lora in loras.items()}
 
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
         body = {"request": request, "model": self._model} if self._model else {"request": request}

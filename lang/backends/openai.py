@@ -153,6 +153,12 @@ class OpenAI:
             if not await self._has_extensions():
                 raise UnsupportedNode("This endpoint has no cache scopes.", field="cache_scope")
             body["cache_salt"] = request.scope
+        if request.lora:
+            raise UnsupportedNode(
+                "This endpoint's adapters are models of their own.",
+                field="lora",
+                remedy=f"Say OpenAI({request.lora!r}, …), and name that backend in the step.",
+            )
         if request.priority:
             if not await self._has_extensions():
                 raise UnsupportedNode(

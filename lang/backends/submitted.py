@@ -50,6 +50,7 @@ class SubmittedProgram:
             "graph": msgspec.to_builtins(submission.graph),
             "arguments": dict(submission.arguments),
             "priority": options.pop("priority", None),
+            "lora": options.pop("lora", None),
             "sampling_params": msgspec.to_builtins(options),
             "cache_scope": submission.scope,
             **msgspec.to_builtins(submission.bounds),

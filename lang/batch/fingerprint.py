@@ -72,8 +72,9 @@ def record_of(
     arguments: Mapping[str, Any],
     backend: object,
     info: ModelInfo,
+    loras: Mapping[str, str],
 ) -> Record:
-    """The parts, each a mapping: those of `SAID`, and code."""
+    """The parts, each a mapping: those of `SAID`, and code. `loras` are the revisions of LoRA adapters."""
     body = _written(program.body)
     reader = _Reader(body.__module__)
     reader.function(body.__qualname__, body)
@@ -91,6 +92,7 @@ def record_of(
         "program": {"name": body.__qualname__},
         "backend": _backend(backend),
         "model": {name: value for name, value in model.items() if value},
+        "loras": dict(loras),
         "options": {
             name: _recorded(repr(value))
             for name, value in sorted(options.items())
@@ -106,6 +108,9 @@ def record_of(
 
 def _backend(backend: object) -> Record:
     found: Record = {"kind": type(backend).__name__}
+    lora = getattr(backend, "lora", "")
+    if isinstance(lora, str) and lora:
+        found["lora"] = lora
     url = getattr(backend, "base_url", None)
     if isinstance(url, str):
         found["url"] = _without_credentials(url)
@@ -341,6 +346,7 @@ SAID = {
     "program": "the program",
     "backend": "the backend's {name}",
     "model": "the model's {name}",
+    "loras": "the LoRA adapter {name}",
     "options": "{name}",
     "arguments": "the argument {name}",
     "values": "{name}",
@@ -359,6 +365,8 @@ def difference(old: Record, new: Record) -> str | None:
         before, after = old.get(part, {}), new.get(part, {})
         for name in [*before, *(name for name in after if name not in before)]:
             was, now = before.get(name), after.get(name)
+            if part == "loras" and None in (was, now):
+                continue  # loaded or unloaded since: the program that names it would fail without it
             if was != now:
                 return f"{said.format(name=name)} was {_shown(was, now)}, is {_shown(now, was)}"
     return None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from ramify.answers import AnswerStore
-from ramify.errors import BackendError, InvalidRequest, RamifyError
+from ramify.errors import BackendError, InvalidRequest, RamifyError, UnsupportedField
 from ramify.lang.backends import recording
 from ramify.lang.backends.base import Backend
 from ramify.lang.calls.meta_info import add_usage
@@ -75,7 +75,7 @@ class Delivery:
         reader has.
         """
         store: AnswerStore | None = getattr(self._backend, "answers", None)
-        key = None if store is None else key_of(request, self._info)
+        key = None if store is None else key_of(request, self._info, await self._revision(request))
         if store is None or key is None:
             return await self._attempts(request)
         found = await asyncio.to_thread(store.get, key)
@@ -87,9 +87,25 @@ class Delivery:
             return request.rid
         rid = await self._attempts(request)
         finish = self.generated[-1].finish if self.generated else None
-        if finish is not None and finish.reason != "abort" and finish.limit is None:
+        ended = finish is not None and finish.reason != "abort" and finish.limit is None
+        # Another adapter may have been loaded under the name meanwhile.
+        if ended and key == key_of(request, self._info, await self._revision(request)):
             await asyncio.to_thread(store.put, key, self.generated, self._info.name)
         return rid
+
+    async def _revision(self, request: Generate) -> str:
+        """Changes with the request's LoRA adapter; empty where it has none."""
+        if not request.lora:
+            return ""
+        find = getattr(self._backend, "lora_revisions", None)
+        if find is None:
+            raise UnsupportedField(
+                f"{type(self._backend).__name__} does not tell its LoRA adapters apart: their answers cannot "
+                "be stored.",
+                field="lora",
+                remedy="Use no cache.",
+            )
+        return str((await find()).get(request.lora, ""))
 
     async def _attempts(self, request: Generate) -> str:
         run, call = self._branch.run, self._call
@@ -176,11 +192,12 @@ def is_repeatable(request: Generate) -> bool:
     return request.sampling.temperature == 0.0 or request.sampling.seed is not None
 
 
-def key_of(request: Generate, info: ModelInfo) -> bytes | None:
+def key_of(request: Generate, info: ModelInfo, lora: str = "") -> bytes | None:
     """The key of an answer in a store; None for a sample without a seed.
 
-    It covers the model and all of the request that changes its answer, and the cache scope, so that no tenant
-    gets what another one has asked. Raises `InvalidRequest` where the backend does not tell its model apart.
+    It covers the model, the revision of the request's LoRA adapter (`lora`), all of the request that changes
+    its answer, and the cache scope, so that no tenant gets what another one has asked. Raises
+    `InvalidRequest` where the backend does not tell its model apart.
     """
     if not is_repeatable(request):
         return None
@@ -190,7 +207,8 @@ def key_of(request: Generate, info: ModelInfo) -> bytes | None:
             field="cache",
             remedy="Use a newer server, or no cache.",
         )
-    return hashlib.sha256(info.fingerprint.encode() + b"\n" + recording.key_of(request)).digest()
+    model = f"{info.fingerprint} {lora}" if lora else info.fingerprint
+    return hashlib.sha256(model.encode() + b"\n" + recording.key_of(request)).digest()
 
 
 def _without(chunk: TextChunk, chars: int, ids: int) -> TextChunk:

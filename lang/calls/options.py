@@ -26,8 +26,11 @@ SPELLINGS = {
 
 LOGPROB_OPTIONS = ("return_logprob", "top_logprobs_num", "logprob_start_len", "return_text_in_logprobs")
 
-NAMES = (
-    frozenset(SamplingParams.__struct_fields__) | SPELLINGS.keys() | frozenset(LOGPROB_OPTIONS) | {"priority"}
+OF_REQUESTS = ("priority", "lora")
+"""Options that are no sampling options."""
+
+NAMES = frozenset(
+    (*SamplingParams.__struct_fields__, *SPELLINGS, *LOGPROB_OPTIONS, *OF_REQUESTS),
 )
 """Every known option."""
 
@@ -62,7 +65,7 @@ def check_names(given: Iterable[str], *, of: str, beside: Iterable[str] = ()) ->
 
 def read_options(given: Mapping[str, Any], *, of: str) -> dict[str, Any]:
     """`given` as fields of `SamplingParams`, without those that are None, checked for type and range; and
-    ``priority``, which is no sampling option.
+    those of `OF_REQUESTS`.
 
     Raises `UnsupportedField` for an unknown name and `InvalidRequest` for a wrong value. `of` names the
     function that was given the options, for error messages.
@@ -79,19 +82,22 @@ def read_options(given: Mapping[str, Any], *, of: str) -> dict[str, Any]:
         options["top_k"] = 0
     if "priority" in options:
         checked_priority(options["priority"])
+    if not isinstance(options.get("lora", ""), str):
+        raise InvalidRequest(f"lora is {options['lora']!r}; it must be the name of an adapter.", field="lora")
     resolve_options(options)
     return options
 
 
 def resolve_options(*layers: Mapping[str, Any]) -> SamplingParams:
-    """The sampling options of one call, where later layers win; without ``priority``, which is none.
+    """The sampling options of one call, where later layers win; without those of `OF_REQUESTS`.
 
     Raises `InvalidRequest` with the wrong field.
     """
     merged: dict[str, Any] = {}
     for layer in layers:
         merged.update(layer)
-    merged.pop("priority", None)
+    for name in OF_REQUESTS:
+        merged.pop(name, None)
     try:
         return msgspec.convert(merged, SamplingParams, str_keys=True).check()
     except msgspec.ValidationError as error:

@@ -129,6 +129,7 @@ async def send(
         scope=run.scope,
         every_s=0.0 if call.followed else HELD_S,
         priority=_priority(branch, call, target),
+        lora=_lora(branch, call, target),
         **_prompt(branch, view, opened, thinking),
     )
     marks = thinking_of(target.info) if request.preambles else None
@@ -200,6 +201,16 @@ def _priority(branch: Branch, call: Call, target: Target) -> int:
         if given is not None:
             return int(given)
     return target.priority
+
+
+def _lora(branch: Branch, call: Call, target: Target) -> str:
+    """The step's LoRA adapter, else that of the run, else that of the backend. The run's is one of its own
+    backend's: a step on another backend does not have it."""
+    own = branch.run.options.get("lora") if target is branch.run.home else None
+    for given in (call.lora, own):
+        if given is not None:
+            return str(given)
+    return target.lora
 
 
 def _first_text_s(call: Call) -> float | None:

@@ -20,6 +20,8 @@ class Target:
     """The name of the backend in its `Router`, else the model's."""
     priority: int = 0
     """Of requests for which neither the step nor the run sets one."""
+    lora: str = ""
+    """The LoRA adapter of requests for which neither the step nor the run sets one."""
     ended: list[str] = field(default_factory=list)
     """The keys of branches and forks that have ended since the last request to this backend."""
 

@@ -140,6 +140,7 @@ class _Submitter:
                     stop=node.stop,
                     timeout=node.timeout,
                     priority=node.priority,
+                    lora=node.lora,
                     thinking=node.thinking,
                     line=line,
                 )
@@ -150,6 +151,7 @@ class _Submitter:
                     METHODS[node.method],
                     timeout=node.timeout,
                     priority=node.priority,
+                    lora=node.lora,
                     line=line,
                 )
             case graph.Tools():
@@ -165,6 +167,7 @@ class _Submitter:
                     options={name: getattr(given, name) for name in node.options},
                     timeout=node.timeout,
                     priority=node.priority,
+                    lora=node.lora,
                     line=line,
                 )
             case graph.Either():

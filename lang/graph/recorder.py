@@ -400,6 +400,7 @@ class Recorder:
             stop=node.stop,
             timeout=node.timeout,
             priority=node.priority,
+            lora=node.lora,
             thinking=node.thinking,
         )
         if node.thinking is not None:
@@ -416,6 +417,7 @@ class Recorder:
             method=cast(graph.Method, method),
             timeout=node.timeout,
             priority=node.priority,
+            lora=node.lora,
         )
         return self._outcome(node, made, variable)
 
@@ -456,6 +458,7 @@ class Recorder:
             options=dict(node.options),
             timeout=node.timeout,
             priority=node.priority,
+            lora=node.lora,
         )
         return self._outcome(node, made, variable)
 

@@ -18,7 +18,7 @@ from ramify.lang.batch.results import BatchSummary
 from ramify.lang.graph.body import async_body_of
 from ramify.lang.program.place import PLACE, placed
 from ramify.lang.program.program import Batch, Program, Started
-from ramify.lang.program.run import cached_model_info, model_info
+from ramify.lang.program.run import cached_model_info, lora_revisions, model_info
 from ramify.lang.program.state import ProgramState
 from ramify.loop import submit
 from ramify.messages import ModelInfo
@@ -100,9 +100,10 @@ class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
         if batch.plan is None:
             return [state async for state in self._states(batch, rows)]
         info = await _info(batch.settings.backend)
+        loras = await _on_background(lora_revisions(batch.settings.backend))
         work = functools.partial(self._run_row, batch, info)
         run = estimate.estimate_in_tasks if dry_run else results.run_in_tasks
-        return await run(work, rows, batch.plan, self._record(batch, info))
+        return await run(work, rows, batch.plan, self._record(batch, info, loras))
 
     async def iter_batch(
         self,

@@ -19,7 +19,7 @@ from ramify.lang.batch.results import BatchSummary
 from ramify.lang.graph.body import body_of
 from ramify.lang.program.place import PLACE, placed
 from ramify.lang.program.program import Batch, Program, Started
-from ramify.lang.program.run import cached_model_info, model_info
+from ramify.lang.program.run import cached_model_info, lora_revisions, model_info
 from ramify.lang.program.state import ProgramState
 from ramify.loop import wait
 from ramify.messages import ModelInfo
@@ -144,7 +144,8 @@ class Function(Program[P, ProgramState]):
             if generator_style:
                 raise InvalidRequest("With out there are no states to yield.", field="generator_style")
             run = estimate.estimate_in_threads if dry_run else results.run_in_threads
-            return run(work, rows, batch.plan, self._record(batch, info))
+            loras = wait(lora_revisions(batch.settings.backend))
+            return run(work, rows, batch.plan, self._record(batch, info, loras))
         refuse = functools.partial(self._refused_row, batch, info)
         states = runs.run_in_threads(work, refuse, batch.in_order(rows))
         return states if generator_style else list(states)

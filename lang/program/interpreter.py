@@ -323,7 +323,8 @@ class Interpreter:
         """The content of the branch as the model of a step reads it."""
         target = await self._run.target(node)
         view = self._branch.view(target)
-        call.model, call.prompt_end, call.priority = target.name, view.tail, node.priority
+        call.model, call.prompt_end = target.name, view.tail
+        call.priority, call.lora = node.priority, node.lora
         return view
 
 

@@ -114,6 +114,8 @@ class ModelStep(VariableStep):
     """Seconds for the whole step."""
     priority: int | None = field(default=None, kw_only=True)
     """Of its requests; None: that of the run."""
+    lora: str | None = field(default=None, kw_only=True)
+    """The LoRA adapter of its requests, "" for none; None: that of the run."""
     line: str | None = field(default=None, kw_only=True)
 
 

@@ -315,10 +315,10 @@ class Program(Generic[P, R]):
         )
         return Batch(settings, common, limit, progress, give_up_after, plan)
 
-    def _record(self, batch: Batch, info: ModelInfo) -> Record:
+    def _record(self, batch: Batch, info: ModelInfo, loras: Mapping[str, str]) -> Record:
         """What a batch runs, for its results file."""
         settings = batch.settings
-        return record_of(self, settings.options, batch.common, settings.backend, info)
+        return record_of(self, settings.options, batch.common, settings.backend, info, loras)
 
     def _row(self, common: Mapping[str, Any], row: Any) -> inspect.BoundArguments:
         """The arguments of a row: a mapping gives them by name, a list or tuple by position."""

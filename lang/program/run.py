@@ -99,6 +99,17 @@ async def model_info(backend: Backend) -> ModelInfo:
     return info
 
 
+async def lora_revisions(backend: Backend) -> dict[str, str]:
+    """The LoRA adapters of a backend, or of all backends of a router, with what changes with each."""
+    found: dict[str, str] = {}
+    parts = backend.backends if isinstance(backend, Router) else {"": backend}
+    for name, part in parts.items():
+        ask = getattr(part, "lora_revisions", None)
+        revisions = {} if ask is None else await ask()
+        found |= {f"{name} {lora}".strip(): revision for lora, revision in revisions.items()}
+    return found
+
+
 def call_backend(backend: Backend | None, method: str) -> Any:
     """Call a method that only some backends have, and wait for its result; raises `UnsupportedField`."""
     found = find_backend(backend)
@@ -224,12 +235,14 @@ class Run:
     def _target(self, backend: Backend, info: ModelInfo) -> Target:
         name = (self.router and self.router.name_of(backend)) or info.name
         given, usual = getattr(backend, "priority", 0), BATCH if self.in_batch else 0
-        return Target(backend, info, name, usual if given is None else given)
+        lora = getattr(backend, "lora", "")
+        return Target(backend, info, name, usual if given is None else given, lora)
 
     @property
     def submitted_options(self) -> Mapping[str, Any]:
-        """The options for a graph that a backend runs, its priority included."""
-        return {"priority": self.home.priority, **self.options} if self.home.priority else self.options
+        """The options for a graph that a backend runs, its priority and its adapter included."""
+        own = {"priority": self.home.priority, "lora": self.home.lora}
+        return {**{name: value for name, value in own.items() if value}, **self.options}
 
     # --- branches ---
 

@@ -103,6 +103,7 @@ class ProgramState:
         timeout: float | None = None,
         backend: Backend | str | None = None,
         priority: int | None = None,
+        lora: str | None = None,
         **options: Any,
     ) -> ToolTurn:
         """Generate calls of `tools`, run them, and append their results. Returns at once.
@@ -120,7 +121,7 @@ class ProgramState:
             errors: ``show``: an exception of a function is shown to the model as its result. ``raise``: it
                 fails the step.
             timeout: Seconds for the model's turn. Functions have their own timeout (`tool`).
-            backend, priority: As of `gen`.
+            backend, priority, lora: As of `gen`.
             options: As of `gen`.
         """
         if errors not in ("show", "raise"):
@@ -137,6 +138,7 @@ class ProgramState:
             timeout=timeout,
             backend=backend,
             priority=None if priority is None else checked_priority(priority),
+            lora=lora,
             line=caller_line(),
         )
         variable = self._submit(node)

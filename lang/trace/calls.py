@@ -71,6 +71,8 @@ class Call:
     """How the tool calls of the step are written; None in a step that calls no tools."""
     priority: int | None = None
     """The priority that the step sets."""
+    lora: str | None = None
+    """The LoRA adapter that the step sets."""
     children: list[Call] = field(default_factory=list)
     prompt_end: Piece | None = field(default=None, repr=False)
     parent: Call | None = field(default=None, repr=False)
@@ -80,7 +82,7 @@ class Call:
     ) -> Call:
         """A new call below this one."""
         call = Call(kind, name, line or self.line, start_s, prompt_end=prompt_end, parent=self)
-        call.priority = self.priority
+        call.priority, call.lora = self.priority, self.lora
         self.children.append(call)
         return call
 

@@ -9,7 +9,7 @@ import inspect
 import textwrap
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ramify.runtime.config import VALUES_ELSEWHERE
@@ -24,9 +24,12 @@ def add_config_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, 
     hints = typing.get_type_hints(config)
     docs = dict(field_docs(config))
     for field in dataclasses.fields(config):
-        default = "" if field.default is None else f"(default: {field.default})"
+        default = f"(default: {field.default})"
+        if field.default is None or field.default is dataclasses.MISSING:
+            default = ""
+        several = typing.get_origin(hints[field.name]) is Mapping
         parser.add_argument(
-            f"--{field.name.replace('_', '-')}",
+            f"--{(field.name.removesuffix('s') if several else field.name).replace('_', '-')}",
             dest=field.name,
             default=argparse.SUPPRESS,
             help=f"{docs.get(field.name, '')} {default}".strip().replace("%", "%%"),
@@ -63,6 +66,25 @@ def field_docs(config: type[Any]) -> Iterator[tuple[str, str]]:
                     yield name, " ".join(text.split())
 
 
+class _Pairs(argparse.Action):
+    """Collects the values name=path of a flag that may be repeated in a dict."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        name, equals, path = values.partition("=")
+        if not (name and equals and path):
+            raise argparse.ArgumentError(self, f"{values!r} must be name=path")
+        given = getattr(namespace, self.dest, {})
+        if name in given:
+            raise argparse.ArgumentError(self, f"{name!r} is given twice")
+        setattr(namespace, self.dest, given | {name: path})
+
+
 def _value(text: str) -> str:
     if text in VALUES_ELSEWHERE:
         raise argparse.ArgumentTypeError(f"{text!r} is {VALUES_ELSEWHERE[text]!r} here")
@@ -75,6 +97,8 @@ def _how_to_parse(hint: Any) -> dict[str, Any]:
         (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
     if typing.get_origin(hint) is typing.Literal:
         return {"choices": typing.get_args(hint), "type": _value}
+    if typing.get_origin(hint) is Mapping:
+        return {"action": _Pairs, "metavar": "NAME=PATH"}
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}
     return {"type": hint, "metavar": {int: "N", float: "X"}.get(hint, "TEXT")}

@@ -10,7 +10,7 @@ import copy
 import logging
 import random
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 
 import msgspec
 
@@ -36,6 +36,7 @@ from ramify.ring_messages import (
     FlushCache,
     GetSnapshot,
     GetStats,
+    LoadLora,
     Reply,
     Snapshot,
     StepText,
@@ -43,8 +44,10 @@ from ramify.ring_messages import (
     ToFrontend,
     TokenIds,
     Tokenize,
+    UnloadLora,
 )
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.frontend.loras import LoadedLora, Loras
 from ramify.runtime.frontend.output_queue import MOST_DEATHS, OutputQueue
 from ramify.runtime.frontend.prompts import check_types
 from ramify.runtime.frontend.supervisor import RingSupervisor
@@ -55,6 +58,9 @@ log = logging.getLogger("ramify")
 
 STALE_S = 30.0
 """Without a message from the ring for this long the engine is unhealthy; a step takes seconds at most."""
+
+Question = GetStats | GetSnapshot | FlushCache | LoadLora | UnloadLora | Tokenize | Detokenize
+"""The messages that the ring answers by `Reply` or `Texts`."""
 
 MAX_TOKEN_CHARACTERS = 128
 """No vocabulary has a longer token; the longest are runs of spaces."""
@@ -84,13 +90,20 @@ class Frontend:
         self._closed: EngineError | None = EngineClosed("The engine has not been started.")
         self._draining = False
         self._empty = asyncio.Event()
+        self._loras = Loras(self._post, self.new_rid)
 
     # --- life -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Find the model's files and start the ring. Raises when either fails."""
+        """Find the model's files, start the ring, and load the config's LoRA adapters. Raises when any of it
+        fails."""
         await self._ring.start()
         self._closed = None
+        try:
+            await self._loras.load_all(self._config.loras)
+        except BaseException:
+            await self.aclose()
+            raise
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, and wait at most `seconds` for the running ones."""
@@ -207,6 +220,21 @@ class Frontend:
         assert reply.snapshot is not None
         return reply.stats, reply.snapshot
 
+    @property
+    def loras(self) -> Mapping[str, LoadedLora]:
+        """The LoRA adapters that requests can name."""
+        return self._loras.loaded
+
+    async def load_lora(self, name: str, path: str) -> None:
+        """See `Loras.load`."""
+        self._check_open()
+        await self._loras.load(name, path)
+
+    async def unload_lora(self, name: str) -> None:
+        """See `Loras.unload`."""
+        self._check_open()
+        await self._loras.unload(name)
+
     async def flush_cache(self) -> None:
         """Drop every cached page that no running request uses."""
         await self._ask(FlushCache(rid=self.new_rid()))
@@ -256,6 +284,7 @@ class Frontend:
         if request.rid in self._outputs:
             raise InvalidRequest(f"A request with the id {request.rid!r} is running.", field="rid")
         self._check_prompt(request)
+        self._loras.check(request.lora)
         checked_priority(request.priority)
         request.sampling.check()
         if request.constraint is not None:
@@ -295,17 +324,17 @@ class Frontend:
         if not self._outputs:
             self._empty.set()
 
-    async def _ask(
-        self, message: GetStats | GetSnapshot | FlushCache | Tokenize | Detokenize
-    ) -> Reply | Texts:
+    async def _ask(self, message: Question) -> Reply | Texts:
         self._check_open()
+        return await self._post(message)
+
+    def _post(self, message: Question) -> asyncio.Future[Reply | Texts]:
+        """Send a question at once; the future has the answer."""
         future: asyncio.Future[Reply | Texts] = asyncio.get_running_loop().create_future()
         self._replies[message.rid] = future
+        future.add_done_callback(lambda _: self._replies.pop(message.rid, None))
         self._ring.send(message)
-        try:
-            return await future
-        finally:
-            self._replies.pop(message.rid, None)
+        return future
 
     # --- the ring ---------------------------------------------------------------------------------
 
@@ -337,6 +366,7 @@ class Frontend:
 
     def _send_again(self) -> None:
         """Send the requests to the new ring, with the output that they have."""
+        self._loras.restore()
         for output in self._outputs.values():
             if not output.ended:
                 self._ring.send(output.rest())
@@ -349,6 +379,6 @@ class Frontend:
         self._fail_replies(error)
 
     def _fail_replies(self, error: RamifyError) -> None:
-        for future in self._replies.values():
+        for future in list(self._replies.values()):
             if not future.done():
                 future.set_exception(copy.copy(error))

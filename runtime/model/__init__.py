@@ -5,6 +5,7 @@
   `packed_cache` lay matrices out for the CPU's kernels.
 - Forward pass: `causal_lm` is what the executor runs, attention is passed in. `decoder` is a model of ours
   without its layers, `layers` has their parts, `families/` the layers, `rope` the rotary embedding.
+- `lora/`: adapters, by name.
 - `transformers/`: models of other families, by their code in transformers.
 - `tokenizer/`: tokenizers and chat templates.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol, cast
 
@@ -14,6 +14,7 @@ from ramify.errors import EngineClosed, InvalidRequest, UnsupportedField
 from ramify.messages import Generate, ModelInfo, SchedulerStats, TextChunk, Usage
 from ramify.ring_messages import Snapshot, TokenIds
 from ramify.runtime.config import ServerConfig
+from ramify.runtime.frontend.loras import LoadedLora
 from ramify.runtime.server.admin.metrics import ChoiceUsages, Metrics
 from ramify.runtime.server.admin.recent import Recent
 
@@ -39,6 +40,10 @@ class FrontendProtocol(Protocol):
     async def stats(self) -> SchedulerStats: ...
     async def snapshot(self, nodes: int, programs: int) -> tuple[SchedulerStats, Snapshot]: ...
     async def flush_cache(self) -> None: ...
+    @property
+    def loras(self) -> Mapping[str, LoadedLora]: ...
+    async def load_lora(self, name: str, path: str) -> None: ...
+    async def unload_lora(self, name: str) -> None: ...
     async def tokenize(self, prompts: Sequence[Generate], *, special: bool) -> tuple[TokenIds, ...]: ...
     async def detokenize(
         self, ids: Sequence[tuple[int, ...]], *, skip_special_tokens: bool

@@ -129,6 +129,9 @@ def test_every_field_of_the_server_has_a_flag() -> None:
         elif str(field.type).startswith("Literal"):
             given[field.name] = field.default
             arguments += [flag, str(field.default)]
+        elif field.name == "loras":
+            given["loras"] = {"a": "x=y", "b": "z"}
+            arguments += ["--lora", "a=x=y", "--lora", "b=z"]
         else:
             value = {"str": "*", "int": 7, "float": 0.5}[str(field.type).split(" ")[0]]
             given[field.name] = value

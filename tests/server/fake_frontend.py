@@ -30,7 +30,9 @@ from ramify.messages import (
 )
 from ramify.ring_messages import QueueShare, Snapshot, TokenIds, TreeNode
 from ramify.runtime.config import ServerConfig
+from ramify.runtime.frontend.loras import LoadedLora
 from ramify.runtime.frontend.validation import to_be_validated, validated
+from ramify.runtime.model.lora.names import unknown
 from ramify.runtime.server.serve import bind, run_server
 
 MODEL = "byte-model"
@@ -66,6 +68,7 @@ class FakeFrontend:
         self.heartbeat_age_s = 0.25
         self.running: set[str] = set()
         self.requests: list[Generate] = []
+        self.loras: dict[str, LoadedLora] = {}
         self.awaited: list[tuple[str, str, tuple[str, ...]]] = []
         self.ended_programs: list[str] = []
         self.looks = 0
@@ -203,6 +206,13 @@ class FakeFrontend:
         root = TreeNode(parent=-1, start=0, tokens=0, pages=0, state="evictable")
         held = Snapshot(nodes=(root, *self.nodes)[:nodes], queue=(share,)[:programs], queue_hidden=0)
         return await self.stats(), held
+
+    async def load_lora(self, name: str, path: str) -> None:
+        self.loras[name] = LoadedLora(path=path, revision="1")
+
+    async def unload_lora(self, name: str) -> None:
+        if self.loras.pop(name, None) is None:
+            raise unknown(name, self.loras)
 
     async def flush_cache(self) -> None:
         self._seen.clear()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
-from ramify.errors import InvalidRequest, NotFound, Overloaded, UnsupportedField
+from ramify.errors import InvalidRequest, Overloaded, UnsupportedField
 from ramify.kernels.lora import MOST_SLOTS, LoraTable, LoraWeight
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.layers import Linear, Slot
+from ramify.runtime.model.lora.names import unknown
 from ramify.runtime.model.lora.peft import Delta, PeftAdapter, read_adapter
 from ramify.runtime.model.weights import copy_rows
 
@@ -103,16 +103,6 @@ class Adapters:
                     linear, part, slot, deltas[name], f"{path}: {name}"
                 )
         return [(linear.lora, LoraWeight.of(list(parts.values()))) for linear, parts in found.items()]
-
-
-def unknown(name: str, loaded: Iterable[str]) -> NotFound:
-    """The error for a name of no adapter."""
-    names = ", ".join(sorted(loaded))
-    return NotFound(
-        f"There is no LoRA adapter {name!r} here.",
-        field="lora",
-        remedy=f"Loaded are: {names}." if names else "None is loaded.",
-    )
 
 
 def _part(

@@ -22,6 +22,7 @@ def model_info(service: Service) -> dict[str, Any]:
         "preferred_sampling_params": None,
         "has_image_understanding": False,
         "has_audio_understanding": False,
+        "loras": msgspec.to_builtins(dict(service.frontend.loras)),
         "ramify": msgspec.to_builtins(info),
     }
 

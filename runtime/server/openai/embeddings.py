@@ -52,6 +52,7 @@ async def embeddings(request: Request) -> Response:
     parsed = parse_request(
         service,
         fields,
+        header,
         [Generate(rid=header["id"], prompt=(prompt,), pooling=pooling) for prompt in prompts],
         SamplingParams(max_tokens=0),
         explain=explain_by_field(None),

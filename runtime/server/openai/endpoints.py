@@ -28,7 +28,7 @@ from ramify.runtime.server.openai.request import (
     UNSUPPORTED,
     ParsedRequest,
     check_generates,
-    check_model,
+    lora_of,
     parse_request,
     refuse_abort,
     take_header,
@@ -67,14 +67,14 @@ UNSUPPORTED_CHAT = UNSUPPORTED | {
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
-    return json_response(ModelList(data=[_card(Service.of(request))]))
+    service = Service.of(request)
+    return json_response(ModelList(data=[_card(service, name) for name in ("", *service.frontend.loras)]))
 
 
 @router.get("/v1/models/{model:path}")
 async def get_model(request: Request, model: str) -> Response:
     service = Service.of(request)
-    check_model(service, model)
-    return json_response(_card(service))
+    return json_response(_card(service, lora_of(service, model)))
 
 
 @router.post("/v1/chat/completions")
@@ -96,6 +96,7 @@ async def chat_completions(request: Request) -> Response:
     parsed = parse_request(
         service,
         fields,
+        header,
         [chat.generation(header["id"])],
         sampling,
         explain=chat.explain,
@@ -139,6 +140,7 @@ async def completions(request: Request) -> Response:
     parsed = parse_request(
         service,
         fields,
+        header,
         generations,
         sampling,
         explain=explain_by_field(found and found[0]),
@@ -183,12 +185,13 @@ async def _events(
     yield DONE
 
 
-def _card(service: Service) -> ModelCard:
+def _card(service: Service, lora: str) -> ModelCard:
     info = service.frontend.info
     return ModelCard(
-        id=service.model_name,
+        id=lora or service.model_name,
         created=service.started_at,
-        root=info.path,
+        root=service.frontend.loras[lora].path if lora else info.path,
+        parent=service.model_name if lora else None,
         max_model_len=info.context_length,
         model_impl=info.model_impl,
     )

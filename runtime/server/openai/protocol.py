@@ -183,6 +183,7 @@ class ModelCard(Reply):
     id: str
     created: int
     root: str
+    parent: str | None
     max_model_len: int
     model_impl: str
     object: str = "model"

@@ -18,6 +18,7 @@ import msgspec
 from ramify.errors import Cancelled, InvalidRequest, NotFound
 from ramify.messages import HELD_S, Finish, Generate, TextChunk
 from ramify.priority import BATCH
+from ramify.runtime.model.lora.names import unknown
 from ramify.runtime.server.admin.metrics import ChoiceUsages
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.params import (
@@ -62,7 +63,7 @@ UNSUPPORTED = {
     "guided_decoding_backend": "It is an option of the server: ramify serve --grammar-backend.",
     "guided_whitespace_pattern": "Use a json_schema format and its whitespace.",
     "any_order": "Write it beside the schema, in response_format.json_schema or text.format.",
-    "lora_path": "",
+    "lora_path": 'Name the adapter in model: its name, or "model:name".',
 }
 """Fields that no endpoint supports, with a remedy or ""."""
 
@@ -110,24 +111,36 @@ def take_header(service: Service, fields: Fields, prefix: str) -> dict[str, Any]
     model: str | None = fields.take("model", str)
     if model is None:
         raise InvalidRequest("model is missing.", field="model", remedy=f"This is {service.model_name!r}.")
-    check_model(service, model)
+    lora_of(service, model)
     header = {"id": prefix + service.frontend.new_rid(), "created": int(time.time()), "model": model}
     return header if tier is None else {**header, "service_tier": "default" if tier == "auto" else tier}
 
 
-def check_model(service: Service, model: str) -> None:
+def lora_of(service: Service, model: str) -> str:
+    """The LoRA adapter that `model` names, as "name" or "base:name"; "" for the model alone.
+
+    Raises `NotFound` for a model that is not served.
+    """
     # "default" is what SGLang's examples call the one model that a server has.
-    if model not in (service.model_name, "default"):
-        raise NotFound(
-            f"There is no model {model!r} here.",
-            field="model",
-            remedy=f"Use {service.model_name!r} or 'default'.",
-        )
+    own = (service.model_name, "default")
+    if model in own:
+        return ""
+    loras = service.frontend.loras
+    if model in loras:
+        return model
+    base, _, name = model.rpartition(":")
+    if base in own:
+        if name not in loras:
+            raise unknown(name, loras, "model")
+        return name
+    names = ", ".join([repr(service.model_name), "'default'", *map(repr, sorted(loras))])
+    raise NotFound(f"There is no model {model!r} here.", field="model", remedy=f"Use one of {names}.")
 
 
 def parse_request(
     service: Service,
     fields: Fields,
+    header: Mapping[str, Any],
     prompts: Sequence[Generate],
     sampling: SamplingParams,
     *,
@@ -136,7 +149,8 @@ def parse_request(
     unsupported: Mapping[str, str],
     ignored: Ignored,
 ) -> ParsedRequest:
-    """The parsed request. `prompts` has one generation for each prompt, without sampling options.
+    """The parsed request. `header` is that of `take_header`; `prompts` has one generation for each prompt,
+    without sampling options.
 
     Takes the rest of `fields`, and refuses those that are left then.
     """
@@ -161,6 +175,7 @@ def parse_request(
                 rid=f"{prompt.rid}-{index}" if len(choices) > 1 else prompt.rid,
                 sampling=options,
                 scope=scope,
+                lora=lora_of(service, header["model"]),
                 every_s=0.0 if stream else HELD_S,
                 priority=priority,
             )

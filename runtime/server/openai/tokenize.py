@@ -22,7 +22,7 @@ from ramify.errors import InvalidRequest
 from ramify.messages import Generate
 from ramify.runtime.server.fields import Fields, json_response, read_fields
 from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_chat
-from ramify.runtime.server.openai.request import check_model
+from ramify.runtime.server.openai.request import lora_of
 from ramify.runtime.server.params import check_segments
 from ramify.runtime.server.service import Service
 
@@ -85,7 +85,7 @@ async def detokenize(request: Request) -> Response:
 def _take_model(fields: Fields, service: Service) -> None:
     model: str | None = fields.take("model", str)
     if model is not None:
-        check_model(service, model)
+        lora_of(service, model)
 
 
 def _of_texts(given: str | list[str], service: Service) -> list[Generate]:

@@ -53,7 +53,7 @@ from ramify.runtime.server.params import (
     take_prompts,
     take_sampling,
 )
-from ramify.runtime.server.service import Service
+from ramify.runtime.server.service import FrontendProtocol, Service
 from ramify.runtime.server.sglang.bodies import generation_body
 from ramify.runtime.server.sse import DONE, EventStream, event, while_connected
 from ramify.runtime.server.streams import GenerationResult, collect, merge
@@ -101,7 +101,6 @@ UNSUPPORTED = {
     "audio_data": "",
     "input_embeds": "",
     "modalities": "",
-    "lora_path": "",
     "session_id": "Continue from token ids with prompt_segments.",
     "session_params": "Continue from token ids with prompt_segments.",
     "token_ids_logprob": "",
@@ -185,6 +184,33 @@ async def abort_request(request: Request) -> Response:
     return json_response({"aborted": frontend.abort_all() if every else frontend.abort(rid)})
 
 
+@router.post("/v1/load_lora_adapter")
+@router.post("/load_lora_adapter")
+async def load_lora_adapter(request: Request) -> Response:
+    frontend, fields = Service.of(request).frontend, await read_fields(request)
+    name, path = fields.need("lora_name"), fields.need("lora_path")
+    fields.refuse_rest({"load_inplace": "Unload it first.", "pinned": "Adapters stay loaded."})
+    await frontend.load_lora(name, path)
+    return _adapters(frontend)
+
+
+@router.post("/v1/unload_lora_adapter")
+@router.post("/unload_lora_adapter")
+async def unload_lora_adapter(request: Request) -> Response:
+    frontend, fields = Service.of(request).frontend, await read_fields(request)
+    name: str = fields.need("lora_name")
+    fields.take("lora_int_id", int)  # vLLM's own number of the adapter
+    fields.refuse_rest()
+    await frontend.unload_lora(name)
+    return _adapters(frontend)
+
+
+def _adapters(frontend: FrontendProtocol) -> Response:
+    """SGLang's answer; vLLM's clients read the status alone."""
+    loaded = {name: lora.path for name, lora in frontend.loras.items()}
+    return json_response({"success": True, "loaded_adapters": loaded})
+
+
 @router.post("/await_tools")
 async def await_tools(request: Request) -> Response:
     fields = await read_fields(request)
@@ -223,6 +249,7 @@ def _parse_request(fields: Fields, service: Service) -> ParsedRequest:
     if hint is not None:
         check_hint(hint, "program")
     scope: str = fields.take("cache_scope", str, "")
+    loras = _each(fields, "lora_path", str, "", count)
     priority = take_priority(fields)
     rids = _take_rids(fields, count, service)
     fields.refuse_rest(UNSUPPORTED)
@@ -247,6 +274,7 @@ def _parse_request(fields: Fields, service: Service) -> ParsedRequest:
                 preambles=preambles,
                 hint=hint,
                 scope=scope,
+                lora=loras[index],
                 priority=priority,
             )
             check_choices(request, _SCORING_SPELLING)

@@ -89,6 +89,7 @@ async def responses(request: Request) -> Response:
     parsed = parse_request(
         service,
         fields,
+        header,
         [chat.generation(header["id"])],
         sampling,
         explain=chat.explain,

@@ -1,0 +1,30 @@
+"""Names of LoRA adapters. This module needs no torch: the frontend imports it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ramify.errors import InvalidRequest, NotFound
+
+_NAME = re.compile(r"[\w][\w.@/+-]{0,127}")
+
+
+def checked_name(name: str, field: str = "lora") -> str:
+    """`name`; raises `InvalidRequest` for one that "base:name" could not spell."""
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise InvalidRequest(
+            f"{field} is {name!r}; the name of an adapter has 1 to 128 letters, digits, and . _ @ / + -.",
+            field=field,
+        )
+    return name
+
+
+def unknown(name: str, loaded: Iterable[str], field: str = "lora") -> NotFound:
+    """The error for a name of no adapter."""
+    names = ", ".join(sorted(loaded))
+    return NotFound(
+        f"There is no LoRA adapter {name!r} here.",
+        field=field,
+        remedy=f"Loaded are: {names}." if names else "None is loaded.",
+    )

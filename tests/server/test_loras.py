@@ -1,0 +1,49 @@
+"""LoRA adapters over HTTP: loading, listing, and the ways to name one."""
+
+from __future__ import annotations
+
+import httpx
+import openai
+import pytest
+
+from tests.server.fake_frontend import MODEL, FakeFrontend
+
+
+@pytest.mark.parametrize("prefix", ["/v1", ""])
+def test_an_adapter_is_loaded_listed_and_unloaded(
+    http: httpx.Client, client: openai.OpenAI, prefix: str
+) -> None:
+    body = {"lora_name": "sql", "lora_path": "/adapters/sql"}
+    loaded = http.post(f"{prefix}/load_lora_adapter", json=body)
+    assert loaded.json() == {"success": True, "loaded_adapters": {"sql": "/adapters/sql"}}
+    cards = [(card.id, card.parent, card.root) for card in client.models.list()]  # type: ignore[attr-defined]
+    assert cards == [(MODEL, None, "/models/byte-model"), ("sql", MODEL, "/adapters/sql")]
+    assert client.models.retrieve("sql").id == "sql"
+    assert http.get("/model_info").json()["loras"]["sql"]["path"] == "/adapters/sql"
+    http.post(f"{prefix}/unload_lora_adapter", json={"lora_name": "sql"}).raise_for_status()
+    assert [card.id for card in client.models.list()] == [MODEL]
+    again = http.post(f"{prefix}/unload_lora_adapter", json={"lora_name": "sql"})
+    assert again.status_code == 404
+
+
+def test_requests_name_adapters(http: httpx.Client, client: openai.OpenAI, frontend: FakeFrontend) -> None:
+    http.post("/v1/load_lora_adapter", json={"lora_name": "sql", "lora_path": "p"})
+    for model in (MODEL, "sql", f"{MODEL}:sql", "default:sql"):
+        answer = client.completions.create(model=model, prompt="Q", max_tokens=1)
+        assert answer.model == model
+    client.chat.completions.create(model="sql", messages=[{"role": "user", "content": "Q"}], max_tokens=1)
+    client.responses.create(model="sql", input="Q", store=False)
+    client.embeddings.create(model="sql", input="Q")
+    http.post("/generate", json={"text": ["a", "b"], "lora_path": ["sql", None]})
+    named = [request.lora for request in frontend.requests]
+    assert named == ["", "sql", "sql", "sql", "sql", "sql", "sql", "sql", ""]
+
+
+@pytest.mark.parametrize("model", ["other", f"{MODEL}:other", "other:sql"])
+def test_an_unknown_adapter_is_refused_with_the_list(
+    http: httpx.Client, client: openai.OpenAI, model: str
+) -> None:
+    http.post("/v1/load_lora_adapter", json={"lora_name": "sql", "lora_path": "p"})
+    with pytest.raises(openai.NotFoundError, match="sql") as caught:
+        client.completions.create(model=model, prompt="Q")
+    assert caught.value.param == "model"
