@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import ramify as rm
 from ramify.answers import AnswerStore
 from ramify.errors import InvalidRequest
 from ramify.lang.backends.scripted import ScriptedBackend
+from ramify.messages import ModelInfo
 
 
 @rm.function
@@ -29,6 +31,9 @@ class Adapted(ScriptedBackend):
         super().__init__({"first": "a", "second": "b", "third": "yes", "fourth": "yes", "fifth": "no"})
         self.lora = lora
         self.revisions = {"sql": "1", "legal": "1", "own": "1", "run": "1"}
+
+    async def info(self) -> ModelInfo:
+        return msgspec.structs.replace(await super().info(), fingerprint="one")
 
     async def lora_revisions(self) -> dict[str, str]:
         return dict(self.revisions)
