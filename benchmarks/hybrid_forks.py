@@ -62,7 +62,8 @@ class Grid(RequestStates):
 
     def computed(self, request: Request) -> None:
         assert request.pages.lock is not None
-        self._cache.copy_state(request.pages.lock, float("inf"))
+        if request.computed_len in (*request.marks, request.prompt_len):
+            self._cache.copy_state(request.pages.lock, float("inf"))
 
 
 def replayed(trace: Trace, states: int, hints: bool, grid: int | None = None) -> Replayed:

@@ -25,6 +25,8 @@ ELSEWHERE = {
     "mem_fraction_static": "memory_fraction",
     "gpu_memory_utilization": "memory_fraction",
     "max_total_tokens": "num_pages",
+    "max_mamba_cache_size": "num_states",
+    "mamba_full_memory_ratio": "state_memory_gb",
     "max_running_requests": "max_running",
     "max_num_seqs": "max_running",
     "max_queued_requests": "max_waiting",

@@ -87,7 +87,7 @@ class RequestStates:
         known = [len(forks[fork]) for fork in (request.hint.forks if request.hint else ()) if fork in forks]
         for position in (match.known, *request.forks, *known):
             # An equal prompt has its last token computed again.
-            self._mark(request, min(position, request.match_limit))
+            self._mark(request, min(position, request.length - 1))
 
     def shares(self, request: Request, other: Request, shared: int, matched: int) -> bool:
         """Whether `other`, which prefills, can leave a state for `request`: they share `shared` tokens, and

@@ -22,6 +22,9 @@ from ramify.runtime.scheduler.request import Request
 from ramify.sampling_params import SamplingParams
 from tests.runtime.program_traces import Call, Trace
 
+CHUNK = 512
+"""Tokens of a prompt that are computed at a time, as by default."""
+
 UNBOUNDED = 1 << 22
 """Pages: more than any trace needs."""
 
@@ -94,7 +97,8 @@ class Replay:
             return False
         self.result.computed += request.prompt_len - request.computed_len
         while request.computed_len < request.prompt_len:
-            request.computed_len = self._pages.states.cut(request, request.prompt_len)
+            end = min(request.prompt_len, request.computed_len + CHUNK)
+            request.computed_len = self._pages.states.cut(request, end)
             request.pages.state_len = request.computed_len
             self._pages.commit(request)
             self._pages.states.computed(request)

@@ -81,6 +81,7 @@ def test_a_client_that_goes_away_ends_its_work(server: LiveServer, frontend: Fak
         ({"hint": ProgramHint(program="")}, "hint.program"),
         ({"hint": ProgramHint(program="p", lease_s=-1)}, "hint.lease_s"),
         ({"hint": ProgramHint(program="p", calls_left=-1)}, "hint.calls_left"),
+        ({"hint": ProgramHint(program="p", parts=((0, -1),))}, "hint.parts"),
     ],
 )
 def test_what_is_wrong_is_refused_by_name(
