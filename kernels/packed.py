@@ -49,7 +49,7 @@ PANEL_MULTIPLE = 4
 LAYOUT = np.dtype([(name, np.int64) for name in (
     "panels_at", "panel_bytes", "scales_at", "scale_bytes", "bias_at",
     "form", "panels", "inputs", "padded", "group", "scale_kind", "offsets", "gated", "results",
-    "looked_up", "tables_at",
+    "looked_up", "tables_at", "order_at",
 )] + [("alpha", np.float64), ("limit", np.float64)])  # fmt: skip
 """The arguments of compiled kernels for a packed weight: addresses, sizes in bytes, counts."""
 
@@ -79,6 +79,8 @@ class Rows:
     table : (16,) int8, the numbers of the codes; None for the codes themselves
     group : inputs of a group, a multiple of 16; the last group may be partial. 0: all inputs in equal groups,
         or in one
+    order : (inputs,), for groups of inputs that do not lie side by side: column i of `numbers` is for input
+        order[i]. None for the inputs' own order.
     """
 
     numbers: Tensor
@@ -86,6 +88,7 @@ class Rows:
     offsets: Tensor | None = None
     table: Tensor | None = None
     group: int = 0
+    order: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.factors is None or self.group:
@@ -99,17 +102,17 @@ class Rows:
         return _FORMAT_OF[self.numbers.dtype]
 
     def alike(self, other: Rows) -> bool:
-        """Whether both can be packed into one matrix: same format, group, scale dtype and table, and both or
-        neither with offsets."""
+        """Whether both can be packed into one matrix: same format, group, scale dtype, table and order of
+        inputs, and both or neither with offsets."""
 
         def kind(rows: Rows) -> tuple[object, ...]:
             dtype = None if rows.factors is None else rows.factors.dtype
-            table = None if rows.table is None else rows.table.tolist()
-            return rows.format, rows.group, dtype, rows.offsets is None, table
+            fixed = [None if part is None else part.tolist() for part in (rows.table, rows.order)]
+            return rows.format, rows.group, dtype, rows.offsets is None, fixed
 
         return kind(self) == kind(other)
 
-    def index_select(self, index: Tensor) -> Rows:
+    def index_select(self, index: Tensor | slice) -> Rows:
         """The rows `index`, in that order."""
 
         def chosen(part: Tensor | None) -> Tensor | None:
@@ -141,7 +144,9 @@ class Rows:
             return scales.float().repeat_interleave(self.group, 1)[:, : numbers.shape[1]]
 
         wide = of_inputs(self.factors) * numbers
-        return wide if self.offsets is None else wide.add_(of_inputs(self.offsets))
+        if self.offsets is not None:
+            wide += of_inputs(self.offsets)
+        return wide if self.order is None else wide[:, torch.argsort(self.order)]
 
 
 _FORMAT_OF: dict[torch.dtype, Format] = {
@@ -168,6 +173,8 @@ class PackedWeight:
     table : (16,) int8
         The numbers of int4 codes; empty for the codes themselves.
     clamp : the gate, if it is not SwiGLU
+    order : (inputs,) int32
+        The input of each column of the panels; empty for 0, 1, 2, …
     """
 
     format: Format
@@ -180,6 +187,7 @@ class PackedWeight:
     bias: Tensor
     table: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0, dtype=torch.int8))
     clamp: ClampedGate | None = None
+    order: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0, dtype=torch.int32))
 
     @property
     def padded_inputs(self) -> int:
@@ -207,7 +215,8 @@ class PackedWeight:
             self.bias.data_ptr() if len(self.bias) else 0,
             FORMATS.index(self.format), len(self.panels), self.inputs, self.padded_inputs, self.group,
             SCALE_DTYPES.index(self.scales.dtype), self.has_offsets,
-            self.gated + (self.clamp is not None), self.results, looked_up, codes.ctypes.data, alpha, limit,
+            self.gated + (self.clamp is not None), self.results, looked_up, codes.ctypes.data,
+            self.order.data_ptr() if len(self.order) else 0, alpha, limit,
         )  # fmt: skip
         return record.ctypes.data, (record, codes)
 
@@ -258,8 +267,9 @@ def pack(
         laid_bias = panelled(bias.float()).flatten().contiguous()
     panels = _laid_out(numbers, rows.format)
     table = torch.empty(0, dtype=torch.int8) if rows.table is None else rows.table
+    order = torch.empty(0, dtype=torch.int32) if rows.order is None else rows.order.int().contiguous()
     return PackedWeight(
-        rows.format, outputs, inputs, rows.group, gated, panels, scales, laid_bias, table, clamp
+        rows.format, outputs, inputs, rows.group, gated, panels, scales, laid_bias, table, clamp, order
     )
 
 
@@ -334,7 +344,8 @@ def unpack(weight: PackedWeight) -> Tensor:
         wide = wide * scales[:, :WIDTH]
         if weight.has_offsets:
             wide = wide + scales[:, WIDTH:]
-    return in_order(wide, weight)[:, : weight.inputs]
+    wide = in_order(wide, weight)[:, : weight.inputs]
+    return wide[:, torch.argsort(weight.order)] if len(weight.order) else wide
 
 
 def in_order(panelled: Tensor, weight: PackedWeight) -> Tensor:

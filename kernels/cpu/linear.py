@@ -146,7 +146,8 @@ def divide(frame, layout, threads):  # type: ignore[no-untyped-def]
     frame.scratch_bytes = code.BLOCK_BYTES + C_BYTES + CONFIG_BYTES
     if way == BY_TILES and layout.form:
         frame.scratch_bytes += 4 * WIDTH * layout.padded
-    frame.scratch_bytes = vl.round_up(max(frame.scratch_bytes, code.BLOCK_BYTES + 2 * layout.padded), 128)
+    spare_bytes = (8 if layout.order_at else 2) * layout.padded
+    frame.scratch_bytes = vl.round_up(max(frame.scratch_bytes, code.BLOCK_BYTES + spare_bytes), 128)
 
 
 @part
@@ -155,7 +156,7 @@ def locate(frame, layout, at):  # type: ignore[no-untyped-def]
     rows, way = frame.rows, frame.way
     size = 4 if way == BY_F32 else 1 if way == BY_INT8 else 2
     whole = layout.inputs == layout.padded and not frame.norm_at and not frame.x_rows_at
-    in_place = way == BY_TILES and whole
+    in_place = way == BY_TILES and whole and not layout.order_at
     if way == BY_TILES:
         room = vl.round_up(rows, 16)
     else:

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.kernels.routing import ClampedGate, Routing
+from ramify.runtime.model.quantised.config import Quantised
 from ramify.runtime.model.state_shape import StateShape
 
 Family = Literal[
@@ -153,6 +154,8 @@ class ModelConfig(ModelShape):
     head_norms: bool = False
     """Norms over query and key heads, in families that have models with and without."""
     experts: Experts | None = None
+    quantised: Quantised | None = None
+    """How a checkpoint folder is quantised itself. GGUF files say so for each tensor."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

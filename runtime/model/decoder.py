@@ -194,6 +194,12 @@ class Model(CausalLM):
             return self.logits(hidden)
         return self._capped(self._masked_head_op(hidden, self.packed_head, mask, mask_rows))
 
+    def pack_when_filled(self, form: Callable[[Tensor], Rows] | None) -> None:
+        """Pack the matrices of layers while they are filled, each as `pack` does."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.pack_when_filled(form)
+
     @torch.inference_mode()
     def pack(self, form: Callable[[Tensor], Rows] | None) -> None:
         """Pack all matrices: quantised rows of the checkpoint as they are, others as form(weight).

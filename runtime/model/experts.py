@@ -142,6 +142,8 @@ class MixtureOfExperts(nn.Module):
 
     def _keep(self, name: str, index: int, rows: Rows) -> bool:
         """Lay the rows out as soon as a matrix has all of its own, so that few are unpacked at a time."""
+        if rows.order is not None:  # stacked experts have one order of inputs
+            return False
         self._rows[name, index] = rows
         if name == "down":
             self._down.put(index, self._laid_out(self._rows.pop((name, index))))

@@ -25,6 +25,7 @@ from ramify.runtime.model.config import (
     unsupported,
 )
 from ramify.runtime.model.hf_rope import Config, need, rope_from_hf
+from ramify.runtime.model.quantised.config import quantised_of
 
 Fields = dict[str, Any]
 """Arguments of `ModelConfig`."""
@@ -72,6 +73,7 @@ def config_from_hf(config: Config, generation: Config | None = None) -> ModelCon
         "mlp_bias": reader.mlp_bias and bool(config.get("mlp_bias")),
         "eos_token_ids": token_ids(config.get("eos_token_id") if eos is None else eos),
         "bos_token_id": config.get("bos_token_id"),
+        "quantised": quantised_of(config),
     }
     fields |= reader.ropes(config, fields)
     fields |= reader.more(config, fields)
@@ -279,7 +281,6 @@ def _gpt_oss_more(config: Config, fields: Fields) -> Fields:
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "hidden_act": (None, "silu"),
     "partial_rotary_factor": (None, 1, 1.0),
-    "quantization_config": (None,),
     "num_experts": (None, 0),
     "num_local_experts": (None, 0),
     "attn_logit_softcapping": (None,),

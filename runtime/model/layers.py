@@ -43,6 +43,8 @@ class Slot:
     """Added to the checkpoint's values."""
     part: tuple[Linear, str] | None = None
     """The projection whose weight the tensor is."""
+    filled: Callable[[], None] | None = None
+    """Called once the slot is filled."""
 
 
 Slots = Iterator[tuple[str, Slot]]
@@ -205,6 +207,8 @@ class Linear(nn.Module):
         self.lora = LoraTable()
         self.adapted = Adapted()
         """Shared with all others of a model."""
+        self._unfilled: set[str] | None = None
+        self._form: Callable[[Tensor], Rows] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """(T, inputs) -> (T, outputs), half as many when gated."""
@@ -267,12 +271,34 @@ class Linear(nn.Module):
     def slots(self) -> Slots:
         start = 0
         for name, rows in self.parts.items():
-            rotary, keep = self.rotary.get(name), partial(self._keep, name)
-            weight = self.weight[start : start + rows]
-            yield f"{name}.weight", Slot(weight, rotary, keep, part=(self, name))
+            rotary, rows_of_part = self.rotary.get(name), slice(start, start + rows)
+            full = f"{name}.weight"
+            yield (
+                full,
+                Slot(
+                    self.weight[rows_of_part],
+                    rotary,
+                    partial(self._keep, name),
+                    part=(self, name),
+                    filled=partial(self._filled, full),
+                ),
+            )
             if self.bias is not None:
-                yield f"{name}.bias", Slot(self.bias[start : start + rows], rotary)
+                full = f"{name}.bias"
+                yield full, Slot(self.bias[rows_of_part], rotary, filled=partial(self._filled, full))
             start += rows
+
+    def pack_when_filled(self, form: Callable[[Tensor], Rows] | None) -> None:
+        """`pack` as soon as all slots are filled: packed at the end, the model would be twice in memory."""
+        self._form = form
+        self._unfilled = {name for name, _ in self.slots()}
+
+    def _filled(self, name: str) -> None:
+        if self._unfilled is None:
+            return
+        self._unfilled.discard(name)
+        if not self._unfilled:
+            self.pack(self._form)
 
     def _keep(self, name: str, rows: Rows) -> bool:
         self._rows[name] = rows
@@ -281,8 +307,10 @@ class Linear(nn.Module):
     def pack(self, form: Callable[[Tensor], Rows] | None) -> None:
         """Replace `weight` by packed matrices: of the checkpoint's quantised rows, or else of form(weight).
 
-        `weight` stays if `form` is None and a part has no quantised rows.
+        `weight` stays if `form` is None and a part has no quantised rows. Packed weights stay as they are.
         """
+        if self.packed:
+            return
         if form is None and len(self._rows) < len(self.parts):
             for name, part in zip(
                 self.parts, torch.split(self.weight, list(self.parts.values())), strict=True

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
+from torch import Tensor
 
 from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.kernels.packed import Rows
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.causal_lm import Attend, CausalLM
 from ramify.runtime.model.checkpoint import weight_files
@@ -27,11 +31,14 @@ from ramify.runtime.model.hf_config import config_from_folder
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.layers import RMSNorm
 from ramify.runtime.model.packed_cache import load_packed
+from ramify.runtime.model.quantised.reader import quantised_tensors
 from ramify.runtime.model.quantization import Quantization, packing
 from ramify.runtime.model.weights import fill, tensors_in_folder
 
 if TYPE_CHECKING:
     from ramify.runtime.model.transformers.trace import TracedShape
+
+log = logging.getLogger(__name__)
 
 Shape = TypeVar("Shape", bound=ModelShape)
 
@@ -89,6 +96,13 @@ def load_model(
 
         return load_transformers(files.weights, config, dtype=dtype, device=device)
     form = packing(quantization, dtype, everything=packed and deterministic)
+    if config.quantised is not None and quantization == "none":
+        log.warning(
+            "This checkpoint is quantised (%s). Its weights are dequantised to %s. They stay packed "
+            "on the CPU with the cpu attention backend, unless dtype is float32 or quantization is none.",
+            config.quantised.method,
+            dtype,
+        )
     if quantization == "none" and not (packed and form):
         return _filled(files.weights, config, dtype, device, quantised=False)
     if str(device) != "cpu":
@@ -97,7 +111,9 @@ def load_model(
         )
 
     def full() -> Model:
-        model = _filled(files.weights, config, dtype, device, quantised=quantization == "gguf")
+        model = _empty(config, dtype, device)
+        model.pack_when_filled(form)
+        _fill(model, files.weights, quantised=quantization in ("gguf", "checkpoint"))
         model.pack(form)
         return model
 
@@ -112,12 +128,20 @@ def _filled(
     weights: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device | str, *, quantised: bool
 ) -> Model:
     model = _empty(config, dtype, device)
+    _fill(model, weights, quantised=quantised)
+    return model
+
+
+def _fill(model: Model, weights: Path, *, quantised: bool) -> None:
+    config, dtype = model.config, model.embedding.dtype
     if weights.is_dir():
-        fill(model, tensors_in_folder(weights), layout="halves")
+        stored: Iterable[tuple[str, Tensor | Rows]] = tensors_in_folder(weights)
+        if config.quantised is not None:
+            stored = quantised_tensors(weights, config.quantised)
+        fill(model, stored, layout="halves", keep=quantised)
     else:
         tensors = tensors_in_file(read_header(weights), dtype, quantised=quantised)
         fill(model, tensors, layout=rotary_layout(config))
-    return model
 
 
 @torch.inference_mode()

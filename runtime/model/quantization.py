@@ -9,28 +9,42 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ramify.errors import InvalidRequest
-from ramify.kernels.packed import Rows, quantised
+from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.kernels import packed
+from ramify.kernels.packed import Rows
+from ramify.runtime.model.quantised.config import Quantised
 
-Quantization = Literal["none", "int8", "int4", "gguf"]
+Quantization = Literal["none", "int8", "int4", "gguf", "checkpoint"]
 """none: the model's dtype. int8, int4: rounded, with a scale for each group of inputs. gguf: the file's
-format."""
+format. checkpoint: that of a folder which is quantised itself."""
 
 GROUPS = {"int8": 64, "int4": 32}
 """Inputs that share a scale. With scales a weight takes 8.25 bits, or 5 for int4, which has offsets too."""
 
 
 def resolve_quantization(
-    wanted: Literal["auto"] | Quantization, weights: Path, *, exact: bool
+    wanted: Literal["auto"] | Quantization,
+    weights: Path,
+    *,
+    exact: bool,
+    quantised: Quantised | None = None,
 ) -> Quantization:
-    """The format for the checkpoint `weights`, a folder or a .gguf file.
+    """The format for the checkpoint `weights`, a folder or a .gguf file. `quantised` is its config's.
 
-    auto is gguf for a GGUF file, which is fastest, and exact but for two of its block types. It is none for
-    other checkpoints, and with `exact`, where the user has asked for float32.
+    auto keeps the format of the file or folder, which is fastest and loses nothing. It is none for floats,
+    and with `exact`, where the user has asked for float32.
     """
     is_gguf = not weights.is_dir()
     if wanted == "auto":
-        return "gguf" if is_gguf and not exact else "none"
+        if exact:
+            return "none"
+        return "gguf" if is_gguf else "none" if quantised is None else "checkpoint"
+    if quantised is not None and wanted in ("int8", "int4"):
+        raise UnsupportedField(
+            f"quantization is {wanted!r}, but {weights} is quantised already ({quantised.method}).",
+            field="quantization",
+            remedy="Leave it out to run the checkpoint as it is, or choose none to dequantise it.",
+        )
     if wanted == "gguf" and not is_gguf:
         raise InvalidRequest(
             f"quantization is 'gguf', but {weights} is no GGUF file.",
@@ -48,5 +62,5 @@ def packing(
     float32 is packed only with `everything`: torch's float32 products are faster.
     """
     if quantization == "int8" or quantization == "int4":
-        return lambda weight: quantised(weight, quantization, GROUPS[quantization])
+        return lambda weight: packed.quantised(weight, quantization, GROUPS[quantization])
     return Rows if everything or dtype == torch.bfloat16 else None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,15 +22,18 @@ RotaryLayout = Literal["halves", "pairs"]
 
 
 @torch.inference_mode()
-def fill(model: Model, tensors: Iterable[tuple[str, Tensor | Rows]], *, layout: RotaryLayout) -> None:
+def fill(
+    model: Model, tensors: Iterable[tuple[str, Tensor | Rows]], *, layout: RotaryLayout, keep: bool = True
+) -> None:
     """Copy `tensors` (Hugging Face names) into `model`, converting to its dtype.
 
-    Quantised rows are kept where the model can multiply by them. Elsewhere their values are copied.
+    With `keep`, quantised rows are kept where the model can multiply by them. Elsewhere their values are
+    copied.
 
     Raises `InvalidRequest` naming a tensor that is missing, unknown or of another shape.
     """
     slots = dict(model.slots())
-    missing = set(slots)
+    needed, filled = len(slots), set[str]()
     stored_head: Tensor | None = None
     named = (part for stored, each in tensors for part in model.entries(stored, each))
     for name, entry in named:
@@ -37,23 +41,29 @@ def fill(model: Model, tensors: Iterable[tuple[str, Tensor | Rows]], *, layout: 
         if name == "lm_head.weight" and model.config.tie_embeddings:
             stored_head = entry.values() if isinstance(entry, Rows) else entry
             continue
-        slot = slots.get(name)
-        if slot is None:
-            raise _bad(f"has a tensor that a {model.config.family} model does not: {name}")
-        if name not in missing:
+        # Not kept: a slot holds the memory of a matrix that is packed once its slots are filled.
+        slot = slots.pop(name, None)
+        if name in filled:
             raise _bad(f"holds {name} twice")
+        if slot is None:
+            # GPTQ's library writes a bias of zeros for a projection that has none.
+            if name.endswith(".bias") and model.config.quantised is not None and not tensor.any():
+                continue
+            raise _bad(f"has a tensor that a {model.config.family} model does not: {name}")
         if tensor.shape != slot.target.shape:
             raise _bad(f"gives {name} shape {tuple(tensor.shape)}; {tuple(slot.target.shape)} is needed")
         if isinstance(entry, Rows):
-            _keep(slot, entry, layout)
+            _keep(slot, entry, layout, keep=keep)
         elif not tensor.is_floating_point() or tensor.element_size() < 2:
             raise _bad(f"holds {name} as {tensor.dtype}; float32, float16 or bfloat16 is needed")
         else:
             copy_rows(slot, tensor, layout)
-        missing.discard(name)
-    if missing:
-        names = ", ".join(sorted(missing)[:3])
-        raise _bad(f"lacks {len(missing)} of its {len(slots)} tensors: {names}{', …' * (len(missing) > 3)}")
+        filled.add(name)
+        if slot.filled is not None:
+            slot.filled()
+    if slots:
+        names = ", ".join(sorted(slots)[:3])
+        raise _bad(f"lacks {len(slots)} of its {needed} tensors: {names}{', …' * (len(slots) > 3)}")
     if stored_head is not None and not torch.equal(stored_head.to(model.head), model.head):
         raise _bad("ties its head to its embedding, yet stores another head in lm_head.weight")
 
@@ -73,28 +83,41 @@ def _rotated_rows(rows: Tensor, rotary: Rotary) -> Tensor:
     return rows[: rotary.heads * rotary.size].unflatten(0, (rotary.heads, -1))[:, : rotary.rotated]
 
 
-def _keep(slot: Slot, rows: Rows, layout: RotaryLayout) -> None:
+VALUES_AT_ONCE = 1 << 22
+"""Weights that are dequantised at a time."""
+
+
+def _keep(slot: Slot, rows: Rows, layout: RotaryLayout, *, keep: bool) -> None:
     if slot.rotary is not None and layout == "halves":
         order = torch.arange(len(rows.numbers))
         rotated = _rotated_rows(order, slot.rotary)
         rotated.copy_(rotated.unflatten(1, (2, -1)).transpose(1, 2).flatten(1))
         rows = rows.index_select(order)
-    if slot.keep is None or not slot.keep(rows):
-        slot.target.copy_(rows.values())
+    if keep and slot.keep is not None and slot.keep(rows):
+        return
+    step = max(1, VALUES_AT_ONCE // rows.numbers.shape[1])
+    for start in range(0, len(rows.numbers), step):
+        part = slice(start, start + step)
+        slot.target[part].copy_(rows.index_select(part).values())
 
 
 def tensors_in_folder(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """(name, tensor) for each tensor in the safetensors files of `folder`, mapped into memory one at a
     time."""
     for path in weight_files(folder):
-        try:
-            with safe_open(path, framework="pt") as shard:
-                for name in shard.keys():  # noqa: SIM118 - not a mapping
-                    yield name, shard.get_tensor(name)
-        except SafetensorError as error:
-            raise InvalidRequest(
-                f"{path} is not a readable safetensors file: {error}.", field="model"
-            ) from None
+        with open_shard(path) as shard:
+            for name in shard.keys():  # noqa: SIM118 - not a mapping
+                yield name, shard.get_tensor(name)
+
+
+@contextlib.contextmanager
+def open_shard(path: Path) -> Iterator[Any]:
+    """A safetensors file. Raises `InvalidRequest` where it cannot be read."""
+    try:
+        with safe_open(path, framework="pt") as shard:
+            yield shard
+    except SafetensorError as error:
+        raise InvalidRequest(f"{path} is not a readable safetensors file: {error}.", field="model") from None
 
 
 def _bad(reason: str) -> InvalidRequest:

@@ -232,7 +232,12 @@ def _loader(config: EngineConfig, files: ModelFiles, shape: ModelShape, context_
             dtype=dtype,
             device=device,
             context_length=context_length,
-            quantization=resolve_quantization(quantization, files.weights, exact=config.dtype == "float32"),
+            quantization=resolve_quantization(
+                quantization,
+                files.weights,
+                exact=config.dtype == "float32",
+                quantised=getattr(shape, "quantised", None),
+            ),
             packed=kernels.prefers_packed,
             deterministic=kernels.deterministic,
         )

@@ -15,7 +15,7 @@ from ramify.kernels.registry import ops
 CPU, TORCH = ops("cpu"), ops("torch")
 DTYPES = [torch.float32, torch.bfloat16]
 FORMS = ["f32", "bf16", "int8/16", "int8/64", "int4/32", "int4/128", "int8/32 wide", "int4/32 wide"]
-FORMS += ["int8/64 offsets", "table/32", "fp8/128"]
+FORMS += ["int8/64 offsets", "table/32", "table/32 ordered", "fp8/128"]
 IQ4_NL = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]).char()
 """A table that looks like no other numbers do (ggml's `kvalues_iq4nl`)."""
 SHAPES = [(576, 576), (16, 1), (1, 33), (50, 40), (3, 100), (130, 1537)]
@@ -32,7 +32,8 @@ def weights(form: str, outputs: int, inputs: int) -> Rows:
     factors = torch.rand(outputs, groups) + 0.5
     if name == "table":
         codes = torch.randint(16, (outputs, inputs)).byte()
-        return Rows(codes, factors.bfloat16() / 64, table=IQ4_NL, group=int(group))
+        order = torch.randperm(inputs) if wide == "ordered" else None
+        return Rows(codes, factors.bfloat16() / 64, table=IQ4_NL, group=int(group), order=order)
     if name == "fp8":
         return Rows(plain.to(torch.float8_e4m3fn), factors, group=int(group or 0))
     if wide == "offsets":

@@ -13,7 +13,7 @@ from tests.kernels.test_linear import ROWS, SHAPES, packed, weight_parts
 
 CPU, TORCH = ops("cpu"), ops("torch")
 FORMS = ["int8/16", "int8/64", "int4/32", "int4/128", "int8/32 wide", "int4/32 wide"]
-FORMS += ["int8/64 offsets", "table/32"]
+FORMS += ["int8/64 offsets", "table/32", "table/32 ordered"]
 LINEAR, BY_ROW = compiled.int8_linear, compiled.int8_row_linear
 
 needs_vnni = pytest.mark.skipif(not int8.VNNI, reason="int8 is not taken on this processor")
@@ -22,12 +22,15 @@ needs_vnni = pytest.mark.skipif(not int8.VNNI, reason="int8 is not taken on this
 def rounded(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     """(T, inputs) float64: for each group of inputs the nearest of 127 steps to its largest magnitude."""
     wide = torch.nn.functional.pad(x.double(), (0, weight.padded_inputs - weight.inputs))
+    if len(weight.order):
+        wide = torch.cat([wide[:, weight.order], wide[:, weight.inputs :]], 1)
     groups = wide.unflatten(1, (-1, weight.group))
     most = groups.abs().amax(-1, keepdim=True).float()
     steps = torch.full_like(most, 127) / most  # 127 / most would be rounded twice
     steps[most == 0] = 0
     numbers = (groups * steps.double()).round()
-    return (numbers * (most / 127).double()).flatten(1)[:, : weight.inputs]
+    found = (numbers * (most / 127).double()).flatten(1)[:, : weight.inputs]
+    return found[:, torch.argsort(weight.order)] if len(weight.order) else found
 
 
 @needs_vnni

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 
+from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.kernels.packed import pack, unpack
+from ramify.kernels.registry import ops
+from ramify.runtime.model.decoder import Model
+from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.load import load_model
 from ramify.runtime.model.quantised import schemes
+from ramify.runtime.model.quantised.config import quantised_of
+from ramify.runtime.model.quantization import resolve_quantization
+
+from . import quantised_files as files
+from .checkpoints import Case, build, expected, prompt
+from .dense import logits
+
+pytestmark = pytest.mark.slow
 
 
 def test_mxfp4_has_the_values_of_transformers() -> None:
@@ -17,3 +34,151 @@ def test_mxfp4_has_the_values_of_transformers() -> None:
     rows = schemes.mxfp4(blocks[0], scales[0])
     assert torch.equal(rows.values(), wanted)
     assert torch.equal(unpack(pack(rows, inputs=96)), wanted)
+
+
+def compressed(form: str, weights: dict[str, Any], **more: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "output_activations": None}
+    config = {"quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed"}
+    return {
+        **config,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        **more,
+    }
+
+
+def integers(bits: int, group: int, *, symmetric: bool = True) -> dict[str, Any]:
+    return {"num_bits": bits, "type": "int", "strategy": "group", "group_size": group, "symmetric": symmetric}
+
+
+FLOAT = {"num_bits": 8, "type": "float", "symmetric": True}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False, "sym": True}
+SCHEMES: dict[str, tuple[dict[str, Any], files.Quantise, str]] = {
+    "fp8 by output, dynamic": (
+        compressed("float-quantized", {**FLOAT, "strategy": "channel"}),
+        files.fp8("weight_scale", torch.bfloat16),
+        "fp8",
+    ),
+    "fp8 by tensor, static": (
+        compressed("float-quantized", {**FLOAT, "strategy": "tensor"}),
+        files.fp8("weight_scale", torch.float32, tensor=True),
+        "fp8",
+    ),
+    "fp8 in blocks": (
+        {"quant_method": "fp8", "weight_block_size": [64, 64], "activation_scheme": "dynamic"},
+        files.fp8("weight_scale_inv", torch.float32, block=64),
+        "fp8",
+    ),
+    "int8 by output": (
+        compressed("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}),
+        files.int8,
+        "int8",
+    ),
+    "packed 4 bits": (
+        compressed("pack-quantized", integers(4, 64)),
+        files.packed(4, 64, symmetric=True),
+        "int4",
+    ),
+    "packed 4 bits with zero points, ordered": (
+        compressed("pack-quantized", integers(4, 32, symmetric=False)),
+        files.packed(4, 32, symmetric=False, ordered=True),
+        "int4",
+    ),
+    "packed 8 bits with zero points": (
+        compressed("pack-quantized", integers(8, 64, symmetric=False)),
+        files.packed(8, 64, symmetric=False),
+        "int8",
+    ),
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}, files.awq(32), "int4"),
+    "gptq": (GPTQ, files.gptq(4, 64, symmetric=True), "int4"),
+    "gptq, ordered": (
+        {**GPTQ, "desc_act": True, "sym": False},
+        files.gptq(4, 64, symmetric=False, ordered=True),
+        "int4",
+    ),
+    "gptq, 8 bits, version 2, one group": (
+        {**GPTQ, "bits": 8, "group_size": -1, "checkpoint_format": "gptq_v2"},
+        files.gptq(8, 0, symmetric=False, shift=0),
+        "int8",
+    ),
+}
+# 1.5 and 2.5 groups of 64 inputs.
+LLAMA = Case("", "llama", {"hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 4})
+
+
+def loaded(folder: Path, quantization: str) -> Model:
+    model = load_model(
+        ModelFiles("tiny", folder, folder),
+        dtype=torch.float32,
+        quantization=quantization,  # type: ignore[arg-type]
+        packed=True,
+    )
+    linear = ops("cpu").linear
+    assert linear is not None
+    assert isinstance(model, Model)
+    model.use_linear(linear)
+    return model
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_quantised_checkpoint_has_the_logits_of_its_values(name: str, tmp_path: Path) -> None:
+    """Packed and dequantised, as transformers computes with the formula's values. One is left alone."""
+    config, quantise, form = SCHEMES[name]
+    reference = build(LLAMA)
+    folder = files.write(reference, tmp_path, config, quantise, skip="layers.1.mlp.up_proj")
+    ids = prompt()
+    wanted = expected(reference, ids)
+    deviation = wanted.std().item()
+    packed, plain = loaded(folder, "checkpoint"), loaded(folder, "none")
+    for layer in packed.layers:
+        (attention,) = layer.qkv.packed
+        assert attention.format == form
+        assert (len(attention.order) > 0) == ("ordered" in name)
+        assert all(weight.format == form for weight in layer.mlp.down.packed)
+    assert not packed.layers[1].mlp.gate_up.packed, "float32 stays unpacked, and the gate beside it"
+    down = reference.get_submodule("model.layers.0.mlp.down_proj")
+    assert torch.equal(plain.layers[0].mlp.down.weight, down.weight)
+    for model in (packed, plain):
+        torch.testing.assert_close(logits(model, ids), wanted, atol=1e-4 * deviation, rtol=0)
+
+
+REFUSED = [
+    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method"),
+    ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version"),
+    ({**GPTQ, "bits": 3}, "bits"),
+    ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format"),
+    ({**GPTQ, "group_size": 24}, "group_size"),
+    ({**GPTQ, "dynamic": {"+:down_proj": {"bits": 8}}}, "dynamic"),
+    ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt"),
+    (compressed("pack-quantized", integers(3, 64)), "num_bits"),
+    (compressed("nvfp4-pack-quantized", integers(4, 16)), "format"),
+    (compressed("float-quantized", FLOAT, kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
+    (compressed("dense", FLOAT, sparsity_config={"format": "sparse-24-bitmask"}), r"sparsity_config\.format"),
+]
+
+
+@pytest.mark.parametrize(("config", "field"), REFUSED, ids=[field for _, field in REFUSED])
+def test_what_is_not_known_is_refused_by_name(config: dict[str, Any], field: str) -> None:
+    with pytest.raises(UnsupportedField, match=rf"quantization_config.*{field} = "):
+        quantised_of({"quantization_config": config})
+
+
+def test_a_quantised_checkpoint_is_not_quantised_again(tmp_path: Path) -> None:
+    known = quantised_of({"quantization_config": GPTQ})
+    for exact, found in ((False, "checkpoint"), (True, "none")):
+        assert resolve_quantization("auto", tmp_path, exact=exact, quantised=known) == found
+    assert resolve_quantization("none", tmp_path, exact=False, quantised=known) == "none"
+    with pytest.raises(UnsupportedField, match="already"):
+        resolve_quantization("int4", tmp_path, exact=False, quantised=known)
+
+
+def test_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    """A group size that is not the matrices', and an order whose groups are not of that size."""
+    for config, quantise, words in (
+        (compressed("pack-quantized", integers(4, 128)), files.packed(4, 64, symmetric=True), "has scales"),
+        ({**GPTQ, "group_size": 48}, files.gptq(4, 64, symmetric=True, ordered=True), "g_idx"),
+    ):
+        folder = files.write(build(LLAMA), tmp_path, config, quantise)
+        with pytest.raises(InvalidRequest, match=words):
+            loaded(folder, "checkpoint")

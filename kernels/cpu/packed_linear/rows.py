@@ -19,8 +19,8 @@ from ramify.kernels.cpu.packed_linear.items import BY_DOTS, BY_F32, BY_INT8
 
 @part
 def _copy_row(frame, layout, at, to, spare):  # type: ignore[no-untyped-def]
-    """Copy a row to `to`: normed if the call has a norm, float32 for BY_F32 and else in its own dtype, and
-    padded with zeros. `at` 0 gives a row of zeros; `spare` has room for a bfloat16 row."""
+    """Copy a row to `to`: normed if the call has a norm, in the weight's order of inputs, float32 for BY_F32
+    and else in its own dtype, and padded with zeros. `at` 0 gives zeros; `spare` has room for a row."""
     wide = frame.way == BY_F32
     size = 4 if wide else 2
     filled = 0
@@ -28,10 +28,15 @@ def _copy_row(frame, layout, at, to, spare):  # type: ignore[no-untyped-def]
         filled = layout.inputs
         if frame.norm_at:
             # A normed bfloat16 row is rounded to bfloat16 first, as `rms_norm` does, and widened afterwards.
-            to_row = spare if wide and frame.from_bf16 else to
+            to_row = spare if layout.order_at or (wide and frame.from_bf16) else to
             normalise(at, to_row, frame.norm_at, filled, frame.eps, frame.from_bf16, frame.from_bf16)
             at = to_row
-        if at == to:
+        if layout.order_at:
+            from_size = 2 if frame.from_bf16 else 4
+            for i in range(filled):
+                number = vl.read_as(at + from_size * vl.read_i32(layout.order_at + 4 * i), frame.from_bf16)
+                vl.write_as(to + size * i, number, not wide)
+        elif at == to:
             pass
         elif wide and frame.from_bf16:
             whole = filled - filled % LANES
@@ -78,8 +83,8 @@ def prepare(frame, layout, place, scratch):  # type: ignore[no-untyped-def]
         if frame.sums_row:
             _sum_groups(frame, layout, to, sums)
         return
-    if not at or frame.norm_at or layout.inputs != layout.padded:
-        _copy_row(frame, layout, at, spare, 0)
+    if not at or frame.norm_at or layout.order_at or layout.inputs != layout.padded:
+        _copy_row(frame, layout, at, spare, spare + 4 * layout.padded)
         at = spare
     vl.write_i64(block + 8 * code.X, at)
     vl.write_i64(block + 8 * code.C, to)

@@ -1,15 +1,34 @@
-"""The stored tensors of a quantised matrix as `kernels.packed.Rows`: one function for each scheme."""
+"""The stored tensors of a quantised matrix as `kernels.packed.Rows`: one function for each scheme.
+
+The float32 values of the rows are those of the formula of the scheme's own library, computed in float32. The
+libraries compute in the dtype of the scales: rounded to that, the values are theirs.
+"""
 
 from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from ramify.kernels.packed import Rows
+from ramify.errors import InvalidRequest
+from ramify.kernels.packed import SCALE_DTYPES, Rows
+from ramify.runtime.model.quantised.config import Quantised
+
+Stored = Mapping[str, Tensor]
+"""The tensors of one matrix, by the last part of their names."""
 
 E2M1 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
 """The numbers of E2M1, four bits with two of exponent and one of mantissa (OCP Microscaling Formats 1.0),
 doubled."""
+SIGNED = torch.arange(-8, 8, dtype=torch.int8)
+"""The numbers of four bits whose zero point is 8."""
+SPREAD = 128
+"""A factor for all inputs is repeated for each 128. Activations are rounded to int8 in the groups of the
+weights, and one large input would round all others of its group away."""
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""The column, of eight, in each four bits of AWQ's int32, from the lowest (AutoAWQ, `WQLinear_GEMM`)."""
 
 
 def mxfp4(blocks: Tensor, scales: Tensor) -> Rows:
@@ -25,3 +44,174 @@ def mxfp4(blocks: Tensor, scales: Tensor) -> Rows:
     wide = scales.short()
     bits = torch.where(wide > 1, wide - 1 << 7, 32 << wide)
     return Rows(codes, bits.view(torch.bfloat16), table=E2M1)
+
+
+def eight_bits(stored: Stored, quantised: Quantised) -> Rows:
+    """float8_e4m3fn or int8 with factors for the tensor, outputs, groups or blocks.
+
+    They are written by `quant_method: fp8`, and by compressed-tensors in the formats float-quantized,
+    int-quantized and naive-quantized.
+
+    weight : (outputs, inputs)
+    weight_scale or weight_scale_inv : (), (1,), (outputs, 1), (outputs, groups) or (blocks, blocks)
+        Both names are used for factors.
+    weight_zero_point : the shape of the factors, int8; optional
+    """
+    weight = stored["weight"]
+    if weight.dtype not in (torch.float8_e4m3fn, torch.int8):
+        raise _bad(f"holds a quantised matrix as {weight.dtype}; float8_e4m3fn or int8 is needed")
+    scale = stored.get("weight_scale_inv", stored.get("weight_scale"))
+    assert scale is not None
+    if weight.dtype == torch.float8_e4m3fn and (weight.view(torch.int8) & 127 == 127).any():
+        raise _bad("holds a float8 matrix with a number that is none (NaN)")
+    factors, group = _by_output(scale, weight, quantised)
+    zeros = stored.get("weight_zero_point")
+    if zeros is None or not zeros.any():
+        return _spread(Rows(weight, factors, group=group))
+    if weight.dtype != torch.int8:
+        raise _bad("has zero points for a float8 matrix")
+    return _spread(_shifted(weight, factors, _by_output(zeros.float(), weight, quantised)[0], group))
+
+
+def packed(stored: Stored, quantised: Quantised) -> Rows:
+    """The format pack-quantized of compressed-tensors: 4 or 8 bits, plus half their range.
+
+    weight_packed : (outputs, ceil(inputs * bits / 32)) int32, the lowest bits first
+    weight_scale : (outputs, 1) or (outputs, groups)
+    weight_shape : (2,), outputs and inputs
+    weight_zero_point : (outputs * bits / 32, groups) int32, packed alike, or int8 like the scale; optional
+    weight_g_idx : (inputs,) int32, the group of each input; optional
+    """
+    words, scale = stored["weight_packed"], stored["weight_scale"]
+    outputs, inputs = (int(size) for size in stored["weight_shape"])
+    bits = _bits_of(words.shape[1], inputs)
+    codes = _unpacked(words, bits)[:, :inputs]
+    zeros = stored.get("weight_zero_point")
+    if zeros is not None and zeros.dtype == torch.int32:
+        zeros = _unpacked(zeros.t().contiguous(), bits)[:, :outputs].t().short() - (1 << bits - 1)
+    order = _input_order(stored.get("weight_g_idx"), scale.shape[1], quantised)
+    factors, group = _by_output(scale, codes, quantised)
+    return _integers(codes, bits, factors, zeros, group, order)
+
+
+def gptq(stored: Stored, quantised: Quantised) -> Rows:
+    """GPTQ (arXiv 2210.17323) as AutoGPTQ and GPTQModel write it, with 4 or 8 bits.
+
+    qweight : (inputs * bits / 32, outputs) int32, eight or four inputs an int32, the lowest bits first
+    qzeros : (groups, outputs * bits / 32) int32: zero points, less 1 in the first version of the format
+    scales : (groups, outputs)
+    g_idx : (inputs,) int32, the group of each input; optional
+    """
+    scales, words = stored["scales"], stored["qweight"]
+    bits = _bits_of(stored["qzeros"].shape[1], scales.shape[1])
+    codes = _unpacked(words.t().contiguous(), bits)
+    # The first version wraps round: a zero point of 0 is stored as -1.
+    zeros = _unpacked(stored["qzeros"], bits).short() + quantised.zero_shift & (1 << bits) - 1
+    zeros = (zeros - (1 << bits - 1)).t()
+    order = _input_order(stored.get("g_idx"), len(scales), quantised)
+    factors, group = _by_output(scales.t(), codes, quantised)
+    return _integers(codes, bits, factors, zeros, group, order)
+
+
+def awq(stored: Stored, quantised: Quantised) -> Rows:
+    """AWQ (arXiv 2306.00978), version gemm, with 4 bits.
+
+    qweight : (inputs, outputs / 8) int32, eight outputs an int32 in `AWQ_ORDER`
+    qzeros : (groups, outputs / 8) int32, alike
+    scales : (groups, outputs)
+    """
+    place = torch.argsort(torch.tensor(AWQ_ORDER))
+
+    def codes_of(words: Tensor) -> Tensor:
+        """(rows, outputs) as (outputs, rows)."""
+        eights = _unpacked(words, 4).unflatten(1, (-1, 8))[:, :, place]
+        return eights.flatten(1).t().contiguous()
+
+    codes, zeros = codes_of(stored["qweight"]), codes_of(stored["qzeros"]).short() - 8
+    factors, group = _by_output(stored["scales"].t(), codes, quantised)
+    return _integers(codes, 4, factors, zeros, group, None)
+
+
+def _unpacked(words: Tensor, bits: int) -> Tensor:
+    """(rows, words) int32 as (rows, codes) uint8, the lowest bits first."""
+    bytes_ = words.contiguous().view(torch.uint8)
+    return bytes_ if bits == 8 else torch.stack([bytes_ & 15, bytes_ >> 4], -1).flatten(1)
+
+
+def _bits_of(words: int, numbers: int) -> int:
+    """The bits of a number, if `words` int32 hold `numbers` of them."""
+    for bits in (4, 8):
+        if words == -(-numbers * bits // 32):
+            return bits
+    raise _bad(f"packs {numbers} numbers in {words} int32; 4 or 8 bits a number are needed")
+
+
+def _integers(
+    codes: Tensor, bits: int, factors: Tensor, zeros: Tensor | None, group: int, order: Tensor | None
+) -> Rows:
+    """factor * (code - half - zero), half being 2**(bits - 1). The codes are in the inputs' own order."""
+    if order is not None:
+        codes = codes[:, order]
+    numbers = codes if bits == 4 else (codes.short() - 128).to(torch.int8)
+    if zeros is None or not zeros.any():
+        table = SIGNED if bits == 4 else None
+        return _spread(Rows(numbers, factors, table=table, group=group, order=order))
+    rows = _shifted(numbers, factors, zeros.float() + (8 if bits == 4 else 0), group)
+    return _spread(dataclasses.replace(rows, order=order))
+
+
+def _shifted(numbers: Tensor, factors: Tensor, zeros: Tensor, group: int) -> Rows:
+    """factor * (number - zero). The products need float32: they have more bits than a factor."""
+    factors = factors.float()
+    return Rows(numbers, factors, -(factors * zeros), group=group)
+
+
+def _spread(rows: Rows) -> Rows:
+    """Rows of integers with one group in groups of `SPREAD`."""
+    assert rows.factors is not None
+    if rows.factors.shape[1] > 1 or rows.numbers.dtype == torch.float8_e4m3fn or rows.group <= SPREAD:
+        return rows
+    groups = -(-rows.numbers.shape[1] // SPREAD)
+
+    def repeated(scales: Tensor | None) -> Tensor | None:
+        return None if scales is None else scales.expand(-1, groups).contiguous()
+
+    return dataclasses.replace(
+        rows, factors=repeated(rows.factors), offsets=repeated(rows.offsets), group=SPREAD
+    )
+
+
+def _by_output(scale: Tensor, numbers: Tensor, quantised: Quantised) -> tuple[Tensor, int]:
+    """Scales of the tensor, outputs, groups or blocks as (outputs, groups); and a group's inputs (0: all)."""
+    outputs, inputs = numbers.shape
+    if scale.dtype not in SCALE_DTYPES:
+        scale = scale.float()
+    if scale.numel() == 1:
+        return scale.reshape(1, 1).expand(outputs, 1).contiguous(), 0
+    if scale.dim() == 1:
+        scale = scale[:, None]
+    if scale.shape == (outputs, 1):
+        return scale.contiguous(), 0
+    for height, width in quantised.blocks:
+        if scale.shape == (-(-outputs // height), -(-inputs // width)):
+            return scale.repeat_interleave(height, 0)[:outputs].contiguous(), width
+    for group in quantised.groups:
+        if scale.shape == (outputs, -(-inputs // group)):
+            return scale.contiguous(), group
+    raise _bad(f"has scales {tuple(scale.shape)} for a matrix {outputs, inputs}")
+
+
+def _input_order(group_of: Tensor | None, groups: int, quantised: Quantised) -> Tensor | None:
+    """The inputs in the order of their groups, if that is not their own order (`desc_act`)."""
+    if group_of is None or groups == 1 or (group_of < 0).any():
+        return None
+    order = torch.argsort(group_of, stable=True)
+    inputs = torch.arange(len(group_of))
+    for group in quantised.groups:
+        if torch.equal(group_of[order], (inputs // group).to(group_of.dtype)):
+            return None if torch.equal(order, inputs) else order.int()
+    raise _bad(f"has a g_idx whose {groups} groups are not of {quantised.groups} inputs each")
+
+
+def _bad(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"This checkpoint {reason}.", field="model")

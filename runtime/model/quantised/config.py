@@ -1,0 +1,154 @@
+"""`quantization_config` of a `config.json`: what is read, and what is refused. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ramify.errors import UnsupportedField
+
+Fields = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """How the matrices of a checkpoint are quantised.
+
+    Their tensors say the rest: a matrix has those of its scheme, and one that was left alone has `weight`.
+    """
+
+    method: str
+    """`quant_method`: compressed-tensors, awq, gptq, fp8 or mxfp4."""
+    groups: tuple[int, ...] = ()
+    """Inputs of a group, for each scheme that has groups."""
+    blocks: tuple[tuple[int, int], ...] = ()
+    """Outputs and inputs of a block, for each scheme that has blocks."""
+    zero_shift: int = 0
+    """gptq: added to stored zero points. 1 in the first version of the format."""
+
+
+def quantised_of(config: Fields) -> Quantised | None:
+    """What `quantization_config` of a `config.json` says, or `compression_config`, its older name. None
+    without them.
+
+    Raises `UnsupportedField` naming the field below it whose value is not implemented.
+    """
+    found = config.get("quantization_config") or config.get("compression_config")
+    if found is None:
+        return None
+    if not isinstance(found, Mapping):
+        raise _refused("", found, "an object")
+    method = found.get("quant_method")
+    reader = _READERS.get(str(method))
+    if reader is None:
+        raise _refused("quant_method", method, f"one of {', '.join(_READERS)}")
+    return reader(found)
+
+
+def _refused(name: str, value: object, wanted: str) -> UnsupportedField:
+    field = f"quantization_config.{name}".rstrip(".")
+    return UnsupportedField(
+        f"This checkpoint is quantised with {field} = {value!r}, which is not implemented.",
+        field=field,
+        remedy=f"Choose a checkpoint whose {field} is {wanted}.",
+    )
+
+
+def _check(fields: Fields, prefix: str = "", **allowed: tuple[Any, ...]) -> None:
+    """Refuse the first field whose value is not among those `allowed` for it; None if it is missing."""
+    for name, values in allowed.items():
+        if fields.get(name) not in values:
+            wanted = " or ".join("absent" if value is None else repr(value) for value in values)
+            raise _refused(prefix + name, fields.get(name), wanted)
+
+
+def _awq(fields: Fields) -> Quantised:
+    bits = fields.get("bits", fields.get("w_bit"))
+    group = fields.get("group_size", fields.get("q_group_size", 128))
+    _check({"bits": bits}, bits=(4,))
+    _check(fields, version=(None, "gemm", "GEMM"), zero_point=(None, True))
+    return Quantised("awq", groups=_groups(group))
+
+
+def _gptq(fields: Fields) -> Quantised:
+    _check(fields, bits=(4, 8), is_marlin_format=(None, False), checkpoint_format=(None, "gptq", "gptq_v2"))
+    for name, changes in (fields.get("dynamic") or {}).items():
+        # A module whose name begins with "-:" is not quantised; others have bits and groups of their own.
+        if not name.startswith("-:"):
+            raise _refused("dynamic", {name: changes}, "about excluded modules only")
+    shift = 0 if fields.get("checkpoint_format") == "gptq_v2" else 1
+    return Quantised("gptq", groups=_groups(fields.get("group_size", 128)), zero_shift=shift)
+
+
+def _fp8(fields: Fields) -> Quantised:
+    _check(fields, fmt=(None, "e4m3"), activation_scheme=(None, "dynamic", "static"))
+    block = fields.get("weight_block_size")
+    return Quantised("fp8", blocks=_blocks("weight_block_size", block))
+
+
+def _mxfp4(fields: Fields) -> Quantised:
+    return Quantised("mxfp4", groups=(32,))
+
+
+_FORMATS = (
+    None,
+    "float-quantized",
+    "int-quantized",
+    "pack-quantized",
+    "naive-quantized",
+    "mixed-precision",
+    "dense",
+)
+
+
+def _compressed(fields: Fields) -> Quantised:
+    _check(fields, format=_FORMATS, kv_cache_scheme=(None,), quantization_status=(None, "compressed"))
+    sparsity = fields.get("sparsity_config") or {}
+    _check(sparsity, "sparsity_config.", format=(None, "dense"))
+    if fields.get("transform_config"):
+        raise _refused("transform_config", fields["transform_config"], "absent")
+    groups: set[int] = set()
+    blocks: set[tuple[int, int]] = set()
+    for name, group in (fields.get("config_groups") or {}).items():
+        prefix = f"config_groups.{name}."
+        _check(group, prefix, format=_FORMATS, output_activations=(None,))
+        weights = group.get("weights")
+        if weights is None:
+            continue
+        prefix += "weights."
+        is_float = weights.get("type") == "float"
+        _check(weights, prefix, type=(None, "int", "float"), dynamic=(None, False))
+        _check(weights, prefix, num_bits=(8,) if is_float else (4, 8))
+        _check(weights, prefix, strategy=(None, "tensor", "channel", "group", "block"))
+        groups.update(_groups(weights.get("group_size")))
+        blocks.update(_blocks(f"{prefix}block_structure", weights.get("block_structure")))
+    return Quantised("compressed-tensors", groups=tuple(sorted(groups)), blocks=tuple(sorted(blocks)))
+
+
+def _groups(size: object) -> tuple[int, ...]:
+    """The group size, if inputs are in groups."""
+    if size is None or size == -1:
+        return ()
+    if not isinstance(size, int) or size < 16 or size % 16:
+        raise _refused("group_size", size, "a multiple of 16, or -1")
+    return (size,)
+
+
+def _blocks(name: str, block: object) -> tuple[tuple[int, int], ...]:
+    if block is None:
+        return ()
+    if isinstance(block, list) and len(block) == 2 and all(isinstance(size, int) for size in block):
+        outputs, inputs = block
+        if outputs > 0 and inputs > 0 and inputs % 16 == 0:
+            return ((outputs, inputs),)
+    raise _refused(name, block, "[outputs, inputs], the latter a multiple of 16")
+
+
+_READERS: dict[str, Callable[[Fields], Quantised]] = {
+    "compressed-tensors": _compressed,
+    "awq": _awq,
+    "gptq": _gptq,
+    "fp8": _fp8,
+    "mxfp4": _mxfp4,
+}
