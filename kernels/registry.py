@@ -396,6 +396,7 @@ def _triton_ops(deterministic: bool) -> Ops:
     from ramify.kernels.triton import (
         activation,
         attention,
+        experts,
         gated_delta,
         kv_store,
         logits,
@@ -424,5 +425,6 @@ def _triton_ops(deterministic: bool) -> Ops:
         ),
         planner=planner.Planner,
         matmul=matmul.matmul if deterministic else None,
+        mixture=functools.partial(experts.mixture, by_row=deterministic),
         deterministic=deterministic,
     )

@@ -7,10 +7,13 @@ from typing import Any
 
 import torch
 
+from ramify.kernels.routing import ClampedGate
 from ramify.kernels.sampling_inputs import LogitEdits, SamplingOptions
+from ramify.kernels.stack import ExpertMatrices
 from ramify.kernels.triton import (
     activation,
     attention,
+    experts,
     gated_delta,
     kv_store,
     logits,
@@ -128,6 +131,20 @@ def product_cases() -> Iterator[Case]:
                 )
 
 
+def expert_cases() -> Iterator[Case]:
+    """Qwen3-30B-A3B's experts, and gpt-oss's with biases and their gate."""
+    for hidden, size, gpt_oss in ((2048, 768, False), (2880, 2880, True)):
+        x, shares = torch.zeros(65, hidden, dtype=HALF), torch.zeros(65, 4)
+        chosen = torch.zeros(65, 4, dtype=torch.int32)
+        parts = [torch.zeros(8, 2 * size, hidden, dtype=HALF), torch.zeros(8, hidden, size, dtype=HALF)]
+        if gpt_oss:
+            parts += [torch.zeros(8, 2 * size, dtype=HALF), torch.zeros(8, hidden, dtype=HALF)]
+        weights = ExpertMatrices(*parts, clamp=ClampedGate(1.702, 7.0) if gpt_oss else None)
+        for rows in (1, 65):
+            given = x[:rows], chosen[:rows], shares[:rows], weights
+            yield f"bf16 {hidden} x {size} experts", lambda given=given: experts.mixture(*given)
+
+
 def sampling_cases() -> Iterator[Case]:
     for vocab in (49152, 128256, 151936, 262144):
         for dtype in (HALF, torch.float32):
@@ -154,6 +171,7 @@ def cases() -> Iterator[Case]:
     yield from row_cases()
     yield from delta_cases()
     yield from product_cases()
+    yield from expert_cases()
     yield from sampling_cases()
 
 

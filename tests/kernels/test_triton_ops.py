@@ -8,7 +8,18 @@ import torch
 from ramify.kernels.errors import KernelUnavailable
 from ramify.kernels.registry import ops
 from ramify.kernels.sampling_inputs import LogitEdits, SamplingOptions
-from ramify.kernels.triton import activation, gated_delta, kv_store, logits, matmul, norm, rope, sampling
+from ramify.kernels.stack import ExpertMatrices
+from ramify.kernels.triton import (
+    activation,
+    experts,
+    gated_delta,
+    kv_store,
+    logits,
+    matmul,
+    norm,
+    rope,
+    sampling,
+)
 from tests.kernels.delta_cases import Heads, Layer
 from tests.kernels.kernel_compiler import Compiled, compiling, usage
 from tests.kernels.kernel_forms import cases, line, measure, row_cases
@@ -63,6 +74,21 @@ def test_products_take_the_tensor_cores(capability):
     for text in (launch.ptx for launch in launches[:2]):
         assert ("wgmma.mma_async" if capability == 90 else "mma.sync") in text
         assert "st.local" not in text, "nothing is spilt"
+
+
+def test_mixtures_of_experts_take_the_tensor_cores():
+    x = torch.zeros(300, 2048, dtype=HALF)
+    weights = ExpertMatrices(torch.zeros(8, 1536, 2048, dtype=HALF), torch.zeros(8, 2048, 768, dtype=HALF))
+    chosen, shares = torch.zeros(300, 2, dtype=torch.int32), torch.zeros(300, 2)
+    with compiling(90) as launches:
+        for rows in (1, 300):
+            experts.mixture(x[:rows], chosen[:rows], shares[:rows], weights)
+    assert [launch.name for launch in launches] == 2 * ["_count", "_arrange", "_gate_up", "_down", "_sum"]
+    for launch in launches:
+        assert usage(launch.kernel, 90).spills == 0, launch.name
+        if launch.name in ("_gate_up", "_down"):
+            assert "mma" in launch.ptx
+            assert "cp.async" in launch.ptx
 
 
 @pytest.mark.parametrize("capability", [80, 120])
