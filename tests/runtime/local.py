@@ -94,8 +94,9 @@ class LocalScheduler:
         self.runner = runner = make_runner(model, self._pool(model), self._kernels, states=states)
         draft_model = None if draft is None else self._loaded(draft)
         draft_runner = draft_model and Runner(draft_model, self._pool(draft_model), self._kernels)
-        if graphs:
-            runner.capture_decodes(graphs, -(-limits.context_length // config.page_size))
+        for each in (runner, draft_runner) if graphs else ():
+            if each is not None:
+                each.capture_decodes(graphs, -(-limits.context_length // config.page_size))
         ticks = itertools.count()
         self.results: dict[str, Result] = {}
         self.replies: list[Reply] = []

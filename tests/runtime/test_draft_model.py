@@ -45,7 +45,7 @@ class Forks:
         self.trunk = [self.random.randrange(256) for _ in range(60)]
         self.counters = self.local.scheduler.counters
 
-    def run(self, waves: int = 2) -> list[list[int]]:
+    def run(self, waves: int = 1) -> list[list[int]]:
         local, draw = self.local, self.random
         rids = []
         for wave in range(waves):
@@ -68,8 +68,8 @@ def no_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "perfect"),
     [
-        ({"longest": 40}, True),
-        ({"page_size": 4, "num_pages": 40, "chunk_tokens": 16, "longest": 50}, False),
+        ({"longest": 24}, True),
+        ({"page_size": 4, "num_pages": 40, "chunk_tokens": 16, "longest": 36}, False),
     ],
     ids=["plain", "short-of-pages"],
 )
@@ -93,20 +93,22 @@ def test_the_same_tokens(
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"page_size": 4, "num_pages": 40, "chunk_tokens": 16}, {"overlap": True}],
+    [{}, {"page_size": 4, "num_pages": 40, "chunk_tokens": 16, "waves": 2}, {"overlap": True}],
     ids=["plain", "short-of-pages", "overlap"],
 )
 def test_the_same_model_as_draft_model_is_always_right(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, no_lookups: None, options: Any
 ) -> None:
     """Its KV is that of the tokens in the pages, wherever these come from: rows never written are NaN."""
+    options, waves = dict(options), options.get("waves", 1)
+    options.pop("waves", None)
     without = Forks(tiny_folder, None, **options)
-    expected = without.run()
+    expected = without.run(waves)
     monkeypatch.setattr(acceptance, "LEAST_GAIN", 0.0)
     forks = Forks(tiny_folder, tiny_folder, **options)
-    assert forks.run() == expected
+    assert forks.run(waves) == expected
     counters = forks.counters
-    assert counters.accepted_tokens == counters.draft_tokens == counters.model_draft_tokens > 100
+    assert counters.accepted_tokens == counters.draft_tokens == counters.model_draft_tokens > 60
     assert counters.steps < 0.8 * without.counters.steps
     if "num_pages" in options:
         assert counters.retractions > 0
@@ -130,7 +132,37 @@ def test_a_good_draft_model_is_used_where_its_time_pays(tiny_folder: Path, no_lo
     """Every call of the clock is a millisecond: a step takes some, and a pass of the draft model one."""
     forks = Forks(tiny_folder, tiny_folder)
     forks.run()
-    assert forks.counters.model_accepted_tokens > 100
+    assert forks.counters.model_accepted_tokens > 50
+
+
+def test_the_time_of_drafting_is_not_taken_for_that_of_steps(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, no_lookups: None
+) -> None:
+    """A step takes some milliseconds and a pass of the draft model a second, by this clock."""
+    monkeypatch.setattr(acceptance, "LEAST_GAIN", 0.0)
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 1e-3
+        return now
+
+    local = LocalScheduler(tiny_folder, speculation=True, draft=tiny_folder, clock=clock)
+    drafting = local.scheduler._drafter
+    assert drafting._by_model is not None
+    runner = drafting._by_model._model._runner
+    forward = runner.forward
+
+    def slow(batch: Any) -> torch.Tensor:
+        nonlocal now
+        now += 1.0
+        return forward(batch)
+
+    monkeypatch.setattr(runner, "forward", slow)
+    local.complete([[1, 2, 3]], max_tokens=30, ignore_eos=True)
+    assert local.scheduler.counters.draft_model_s > 5
+    assert drafting._by_model._model.cost.of(1) > 0.5
+    assert drafting.cost.of(1) < 0.1
 
 
 def test_a_bad_draft_model_stops(tiny_folder: Path, other_folder: Path, no_lookups: None) -> None:
@@ -139,7 +171,7 @@ def test_a_bad_draft_model_stops(tiny_folder: Path, other_folder: Path, no_looku
     counters = forks.counters
     before = dataclasses.replace(counters, clock=lambda: 0.0)
     assert 0 < before.model_draft_tokens < 100
-    forks.run(waves=4)
+    forks.run(waves=2)
     assert counters.model_draft_tokens - before.model_draft_tokens < 20
     share = (counters.draft_model_s - before.draft_model_s) / (counters.step_s - before.step_s)
     assert 0 < share < 2 * model_drafts.PROBE_SHARE, "it is probed, and no more"

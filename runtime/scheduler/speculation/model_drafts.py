@@ -74,6 +74,11 @@ class ModelDrafts:
 
     def propose(self, requests: Sequence[Request], step: StepDrafts) -> None:
         """Give `requests` the draft tokens that are worth their passes and rows, or probe."""
+        began = self._model.seconds
+        self._propose(requests, step)
+        step.seconds = self._model.seconds - began
+
+    def _propose(self, requests: Sequence[Request], step: StepDrafts) -> None:
         model = self._model
         model.begin()
         for request in requests:
@@ -89,7 +94,7 @@ class ModelDrafts:
             self._draft([one for one in worth if missing[one] <= READY], step)
             if late:
                 model.catch_up(late)
-        elif requests:
+        elif requests and model.cost.of(1) <= self._probe_s:
             self._probe(min(requests, key=model.missing), step)
 
     def _pays(self, promised: Mapping[Request, float], rows: int, step: StepDrafts) -> bool:

@@ -16,6 +16,7 @@ from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import load_model
+from ramify.runtime.scheduler.speculation import acceptance, drafter
 from tests.runtime.local import LocalScheduler
 from tests.runtime.tiny import write_tiny
 
@@ -84,3 +85,20 @@ def test_more_than_fit_run_without_padding(model: Any, monkeypatch: pytest.Monke
     assert tokens(1, graphs=[1, 2]) == expected[:1]
     assert tokens(2, graphs=[2]) == expected[:2]
     assert runs.count(True) == 4, "after the prefills two steps each"
+
+
+def test_a_draft_model_passes_through_its_own_graphs(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two requests, whose passes of one token each are padded to four."""
+    monkeypatch.setattr(acceptance, "LEAST_GAIN", 0.0)
+    monkeypatch.setattr(drafter.Drafter, "_look_up", lambda *_: False)
+    options = {"attention_backend": "triton", "context_length": 64, "num_pages": 16, "page_size": PAGE}
+
+    def answers(**more: Any) -> tuple[list[list[int]], LocalScheduler]:
+        local = LocalScheduler(model, **options, **more)
+        found = local.complete([[1, 2, 3], [4, 5]], max_tokens=8, ignore_eos=True)
+        return [result.ids for result in found], local
+
+    expected, _ = answers()
+    found, local = answers(graphs=[4], draft=model, speculation=True)
+    assert found == expected
+    assert local.scheduler.counters.model_accepted_tokens > 4
