@@ -56,6 +56,14 @@ def test_head_groups(heads, kv_heads):
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("window", [0, 128])
+def test_sinks(window, deterministic):
+    batch = on_gpu(make_batch(MIXED, heads=8, kv_heads=2, dtype=torch.bfloat16))
+    sinks = torch.linspace(-4.0, 6.0, 8, device="cuda")
+    check(batch, window=window, deterministic=deterministic, sinks=sinks)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(("window", "soft_cap"), [(1, 0.0), (100, 0.0), (1000, 0.0), (0, 2.0), (70, 30.0)])
 def test_windows_and_soft_caps(window, soft_cap, deterministic):
     batch = on_gpu(make_batch(MIXED, heads=8, kv_heads=2, head_dim=128, dtype=torch.bfloat16))
