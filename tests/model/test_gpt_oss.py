@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
+from gguf.quants import dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from ramify.kernels.packed import Rows
@@ -20,6 +22,7 @@ from ramify.runtime.model.quantization import packing
 from ramify.runtime.model.weights import fill
 from tests.model.architectures import save_tiny, tiny_config, tiny_model
 from tests.model.equality import assert_engine_equal, assert_logits_equal
+from tests.model.gguf_files import random_blocks
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +85,69 @@ def test_packed_experts_have_the_values_of_the_librarys_dequantisation(saved: tu
         router, gate_up, down = layer.mlp.packed
         assert (router.format, gate_up.format, down.format) == ("f32", "int4", "int4")
         assert len(gate_up.table) == 16
+    assert_logits_equal(reference, model)
+
+
+def write_gguf(reference: Any, path: Path) -> None:
+    """The file that llama.cpp would write, its experts random MXFP4, which `reference` is given."""
+    config, rope = reference.config, reference.config.rope_parameters
+    writer = GGUFWriter(path, "gpt-oss")
+    for key, value in {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "expert_feed_forward_length": config.intermediate_size,
+        "expert_count": config.num_local_experts,
+        "expert_used_count": config.num_experts_per_tok,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.sliding_window": config.sliding_window,
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+    }.items():
+        writer.add_uint32(f"gpt-oss.{key}", value)
+    writer.add_string("gpt-oss.rope.scaling.type", "yarn")
+    writer.add_float32("gpt-oss.rope.scaling.factor", rope["factor"])
+    writer.add_float32("gpt-oss.rope.freq_base", rope["rope_theta"])
+    writer.add_float32("gpt-oss.attention.layer_norm_rms_epsilon", config.rms_norm_eps)
+    named = get_tensor_name_map(MODEL_ARCH.GPT_OSS, config.num_hidden_layers).get_name
+    kind = GGMLQuantizationType.MXFP4
+    for name, parameter in reference.named_parameters():
+        array = parameter.detach()
+        if "experts" in name:
+            block, _, last = name.partition(".mlp.experts.")
+            place = named(block + ".input_layernorm").rpartition(".")[0]  # type: ignore[union-attr]
+            parts = ("gate", "up") if last.startswith("gate_up") else ("down",)
+            for at, part in enumerate(parts):
+                full = f"{place}.ffn_{part}_exps"
+                if last.endswith("bias"):
+                    writer.add_tensor(f"{full}.bias", array[:, at :: len(parts)].contiguous().numpy())
+                    continue
+                count, inputs, outputs = array[..., at :: len(parts)].shape
+                raw = random_blocks((count * outputs, inputs), kind).reshape(count, outputs, -1)
+                writer.add_tensor(f"{full}.weight", raw, raw_dtype=kind)
+                values = torch.from_numpy(dequantize(raw, kind))
+                parameter.data[..., at :: len(parts)] = values.transpose(1, 2)
+            continue
+        stem, _, suffix = (f"{name}.weight" if name.endswith("sinks") else name).rpartition(".")
+        writer.add_tensor(f"{named(stem)}.{suffix}", array.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_gguf_files_with_sinks_and_packed_experts(saved: tuple[Any, Path], tmp_path: Path) -> None:
+    reference = tiny_model(tiny_of())
+    reference.config.swiglu_limit = 7.0  # GGUF files have none of their own
+    for layer in reference.model.layers:
+        layer.mlp.experts.limit = 7.0
+    write_gguf(reference, tmp_path / "tiny.gguf")
+    model = native(tmp_path / "tiny.gguf", quantization="gguf")
+    assert [weight.format for weight in model.layers[0].mlp.packed] == ["f32", "int4", "int4"]
+    assert model.config.sinks == (True, True)
     assert_logits_equal(reference, model)
 
 

@@ -17,13 +17,14 @@ class GptOss(Model):
         return LlamaLayer(self.config, index, dtype)
 
     def entries(self, stored: str, entry: Entry) -> Iterator[tuple[str, Entry]]:
-        """A checkpoint has all experts of a layer in one tensor, with the rows of gate and up in turn.
+        """A folder has all experts of a layer in one tensor, with the rows of gate and up in turn.
 
         Those of mxfp4 are rows, (experts * outputs, inputs). Others are (experts, inputs, outputs).
         """
-        stem, found, last = stored.partition(".experts.")
+        stored = stored.replace(".sinks.weight", ".sinks")  # as GGUF files have it
+        stem, _, last = stored.partition(".experts.")
         experts = self.config.experts
-        if not found or experts is None:
+        if not last.startswith(("gate_up_proj", "down_proj")) or experts is None:
             yield from super().entries(stored, entry)
             return
         matrix, _, kind = last.partition("_proj")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from ramify.kernels.routing import Routing
+from ramify.kernels.routing import ClampedGate, Routing
 from ramify.runtime.model.config import (
     Experts,
     Family,
@@ -204,6 +204,20 @@ def _glm4_moe(given: Metadata, fields: Fields) -> Fields:
     return experts | {"rope": replace(fields["rope"], share=share), "head_norms": norms}
 
 
+def _gpt_oss(given: Metadata, fields: Fields) -> Fields:
+    """The files do not say that the ramp of YaRN has no whole borders, nor how experts are gated."""
+    experts = replace(
+        _experts(given, fields)["experts"], router_bias=True, bias=True, clamp=ClampedGate(1.702, 7.0)
+    )
+    num_layers = fields["num_layers"]
+    return {
+        "experts": experts,
+        "sinks": (True,) * num_layers,
+        "windows": _but_every(2, given.value("attention.sliding_window", 128), num_layers),
+        "rope": replace(fields["rope"], truncate=False),
+    }
+
+
 ARCHITECTURES: dict[str, tuple[Family, Callable[[Metadata, Fields], Fields]]] = {
     "llama": ("llama", _llama),
     "qwen2": ("qwen2", _nothing_more),
@@ -216,6 +230,7 @@ ARCHITECTURES: dict[str, tuple[Family, Callable[[Metadata, Fields], Fields]]] = 
     "olmoe": ("olmoe", _unnormalised),
     "granitemoe": ("granitemoe", _granite),
     "glm4moe": ("glm4_moe", _glm4_moe),
+    "gpt-oss": ("gpt_oss", _gpt_oss),
 }
 """The family of a file's `general.architecture`, and a function that gives further fields, or other values of
 those that it is given."""

@@ -34,6 +34,7 @@ _LAYER_NAMES = {
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
+    "attn_sinks": "self_attn.sinks",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
@@ -48,7 +49,7 @@ _LAYER_NAMES = {
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
-_GLM4_LAYER_NAMES = _LAYER_NAMES | {"post_attention_norm": "post_attention_layernorm"}
+_POST_NORM_LAYER_NAMES = _LAYER_NAMES | {"post_attention_norm": "post_attention_layernorm"}
 _GEMMA_LAYER_NAMES = _LAYER_NAMES | {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -86,8 +87,8 @@ def tensors_in_file(
     data = _map(header)
     gemma = str(header.metadata.get("general.architecture")).startswith("gemma")
     layer_names = _GEMMA_LAYER_NAMES if gemma else _LAYER_NAMES
-    if header.metadata.get("general.architecture") == "glm4moe":
-        layer_names = _GLM4_LAYER_NAMES
+    if header.metadata.get("general.architecture") in ("glm4moe", "gpt-oss"):
+        layer_names = _POST_NORM_LAYER_NAMES
     named = (
         (name, *part)
         for name, info in header.tensors.items()
