@@ -16,26 +16,15 @@ greedy     share of the tokens of continuations, each from its prompt on, up to 
 from __future__ import annotations
 
 import argparse
-import math
-from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from ramify.kernels.registry import ops
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.executor.batch import Extension, pack
-from ramify.runtime.executor.kv_pool import KvPool
-from ramify.runtime.executor.runner import Runner
-from ramify.runtime.model.hub.resolve import ModelFiles, resolve
-from ramify.runtime.model.load import load_model
-from ramify.runtime.model.quantization import Quantization
+from ramify.runtime.model.hub.resolve import resolve
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
+from ramify.runtime.quantize.quality import TEXT, Sequence, agreeing, compared, perplexity
 
-PAGE_SIZE = 16
-TEXT = Path(__file__).with_name("quality.txt")
-"""Prose, instructions, talk and code, written for this benchmark."""
 PROMPTS = (
     "The capital of France is",
     "Once upon a time, in a village by the sea,",
@@ -54,62 +43,6 @@ PROMPTS = (
     "Water boils at",
     "A good teacher should",
 )
-
-
-class Sequence:
-    """One model with room for one sequence."""
-
-    def __init__(
-        self,
-        files: ModelFiles,
-        quantization: Quantization,
-        dtype: torch.dtype,
-        packed: bool,
-        int8: bool = False,
-    ) -> None:
-        model = load_model(files, dtype=dtype, quantization=quantization, packed=packed)
-        pages = -(-model.config.context_length // PAGE_SIZE)
-        pool = KvPool(model.config, num_pages=pages, page_size=PAGE_SIZE, dtype=dtype)
-        self.runner, self.pages = Runner(model, pool, ops("cpu", int8=int8)), list(range(pages))
-
-    def logits(self, ids: np.ndarray, start: int, stop: int) -> Tensor:
-        """After each of the tokens [start, stop), where all before were computed: (stop - start, vocab)."""
-        extension = Extension(ids=ids, start=start, stop=stop, pages=self.pages)
-        return self.runner.logits(self.runner.forward(pack([extension], PAGE_SIZE)))
-
-    def text(self, ids: np.ndarray, chunk: int) -> Tensor:
-        starts = range(0, len(ids), chunk)
-        return torch.cat([self.logits(ids, at, min(at + chunk, len(ids))) for at in starts])
-
-    def continued(self, prompt: list[int], tokens: int) -> list[int]:
-        ids = np.array(prompt + [0] * tokens)
-        last = self.logits(ids, 0, len(prompt))[-1]
-        for at in range(len(prompt), len(ids)):
-            ids[at] = int(last.argmax())
-            last = self.logits(ids, at, at + 1)[-1]
-        return ids[len(prompt) :].tolist()
-
-
-def agreeing(found: list[int], wanted: list[int]) -> int:
-    """Tokens before the first difference."""
-    pairs = zip(found, wanted, strict=True)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), len(wanted))
-
-
-def perplexity(logits: Tensor, ids: np.ndarray) -> float:
-    chosen = torch.from_numpy(ids[1:]).long()
-    return math.exp(torch.nn.functional.cross_entropy(logits[:-1], chosen).item())
-
-
-def compared(logits: Tensor, exact: Tensor, ids: np.ndarray) -> str:
-    error = (logits - exact).square().mean().sqrt() / exact.std()
-    wanted, found = exact.log_softmax(-1), logits.log_softmax(-1)
-    divergence = torch.nn.functional.kl_div(found, wanted, log_target=True, reduction="batchmean")
-    same = (logits.argmax(-1) == exact.argmax(-1)).float().mean()
-    return (
-        f"{error.item():>9.2%}{1e3 * divergence.item():>9.2f}"
-        f"{same.item():>9.1%}{perplexity(logits, ids):>12.3f}"
-    )
 
 
 @torch.inference_mode()
@@ -145,7 +78,10 @@ def main() -> None:
         found = [sequence.continued(prompt, args.tokens) for prompt in prompts]
         equal = sum(map(agreeing, found, wanted)) / sum(map(len, wanted))
         for name, chunk, count in (("prefill", 256, len(ids)), ("decode", 1, args.decoded)):
-            columns = compared(sequence.text(ids[:count], chunk), exact[:count], ids[:count])
+            seen = compared(sequence.text(ids[:count], chunk), exact[:count], ids[:count])
+            columns = (
+                f"{seen.logits:>9.2%}{1e3 * seen.divergence:>9.2f}{seen.same:>9.1%}{seen.perplexity:>12.3f}"
+            )
             print(f"{form + ', ' + name:<20}{columns}{equal:>9.1%}", flush=True)
 
 

@@ -17,6 +17,7 @@ COMMANDS = {
     "chat": "chat with a model in the terminal",
     "pull": "fetch a model and print its path",
     "inspect": "say what a model is, what it needs, and what of it fits this machine",
+    "quantize": "write a model with quantised weights",
     "bench": "load-test an OpenAI-compatible endpoint",
 }
 

@@ -80,7 +80,7 @@ def _probed() -> dict[str, tuple[str, float | None]]:
             table[f"gguf {kind.name}"] = packed(rows)
     for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
         for quantization in ("none", "gguf", "int8", "int4"):
-            form = packing(quantization, dtype)  # type: ignore[arg-type]
+            form = packing(quantization, dtype)
             matrix = torch.zeros(_SHAPE, dtype=dtype)
             table[f"{quantization} {name}"] = packed(None if form is None else form(matrix))
     return table

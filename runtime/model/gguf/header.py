@@ -87,6 +87,20 @@ def splits_of(path: Path) -> list[Path]:
     return [path.with_name(f"{stem}-{index:05}-of-{count:05}{path.suffix}") for index in range(1, count + 1)]
 
 
+def raw_fields(path: Path) -> dict[str, bytes]:
+    """Every field of the metadata of one GGUF file: its key → the bytes of key, type and value."""
+    found = {}
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        cursor = _Cursor(data)
+        cursor.at = 16  # magic, version and number of tensors
+        for _ in range(cursor.take("Q")):
+            start = cursor.at
+            key = cursor.text()
+            cursor.value(cursor.take("I"))
+            found[key] = data[start : cursor.at]
+    return found
+
+
 def size_of_header(begin: bytes) -> int | None:
     """The bytes of the header of the file that begins with `begin`; None where `begin` ends inside it.
 
@@ -94,7 +108,8 @@ def size_of_header(begin: bytes) -> int | None:
     """
     cursor = _Cursor(begin)
     try:
-        return cursor.header(Path(), 1 << 63) and cursor.at
+        cursor.header(Path(), 1 << 63)
+        return cursor.at
     except (struct.error, ValueError, KeyError) as error:
         if cursor.at > 8 and not isinstance(error, KeyError):
             return None

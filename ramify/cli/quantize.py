@@ -1,0 +1,66 @@
+"""`ramify quantize`: writes a model with quantised weights, and says what that costs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ramify.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from ramify.runtime.quantize.errors import Report
+
+FORMATS = ("int8", "int4", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="a name, a hub id, a folder of safetensors, or a .gguf file")
+    parser.add_argument("out", help="a new folder for a folder, a new .gguf file for a GGUF model")
+    parser.add_argument(
+        "--to", choices=FORMATS, default="int8", help="int8 or int4; of GGUF models also a type of ggml"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="compare predictions with those of the source, which is loaded with 4 bytes a weight",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    from ramify.runtime.model.hub.resolve import resolve
+    from ramify.runtime.quantize.folder import write_folder
+    from ramify.runtime.quantize.gguf_file import write_gguf
+
+    target = Path(options.out).expanduser()
+    if target.exists():
+        raise InvalidRequest(f"{target} exists.", field="out", remedy="Name a new file or folder.")
+    files = resolve(options.model)
+    is_folder = files.weights.is_dir()
+    if is_folder == (target.suffix == ".gguf"):
+        kind = "a folder" if is_folder else "a .gguf file"
+        raise InvalidRequest(
+            f"{options.model} is {kind}, and out is {target}.", field="out", remedy=f"Name {kind}."
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write = write_folder if is_folder else write_gguf
+    _print(write(files.weights, target, options.to), target)
+    if options.check:
+        from ramify.runtime.quantize.quality import measured
+
+        exact, found = measured(files, resolve(str(target)))
+        print(
+            f"perplexity {exact:.3f} -> {found.perplexity:.3f}, KL divergence "
+            f"{1e3 * found.divergence:.2f} mnat, same most likely token {found.same:.1%}"
+        )
+    return 0
+
+
+def _print(report: Report, target: Path) -> None:
+    print(f"{'':<28}{'format':>8}{'tensors':>9}{'MiB':>10}{'error':>9}")
+    for name, entry in report.classes.items():
+        size = f"{entry.after / 2**20:.1f}"
+        print(f"{name:<28}{entry.format:>8}{entry.tensors:>9}{size:>10}{entry.relative_error:>9.2%}")
+    print(f"{target}: {report.before / 2**20:.1f} MiB -> {report.after / 2**20:.1f} MiB")
+    sys.stdout.flush()

@@ -1,0 +1,1 @@
+"""Writes checkpoints with quantised weights, and measures what that costs."""

@@ -1,0 +1,126 @@
+"""Writes a GGUF model anew in one of ggml's plain block formats, which llama.cpp's family of tools reads."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
+from gguf.quants import dequantize, quantize
+from numpy.typing import NDArray
+
+from ramify.runtime.model.gguf.blocks import floats
+from ramify.runtime.model.gguf.header import GGUFHeader, TensorInfo, raw_fields, read_header
+from ramify.runtime.quantize.errors import Class, Report, add_error
+
+FORMATS = {
+    "int8": "Q8_0",
+    "int4": "Q4_1",
+    **{name.lower(): name for name in ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")},
+}
+"""What may be asked for → ggml's type. int4 has offsets, as the engine's int4."""
+CHUNK = 1 << 21
+"""Numbers that are converted at a time: 8 MB of float32."""
+
+_ENDS = ("token_embd.weight", "output.weight")
+"""They are written with 8 bits: an error in them is an error in every token."""
+_ROUTER = "ffn_gate_inp"
+_ALIGNMENT = 32
+
+
+def write_gguf(source: Path, target: Path, to: str) -> Report:
+    """Write the model of `source` into the file `target` with its matrices in the format `to`.
+
+    Vectors, routers, and matrices whose rows are no multiple of 32 stay as they are, bit for bit, and so does
+    the metadata with the tokenizer. The tensors are read and written by `CHUNK` numbers.
+    """
+    header = read_header(source)
+    wanted = GGMLQuantizationType[FORMATS[to]]
+    kinds = {name: _kind(name, info, wanted) for name, info in header.tensors.items()}
+    report = Report()
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            _write_header(file, header, kinds, wanted)
+            files = {path: np.memmap(path, np.uint8, mode="r") for path in header.paths}
+            for name, info in header.tensors.items():
+                before, after = (
+                    _size(info.shape, kind) for kind in (GGMLQuantizationType(info.type), kinds[name])
+                )
+                entry = report.add(name, kinds[name].name, int(np.prod(info.shape)), before, after)
+                raw = files[info.path][info.offset : info.offset + before]
+                for part in _converted(raw, GGMLQuantizationType(info.type), kinds[name], entry):
+                    file.write(part)
+                file.write(bytes(-after % _ALIGNMENT))
+        partial.rename(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return report
+
+
+def _kind(name: str, info: TensorInfo, wanted: GGMLQuantizationType) -> GGMLQuantizationType:
+    block = GGML_QUANT_SIZES[wanted][0]
+    if len(info.shape) < 2 or info.shape[-1] % block or _ROUTER in name:
+        return GGMLQuantizationType(info.type)
+    return GGMLQuantizationType.Q8_0 if name in _ENDS else wanted
+
+
+def _size(shape: tuple[int, ...], kind: GGMLQuantizationType) -> int:
+    block, size = GGML_QUANT_SIZES[kind]
+    return int(np.prod(shape)) // block * size
+
+
+def _write_header(
+    file: BinaryIO,
+    header: GGUFHeader,
+    kinds: dict[str, GGMLQuantizationType],
+    wanted: GGMLQuantizationType,
+) -> None:
+    fields = raw_fields(header.paths[0])
+    for name in [name for name in fields if name.startswith("split.") or name == "general.alignment"]:
+        del fields[name]
+    fields["general.file_type"] = _number("general.file_type", LlamaFileType[f"MOSTLY_{wanted.name}"])
+    fields["general.quantization_version"] = _number("general.quantization_version", 2)
+    file.write(b"GGUF" + struct.pack("<IQQ", 3, len(kinds), len(fields)))
+    for field in fields.values():
+        file.write(field)
+    offset = 0
+    for name, info in header.tensors.items():
+        shape = info.shape[::-1]  # the dimension that moves fastest comes first
+        encoded = name.encode()
+        file.write(struct.pack("<Q", len(encoded)) + encoded)
+        file.write(struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kinds[name], offset))
+        offset += -(-_size(info.shape, kinds[name]) // _ALIGNMENT) * _ALIGNMENT
+    file.write(bytes(-file.tell() % _ALIGNMENT))
+
+
+def _number(key: str, value: int) -> bytes:
+    encoded = key.encode()
+    return struct.pack("<Q", len(encoded)) + encoded + struct.pack("<II", 4, value)  # 4: an unsigned int32
+
+
+def _converted(
+    raw: NDArray[np.uint8], stored: GGMLQuantizationType, wanted: GGMLQuantizationType, entry: Class
+) -> Iterator[bytes]:
+    """The bytes of a tensor in the type `wanted`; what that changes is added to `entry`."""
+    if stored == wanted:
+        yield from (raw[at : at + CHUNK].tobytes() for at in range(0, len(raw), CHUNK))
+        return
+    block, size = GGML_QUANT_SIZES[stored]
+    step = CHUNK // block * size
+    for at in range(0, len(raw), step):
+        values = _values(raw[at : at + step].reshape(-1, size), stored)
+        rows = 16 if len(values) % (16 * GGML_QUANT_SIZES[wanted][0]) == 0 else 1  # `gguf` takes 16 at a time
+        blocks = quantize(values.reshape(rows, -1), wanted)
+        add_error(entry, values, dequantize(blocks, wanted).reshape(-1))
+        yield blocks.tobytes()
+
+
+def _values(blocks: NDArray[np.uint8], kind: GGMLQuantizationType) -> NDArray[np.float32]:
+    plain = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}
+    if kind in plain:
+        return blocks.reshape(-1).view(plain[kind]).astype(np.float32)
+    return floats(blocks, kind)

@@ -1,0 +1,104 @@
+"""How far a model's predictions are from those of the same model by exact arithmetic, on a text of ours."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.kernels.registry import ops
+from ramify.runtime.executor.batch import Extension, pack
+from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.executor.runner import Runner
+from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.load import load_model
+from ramify.runtime.model.quantization import Quantization, resolve_quantization
+from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
+
+PAGE_SIZE = 16
+CHUNK = 256
+"""Tokens computed at a time."""
+TEXT = Path(__file__).with_name("quality.txt")
+"""Prose, instructions, talk and code, written for this measure."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """logits: root mean square of the difference, over their standard deviation. divergence: of the
+    distribution of the next token from the exact one, Kullback and Leibler's, in nats. same: share of
+    positions with the same most likely token."""
+
+    logits: float
+    divergence: float
+    same: float
+    perplexity: float
+
+
+class Sequence:
+    """One model with room for one sequence."""
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        quantization: Quantization,
+        dtype: torch.dtype,
+        packed: bool,
+        int8: bool = False,
+    ) -> None:
+        model = load_model(files, dtype=dtype, quantization=quantization, packed=packed)
+        pages = -(-model.config.context_length // PAGE_SIZE)
+        pool = KvPool(model.config, num_pages=pages, page_size=PAGE_SIZE, dtype=dtype)
+        self.runner, self.pages = Runner(model, pool, ops("cpu", int8=int8)), list(range(pages))
+
+    def logits(self, ids: np.ndarray, start: int, stop: int) -> Tensor:
+        """After each of the tokens [start, stop), where all before were computed: (stop - start, vocab)."""
+        extension = Extension(ids=ids, start=start, stop=stop, pages=self.pages)
+        return self.runner.logits(self.runner.forward(pack([extension], PAGE_SIZE)))
+
+    def text(self, ids: np.ndarray, chunk: int) -> Tensor:
+        starts = range(0, len(ids), chunk)
+        return torch.cat([self.logits(ids, at, min(at + chunk, len(ids))) for at in starts])
+
+    def continued(self, prompt: list[int], tokens: int) -> list[int]:
+        ids = np.array(prompt + [0] * tokens)
+        last = self.logits(ids, 0, len(prompt))[-1]
+        for at in range(len(prompt), len(ids)):
+            ids[at] = int(last.argmax())
+            last = self.logits(ids, at, at + 1)[-1]
+        return ids[len(prompt) :].tolist()
+
+
+def agreeing(found: list[int], wanted: list[int]) -> int:
+    """Tokens before the first difference."""
+    pairs = zip(found, wanted, strict=True)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), len(wanted))
+
+
+def perplexity(logits: Tensor, ids: np.ndarray) -> float:
+    chosen = torch.from_numpy(ids[1:]).long()
+    return math.exp(torch.nn.functional.cross_entropy(logits[:-1], chosen).item())
+
+
+def compared(logits: Tensor, exact: Tensor, ids: np.ndarray) -> Compared:
+    error = (logits - exact).square().mean().sqrt() / exact.std()
+    wanted, found = exact.log_softmax(-1), logits.log_softmax(-1)
+    divergence = torch.nn.functional.kl_div(found, wanted, log_target=True, reduction="batchmean")
+    same = (logits.argmax(-1) == exact.argmax(-1)).float().mean()
+    return Compared(error.item(), divergence.item(), same.item(), perplexity(logits, ids))
+
+
+@torch.inference_mode()
+def measured(source: ModelFiles, result: ModelFiles, tokens: int | None = None) -> tuple[float, Compared]:
+    """The perplexity of `source` in float32, and `result` as the engine computes it on the CPU.
+
+    Both models are loaded, the source with 4 bytes a weight. `tokens` of the text are read, or all.
+    """
+    ids = np.array(load_tokenizer(source.tokenizer)(TEXT.read_text(encoding="utf-8")).input_ids[:tokens])
+    exact = Sequence(source, "none", torch.float32, packed=False).text(ids, CHUNK)
+    quantization = resolve_quantization("auto", result.weights, exact=False)
+    found = Sequence(result, quantization, torch.bfloat16, packed=True).text(ids, CHUNK)
+    return perplexity(exact, ids), compared(found.float(), exact, ids)
