@@ -53,6 +53,7 @@ from ramify.radix.snapshot import NodeView, snapshot
 from ramify.radix.states import States, UselessFirst
 from ramify.radix.stats import PageCounts, StateCounts
 from ramify.radix.tree import RadixTree
+from ramify.radix.tree_log import TreeLog
 from ramify.radix.usage import Usage
 
 FLUSH = "flush"
@@ -64,7 +65,7 @@ class PrefixCache:
 
     Not thread-safe. `clock` returns seconds and is monotonic; leases expire by it. A method that raises has
     changed nothing. `num_states` is the number of slots for the states of a model that has some, else 0
-    (`ramify.radix.states`).
+    (`ramify.radix.states`). `log` is told what enters and leaves the tree.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class PrefixCache:
         page_size: int,
         *,
         num_states: int = 0,
+        log: TreeLog | None = None,
         clock: Callable[[], float] = time.monotonic,
         policy: EvictionPolicy | None = None,
     ) -> None:
@@ -84,6 +86,7 @@ class PrefixCache:
         self._usage = Usage(UselessFirst(policy) if num_states else policy, self._leases.needed)
         self._states = States(num_states, self._tree, self._leases, self._usage.offer) if num_states else None
         self._record = EvictionRecord()
+        self._log = log
         self._private: set[int] = set()
         self._locks: set[PrefixLock] = set()
         self._evicted = 0
@@ -212,6 +215,8 @@ class PrefixCache:
         if matched < length:
             borrows_head = whole < lock.private_from
             node = self._tree.append(node, key[matched_bytes:], tuple(table[whole:]), borrows_head)
+            if self._log is not None:
+                self._log.added(node)
             self._private.difference_update(node.owned_pages)
             self._usage.add(node)
             private_from = len(table)
@@ -440,6 +445,8 @@ class PrefixCache:
                 self._usage.drop(leaf, count)
                 kept = (leaf.start // self.page_size + len(leaf.pages) - count) * self.page_size
                 digest = self._record.note(leaf, kept, taker)
+                if self._log is not None:
+                    self._log.removing(leaf, kept)
                 self._drop_state(leaf)
                 self._pool.free(self._tree.trim(leaf, count))
                 leaf.digest = digest
@@ -451,6 +458,8 @@ class PrefixCache:
     def _drop(self, leaf: Node, taker: str) -> None:
         """Take `leaf` out of the tree and free its pages. Nobody uses it, and it has left the queue."""
         self._record.note(leaf, leaf.start, taker)
+        if self._log is not None:
+            self._log.removing(leaf, leaf.start)
         self._drop_state(leaf)
         ended = self._leases.retreat(leaf)
         self._usage.drop(leaf, leaf.owned)

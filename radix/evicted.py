@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-import numpy as np
-
+from ramify.radix.digest import MASK, Digests, of_scope
 from ramify.radix.key import TOKEN_BYTES, first_token, shared_bytes
-from ramify.radix.node import Node, Root
+from ramify.radix.node import Node
 
 MAX_TOKENS = 1 << 20
 """Tokens on record, at four bytes each; the oldest evictions are forgotten first."""
-
-_MASK = (1 << 64) - 1
 
 
 class Lost(NamedTuple):
@@ -26,9 +23,8 @@ class Lost(NamedTuple):
 class EvictionRecord:
     """Evicted edges of the tree, keyed by a digest of the prefix before each.
 
-    The digest of a prefix is the sum of token * random factor of its position, modulo 2^64 (universal
-    hashing, Carter & Wegman 1979). A node's digest follows from its parent's, so splitting and joining nodes
-    keeps digests valid. Recording an edge costs O(tokens of the edge) once its ancestors' digests are known.
+    A node's digest follows from its parent's, so splitting and joining nodes keeps digests valid. Recording
+    an edge costs O(tokens of the edge) once its ancestors' digests are known.
     """
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
@@ -36,16 +32,16 @@ class EvictionRecord:
         self._edges: dict[tuple[int, int, int], tuple[bytes, str]] = {}
         """(digest of the tokens before, their number, first token) → (tokens, taker), oldest first."""
         self._tokens = 0
-        self._factors = _random(1 << 10)
+        self._digests = Digests()
 
     def note(self, leaf: Node, start: int, taker: str) -> int:
         """Record that tokens ``[start, leaf.end)`` are about to be evicted. Returns the digest at `start`."""
         cut = leaf.tokens[(start - leaf.start) * TOKEN_BYTES :]
         if start == leaf.start:
             assert leaf.parent is not None
-            digest = self._digest(leaf.parent)
+            digest = self._digests.of(leaf.parent)
         else:
-            digest = (self._digest(leaf) - self._weigh(cut, start)) & _MASK
+            digest = (self._digests.of(leaf) - self._digests.weigh(cut, start)) & MASK
         place = (digest, start, first_token(cut))
         old = self._edges.pop(place, None)
         self._tokens += (len(cut) - (len(old[0]) if old is not None else 0)) // TOKEN_BYTES
@@ -61,7 +57,7 @@ class EvictionRecord:
         if not self._edges:
             return Lost(0, "")
         place, end = found, len(key) // TOKEN_BYTES
-        digest = (hash(scope) + self._weigh(key[: found * TOKEN_BYTES], 0)) & _MASK
+        digest = (of_scope(scope) + self._digests.weigh(key[: found * TOKEN_BYTES], 0)) & MASK
         while place < end:
             at = place * TOKEN_BYTES
             edge, taker = self._edges.get((digest, place, first_token(key[at : at + TOKEN_BYTES])), (b"", ""))
@@ -71,34 +67,6 @@ class EvictionRecord:
             takers[taker] += shared // TOKEN_BYTES
             if shared < len(edge):
                 break
-            digest = (digest + self._weigh(edge, place)) & _MASK
+            digest = (digest + self._digests.weigh(edge, place)) & MASK
             place += shared // TOKEN_BYTES
         return Lost(takers.total(), takers.most_common(1)[0][0]) if takers else Lost(0, "")
-
-    def _digest(self, node: Node) -> int:
-        """The digest of tokens ``[0, node.end)``, cached in the nodes of the path."""
-        path = []
-        step = node
-        while step.digest is None:
-            if step.parent is None:
-                assert isinstance(step, Root)
-                step.digest = hash(step.scope) & _MASK
-            else:
-                path.append(step)
-                step = step.parent
-        digest = step.digest
-        for step in reversed(path):
-            digest = step.digest = (digest + self._weigh(step.tokens, step.start)) & _MASK
-        return digest
-
-    def _weigh(self, tokens: bytes, start: int) -> int:
-        ids = np.frombuffer(tokens, np.int32)
-        end = start + len(ids)
-        if end > len(self._factors):
-            self._factors = _random(1 << end.bit_length())
-        return int(np.dot(ids, self._factors[start:end]))
-
-
-def _random(count: int) -> np.ndarray:
-    """The first `count` factors of one fixed sequence."""
-    return np.random.default_rng(0).integers(-(1 << 63), 1 << 63, count, dtype=np.int64)

@@ -10,9 +10,12 @@ from __future__ import annotations
 import numpy as np
 
 from ramify.radix.cache import PrefixCache
+from ramify.radix.digest import Digests
 from ramify.radix.lock import Match, PrefixLock
+from ramify.radix.tree_log import TreeLog
 
 POISON = "poison"
+DIGESTS = Digests()
 
 
 class FakeClock:
@@ -48,7 +51,10 @@ class World:
         num_states: int = 0,
     ) -> None:
         self.clock = FakeClock()
-        self.cache = cache_class(num_pages, page_size, num_states=num_states, clock=self.clock)
+        self.log = TreeLog(page_size)
+        self.cache = cache_class(num_pages, page_size, num_states=num_states, log=self.log, clock=self.clock)
+        self.told: set[int] = set()
+        """What `log` has told of the tree."""
         self.states: list[object] = [POISON] * num_states
         """By slot: the scope and the tokens that the state has seen."""
         self.page_size = page_size
@@ -229,11 +235,16 @@ class World:
                 full = request.lock.length // self.page_size
                 table = [*request.pages[:full], request.copy[0]]
                 self.read(request.scope, request.tokens, request.lock.length, table)
+        ends: set[int] = set()
         for scope, prefix, pages, node in self.walk_tree():
+            ends.update(DIGESTS.page_ends(np.array(prefix, np.int32), scope, self.page_size))
             assert prefix == () or (scope, prefix) in self.committed
             self.read(scope, list(prefix), len(prefix), list(pages))
             if node.state is not None:
                 assert self.states[node.state.slot] == (scope, prefix)
+        added, removed = self.log.take()
+        self.told = (self.told - set(removed)) | set(added)
+        assert self.told == ends == set(self.log.whole(self.cache._tree.nodes()))
         slots = self.cache.state_counts()
         assert slots.free + slots.held + slots.in_use == slots.total == len(self.states)
         for request in self.requests:

@@ -1,0 +1,222 @@
+"""Where a request goes: the replica on which it would be through first.
+
+Work is counted in tokens to be computed; an output token counts as `OUTPUT_WEIGHT`. The cost of a replica is
+the work that it has, plus the tokens of the prompt that it does not hold, at its measured pace. Three rules
+follow from that alone:
+
+- A branch goes where its program is, as long as the queue there is shorter than what it would compute again
+  elsewhere.
+- The siblings of a fork are charged once for what they share: the pages that one of them will compute are
+  promised to the others.
+- New work goes where least is left. `place` reserves in the same call, so that two requests at the same
+  moment see each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+
+from ramify.runtime.fleet.index import PrefixIndex, TreeEvents
+
+OUTPUT_WEIGHT = 0.3
+"""Work of an output token, in prompt tokens. It costs 2.5 times a prompt token, but a new request does not
+wait for it: rows decode beside its prompt."""
+MISS_WEIGHT = 1.5
+"""A prompt token that has to be computed counts for the request, which waits for it, and for those behind it.
+With 1 the siblings of a fork go to idle replicas and compute there what one of them computes already; with 2
+they wait longer than that takes (`python -m benchmarks.fleet`)."""
+STAY = 64.0
+"""Work that going elsewhere must save a program: its next step would be drawn to two places."""
+KEPT = 0.9
+"""What an answer weighs in a replica's pace when the next one has come."""
+STEP = 512.0
+"""Work that a request waits for beside what is before it: of the step that runs when it comes."""
+KEPT_PROMISES = 256
+"""Prompts of ended requests that stay promised, for their events may come later than their last text."""
+
+
+class NoReplica(Exception):
+    """No replica takes new requests."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Work:
+    """A request: the digests of its prompt's whole pages in its cache scope, the prompt's tokens, and the
+    output that is expected, in tokens."""
+
+    rid: str
+    digests: Sequence[int]
+    tokens: int
+    output: float
+    program: str = ""
+
+
+@dataclasses.dataclass(slots=True)
+class _Reservation:
+    work: Work
+    replica: str
+    placed_at: float
+    queued: float
+    """The replica's work when it was placed, its own included."""
+    prompt: float
+    """Prompt tokens that are still to be computed."""
+    output: float
+    promised: Sequence[int]
+    """Digests of the pages that it computes."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Pace:
+    """Seconds for one token of work: of the answers so far, the newest weigh most."""
+
+    seconds: float = 0.0
+    tokens: float = 0.0
+
+    @property
+    def value(self) -> float | None:
+        """None before the first answer."""
+        return self.seconds / self.tokens if self.tokens else None
+
+    def learn(self, seconds: float, tokens: float) -> None:
+        self.seconds = KEPT * self.seconds + seconds
+        self.tokens = KEPT * self.tokens + tokens
+
+
+@dataclasses.dataclass(slots=True)
+class _Replica:
+    pace: _Pace
+    draining: bool = False
+    work: float = 0.0
+    promised: Counter[int] = dataclasses.field(default_factory=Counter)
+    ended: dict[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+    reserved: dict[str, _Reservation] = dataclasses.field(default_factory=dict)
+
+
+class Placement:
+    """Places requests on replicas. Times are seconds of any one clock."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._index = PrefixIndex()
+        self._replicas: dict[str, _Replica] = {}
+        self._reservations: dict[str, _Reservation] = {}
+        self._pace = _Pace()
+        """The fleet's."""
+        self._homes: dict[str, str] = {}
+        """The replica of each program's last request."""
+
+    # --- replicas ---------------------------------------------------------------------------------
+
+    def join(self, replica: str) -> None:
+        """A replica with an empty tree. Until its first answer its pace is taken to be the fleet's."""
+        self._replicas[replica] = _Replica(_Pace())
+        self._index.join(replica)
+
+    def drain(self, replica: str) -> None:
+        """Place nothing more there."""
+        self._replicas[replica].draining = True
+
+    def leave(self, replica: str) -> list[Work]:
+        """The replica is gone. Returns the work that it had, to be placed anew."""
+        gone = self._replicas.pop(replica)
+        self._index.leave(replica)
+        for rid in gone.reserved:
+            del self._reservations[rid]
+        self._homes = {program: home for program, home in self._homes.items() if home != replica}
+        return [reservation.work for reservation in gone.reserved.values()]
+
+    def apply(self, replica: str, events: TreeEvents) -> bool:
+        """See `PrefixIndex.apply`."""
+        return self._index.apply(replica, events)
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def place(self, work: Work, now: float) -> str:
+        """The replica for `work`, whose cost is reserved there. Raises `NoReplica`.
+
+        Costs O(replicas * log pages + pages).
+        """
+        home = self._homes.get(work.program) if work.program else None
+        best: tuple[float, str, int] | None = None
+        for name, replica in self._replicas.items():
+            if replica.draining:
+                continue
+            pages = self._index.pages(name, work.digests, replica.promised)
+            left = replica.work + MISS_WEIGHT * self._missing(work, pages)
+            if home not in (None, name):
+                left += STAY
+            cost = left * self._pace_of(replica, now)
+            if best is None or cost < best[0]:
+                best = (cost, name, pages)
+        if best is None:
+            raise NoReplica
+        _, name, pages = best
+        self._reserve(work, name, pages, now)
+        if work.program:
+            self._homes[work.program] = name
+        return name
+
+    def progress(self, rid: str, tokens: int, now: float) -> None:
+        """`tokens` more of the output have arrived; with the first ones the prompt is computed."""
+        found = self._reservations.get(rid)
+        if found is None:
+            return
+        replica = self._replicas[found.replica]
+        if found.prompt:
+            for pace in (self._pace, replica.pace):
+                pace.learn(now - found.placed_at, found.queued + STEP)
+            replica.work -= found.prompt
+            found.prompt = 0.0
+        done = min(found.output, tokens * OUTPUT_WEIGHT)
+        found.output -= done
+        replica.work -= done
+
+    def ended(self, rid: str) -> None:
+        """The request has ended, in any way. Unknown ids are ignored."""
+        found = self._reservations.pop(rid, None)
+        if found is None:
+            return
+        replica = self._replicas[found.replica]
+        del replica.reserved[rid]
+        replica.work -= found.prompt + found.output
+        replica.ended[rid] = found.promised
+        while len(replica.ended) > KEPT_PROMISES:
+            self._break_promise(replica, replica.ended.pop(next(iter(replica.ended))))
+
+    def program_ended(self, program: str) -> None:
+        self._homes.pop(program, None)
+
+    def work_of(self, replica: str) -> float:
+        """Tokens of work that the replica has."""
+        return self._replicas[replica].work
+
+    # --- internals --------------------------------------------------------------------------------
+
+    def _missing(self, work: Work, pages: int) -> float:
+        """The prompt tokens to be computed where `pages` of its pages are held; the last one always is."""
+        return max(work.tokens - pages * self._page_size, 1)
+
+    def _reserve(self, work: Work, name: str, pages: int, now: float) -> None:
+        replica = self._replicas[name]
+        prompt, output = self._missing(work, pages), work.output * OUTPUT_WEIGHT
+        replica.work += prompt + output
+        promised = work.digests[pages:]
+        replica.promised.update(promised)
+        reservation = _Reservation(work, name, now, replica.work - output, prompt, output, promised)
+        replica.reserved[work.rid] = self._reservations[work.rid] = reservation
+
+    def _break_promise(self, replica: _Replica, digests: Sequence[int]) -> None:
+        for digest in digests:
+            count = replica.promised[digest] - 1
+            if count:
+                replica.promised[digest] = count
+            else:
+                del replica.promised[digest]
+
+    def _pace_of(self, replica: _Replica, now: float) -> float:
+        """The replica's pace, or what its oldest unanswered request shows if that is slower."""
+        pace = replica.pace.value or self._pace.value or 1.0
+        oldest = next((one for one in replica.reserved.values() if one.prompt), None)
+        return pace if oldest is None else max(pace, (now - oldest.placed_at) / (oldest.queued + STEP))

@@ -1,0 +1,206 @@
+"""Where requests go: forks stay together while that is cheaper, the slow get little, scopes are apart."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+
+import numpy as np
+import pytest
+
+from ramify.radix.cache import PrefixCache
+from ramify.radix.digest import Digests
+from ramify.radix.tree_log import TreeLog
+from ramify.runtime.fleet.index import PrefixIndex, TreeEvents
+from ramify.runtime.fleet.placement import NoReplica, Placement, Work
+
+PAGE = 16
+DIGESTS = Digests()
+NUMBERS = itertools.count()
+
+
+def tokens(seed: int, count: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 50_000, count).astype(np.int32)
+
+
+def work(ids: np.ndarray, *, output: float = 16, program: str = "", scope: str = "") -> Work:
+    digests = DIGESTS.page_ends(ids, scope, PAGE)
+    return Work(f"r{next(NUMBERS)}", digests, len(ids), output, program)
+
+
+def fleet(*replicas: str) -> Placement:
+    placement = Placement(PAGE)
+    for replica in replicas or ("a", "b"):
+        placement.join(replica)
+    return placement
+
+
+# --- the index ----------------------------------------------------------------------------------
+
+
+def test_a_gap_asks_for_the_whole() -> None:
+    index = PrefixIndex()
+    index.join("a")
+    assert index.apply("a", TreeEvents(epoch=7, number=1, added=[1, 2]))
+    assert not index.apply("a", TreeEvents(epoch=7, number=3, added=[4]))
+    assert index.apply("a", TreeEvents(epoch=7, number=4, added=[1, 2, 3, 4], whole=True))
+    assert index.apply("a", TreeEvents(epoch=7, number=4, removed=[1])), "the whole had that"
+    assert index.apply("a", TreeEvents(epoch=7, number=5, removed=[4]))
+    assert index.pages("a", [1, 2, 3, 4, 5]) == 3
+
+
+def test_a_new_life_forgets_the_old_one() -> None:
+    index = PrefixIndex()
+    index.join("a")
+    index.apply("a", TreeEvents(epoch=7, number=1, added=[1, 2]))
+    assert index.apply("a", TreeEvents(epoch=8, number=1, added=[9]))
+    assert index.pages("a", [1, 2]) == 0
+    assert not index.apply("a", TreeEvents(epoch=9, number=2)), "its first events were lost"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_trees_are_found_as_they_are(seed: int) -> None:
+    """Commits, evictions and flushes; events of which some are lost, and wholes instead."""
+    draw = random.Random(seed)
+    log = TreeLog(PAGE)
+    cache = PrefixCache(120, PAGE, log=log)
+    index = PrefixIndex()
+    index.join("a")
+    texts = [tokens(draw.randrange(4), 300) for _ in range(12)]
+    for text in texts:
+        text[draw.randrange(300) :] = tokens(draw.randrange(1000), 1)
+    sent = itertools.count(1)
+    for step in range(200):
+        text, scope = draw.choice(texts)[: draw.randint(1, 300)], draw.choice(["", "x"])
+        lock = cache.acquire(cache.match(text, scope))
+        new = cache.allocate(-(-len(text) // PAGE) - lock.length // PAGE)
+        if new is not None:
+            cache.commit(lock, text, lock.pages[: lock.length // PAGE] + new)
+            cache.free(new[-1:] if lock.private_from < len(lock.pages) else [])
+        cache.release(lock)
+        if draw.random() < 0.02:
+            cache.flush()
+        added, removed = log.take()
+        number = next(sent)
+        lost = draw.random() < 0.1
+        if lost or not index.apply("a", TreeEvents(1, number, added, removed)):
+            nodes = cache._tree.nodes()
+            index.apply("a", TreeEvents(1, number, log.whole(nodes), whole=True))
+        if step % 10 == 0:
+            for text, scope in itertools.product(texts, ["", "x"]):
+                found = index.pages("a", DIGESTS.page_ends(text, scope, PAGE))
+                assert found == cache.match(text, scope).length // PAGE
+
+
+# --- placement ----------------------------------------------------------------------------------
+
+
+def test_the_siblings_of_a_fork_share_what_one_computes() -> None:
+    placement, prefix = fleet(), tokens(1, 4000)
+    siblings = [work(np.concatenate([prefix, tokens(2 + i, 40)]), program="p") for i in range(8)]
+    assert len({placement.place(one, 0.0) for one in siblings}) == 1
+    computed = 4000 + 8 * 40
+    assert placement.work_of("a") + placement.work_of("b") == pytest.approx(computed, abs=8 * (PAGE + 16))
+
+
+def test_a_fork_is_split_where_the_queue_is_longer_than_the_prefix() -> None:
+    placement, prefix = fleet(), tokens(1, 320)
+    siblings = [work(np.concatenate([prefix, tokens(2 + i, 900)]), program="p") for i in range(8)]
+    assert {placement.place(one, 0.0) for one in siblings} == {"a", "b"}
+
+
+def test_a_program_stays_where_its_pages_are() -> None:
+    placement, text = fleet(), tokens(1, 2000)
+    first = placement.place(work(text, program="p"), 0.0)
+    placement.apply(first, TreeEvents(1, 1, DIGESTS.page_ends(text, "", PAGE)))
+    for _ in range(6):  # others keep it busier than the other one, by less than the prefix
+        placement.place(work(tokens(next(NUMBERS) + 100, 100), output=1), 0.0)
+    assert placement.place(work(np.concatenate([text, tokens(2, 100)]), program="p"), 0.0) == first
+
+
+def test_simultaneous_requests_see_each_other() -> None:
+    placement = fleet("a", "b", "c", "d")
+    for i in range(32):
+        placement.place(work(tokens(i, 500)), 0.0)
+    works = [placement.work_of(one) for one in "abcd"]
+    assert works == pytest.approx([works[0]] * 4)
+    assert works[0] >= 8 * 500
+
+
+def test_scopes_never_share() -> None:
+    placement, text = fleet(), tokens(1, 2000)
+    placement.apply("a", TreeEvents(1, 1, DIGESTS.page_ends(text, "one", PAGE)))
+    placement.place(work(tokens(2, 300)), 0.0)  # a is the busier one
+    assert placement.place(work(text, scope="one"), 0.0) == "a"
+    assert placement.place(work(text, scope="two"), 0.0) == "b"
+
+
+def test_a_slow_replica_attracts_no_misses() -> None:
+    """Ten times slower than the other, it gets about a tenth of the work, though it looks as idle."""
+    placement, paces = fleet(), {"a": 1e-3, "b": 1e-4}
+    busy_until = dict.fromkeys("ab", 0.0)
+    placed = {"a": 0, "b": 0}
+    running: list[tuple[float, str]] = []
+    now = 0.0
+    for i in range(400):
+        now += 0.03
+        for done, rid in sorted(running):
+            if done <= now:
+                placement.progress(rid, 1, done)
+                placement.ended(rid)
+        running = [one for one in running if one[0] > now]
+        one = work(tokens(i, 200), output=1)
+        name = placement.place(one, now)
+        placed[name] += 1
+        busy_until[name] = max(now, busy_until[name]) + 200 * paces[name]
+        running.append((busy_until[name], one.rid))
+    assert placed["a"] < placed["b"] / 5
+
+
+def test_a_replica_that_no_longer_answers_is_left_alone() -> None:
+    placement = fleet()
+    for i, now in enumerate(np.arange(0.0, 20.0, 0.05)):
+        one = work(tokens(i, 200), output=1)
+        if placement.place(one, float(now)) == "b":
+            placement.progress(one.rid, 1, float(now) + 0.02)
+            placement.ended(one.rid)
+    assert placement.work_of("a") < 5 * 200
+
+
+def test_the_work_of_one_that_leaves_comes_back() -> None:
+    placement = fleet()
+    given = [work(tokens(i, 100), program=f"p{i}") for i in range(10)]
+    places = {one.rid: placement.place(one, 0.0) for one in given}
+    back = placement.leave("a")
+    assert {one.rid for one in back} == {rid for rid, name in places.items() if name == "a"}
+    assert {placement.place(one, 0.0) for one in back} == {"b"}
+    placement.drain("b")
+    with pytest.raises(NoReplica):
+        placement.place(given[0], 0.0)
+
+
+def test_ended_work_leaves_nothing() -> None:
+    placement = fleet()
+    for i in range(600):
+        one = work(tokens(i, 64))
+        placement.place(one, 0.0)
+        placement.progress(one.rid, 5, 1.0)
+        placement.ended(one.rid)
+        placement.progress(one.rid, 1, 2.0)  # late
+    assert placement.work_of("a") + placement.work_of("b") == pytest.approx(0.0)
+    assert sum(len(one.promised) for one in placement._replicas.values()) <= 2 * 256 * 4
+    assert not placement._reservations
+
+
+def test_a_call_takes_little_time() -> None:
+    """Under 0.1 ms of processor time with 16 replicas and prompts of 500 pages, shared and not."""
+    placement = fleet(*map(str, range(16)))
+    given = [work(np.concatenate([tokens(i % 8, 7000), tokens(i, 1000)])) for i in range(200)]
+    began = time.process_time()
+    for one in given:
+        placement.place(one, 0.0)
+    for one in given:
+        placement.progress(one.rid, 1, 1.0)
+        placement.ended(one.rid)
+    assert (time.process_time() - began) / len(given) < 1e-3, "ten times what it takes"
