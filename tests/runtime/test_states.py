@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
+import ramify as rm
 from ramify.errors import EngineError, UnsupportedField
 from ramify.messages import ProgramHint
 from ramify.ring_messages import ChoiceTokens, GetStats
@@ -18,10 +21,13 @@ from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.memory import check_states, states_in
 from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.model.state_shape import StateShape
+from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
+from ramify.runtime.processes.tokenizer import PromptTokenizer
 from ramify.runtime.scheduler import states
 from ramify.runtime.scheduler.constraints.healing import Healer
 from ramify.runtime.server.admin.metrics import Metrics
-from tests.runtime.local import LocalScheduler
+from ramify.sampling_params import SamplingParams
+from tests.runtime.local import LocalScheduler, Result
 from tests.runtime.test_healing import expected as healed_by_hand
 from tests.runtime.test_healing import vocabulary
 from tests.runtime.test_speculation import Twice
@@ -191,6 +197,31 @@ def test_a_state_is_kept_where_somebody_says_that_prompts_part(toy: ToyHybrid) -
     assert computed() == [220, 220, 20]
     told = {"hint": ProgramHint(program="p", branch="b", forks=("f",))}
     assert computed(chunk_tokens=1000) == [220, 220, 20]
+
+
+def test_a_program_says_where_its_fork_is(toy: ToyHybrid, tiny_folder: Path) -> None:
+    """From the program to the scheduler; each request has ended before the next comes."""
+
+    @rm.function
+    def program(s: Any) -> None:
+        s += "a text to be read " * 8
+        for fork in s.fork(3):
+            fork += "What is it about?" + rm.gen("x")
+            fork["x"]
+
+    backend = rm.ScriptedBackend({"x": "y"})
+    assert program.run(backend=backend).error() is None
+    tokenizer = PromptTokenizer(load_tokenizer(tiny_folder))
+    other, computed = local(toy), []
+    for number, request in enumerate(backend.requests):
+        changed = replace(request, prompt=(f"{request.prompt[0]} {number}",), rid=f"p{number}")
+        other.results[changed.rid] = Result()
+        before = other.scheduler.counters.computed_tokens
+        other.scheduler.receive(tokenizer.submit(replace(changed, sampling=SamplingParams(max_tokens=1))))
+        other.run()
+        computed.append(other.scheduler.counters.computed_tokens - before)
+    trunk, rest = 18 * 8, len("What is it about? 0")
+    assert computed == [trunk + rest] + 2 * [1 + rest]
 
 
 def test_branches_wait_for_the_state_at_their_fork(toy: ToyHybrid) -> None:
