@@ -12,13 +12,14 @@ from torch import Tensor
 from ramify.runtime.executor.attention import PlannedAttention, StepAttention, to_device
 from ramify.runtime.executor.batch import ForwardBatch
 from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.executor.state_pool import StatePool, StepStates
 from ramify.runtime.model.config import ModelShape
 
 if TYPE_CHECKING:
     from ramify.kernels.triton.plan.attention_graph import StaticPlan
 
-Compute = Callable[[Tensor, Tensor, Tensor, StepAttention], Tensor]
-"""(ids, positions, slots, attention) → hidden states."""
+Compute = Callable[[Tensor, Tensor, Tensor, StepAttention, StepStates | None], Tensor]
+"""(ids, positions, slots, attention, states) → hidden states."""
 
 
 def ladder(largest: int) -> list[int]:
@@ -36,12 +37,14 @@ class DecodeGraphs:
     """Decodes of up to ``max(sizes)`` requests. On a device without CUDA graphs the same steps run eagerly.
 
     A step of B requests takes the smallest size of at least B. The padding rows compute token 0 at position
-    0, write its keys and values into the pool's spare page, and attend to nothing.
+    0, write its keys and values into the pool's spare page and its state into the spare slot, and attend to
+    nothing.
 
     Parameters
     ----------
     sizes : ascending
     max_pages : columns of the page table
+    states : for models whose shape has some
     """
 
     def __init__(
@@ -52,9 +55,16 @@ class DecodeGraphs:
         pool: KvPool,
         attention: PlannedAttention,
         compute: Compute,
+        states: StatePool | None = None,
     ) -> None:
         self.sizes = list(sizes)
         device = pool.k.device
+        self._states: StepStates | None = None
+        if states is not None:
+            slots = torch.full((self.sizes[-1],), states.padding_slot, device=device)
+            starts = torch.arange(self.sizes[-1] + 1, dtype=torch.int32, device=device)
+            self._states = StepStates(slots, starts, torch.ones_like(starts)[1:])
+            self._padding_slot = states.padding_slot
         self._pool = pool
         self._attention = attention
         self._compute = compute
@@ -100,6 +110,12 @@ class DecodeGraphs:
         if batch.next_ids is not None:
             tokens[0, :count].copy_(batch.next_ids)
         self._table[:count, :width].copy_(to_device(batch.page_table, device))
+        if self._states is not None:
+            assert batch.states is not None
+            slots, _, lens = self._states
+            slots[:count].copy_(to_device(batch.states, device))
+            slots[count:].fill_(self._padding_slot)
+            lens[:count].copy_(to_device(batch.kv_lens, device))
         graph = self._graphs[index]
         if graph is None:
             return self._step(index)[:count]
@@ -119,4 +135,8 @@ class DecodeGraphs:
         plans = {window: room.plan for window, room in self._rooms[index].items()}
         size = self.sizes[index]
         attention = self._attention.planned(plans, self._table[:size], self._attended[:size])
-        return self._compute(tokens[0], tokens[1], tokens[2], attention)
+        states = None
+        if self._states is not None:
+            slots, starts, lens = self._states
+            states = StepStates(slots[:size], starts[: size + 1], lens[:size])
+        return self._compute(tokens[0], tokens[1], tokens[2], attention, states)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ramify.kernels.gated_delta import DeltaWeights
 from ramify.kernels.reference.sampling import sample_tokens
 from ramify.kernels.registry import LayerStack, Ops
 from ramify.runtime.executor.attention import (
@@ -22,7 +23,7 @@ from ramify.runtime.executor.decode_graphs import DecodeGraphs
 from ramify.runtime.executor.device_sampler import DeviceSampler
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.sampler import HostSampler, stacked
-from ramify.runtime.executor.state_pool import StatePool
+from ramify.runtime.executor.state_pool import StatePool, StepStates
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import HeadNorms
@@ -52,7 +53,7 @@ class Runner:
         self.pool = pool
         self.states = states
         self.device = pool.k.device
-        self._ops = ops
+        self.ops = ops
         self._attention = attention_of(ops, model.config, pool, cascade=cascade)
         self._stack: LayerStack | None = None
         if ops.layer_stack is not None and isinstance(model, Model):
@@ -66,7 +67,8 @@ class Runner:
         """Attention reads shared prefixes once, where it pays."""
         self._graphs: DecodeGraphs | None = None
         # Views of the pool are made once: indexing it costs 2 us, twice per layer and step.
-        self._k_layers, self._v_layers = list(pool.k), list(pool.v)
+        self.k_layers, self.v_layers = list(pool.k), list(pool.v)
+        self.state_layers = [] if states is None else list(zip(states.conv, states.recurrent, strict=True))
         model.use(ops)
         model.adapted.op = ops.lora
         self.adapters = Adapters(model)
@@ -79,7 +81,7 @@ class Runner:
     def warm_up(self) -> None:
         """Compile every kernel that a step can launch. Writes to pages, so no request may run yet."""
         if isinstance(self._attention, PlannedAttention):
-            self._attention.warm_up(self._k_layers[0], self._v_layers[0])
+            self._attention.warm_up(self.k_layers[0], self.v_layers[0])
         size = self.pool.page_size
         most = min(MANY_ROWS, self.pool.num_pages * size, self.model.config.context_length)
         for tokens in (most, 1):
@@ -96,7 +98,7 @@ class Runner:
         """
         assert isinstance(self._attention, PlannedAttention)
         self._graphs = DecodeGraphs(
-            sizes, max_pages, self.model.config, self.pool, self._attention, self._compute
+            sizes, max_pages, self.model.config, self.pool, self._attention, self._compute, self.states
         )
         self._graphs.capture()
 
@@ -114,7 +116,7 @@ class Runner:
     def copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy pages, each a (source, destination)."""
         sources, destinations = zip(*copies, strict=True)
-        self._ops.copy_pages(self.pool.k, self.pool.v, list(sources), list(destinations))
+        self.ops.copy_pages(self.pool.k, self.pool.v, list(sources), list(destinations))
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -135,34 +137,27 @@ class Runner:
             return self._compute_stack(self._stack, ids, tokens[1], tokens[2], batch)
         self.model.adapted.rows = batch.lora
         try:
-            return self._compute(ids, tokens[1], tokens[2], self._attention.step(batch, self.device))
+            attention = self._attention.step(batch, self.device)
+            return self._compute(ids, tokens[1], tokens[2], attention, self._step_states(batch))
         finally:
             self.model.adapted.rows = None
 
-    def _compute(self, ids: Tensor, positions: Tensor, slots: Tensor, attention: StepAttention) -> Tensor:
+    def _step_states(self, batch: ForwardBatch) -> StepStates | None:
+        if batch.states is None:
+            return None
+        parts = batch.states, batch.query_starts, batch.kv_lens
+        return StepStates(*(to_device(each, self.device) for each in parts))
+
+    def _compute(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        attention: StepAttention,
+        states: StepStates | None = None,
+    ) -> Tensor:
         """ids, positions, slots: (T,) int64 on the device."""
-        k_layers, v_layers, store = self._k_layers, self._v_layers, self._ops.rope_store_kv
-
-        def attend(
-            layer: int,
-            q: Tensor,
-            k: Tensor,
-            v: Tensor,
-            rotation: Tensor,
-            *,
-            window: int = 0,
-            norms: HeadNorms | None = None,
-            sinks: Tensor | None = None,
-        ) -> Tensor:
-            k_pages, v_pages = k_layers[layer], v_layers[layer]
-            if norms is None:
-                store(q, k, v, rotation, k_pages, v_pages, slots)
-            else:
-                q_norm, k_norm, eps = norms
-                store(q, k, v, rotation, k_pages, v_pages, slots, q_norm=q_norm, k_norm=k_norm, eps=eps)
-            return attention(q, k_pages, v_pages, window, sinks)
-
-        hidden: Tensor = self.model(ids, positions, attend)
+        hidden: Tensor = self.model(ids, positions, _Step(self, slots, attention, states))
         return hidden
 
     def _compute_stack(
@@ -183,6 +178,43 @@ class Runner:
         masks : one per row, or none at all: the (ceil(vocab / 32),) int32 bitmask of the tokens whose logits
             are needed, None for all; other logits may be minus infinity
         """
-        if self._ops.masked_linear is None or all(mask is None for mask in masks):
+        if self.ops.masked_linear is None or all(mask is None for mask in masks):
             return self.model.logits(hidden)
         return self.model.masked_logits(hidden, *stacked(masks))
+
+
+class _Step:
+    """The `Attend` of one step: attention on KV pages, the gated delta rule on states."""
+
+    def __init__(
+        self, runner: Runner, slots: Tensor, attention: StepAttention, states: StepStates | None
+    ) -> None:
+        self._runner, self._slots, self._attention, self._states = runner, slots, attention, states
+
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rotation: Tensor,
+        *,
+        window: int = 0,
+        norms: HeadNorms | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        runner, store = self._runner, self._runner.ops.rope_store_kv
+        k_pages, v_pages, slots = runner.k_layers[layer], runner.v_layers[layer], self._slots
+        if norms is None:
+            store(q, k, v, rotation, k_pages, v_pages, slots)
+        else:
+            q_norm, k_norm, eps = norms
+            store(q, k, v, rotation, k_pages, v_pages, slots, q_norm=q_norm, k_norm=k_norm, eps=eps)
+        return self._attention(q, k_pages, v_pages, window, sinks)
+
+    def gated_delta_rule(
+        self, layer: int, qkv: Tensor, b: Tensor, a: Tensor, weights: DeltaWeights
+    ) -> Tensor:
+        assert self._states is not None
+        pool, states = self._runner.state_layers[layer], self._states
+        return self._runner.ops.gated_delta_rule(qkv, b, a, weights, *pool, *states)

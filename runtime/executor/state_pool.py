@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from ramify.runtime.model.state_shape import StateShape
+
+
+class StepStates(NamedTuple):
+    """The states of a step's sequences, on the pool's device.
+
+    slots : (S,) int64; query_starts : (S + 1,) int32; kv_lens : (S,) int32, as in `ForwardBatch`
+    """
+
+    slots: Tensor
+    query_starts: Tensor
+    kv_lens: Tensor
 
 
 class StatePool:

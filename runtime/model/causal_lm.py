@@ -8,14 +8,15 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from ramify.errors import UnsupportedField
+from ramify.kernels.gated_delta import DeltaWeights
 from ramify.kernels.registry import Ops
 from ramify.runtime.model.config import ModelShape
 from ramify.runtime.model.layers import Adapted, HeadNorms, Slots
 
 
 class Attend(Protocol):
-    """Attention of one layer over all earlier tokens of each request, supplied by the caller of
-    `Model.forward`."""
+    """What joins the tokens of each request, supplied by the caller of `Model.forward`: the attention of one
+    layer over all earlier tokens, and the gated delta rule of a layer with a state."""
 
     def __call__(
         self,
@@ -43,6 +44,17 @@ class Attend(Protocol):
         sinks: (heads,) float32, a score of each head without a value (`paged_attention`); given for the
         layers for which the config's `sinks` is true.
         Returns (T, heads, head_dim), in the same dtype.
+        """
+        ...
+
+    def gated_delta_rule(
+        self, layer: int, qkv: Tensor, b: Tensor, a: Tensor, weights: DeltaWeights
+    ) -> Tensor:
+        """The gated delta rule of one layer (`kernels.reference.gated_delta`), on the requests' states.
+
+        layer: counts the layers that have states, from 0. `Attend` of attention counts those with KV pages.
+        qkv: (T, channels); b, a: (T, heads). They may be views of one buffer, with contiguous rows.
+        Returns (T, heads, value_dim), in the same dtype.
         """
         ...
 

@@ -14,6 +14,7 @@ from ramify.runtime.model.state_shape import StateShape
 Family = Literal[
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "smollm3", "olmo2", "granite",
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "granitemoeshared", "glm4_moe", "gpt_oss",
+    "qwen3_next", "qwen3_5", "qwen3_5_moe",
 ]  # fmt: skip
 RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope", "factors"]
 Activation = Literal["silu", "gelu"]
@@ -144,6 +145,8 @@ class ModelConfig(ModelShape):
     logit_soft_cap: float = 0.0
     logit_scale: float = 1.0
     embedding_scale: float = 1.0
+    linear: tuple[bool, ...] = ()
+    """Whether each of all layers is a gated delta-net layer, which keeps a state; empty if none is."""
     activation: Activation = "silu"
     norm_offset: float = 0.0
     """Added to the weights of norms."""
@@ -159,17 +162,28 @@ class ModelConfig(ModelShape):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.linear and (len(self.linear), sum(self.linear)) != (self.depth, self.depth - self.num_layers):
+            raise invalid(f"{sum(self.linear)} of {len(self.linear)} layers are linear, of {self.depth}")
         if len(self.layer_ropes) not in (0, self.num_layers):
             raise invalid(f"{len(self.layer_ropes)} rotary embeddings for {self.num_layers} layers")
-        if self.experts and len(self.experts.sparse) != self.num_layers:
-            raise invalid(f"{len(self.experts.sparse)} of {self.num_layers} layers say if they are sparse")
+        if self.experts and len(self.experts.sparse) != self.depth:
+            raise invalid(f"{len(self.experts.sparse)} of {self.depth} layers say if they are sparse")
         if self.rope.rotated(self.head_dim) % 2:
             raise invalid(f"{self.rope.rotated(self.head_dim)} numbers of a head rotate; they must be pairs")
 
     @property
+    def depth(self) -> int:
+        """All layers, those with KV pages and those with states."""
+        return self.num_layers + (0 if self.states is None else self.states.layers)
+
+    def layers_with_pages(self, before: int) -> int:
+        """How many of the first `before` layers have KV pages; the others have states."""
+        return before - sum(self.linear[:before])
+
+    @property
     def ropes(self) -> tuple[Rope, ...]:
-        """The rotary embedding of each layer."""
-        return self.layer_ropes or (self.rope,) * self.num_layers
+        """The rotary embedding of each of all layers."""
+        return self.layer_ropes or (self.rope,) * self.depth
 
 
 def gemma_shape(hidden_size: int, query_scalar: float) -> dict[str, Any]:
@@ -195,6 +209,38 @@ def granite_shape(
         "embedding_scale": embedding / residual,
         "norm_eps": eps / residual**2,
         "logit_scale": 1.0 / logits,
+    }
+
+
+def delta_shape(
+    linear: Sequence[bool], *, key_heads: int, heads: int, key_dim: int, value_dim: int, width: int
+) -> dict[str, Any]:
+    """The fields of a hybrid, whose gated delta-net layers are those that `linear` says.
+
+    heads : value heads. width : of the convolution
+    """
+    if all(linear) or not any(linear):
+        raise unsupported(
+            "layer_types", linear[0], "linear_attention in some layers, full_attention in others"
+        )
+    for name, size in (("linear_key_head_dim", key_dim), ("linear_value_head_dim", value_dim)):
+        if size % 16:
+            raise unsupported(name, size, "a multiple of 16")
+    if heads % key_heads:
+        raise invalid(f"{heads} value heads cannot share {key_heads} key heads")
+    layers = len(linear) - sum(linear)
+    return {
+        "linear": tuple(linear),
+        "num_layers": layers,
+        "windows": (0,) * layers,
+        "states": StateShape(
+            layers=sum(linear),
+            channels=2 * key_heads * key_dim + heads * value_dim,
+            width=width,
+            heads=heads,
+            key_dim=key_dim,
+            value_dim=value_dim,
+        ),
     }
 
 

@@ -57,7 +57,7 @@ class Model(CausalLM):
         super().__init__(config)
         shape = (config.vocab_size, config.hidden_size)
         self.embedding = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
-        self.layers = nn.ModuleList(self.layer(index, dtype) for index in range(config.num_layers))
+        self.layers = nn.ModuleList(self.layer(index, dtype) for index in range(config.depth))
         for module in self.layers.modules():
             if isinstance(module, Linear):
                 module.adapted = self.adapted

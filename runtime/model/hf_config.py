@@ -18,6 +18,7 @@ from ramify.runtime.model.config import (
     Family,
     ModelConfig,
     Rope,
+    delta_shape,
     gemma_shape,
     granite_shape,
     one_of,
@@ -180,6 +181,42 @@ def _gemma_more(config: Config, fields: Fields) -> Fields:
     }
 
 
+def _hybrid_ropes(config: Config, fields: Fields) -> Fields:
+    """Multimodal models divide the frequencies among three positions (`mrope_section`), which are one and the
+    same for text."""
+    given = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    given = {name: value for name, value in given.items() if not name.startswith("mrope_")}
+    return {"rope": rope_from_hf(config, given or {"rope_type": "default"}, partial=True)}
+
+
+def _hybrid_more(config: Config, fields: Fields) -> Fields:
+    kinds: Sequence[str] | None = config.get("layer_types")
+    if kinds is None:
+        every = need(config, "full_attention_interval")
+        linear = [bool((layer + 1) % every) for layer in range(fields["num_layers"])]
+    else:
+        unknown = set(kinds) - {"full_attention", "linear_attention"}
+        if unknown:
+            raise unsupported("layer_types", unknown.pop(), "full_attention or linear_attention")
+        linear = [kind == "linear_attention" for kind in kinds]
+    shape = delta_shape(
+        linear,
+        key_heads=need(config, "linear_num_key_heads"),
+        heads=need(config, "linear_num_value_heads"),
+        key_dim=need(config, "linear_key_head_dim"),
+        value_dim=need(config, "linear_value_head_dim"),
+        width=need(config, "linear_conv_kernel_dim"),
+    )
+    return {**shape, "norm_offset": 1.0}
+
+
+def _hybrid_moe_more(config: Config, fields: Fields) -> Fields:
+    experts = {}
+    if config.get("num_experts"):
+        experts["experts"] = _qwen2_moe_more(config, fields)["experts"]
+    return _hybrid_more(config, fields) | experts
+
+
 def _granite_more(config: Config, fields: Fields) -> Fields:
     return granite_shape(
         fields["norm_eps"],
@@ -321,6 +358,22 @@ _EXPERTS = dict.fromkeys(("num_experts", "num_local_experts"))
 _QWEN_MOE = {**_EXPERTS, "use_sliding_window": (None, False)}
 _GLM4_MOE = {"first_k_dense_replace": 1, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "n_group": 1}
 _GLM4_MOE |= {"n_shared_experts": 1, "topk_group": 1, "routed_scaling_factor": 1.0, "norm_topk_prob": True}
+_HYBRID: Config = {
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
+_HYBRID_VALUES = {"partial_rotary_factor": None}
+_HYBRID_EXPERTS = {
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+}
 
 READERS: dict[Family, Reader] = {
     "llama": Reader(attention_bias=True, mlp_bias=True),
@@ -407,19 +460,45 @@ READERS: dict[Family, Reader] = {
         windows=_gpt_oss_windows,
         more=_gpt_oss_more,
     ),
+    "qwen3_5": Reader(
+        defaults=_HYBRID,
+        values=_HYBRID_VALUES,
+        attention_bias=True,
+        ropes=_hybrid_ropes,
+        more=_hybrid_more,
+    ),
+    "qwen3_next": Reader(
+        defaults={**_HYBRID, **_HYBRID_EXPERTS, "num_experts_per_tok": 10},
+        values={**_HYBRID_VALUES, **_EXPERTS},
+        attention_bias=True,
+        ropes=_hybrid_ropes,
+        more=_hybrid_moe_more,
+    ),
+    "qwen3_5_moe": Reader(
+        # Every layer is sparse, so there is no intermediate_size.
+        defaults={**_HYBRID, **_HYBRID_EXPERTS, "num_experts_per_tok": 8, "intermediate_size": 0},
+        values={**_HYBRID_VALUES, **_EXPERTS},
+        attention_bias=True,
+        ropes=_hybrid_ropes,
+        more=_hybrid_moe_more,
+    ),
 }
 _FAMILIES: tuple[Family, ...] = get_args(Family)
 
 
+_MULTIMODAL = ("gemma3", "qwen3_5", "qwen3_5_moe")
+
+
 def _text_part(config: Config) -> dict[str, Any]:
-    """The text model's config of a multimodal Gemma 3; any other config as it is."""
-    if config.get("model_type") == "gemma3_text":
-        return {**config, "model_type": "gemma3"}
-    if config.get("model_type") != "gemma3":
+    """The text model's config of a multimodal model of ours; any other config as it is."""
+    kind = str(config.get("model_type"))
+    if kind.removesuffix("_text") not in _MULTIMODAL:
         return dict(config)
-    shared = ("eos_token_id", "bos_token_id", "quantization_config")
+    if kind.endswith("_text"):
+        return {**config, "model_type": kind.removesuffix("_text")}
+    shared = ("eos_token_id", "bos_token_id", "quantization_config", "tie_word_embeddings")
     outer = {name: config[name] for name in shared if name in config}
-    return {**(config.get("text_config") or {}), **outer, "model_type": "gemma3", "architectures": None}
+    return {**(config.get("text_config") or {}), **outer, "model_type": kind, "architectures": None}
 
 
 def _check(config: Config, reader: Reader) -> None:

@@ -45,6 +45,8 @@ class Slot:
     """The projection whose weight the tensor is."""
     filled: Callable[[], None] | None = None
     """Called once the slot is filled."""
+    order: Tensor | None = None
+    """Which of the checkpoint's rows comes to each place. None: as they are. `rotary` is of the new order."""
 
 
 Slots = Iterator[tuple[str, Slot]]
@@ -189,11 +191,12 @@ class Linear(nn.Module):
         bias: bool,
         dtype: torch.dtype,
         rotary: Mapping[str, Rotary] | None = None,
+        order: Mapping[str, Tensor] | None = None,
         gate: Activation | None = None,
     ) -> None:
         super().__init__()
         self.inputs, self.parts = inputs, dict(parts)
-        self.rotary = dict(rotary or {})
+        self.rotary, self.order = dict(rotary or {}), dict(order or {})
         self.gate = gate
         outputs = sum(self.parts.values())
         self.weight: Tensor = _parameter(torch.empty(outputs, inputs, dtype=dtype))
@@ -271,21 +274,23 @@ class Linear(nn.Module):
     def slots(self) -> Slots:
         start = 0
         for name, rows in self.parts.items():
-            rotary, rows_of_part = self.rotary.get(name), slice(start, start + rows)
+            rotary, order, part = self.rotary.get(name), self.order.get(name), slice(start, start + rows)
             full = f"{name}.weight"
             yield (
                 full,
                 Slot(
-                    self.weight[rows_of_part],
+                    self.weight[part],
                     rotary,
                     partial(self._keep, name),
                     part=(self, name),
                     filled=partial(self._filled, full),
+                    order=order,
                 ),
             )
             if self.bias is not None:
                 full = f"{name}.bias"
-                yield full, Slot(self.bias[rows_of_part], rotary, filled=partial(self._filled, full))
+                filled = partial(self._filled, full)
+                yield full, Slot(self.bias[part], rotary, filled=filled, order=order)
             start += rows
 
     def pack_when_filled(self, form: Callable[[Tensor], Rows] | None) -> None:

@@ -25,6 +25,7 @@ from ramify.runtime.model.families.olmo2 import Olmo2
 from ramify.runtime.model.families.olmoe import Olmoe
 from ramify.runtime.model.families.phi3 import Phi3
 from ramify.runtime.model.families.qwen3 import Glm4Moe, Qwen3
+from ramify.runtime.model.families.qwen3_next import Qwen3Next, Qwen35
 from ramify.runtime.model.gguf.header import read_header, splits_of
 from ramify.runtime.model.gguf.weights import config_of, rotary_layout, tensors_in_file
 from ramify.runtime.model.hf_config import config_from_folder
@@ -64,6 +65,9 @@ FAMILIES: dict[Family, type[Model]] = {
     "granitemoeshared": Llama,
     "glm4_moe": Glm4Moe,
     "gpt_oss": GptOss,
+    "qwen3_next": Qwen3Next,
+    "qwen3_5": Qwen35,
+    "qwen3_5_moe": Qwen35,
     "granite": Llama,  # multipliers of embedding, residuals, scores and logits: config.granite_shape
 }
 

@@ -69,7 +69,9 @@ def fill(
 
 
 def copy_rows(slot: Slot, tensor: Tensor, layout: RotaryLayout) -> None:
-    """Copy `tensor` to the slot's target, rotary pairs side by side."""
+    """Copy `tensor` to the slot's target, in its order, rotary pairs side by side."""
+    if slot.order is not None:
+        tensor = tensor[slot.order]
     slot.target.copy_(tensor)
     if slot.rotary is not None and layout == "halves":
         pairs, halves = _rotated_rows(slot.target, slot.rotary), _rotated_rows(tensor, slot.rotary)
@@ -88,6 +90,8 @@ VALUES_AT_ONCE = 1 << 22
 
 
 def _keep(slot: Slot, rows: Rows, layout: RotaryLayout, *, keep: bool) -> None:
+    if slot.order is not None:
+        rows = rows.index_select(slot.order)
     if slot.rotary is not None and layout == "halves":
         order = torch.arange(len(rows.numbers))
         rotated = _rotated_rows(order, slot.rotary)

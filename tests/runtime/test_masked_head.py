@@ -95,7 +95,7 @@ def outputs(model: Model, count: Callable[[int], None] | None) -> list[Result]:
         count(linear_masked.last_plan()[0])
         return result
 
-    runner._ops = dataclasses.replace(runner._ops, masked_linear=None if count is None else counting)
+    runner.ops = dataclasses.replace(runner.ops, masked_linear=None if count is None else counting)
     if count is not None:
         model.use_masked_linear(counting)
     rids = []

@@ -29,7 +29,8 @@ class LlamaLayer(Layer):
 
     def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.index, self.window = index, config.windows[index]
+        self.index = config.layers_with_pages(index)
+        self.window = config.windows[self.index]
         self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         hidden, queries, keys = config.hidden_size, self.heads * self.head_dim, self.kv_heads * self.head_dim
         rotated = config.rope.rotated(self.head_dim)
@@ -45,7 +46,7 @@ class LlamaLayer(Layer):
             },
         )
         self.sinks: Tensor | None = None
-        if config.sinks and config.sinks[index]:
+        if config.sinks and config.sinks[self.index]:
             self.sinks = nn.Parameter(torch.zeros(self.heads, dtype=torch.float32), requires_grad=False)
         self.output = Linear(queries, {"o_proj": hidden}, bias=config.output_bias, dtype=dtype)
         self.mlp_norm = self.norm(config, dtype)

@@ -123,7 +123,7 @@ def _part(
         )
     to = linear.weight
     b = torch.empty(delta.b.shape, dtype=to.dtype, device=to.device)
-    copy_rows(Slot(b, slot.rotary), delta.b, "halves")
+    copy_rows(Slot(b, slot.rotary, order=slot.order), delta.b, "halves")
     return start, delta.a.to(to.device, to.dtype), b, delta.scale
 
 

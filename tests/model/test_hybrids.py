@@ -1,0 +1,156 @@
+"""Hybrids of gated delta-net layers and attention compute what transformers computes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ramify.errors import UnsupportedField
+from ramify.kernels.registry import Ops, ops
+from ramify.runtime.executor.batch import Extension, pack
+from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.executor.runner import Runner
+from ramify.runtime.executor.state_pool import StatePool
+from ramify.runtime.model.config import ModelConfig
+from ramify.runtime.model.hf_config import config_from_hf
+from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.load import load_model
+from tests.runtime.local import LocalScheduler
+from tests.runtime.oracle import assert_same, greedy
+
+from .checkpoints import expected, save
+from .hybrids import DENSE, MOE, NEXT, build_hybrid
+
+PAGE = 4
+LENGTHS = (40, 26)
+CUTS = [[0, 1, 4, 21, 22, 40], [0, 17, 18, 19, 25, 26]]
+"""Prefills, chunks and single tokens of two prompts, in five steps."""
+
+
+@pytest.fixture(scope="module", params=[NEXT, DENSE, MOE], ids=lambda case: case.name)
+def checkpoint(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ModelFiles]:
+    reference = build_hybrid(request.param)
+    return reference, save(reference, tmp_path_factory.mktemp(request.param.name))
+
+
+def prompts() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(0, 320, (length,), generator=generator) for length in LENGTHS]
+
+
+def logits(model: Any, kernels: Ops, cuts: Sequence[Sequence[int]], *, packed: bool = True) -> list[Tensor]:
+    """Logits of every position of the two prompts, from pages and states that begin as NaN."""
+    config: ModelConfig = model.config
+    assert config.states is not None
+    pool = KvPool(config, num_pages=24, page_size=PAGE, dtype=torch.float32)
+    states = StatePool(config.states, num_slots=4)
+    for tensor in (pool.k, pool.v, states.conv, states.recurrent):
+        tensor.fill_(torch.nan)
+    runner = Runner(model, pool, kernels, states=states)
+    rows: list[list[Tensor]] = [[], []]
+    steps = list(zip(*(itertools.pairwise(each) for each in cuts), strict=True))
+    for spans in steps:
+        parts = [
+            (place, Extension(ids.int().numpy(), *span, range(12 * place, 12 * place + 12), 3 - place))
+            for place, (ids, span) in enumerate(zip(prompts(), spans, strict=True))
+        ]
+        for batch in [parts] if packed else [parts[:1], parts[1:]]:
+            hidden = runner.forward(pack([extension for _, extension in batch], PAGE))
+            sizes = [extension.stop - extension.start for _, extension in batch]
+            for (place, _), part in zip(batch, runner.logits(hidden).split(sizes), strict=True):
+                rows[place].append(part.clone())
+    return [torch.cat(each) for each in rows]
+
+
+def test_logits_of_a_ragged_batch_equal_transformers(checkpoint: tuple[Any, ModelFiles]) -> None:
+    reference, files = checkpoint
+    wanted = [expected(reference, ids) for ids in prompts()]
+    assert min(each.std() for each in wanted) > 0.3
+    model = load_model(files, dtype=torch.float32)
+    for kernels, cuts in ((ops("cpu"), CUTS), (ops("torch"), CUTS), (ops("cpu"), [[0, 40], [0, 26]])):
+        for got, want in zip(logits(model, kernels, cuts), wanted, strict=True):
+            torch.testing.assert_close(got, want, atol=2e-4, rtol=0)
+
+
+def test_bits_are_those_of_one_prefill_alone(checkpoint: tuple[Any, ModelFiles]) -> None:
+    reference, files = checkpoint
+    kernels = ops("cpu", deterministic=True)
+    model = load_model(files, dtype=torch.float32, packed=True, deterministic=True)
+    alone = logits(model, kernels, [[0, 40], [0, 26]], packed=False)
+    for got, want in zip(logits(model, kernels, CUTS), alone, strict=True):
+        assert torch.equal(got, want)
+    torch.testing.assert_close(alone[0], expected(reference, prompts()[0]), atol=2e-4, rtol=0)
+
+
+def test_int8_weights_stay_close(checkpoint: tuple[Any, ModelFiles]) -> None:
+    reference, files = checkpoint
+    model = load_model(files, dtype=torch.float32, quantization="int8")
+    got = logits(model, ops("cpu"), CUTS)[0]
+    want = expected(reference, prompts()[0])
+    assert 0.0 < (got - want).std() < 0.1 * want.std()
+
+
+def test_the_engine_gives_transformers_tokens(tmp_path: Path) -> None:
+    """Cold, chunked, forked, retracted and from the cache."""
+    reference = build_hybrid(DENSE)
+    base = torch.randint(3, 250, (180,), generator=torch.Generator().manual_seed(6)).tolist()
+    forks = [base[:120], base[:90] + base[:8], base[:120] + base[:9], base[:100] + base[:30]]
+    wanted = [greedy(reference, prompt, 24) for prompt in forks]
+    assert sum(len(set(one.ids)) > 3 for one in wanted) > 2, "the model says too little"
+    model = load_model(save(reference, tmp_path), dtype=torch.float32)
+    local = LocalScheduler(model, page_size=PAGE, num_pages=46, chunk_tokens=33, max_running=6)
+    for _ in "cold", "cached":
+        results = local.complete(forks, max_tokens=24, ignore_eos=True)
+        same = [assert_same(want, have.ids) for want, have in zip(wanted, results, strict=True)]
+        assert sum(same) >= len(same) - 1, "ties are the exception"
+    assert local.scheduler.counters.retractions > 0
+    assert sum(result.usage.cached_tokens for result in results if result.usage) >= 90
+
+
+def test_the_text_part_of_a_multimodal_checkpoint(tmp_path: Path) -> None:
+    """And without the layers that predict further tokens."""
+    text = build_hybrid(DENSE)
+    files = save(text, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    whole = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"]}
+    whole |= {"tie_word_embeddings": True, "text_config": config, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    tensors = load_file(tmp_path / "model.safetensors")
+    named = {name.replace("model.", "model.language_model.", 1): each for name, each in tensors.items()}
+    others = {"model.visual.patch_embed.proj.weight": torch.zeros(3), "mtp.fc.weight": torch.zeros(3)}
+    save_file(named | others, tmp_path / "model.safetensors", {"format": "pt"})
+    model = load_model(files, dtype=torch.float32)
+    got = logits(model, ops("cpu"), [[0, 40], [0, 26]])[0]
+    torch.testing.assert_close(got, expected(text, prompts()[0]), atol=2e-4, rtol=0)
+
+
+def test_the_shape_of_a_hybrid() -> None:
+    config = build_hybrid(DENSE).config.to_dict()
+    shape = config_from_hf(config)
+    assert (shape.num_layers, shape.depth, shape.linear) == (1, 3, (True, True, False))
+    assert shape.states is not None
+    assert (shape.states.layers, shape.states.channels, shape.states.key_heads) == (2, 192, 2)
+    assert shape.states.bytes == 4 * 2 * (192 * 3 + 4 * 16 * 32)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"layer_types": ["linear_attention"] * 3}, "layer_types"),
+        ({"layer_types": ["linear_attention", "full_attention", "chunked_attention"]}, "layer_types"),
+        ({"linear_key_head_dim": 24}, "linear_key_head_dim"),
+    ],
+)
+def test_what_is_refused_by_name(change: dict[str, Any], field: str) -> None:
+    config = build_hybrid(DENSE).config.to_dict()
+    with pytest.raises(UnsupportedField) as refused:
+        config_from_hf({**config, **change})
+    assert refused.value.field == field
