@@ -39,6 +39,12 @@ class UsageExtras(Reply):
     """Prompt tokens that were not cached."""
     forced_tokens: int
     """Completion tokens that the grammar forced."""
+    draft_tokens: int
+    """Tokens of speculative decoding that were verified, and below those that were accepted; of both those
+    of the draft model."""
+    accepted_tokens: int
+    model_draft_tokens: int
+    model_accepted_tokens: int
     retractions: int
     queue_s: float
     first_token_s: float
@@ -217,6 +223,10 @@ def usage_reply(usages: Sequence[Usage], n: int) -> UsageReply:
         ramify=UsageExtras(
             computed_tokens=prompt - cached,
             forced_tokens=sum(one.forced for one in totals),
+            draft_tokens=sum(usage.draft_tokens for usage in usages),
+            accepted_tokens=sum(usage.accepted_tokens for usage in usages),
+            model_draft_tokens=sum(usage.model_draft_tokens for usage in usages),
+            model_accepted_tokens=sum(usage.model_accepted_tokens for usage in usages),
             retractions=sum(usage.retractions for usage in usages),
             queue_s=min(usage.queue_s for usage in usages),
             first_token_s=min(usage.first_token_s for usage in usages),
