@@ -28,6 +28,8 @@ class StoredTensor:
     shape: tuple[int, ...]
     format: str
     size: int
+    kept: tuple[str, float] | None = None
+    """Of a matrix that is quantised itself: what it is packed as, and the bits of a weight with scales."""
 
     @property
     def numbers(self) -> int:

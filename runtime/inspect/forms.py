@@ -17,6 +17,8 @@ from ramify import cache
 _SHAPE = (64, 512)
 """Outputs and inputs: a multiple of every format's blocks and of a panel, so that nothing is padding."""
 _FILE = "forms.json"
+_OTHERS = {"checkpoint": "none"}
+"""A matrix that a quantised checkpoint holds as floats is packed as one of any other checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,9 @@ class Form:
 def form_of(kind: str, quantization: str, dtype: str) -> Form:
     """Of a matrix of the format `kind`, in GGML's or safetensors' name, with the engine's options."""
     table = _table()
-    name, bits = (quantization == "gguf" and table.get(f"gguf {kind}")) or table[f"{quantization} {dtype}"]
+    name, bits = (quantization == "gguf" and table.get(f"gguf {kind}")) or table[
+        f"{_OTHERS.get(quantization, quantization)} {dtype}"
+    ]
     return Form(name if bits else dtype, bits)
 
 

@@ -20,6 +20,7 @@ from ramify.runtime.executor.memory import COW_PAGES, FRACTION, pages_in
 from ramify.runtime.inspect.checkpoint import StoredTensor, stored_tensors
 from ramify.runtime.inspect.forms import Form, form_of
 from ramify.runtime.inspect.machine import Machine
+from ramify.runtime.inspect.quantised import whole_matrices
 from ramify.runtime.inspect.refusals import Refusal, native_shape, refused_options, refused_types
 from ramify.runtime.model.checkpoint import has_tokenizer
 from ramify.runtime.model.config import ModelConfig, ModelShape
@@ -111,11 +112,16 @@ def inspected(
     shape, not_native, refused = _shape(weights, config)
     if not weights.is_dir():
         refused += refused_types(tensors)
+    elif scheme := _config(weights).get("quantization_config"):
+        tensors = whole_matrices(tensors, scheme)
     if chat and not has_tokenizer(files.tokenizer):
         refused.append(Refusal("model", "it has no tokenizer.json"))
     dtype = machine.dtype if config.dtype == "auto" else config.dtype
     native = isinstance(shape, ModelConfig)
-    quantization = _quantization(config, weights, machine, native)
+    own = shape.quantised is not None if isinstance(shape, ModelConfig) else False
+    quantization = _quantization(
+        config, machine, "checkpoint" if own else "none" if weights.is_dir() else "gguf"
+    )
     packs = machine.device == "cpu" and native
     formats, weight_bytes = _sizes(tensors, shape, quantization, dtype, packs)
     numbers = _parameters(weights, tensors)
@@ -165,12 +171,16 @@ def _shape(weights: Path, config: EngineConfig) -> tuple[ModelShape | None, list
         return None, [], [*not_native, Refusal(error.field or "model", error.message.rstrip("."))]
 
 
-def _quantization(config: EngineConfig, weights: Path, machine: Machine, native: bool) -> str:
-    """As `quantization.resolve_quantization`, where the scheduler calls it."""
+def _quantization(config: EngineConfig, machine: Machine, stored: str) -> str:
+    """As `quantization.resolve_quantization`, where the scheduler calls it. `stored`: the file's format."""
     if config.quantization != "auto":
         return config.quantization
-    packs = machine.device == "cpu" and native and not weights.is_dir()
-    return "gguf" if packs and config.dtype != "float32" else "none"
+    return stored if machine.device == "cpu" and config.dtype != "float32" else "none"
+
+
+def _config(weights: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((weights / "config.json").read_text(encoding="utf-8"))
+    return config
 
 
 def _sizes(
@@ -182,7 +192,10 @@ def _sizes(
     total, by_format = 0.0, defaultdict[str, list[tuple[StoredTensor, Form, float]]](list)
     for tensor in tensors:
         form, bits = Form(dtype, None), float(wide)
-        if packs and len(tensor.shape) > 1 and (not tensor.is_embedding or tied):
+        if packs and quantization == "checkpoint" and tensor.kept:
+            form = Form(*tensor.kept)
+            bits = tensor.kept[1]
+        elif packs and len(tensor.shape) > 1 and (not tensor.is_embedding or tied):
             form = form_of(tensor.format, quantization, dtype)
             bits = form.bits or wide
             if tensor.is_embedding and form.bits:  # rows are looked up in one copy, and multiplied by another
@@ -237,7 +250,7 @@ def _parameters(weights: Path, tensors: list[StoredTensor]) -> tuple[int, int]:
     if not experts:
         return total, total
     if weights.is_dir():
-        config = json.loads((weights / "config.json").read_text(encoding="utf-8"))
+        config = _config(weights)
         config |= config.get("text_config") or {}
         count = next((config[name] for name in _EXPERTS if config.get(name)), 1)
         active = next((config[name] for name in _ACTIVE if config.get(name)), count)
@@ -252,7 +265,7 @@ def _parameters(weights: Path, tensors: list[StoredTensor]) -> tuple[int, int]:
 def _family(weights: Path) -> str | None:
     if not weights.is_dir():
         return read_header(weights).metadata.get("general.architecture")
-    found = json.loads((weights / "config.json").read_text(encoding="utf-8")).get("model_type")
+    found = _config(weights).get("model_type")
     return found if isinstance(found, str) else None
 
 

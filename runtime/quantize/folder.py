@@ -152,7 +152,7 @@ def _packed_entries(tensor: StoredTensor, to: str) -> list[Entry]:
     (outputs, inputs), (bits, group, symmetric) = tensor.shape, SCHEMES[to]
     groups, name = inputs // group, tensor.name
     dtype = torch.bfloat16 if tensor.format == "BF16" else torch.float16
-    entries = [(f"{name}_packed", torch.int32, (outputs, inputs * bits // 32))]
+    entries: list[Entry] = [(f"{name}_packed", torch.int32, (outputs, inputs * bits // 32))]
     entries += [(f"{name}_scale", dtype, (outputs, groups)), (f"{name}_shape", torch.int64, (2,))]
     if not symmetric:
         entries.append((f"{name}_zero_point", torch.int32, (outputs * bits // 32, groups)))
@@ -177,7 +177,7 @@ def _write_header(file: BinaryIO, entries: list[Entry]) -> None:
 
 
 def _write_tensor(file: BinaryIO, tensor: Tensor) -> None:
-    file.write(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
+    file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
 
 
 def _packed(weight: Tensor, to: str, entry: Class) -> Iterator[Tensor]:

@@ -25,6 +25,7 @@ from ramify.runtime.model.hub import resolve
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.layers import Linear
 from ramify.runtime.model.load import load_model
+from ramify.runtime.quantize.folder import write_folder
 
 from ..hub_server import HubServer
 from .architectures import save_tiny, tiny_config
@@ -84,6 +85,26 @@ def test_weights_take_the_bytes_that_the_loaded_model_has(quantization: str, qua
     kept = {form.format: form.kept_as for form in found.formats}
     wanted = {"gguf": ("int4", "int8"), "int8": ("int8", "int8"), "none": ("bf16", "bf16")}[quantization]
     assert (kept["Q4_1"], kept["Q8_0"], kept["F32"]) == (*wanted, None)
+
+
+def test_a_folder_that_is_quantised_itself(tmp_path: Path) -> None:
+    save(build(Case("llama", "llama", SIZES), dtype=torch.bfloat16), tmp_path / "in")
+    write_folder(tmp_path / "in", tmp_path / "out", "int4")
+    model = load_model(
+        ModelFiles("", tmp_path / "out", tmp_path),
+        dtype=torch.bfloat16,
+        quantization="checkpoint",
+        packed=True,
+    )
+    assert isinstance(model, Model)
+    found = look(tmp_path / "out")
+    assert found.quantization == "checkpoint"
+    assert found.weight_bytes == loaded_bytes(model)
+    assert found.parameters == look(tmp_path / "in").parameters
+    assert [(form.format, form.kept_as) for form in found.formats] == [
+        ("4-bit codes", "int4"),
+        ("BF16", "bf16"),
+    ]
 
 
 def test_unpacked_weights_and_pages_are_those_of_the_runner(quantised: Path) -> None:
