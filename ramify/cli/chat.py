@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 from ramify.cli.flags import add_model
 from ramify.cli.target import add_target_flags, engine_of, first_model
 from ramify.loop import wait
-from ramify.messages import ChatMessage, Generate, Usage
+from ramify.messages import ChatMessage, Generate, ModelInfo, Usage
 from ramify.sampling_params import SamplingParams
+from ramify.tool_calls.channels import ChannelParser
+from ramify.tool_calls.parser import Content
 
 if TYPE_CHECKING:
     from ramify.lang.backends.base import Backend
@@ -64,14 +66,28 @@ def _converse(backend: Backend, sampling: SamplingParams, system: str | None) ->
         turns.append(ChatMessage(role="assistant", content=wait(_print_answer(backend, request))))
 
 
+def _channels_of(info: ModelInfo) -> ChannelParser | None:
+    """What tells thoughts from the answer where the model writes them in channels: later turns have the
+    answers alone."""
+    thinking = None if info.chat_format is None else info.chat_format.thinking
+    return ChannelParser(calls=False) if thinking is not None and thinking.channels else None
+
+
 async def _print_answer(backend: Backend, request: Generate) -> str:
     """Stream the answer to the terminal, then print its usage; returns the text."""
     started = time.perf_counter()
     text, usage = "", Usage()
+    channels = _channels_of(await backend.info())
     async with aclosing(cast("Any", backend.generate(request))) as chunks:
         async for chunk in chunks:
-            print(chunk.text, end="", flush=True)
-            text += chunk.text
+            pieces: list[Any] = [Content(chunk.text)] if channels is None else channels.push(chunk.text)
+            if channels is not None and chunk.finish is not None:
+                pieces += channels.close()
+            for piece in pieces:
+                if isinstance(piece, Content) and channels is not None and not text:
+                    print("\n")  # between thoughts and answer
+                print(piece.text, end="", flush=True)
+                text += piece.text if isinstance(piece, Content) else ""
             usage = chunk.usage or usage
     seconds = time.perf_counter() - started
     print(

@@ -16,6 +16,13 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
+class Reasoning:
+    """A piece of the reasoning."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class CallBegins:
     """Call number `index` of this turn has begun: of the tool `name`."""
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 
 from ramify.cli import main
 from ramify.errors import WorkerDied
+from ramify.messages import ModelInfo, ThinkingFormat
 from ramify.runtime import engine
 from tests.server.fake_frontend import FakeFrontend, LiveServer
 
@@ -56,20 +58,51 @@ def test_endpoint_breaks_off(
     assert capsys.readouterr().err == "ramify: The scheduler died.\n"
 
 
+class FakeEngine(FakeFrontend):
+    made: FakeEngine
+    thinking: ThinkingFormat | None = None
+
+    def __init__(self, **options: object) -> None:
+        super().__init__()
+        self.options = options
+        type(self).made = self
+        assert self.info.chat_format is not None
+        chat_format = msgspec.structs.replace(self.info.chat_format, thinking=self.thinking)
+        found = msgspec.structs.replace(self.info, chat_format=chat_format)
+
+        async def info() -> ModelInfo:
+            return found
+
+        self.info = info  # type: ignore[assignment]
+
+    def __enter__(self) -> FakeEngine:
+        assert self.options == {"page_size": 8}
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_thoughts_in_channels_are_shown_and_not_sent_again(
+    type_lines: Keyboard, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Harmony(FakeEngine):
+        thinking = ThinkingFormat(channels=True)
+
+        def __init__(self, **options: object) -> None:
+            super().__init__(**options)
+            thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+            self.script = [f"{thought}<|channel|>final<|message|>Hello."] * 2
+
+    monkeypatch.setattr(engine, "Engine", Harmony)
+    type_lines("hi", "again")
+    assert main.main(["chat", "--page-size", "8"]) == 0
+    assert capsys.readouterr().out.startswith("Hm.\n\nHello.\n[prompt")
+    assert [turn.content for turn in Harmony.made.requests[1].chat or ()] == ["hi", "Hello.", "again"]
+
+
 def test_engine(
     type_lines: Keyboard, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class FakeEngine(FakeFrontend):
-        def __init__(self, **options: object) -> None:
-            super().__init__()
-            self.options = options
-
-        def __enter__(self) -> FakeEngine:
-            assert self.options == {"page_size": 8}
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
     monkeypatch.setattr(engine, "Engine", FakeEngine)
     type_lines("hello there")
     assert main.main(["chat", "--page-size", "8", "--max-tokens", "8"]) == 0

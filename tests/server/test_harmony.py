@@ -13,14 +13,13 @@ import pytest
 
 from ramify.messages import ChatFormat, ThinkingFormat
 from ramify.runtime.server.openai.turn_parser import (
-    ChannelParser,
-    Reasoning,
     TurnEvent,
     TurnFormat,
     parse_turn,
 )
+from ramify.tool_calls.channels import ChannelParser
 from ramify.tool_calls.formats import HARMONY
-from ramify.tool_calls.parser import Arguments, CallBegins, Content
+from ramify.tool_calls.parser import Arguments, CallBegins, Content, Reasoning
 from tests.server.fake_frontend import MODEL, FakeFrontend, events
 
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
@@ -94,9 +93,8 @@ WANTED = {
 
 @pytest.mark.parametrize("text", WANTED)
 def test_any_cut_gives_the_same(text: str) -> None:
-    turn_format = TurnFormat(reasoning_end="<|end|>", channels=True, tools=HARMONY)
     for size in (1, 3, 7, len(text)):
-        parser = ChannelParser(turn_format)
+        parser = ChannelParser(calls=True)
         parts = [part for at in range(0, len(text), size) for part in parser.push(text[at : at + size])]
         assert merged([*parts, *parser.close()]) == WANTED[text]
         assert parser.called == any(isinstance(part, CallBegins) for part in parts)

@@ -32,8 +32,6 @@ from ramify.runtime.server.openai.protocol import (
     usage_reply,
 )
 from ramify.runtime.server.openai.turn_parser import (
-    ChannelParser,
-    Reasoning,
     Turn,
     TurnEvent,
     TurnFormat,
@@ -42,7 +40,8 @@ from ramify.runtime.server.openai.turn_parser import (
     parser_of,
 )
 from ramify.runtime.server.streams import GenerationResult, ids_in, pieces_of
-from ramify.tool_calls.parser import Arguments, CallBegins, Content
+from ramify.tool_calls.channels import ChannelParser
+from ramify.tool_calls.parser import Arguments, CallBegins, Content, Reasoning
 
 
 class ResponseFormatter(Protocol):

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import Literal
 
 from ramify.messages import ToolCall
+from ramify.tool_calls.channels import ChannelParser
 from ramify.tool_calls.formats import ToolFormat
-from ramify.tool_calls.parser import Arguments, CallBegins, CallParser, Content, JsonEnd, overlap
-
-
-@dataclass(frozen=True, slots=True)
-class Reasoning:
-    """A piece of the reasoning."""
-
-    text: str
-
-
-_MESSAGE = "<|message|>"
-_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
-_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
-_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+from ramify.tool_calls.parser import Arguments, CallBegins, CallParser, Content, Reasoning, overlap
 
 TurnEvent = Reasoning | Content | CallBegins | Arguments
 
@@ -34,7 +20,7 @@ class TurnFormat:
     reasoning_end: str | None = None
     show_reasoning: bool = True
     channels: bool = False
-    """The turn is messages in channels (`channel_parser`)."""
+    """The turn is messages in channels (`tool_calls.channels`)."""
     tools: ToolFormat | None = None
 
 
@@ -87,91 +73,12 @@ class TurnParser:
         return [Content(text)] if text else []
 
 
-class ChannelParser:
-    """As `TurnParser`, for a turn of messages in channels, as gpt-oss writes them.
-
-    Example, each line a message; the first begins where the prompt has ended, in ``<|start|>assistant``:
-
-        <|channel|>analysis<|message|>Hm.<|end|>                                            Reasoning('Hm.')
-        <|start|>assistant<|channel|>commentary<|message|>I look.<|end|>                    Content('I look.')
-        <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}  CallBegins, …
-        <|start|>assistant<|channel|>final<|message|>Four.                                  Content('Four.')
-
-    A recipient may also stand before the channel. The turn is in its reasoning until a message that is none.
-    """
-
-    def __init__(self, turn_format: TurnFormat) -> None:
-        self._format = turn_format
-        self._text = ""  # in no event yet
-        self._kind: Literal["header", "reasoning", "content", "call"] = "header"
-        self._json = JsonEnd()
-        self._calls = 0
-        self.reasoning = True
-        """No message has begun that is not reasoning."""
-        self.answered = 0
-        """In the push in which that began: characters from there on."""
-
-    @property
-    def called(self) -> bool:
-        """There are calls, and the last one is complete."""
-        return self._calls > 0 and self._json.ended
-
-    def push(self, text: str) -> list[TurnEvent]:
-        """The events for `text`."""
-        self._text += text
-        events: list[TurnEvent] = []
-        while True:
-            marks = (_MESSAGE,) if self._kind == "header" else _ENDS
-            found = min(((at, mark) for mark in marks if (at := self._text.find(mark)) >= 0), default=None)
-            if found is None:
-                break
-            before, self._text = self._text[: found[0]], self._text[found[0] + len(found[1]) :]
-            events += self._begin(before) if self._kind == "header" else self._write(before)
-            if found[1] != _MESSAGE:
-                self._kind = "header"
-        if self._kind != "header":
-            kept = max(overlap(self._text, mark) for mark in _ENDS)
-            before, self._text = self._text[: len(self._text) - kept], self._text[len(self._text) - kept :]
-            events += self._write(before)
-        return events
-
-    def close(self) -> list[TurnEvent]:
-        """The events for the text that was held back; the output has ended."""
-        rest, self._text = self._text, ""
-        return [] if self._kind == "header" else self._write(rest)
-
-    def _begin(self, header: str) -> list[TurnEvent]:
-        """Begin the message whose header has been read, up to the channel's name and the recipient."""
-        recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
-        if recipient and self._format.tools is not None:
-            self._kind, self._json = "call", JsonEnd()
-            self._calls += 1
-            self._answers()
-            return [CallBegins(self._calls - 1, recipient[1].removeprefix("functions."))]
-        self._kind = "reasoning" if channel and channel[1] == "analysis" else "content"
-        if self._kind == "content":
-            self._answers()
-        return []
-
-    def _answers(self) -> None:
-        if self.reasoning:
-            self.reasoning, self.answered = False, len(self._text)
-
-    def _write(self, text: str) -> list[TurnEvent]:
-        if not text:
-            return []
-        if self._kind == "call":
-            self._json.push(text)
-            return [Arguments(self._calls - 1, text)]
-        if self._kind == "content":
-            return [Content(text)]
-        if not self._format.show_reasoning:
-            return []
-        return [Content(text) if self._format.reasoning_end is None else Reasoning(text)]
-
-
 def parser_of(turn_format: TurnFormat) -> TurnParser | ChannelParser:
-    return ChannelParser(turn_format) if turn_format.channels else TurnParser(turn_format)
+    if not turn_format.channels:
+        return TurnParser(turn_format)
+    apart = Content if turn_format.reasoning_end is None else Reasoning
+    thought = apart if turn_format.show_reasoning else None
+    return ChannelParser(calls=turn_format.tools is not None, reasoning=thought)
 
 
 @dataclass(frozen=True, slots=True)

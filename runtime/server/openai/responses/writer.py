@@ -27,10 +27,10 @@ from ramify.runtime.server.openai.responses.protocol import (
     response_usage,
 )
 from ramify.runtime.server.openai.responses.sealed import sealed
-from ramify.runtime.server.openai.turn_parser import Reasoning, TurnEvent, TurnFormat, parser_of
+from ramify.runtime.server.openai.turn_parser import TurnEvent, TurnFormat, parser_of
 from ramify.runtime.server.sse import event
 from ramify.runtime.server.streams import ids_in, pieces_of
-from ramify.tool_calls.parser import Arguments, CallBegins, Content
+from ramify.tool_calls.parser import Arguments, CallBegins, Content, Reasoning
 
 
 class ResponseWriter:

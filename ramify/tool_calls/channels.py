@@ -1,0 +1,99 @@
+"""Parses turns of messages in channels, as gpt-oss writes them (harmony), while they are generated."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from ramify.tool_calls.parser import Arguments, CallBegins, Content, JsonEnd, Reasoning, overlap
+
+_MESSAGE = "<|message|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+
+Event = Reasoning | Content | CallBegins | Arguments
+
+
+class ChannelParser:
+    """Takes a turn of messages in channels piece by piece and returns events.
+
+    Example, each line a message; the first begins where the prompt has ended, in ``<|start|>assistant``:
+
+        <|channel|>analysis<|message|>Hm.<|end|>                                            Reasoning('Hm.')
+        <|start|>assistant<|channel|>commentary<|message|>I look.<|end|>                    Content('I look.')
+        <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}  CallBegins, …
+        <|start|>assistant<|channel|>final<|message|>Four.                                  Content('Four.')
+
+    A recipient may also stand before the channel. The turn is in its reasoning until a message that is none.
+
+    calls : messages to recipients are calls; else they are content
+    reasoning : the event that reasoning becomes, or None to leave it out
+    """
+
+    def __init__(self, *, calls: bool, reasoning: type[Reasoning | Content] | None = Reasoning) -> None:
+        self._with_calls, self._reasoning = calls, reasoning
+        self._text = ""  # in no event yet
+        self._kind: Literal["header", "reasoning", "content", "call"] = "header"
+        self._json = JsonEnd()
+        self._calls = 0
+        self.reasoning = True
+        """No message has begun that is not reasoning."""
+        self.answered = 0
+        """In the push in which that began: characters from there on."""
+
+    @property
+    def called(self) -> bool:
+        """There are calls, and the last one is complete."""
+        return self._calls > 0 and self._json.ended
+
+    def push(self, text: str) -> list[Event]:
+        """The events for `text`."""
+        self._text += text
+        events: list[Event] = []
+        while True:
+            marks = (_MESSAGE,) if self._kind == "header" else _ENDS
+            found = min(((at, mark) for mark in marks if (at := self._text.find(mark)) >= 0), default=None)
+            if found is None:
+                break
+            before, self._text = self._text[: found[0]], self._text[found[0] + len(found[1]) :]
+            events += self._begin(before) if self._kind == "header" else self._write(before)
+            if found[1] != _MESSAGE:
+                self._kind = "header"
+        if self._kind != "header":
+            kept = max(overlap(self._text, mark) for mark in _ENDS)
+            before, self._text = self._text[: len(self._text) - kept], self._text[len(self._text) - kept :]
+            events += self._write(before)
+        return events
+
+    def close(self) -> list[Event]:
+        """The events for the text that was held back; the output has ended."""
+        rest, self._text = self._text, ""
+        return [] if self._kind == "header" else self._write(rest)
+
+    def _begin(self, header: str) -> list[Event]:
+        """Begin the message whose header has been read, up to the channel's name and the recipient."""
+        recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
+        if recipient and self._with_calls:
+            self._kind, self._json = "call", JsonEnd()
+            self._calls += 1
+            self._answers()
+            return [CallBegins(self._calls - 1, recipient[1].removeprefix("functions."))]
+        self._kind = "reasoning" if channel and channel[1] == "analysis" else "content"
+        if self._kind == "content":
+            self._answers()
+        return []
+
+    def _answers(self) -> None:
+        if self.reasoning:
+            self.reasoning, self.answered = False, len(self._text)
+
+    def _write(self, text: str) -> list[Event]:
+        if not text:
+            return []
+        if self._kind == "call":
+            self._json.push(text)
+            return [Arguments(self._calls - 1, text)]
+        if self._kind == "content":
+            return [Content(text)]
+        return [] if self._reasoning is None else [self._reasoning(text)]
