@@ -29,6 +29,8 @@ from tests.runtime.oracle import assert_same, greedy
 from .checkpoints import expected, save
 from .hybrids import DENSE, MOE, NEXT, build_hybrid
 
+pytestmark = pytest.mark.slow
+
 PAGE = 4
 LENGTHS = (40, 26)
 CUTS = [[0, 1, 4, 21, 22, 40], [0, 17, 18, 19, 25, 26]]

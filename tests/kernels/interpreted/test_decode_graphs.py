@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.decode_graphs import DecodeGraphs
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
+from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import load_model
 from ramify.runtime.scheduler.speculation import acceptance, drafter
+from tests.model.checkpoints import expected, save
+from tests.model.hybrids import DENSE, build_hybrid
 from tests.runtime.local import LocalScheduler
 from tests.runtime.tiny import write_tiny
 
@@ -57,6 +61,40 @@ def test_padding_touches_no_live_page(model: Any) -> None:
     for mine, theirs in ((padded.pool.k, flat.pool.k), (padded.pool.v, flat.pool.v)):
         torch.testing.assert_close(mine[:, :spare], theirs[:, :spare], equal_nan=True)
     assert theirs[:, spare].isnan().all(), "without padding nobody writes there"
+
+
+def test_padding_touches_no_live_state(tmp_path: Path) -> None:
+    """Two decodes of a hybrid in a step of three, after prefills in one batch."""
+    small = {"linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_value_head_dim": 16}
+    small |= {"num_hidden_layers": 2, "full_attention_interval": 2}
+    reference = build_hybrid(dataclasses.replace(DENSE, options=DENSE.options | small))
+    hybrid = load_model(save(reference, tmp_path), dtype=torch.float32)
+    runners = []
+    for _ in range(2):
+        pool = KvPool(hybrid.config, num_pages=6, page_size=PAGE, dtype=torch.float32)
+        states = StatePool(hybrid.config.states, num_slots=4)
+        for tensor in (pool.k, pool.v, states.conv, states.recurrent):
+            tensor.fill_(torch.nan)
+        runners.append(Runner(hybrid, pool, ops("triton"), states=states))
+    padded = runners[1]
+    padded.capture_decodes([3], max_pages=3)
+    ids = torch.randint(256, (12,)).int()
+    prompts = [(3, (3,), 2), (5, (5,), 0)]
+    for runner in runners:
+        extensions = [Extension(ids.numpy(), 0, stop, pages, slot) for stop, pages, slot in prompts]
+        runner.forward(pack(extensions, PAGE))
+    decode = [Extension(ids.numpy(), stop, stop + 1, pages, slot) for stop, pages, slot in prompts]
+    logits = [runner.logits(runner.forward(pack(decode, PAGE))) for runner in runners]
+    torch.testing.assert_close(logits[1], logits[0])
+    for row, (stop, _, _) in enumerate(prompts):
+        wanted = expected(reference, ids[: stop + 1].long())[-1]
+        torch.testing.assert_close(logits[1][row], wanted, atol=2e-4, rtol=0)
+    for slot in (0, 2):
+        for name in ("conv", "recurrent"):
+            mine, theirs = (getattr(runner.states, name)[:, slot] for runner in runners)
+            torch.testing.assert_close(mine, theirs)
+    assert padded.states is not None
+    assert padded.states.recurrent[:, [1, 3]].isnan().all(), "slots without a request stay as they were"
 
 
 def test_more_than_fit_run_without_padding(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
