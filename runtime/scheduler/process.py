@@ -27,7 +27,6 @@ from ramify.runtime.executor.runner import Runner
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.config import ModelConfig, ModelShape
 from ramify.runtime.model.decoder import Model
-from ramify.runtime.model.draft import check_draft, context_of
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import check_transformers, dummy_model, load_model, read_shape, shortened
 from ramify.runtime.model.pooling import pooling_of
@@ -42,6 +41,7 @@ from ramify.runtime.scheduler.constraints.grammars import GrammarStore
 from ramify.runtime.scheduler.constraints.healing import Healer
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
+from ramify.runtime.scheduler.speculation.draft_check import check_draft, context_of
 
 if TYPE_CHECKING:
     from ramify.grammar.compile.grammar_files import GrammarFiles

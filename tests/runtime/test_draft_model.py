@@ -17,11 +17,11 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.build import build_runners
 from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.executor.memory import check_states
-from ramify.runtime.model.draft import check_draft
 from ramify.runtime.model.load import read_shape
 from ramify.runtime.model.state_shape import StateShape
 from ramify.runtime.scheduler.speculation import acceptance, drafter, model_drafts
 from ramify.runtime.scheduler.speculation.acceptance import StepCost, StepDrafts
+from ramify.runtime.scheduler.speculation.draft_check import check_draft
 from tests.runtime.local import LocalScheduler
 from tests.runtime.test_overlap import told
 from tests.runtime.test_speculation import Twice
