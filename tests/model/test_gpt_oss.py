@@ -9,17 +9,14 @@ import pytest
 import torch
 from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
 from gguf.quants import dequantize
+from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from ramify.kernels.packed import Rows
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.experts import MixtureOfExperts
 from ramify.runtime.model.hf_config import config_from_hf
 from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import FAMILIES, load_model, read_config
-from ramify.runtime.model.quantised.schemes import mxfp4
-from ramify.runtime.model.quantization import packing
-from ramify.runtime.model.weights import fill
+from ramify.runtime.model.load import load_model
 from tests.model.architectures import save_tiny, tiny_config, tiny_model
 from tests.model.equality import assert_engine_equal, assert_logits_equal
 from tests.model.gguf_files import random_blocks
@@ -62,30 +59,32 @@ def test_the_engine_gives_the_tokens_of_transformers(saved: tuple[Any, Path]) ->
     assert_engine_equal(reference, model)
 
 
-def test_packed_experts_have_the_values_of_the_librarys_dequantisation(saved: tuple[Any, Path]) -> None:
-    """MXFP4 as published: all experts of a layer in one tensor. They stay 4-bit codes."""
-    _, folder = saved
+def test_a_folder_in_mxfp4_stays_packed(tmp_path: Path) -> None:
+    """As published: blocks, scales and biases of all experts of a layer. The values are the library's own."""
     reference = tiny_model(tiny_of())
     generator = torch.Generator().manual_seed(2)
-    stored: dict[str, torch.Tensor | Rows] = dict(reference.state_dict())
-    for name, values in list(stored.items()):
+    stored = {name: tensor.clone() for name, tensor in reference.state_dict().items()}
+    for name, values in reference.state_dict().items():
         if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
             continue
-        assert isinstance(values, torch.Tensor)
         count, inputs, outputs = values.shape
         blocks = torch.randint(0, 256, (count, outputs, inputs // 32, 16), generator=generator).byte()
         scales = torch.randint(122, 126, blocks.shape[:3], generator=generator).byte()
         values.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
-        stored[name] = mxfp4(blocks.flatten(0, 1), scales.flatten(0, 1))
-    model = FAMILIES["gpt_oss"](read_config(folder), torch.float32).eval()
-    fill(model, stored.items(), layout="halves")
-    model.pack(packing("none", torch.float32, everything=True))
+        del stored[name]
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    reference.config.quantization_config = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    reference.config.save_pretrained(tmp_path)
+    save_file(stored, tmp_path / "model.safetensors")
+    model = native(tmp_path, quantization="checkpoint", packed=True, deterministic=True)
     for layer in model.layers:
         assert isinstance(layer.mlp, MixtureOfExperts)
         router, gate_up, down = layer.mlp.packed
         assert (router.format, gate_up.format, down.format) == ("f32", "int4", "int4")
         assert len(gate_up.table) == 16
+    assert model.layer_weights() is not None
     assert_logits_equal(reference, model)
+    assert_logits_equal(reference, native(tmp_path))
 
 
 def write_gguf(reference: Any, path: Path) -> None:
