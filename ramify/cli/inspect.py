@@ -76,6 +76,7 @@ def lines(found: Inspection, whole: bool) -> list[tuple[str, str]]:
     else:
         thinking = f"thoughts after {found.chat.thinking}" if found.chat.thinking else "no thinking"
         rows.append(("chat", f"tools in the format {found.chat.tools}, {thinking}"))
+    rows.append(("LoRA", "adapters can be loaded" if found.lora else "no adapters: the code is not ours"))
     headed = {"not native": found.not_native, "refused": found.refused, "options": found.refused_options}
     for heading, refusals in headed.items():
         said = "refused: " if heading == "options" else ""

@@ -84,6 +84,8 @@ class Inspection:
     """What the engine makes pages for unless told otherwise."""
     kv_tokens_at_most: int
     """What the memory holds beside the weights and a workspace."""
+    lora: bool
+    """Whether adapters can be loaded: where the code is ours."""
     chat: Chat | None
     not_native: list[Refusal]
     """Why our own code does not run it, where that of transformers does."""
@@ -148,6 +150,7 @@ def inspected(
         dtype=dtype,
         quantization=quantization,
         weight_bytes=weight_bytes,
+        lora=native,
         chat=_chat(files.tokenizer) if chat and has_tokenizer(files.tokenizer) else None,
         not_native=[] if native else not_native,
         refused=refused,

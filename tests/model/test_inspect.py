@@ -161,7 +161,7 @@ def test_formats_metadata_and_memory_are_refused_together(tmp_path: Path) -> Non
 def test_experts_count_where_they_are_chosen_and_options_where_they_are_refused(tmp_path: Path) -> None:
     model = save_tiny(tiny_config("phimoe"), tmp_path)
     found = look(tmp_path)
-    assert found.implementation == "transformers"
+    assert (found.implementation, found.lora) == ("transformers", False)
     assert found.not_native
     assert found.parameters == sum(parameter.numel() for parameter in model.parameters())
     experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
