@@ -49,8 +49,8 @@ _CPU, _AUTOMATON = "ramify.kernels.cpu", "ramify.grammar.automaton"
 KERNELS = Modules(
     "kernels",
     (
-        (f"{_CPU}.attention", f"{_CPU}.sampling"),
-        (f"{_CPU}.linear", f"{_CPU}.linear_masked", f"{_CPU}.rope", f"{_CPU}.lora"),
+        (f"{_CPU}.attention", f"{_CPU}.sampling", f"{_CPU}.gated_delta"),
+        (f"{_CPU}.linear", f"{_CPU}.linear_masked", f"{_CPU}.rope", f"{_CPU}.lora", f"{_CPU}.experts"),
     ),
     f"{_CPU}.layer_stack",
 )
