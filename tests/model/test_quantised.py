@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +146,82 @@ def test_a_quantised_checkpoint_has_the_logits_of_its_values(name: str, tmp_path
     assert torch.equal(plain.layers[0].mlp.down.weight, down.weight)
     for model in (packed, plain):
         torch.testing.assert_close(logits(model, ids), wanted, atol=1e-4 * deviation, rtol=0)
+
+
+def billion(folder: Path, config: dict[str, Any], matrix: Callable[[int, int], dict[str, Any]]) -> Path:
+    """A Llama of 1.1 billion weights, all zero: its file is a hole, and takes no room on disk."""
+    hidden, size, layers, vocabulary = 2048, 8192, 18, 1024
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = {
+        "model.embed_tokens.weight": ("BF16", (vocabulary, hidden)),
+        "lm_head.weight": ("BF16", (vocabulary, hidden)),
+        "model.norm.weight": ("BF16", (hidden,)),
+    }
+    shapes = {f"self_attn.{name}_proj": (hidden, hidden) for name in "qkvo"}
+    shapes |= {
+        "mlp.gate_proj": (size, hidden),
+        "mlp.up_proj": (size, hidden),
+        "mlp.down_proj": (hidden, size),
+    }
+    for layer in range(layers):
+        stem = f"model.layers.{layer}."
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{stem}{name}.weight"] = ("BF16", (hidden,))
+        for name, shape in shapes.items():
+            tensors |= {f"{stem}{name}.{part}": found for part, found in matrix(*shape).items()}
+    header, end = {}, 0
+    for name, (dtype, found) in tensors.items():
+        start, end = end, end + math.prod(found) * {"BF16": 2, "F16": 2, "I32": 4, "F8_E4M3": 1}[dtype]
+        header[name] = {"dtype": dtype, "shape": found, "data_offsets": (start, end)}
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    fields = {
+        "model_type": "llama", "vocab_size": vocabulary, "hidden_size": hidden, "intermediate_size": size,
+        "num_hidden_layers": layers, "num_attention_heads": 32, "num_key_value_heads": 32,
+        "max_position_embeddings": 2048, "quantization_config": config,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+    return folder
+
+
+def test_a_packed_model_is_never_expanded_as_a_whole(tmp_path: Path) -> None:
+    """Loading 1.1 billion weights of four bits takes the file, the packed model, and a third of it besides.
+
+    All of them as bytes would be 2 bytes for each byte of the file, and as bfloat16 4.
+    """
+
+    def matrix(outputs: int, inputs: int) -> dict[str, Any]:
+        return {
+            "qweight": ("I32", (inputs // 8, outputs)),
+            "qzeros": ("I32", (inputs // 128, outputs // 8)),
+            "scales": ("F16", (inputs // 128, outputs)),
+        }
+
+    folder = billion(tmp_path, {**GPTQ, "group_size": 128}, matrix)
+    code = """
+import resource, sys, torch
+from pathlib import Path
+from ramify.runtime.model import load, packed_cache
+from ramify.runtime.model.hub.resolve import ModelFiles
+packed_cache.CACHED_FROM = 1 << 60
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+torch.ones(2, 2) @ torch.ones(2, 2)
+before, folder = peak(), Path(sys.argv[1])
+files = ModelFiles("zeros", folder, folder)
+model = load.load_model(files, dtype=torch.bfloat16, quantization="checkpoint", packed=True)
+print(peak() - before, sum(weight.panels.nbytes + weight.scales.nbytes
+    for module in model.modules() for weight in getattr(module, "packed", [])))
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    peak, packed = map(int, found.stdout.split())
+    stored = (folder / "model.safetensors").stat().st_size
+    assert packed > 0.5e9
+    assert peak < stored + 1.33 * packed
 
 
 REFUSED = [

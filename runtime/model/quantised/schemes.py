@@ -27,8 +27,8 @@ SIGNED = torch.arange(-8, 8, dtype=torch.int8)
 SPREAD = 128
 """A factor for all inputs is repeated for each 128. Activations are rounded to int8 in the groups of the
 weights, and one large input would round all others of its group away."""
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""The column, of eight, in each four bits of AWQ's int32, from the lowest (AutoAWQ, `WQLinear_GEMM`)."""
+WORDS_AT_ONCE = 1 << 15
+"""int32 that are unpacked at a time."""
 
 
 def mxfp4(blocks: Tensor, scales: Tensor) -> Rows:
@@ -116,26 +116,47 @@ def gptq(stored: Stored, quantised: Quantised) -> Rows:
 def awq(stored: Stored, quantised: Quantised) -> Rows:
     """AWQ (arXiv 2306.00978), version gemm, with 4 bits.
 
-    qweight : (inputs, outputs / 8) int32, eight outputs an int32 in `AWQ_ORDER`
+    qweight : (inputs, outputs / 8) int32, eight outputs an int32: 0, 2, 4, 6, 1, 3, 5, 7 from the lowest bits
     qzeros : (groups, outputs / 8) int32, alike
     scales : (groups, outputs)
     """
-    place = torch.argsort(torch.tensor(AWQ_ORDER))
-
-    def codes_of(words: Tensor) -> Tensor:
-        """(rows, outputs) as (outputs, rows)."""
-        eights = _unpacked(words, 4).unflatten(1, (-1, 8))[:, :, place]
-        return eights.flatten(1).t().contiguous()
-
-    codes, zeros = codes_of(stored["qweight"]), codes_of(stored["qzeros"]).short() - 8
+    codes, zeros = (_unpacked(stored[name], 4, halves=True).t() for name in ("qweight", "qzeros"))
+    codes, zeros = codes.contiguous(), zeros.short() - 8
     factors, group = _by_output(stored["scales"].t(), codes, quantised)
     return _integers(codes, 4, factors, zeros, group, None)
 
 
-def _unpacked(words: Tensor, bits: int) -> Tensor:
-    """(rows, words) int32 as (rows, codes) uint8, the lowest bits first."""
-    bytes_ = words.contiguous().view(torch.uint8)
-    return bytes_ if bits == 8 else torch.stack([bytes_ & 15, bytes_ >> 4], -1).flatten(1)
+def _unpacked(words: Tensor, bits: int, *, halves: bool = False) -> Tensor:
+    """(rows, words) int32 as (rows, codes) uint8, the lowest bits first.
+
+    With `halves` the codes 0, 2, 4 and 6 are in the lower half of an int32, and 1, 3, 5 and 7 in the upper.
+    Codes of four bits are spread over the bytes of int64, by steps on as many as fit the processor's cache.
+    """
+    words = words.contiguous()
+    if bits == 8:
+        return words.view(torch.uint8)
+    out = torch.empty(len(words), 8 * words.shape[1], dtype=torch.uint8)
+    eights, step = out.view(torch.int64), max(1, WORDS_AT_ONCE // words.shape[1])
+    for start in range(0, len(words), step):
+        wide = words[start : start + step].long()
+        if halves:
+            parts = [wide & 0xFFFF, wide >> 16 & 0xFFFF]
+            for part in parts:
+                part |= part << 24
+                part &= 0xFF000000FF
+                part |= part << 12
+                part &= 0xF000F000F000F
+            wide = parts[0].bitwise_or_(parts[1].bitwise_left_shift_(8))
+        else:
+            wide &= 0xFFFFFFFF
+            wide |= wide << 16
+            wide &= 0xFFFF0000FFFF
+            wide |= wide << 8
+            wide &= 0xFF00FF00FF00FF
+            wide |= wide << 4
+            wide &= 0xF0F0F0F0F0F0F0F
+        eights[start : start + step] = wide
+    return out
 
 
 def _bits_of(words: int, numbers: int) -> int:
