@@ -37,12 +37,20 @@ RECORD = np.dtype([(name, np.int64) for name in (
 class LoraPart:
     """One projection: columns ``[start, start + columns)`` of the result.
 
-    b : (rank, columns), Bᵀ, its columns padded to `MULTIPLE`
+    b : (blocks, rank, `MULTIPLE`), Bᵀ in blocks of columns, padded with zeros
     """
 
     start: int
     columns: int
     b: Tensor
+
+    @property
+    def rank(self) -> int:
+        return self.b.shape[1]
+
+    def b_of_columns(self) -> Tensor:
+        """(rank, columns)."""
+        return self.b.transpose(0, 1).flatten(1)[:, : self.columns]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,7 +72,8 @@ class LoraWeight:
         found = []
         for start, _, b, _ in parts:
             columns = b.shape[0]
-            found.append(LoraPart(start, columns, F.pad(b.t(), (0, -columns % MULTIPLE)).contiguous()))
+            blocks = F.pad(b.t(), (0, -columns % MULTIPLE)).unflatten(1, (-1, MULTIPLE)).transpose(0, 1)
+            found.append(LoraPart(start, columns, blocks.contiguous()))
         a = torch.cat([a for _, a, _, _ in parts])
         scales = [torch.full((len(a),), scale, device=a.device) for _, a, _, scale in parts]
         return cls(F.pad(a, (0, -a.shape[1] % MULTIPLE)).contiguous(), torch.cat(scales), tuple(found))
@@ -77,7 +86,7 @@ class LoraWeight:
         one["a"], one["scales"] = self.a.data_ptr(), self.scales.data_ptr()
         one["ranks"], one["parts"], one["bf16"] = len(self.a), len(self.parts), self.a.dtype == torch.bfloat16
         for place, part in enumerate(self.parts):
-            one[f"b{place}"], one[f"rank{place}"] = part.b.data_ptr(), len(part.b)
+            one[f"b{place}"], one[f"rank{place}"] = part.b.data_ptr(), part.rank
             one[f"start{place}"], one[f"columns{place}"] = part.start, part.columns
         return record.ctypes.data, record
 

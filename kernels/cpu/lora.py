@@ -30,6 +30,8 @@ from ramify.kernels.cpu.norm import normalise
 from ramify.kernels.lora import MULTIPLE, RECORD, LoraRows, LoraTable
 
 SHRINK_ROWS, EXPAND_COLUMNS = 16, 256
+AHEAD = 2048
+"""Bytes between a number of A or B and the one that is fetched into the cache meanwhile."""
 SERIAL_NUMBERS = 1 << 16
 """Numbers of x that one thread prepares; more are prepared by all."""
 
@@ -39,7 +41,7 @@ adapter has in one matrix."""
 FRAME = record(
     "table", "x", "x_row", "bf16", "inputs", "padded", "out", "out_row", "out_bf16", "outputs", "zero",
     "norm", "segments", "segment_count", "order", "rows", "most_ranks",
-    "stage", "items", "counter", "wide", "spare", "hidden",
+    "stage", "items", "blocks", "counter", "wide", "spare", "hidden",
     floats=("eps",),
 )  # fmt: skip
 """The arguments of one call, which its threads share."""
@@ -79,6 +81,8 @@ def _shrink(frame, weight, first, stop, block):  # type: ignore[no-untyped-def]
             zero = vl.splat_f32(0.0)
             p0, p1, p2, p3, q0, q1, q2, q3 = zero, zero, zero, zero, zero, zero, zero, zero
             for i in range(0, frame.padded, LANES):
+                vl.prefetch(a + size * i + AHEAD)
+                vl.prefetch(b + size * i + AHEAD)
                 u, v = vl.load_as(a + size * i, bf16), vl.load_as(b + size * i, bf16)
                 y = vl.load(x0 + 4 * i)
                 p0, q0 = vl.fma(y, u, p0), vl.fma(y, v, q0)
@@ -106,80 +110,91 @@ def _out_at(frame, place):  # type: ignore[no-untyped-def]
 
 @part
 def _expand_part(frame, hidden, b, rank, start, columns, first, stop, low, high, bf16):  # type: ignore[no-untyped-def]
-    """Columns ``[low, high)`` of the result, as far as they are in this part."""
+    """Blocks of columns of one part that begin in columns ``[low, high)`` of the result."""
     size, out_size, row_bytes = (2 if bf16 else 4), (2 if frame.out_bf16 else 4), 4 * frame.most_ranks
-    b_row = vl.round_up(columns, MULTIPLE) * size
-    begin, end = max(low, start), min(high, start + columns)
-    if begin >= end:
-        return
-    begin -= (begin - start) % LANES  # blocks of LANES are counted from the part's first column
-    for row in range(first, stop, 4):
-        r1, r2, r3 = min(row + 1, stop - 1), min(row + 2, stop - 1), min(row + 3, stop - 1)
-        h0, h1 = hidden + row * row_bytes, hidden + r1 * row_bytes
-        h2, h3 = hidden + r2 * row_bytes, hidden + r3 * row_bytes
-        o0, o1, o2, o3 = _out_at(frame, row), _out_at(frame, r1), _out_at(frame, r2), _out_at(frame, r3)
-        column = begin
-        while column < end:
-            at = b + (column - start) * size
-            if column >= low and column + LANES <= end:
-                zero = vl.splat_f32(0.0)
-                s0, s1, s2, s3 = zero, zero, zero, zero
-                for j in range(rank):
-                    y = vl.load_as(at + j * b_row, bf16)
-                    s0 = vl.fma(vl.splat_f32(vl.read_f32(h0 + 4 * j)), y, s0)
-                    s1 = vl.fma(vl.splat_f32(vl.read_f32(h1 + 4 * j)), y, s1)
-                    s2 = vl.fma(vl.splat_f32(vl.read_f32(h2 + 4 * j)), y, s2)
-                    s3 = vl.fma(vl.splat_f32(vl.read_f32(h3 + 4 * j)), y, s3)
-                to, bf = column * out_size, frame.out_bf16
-                # All are read before one is written: behind the last row they are the same row.
-                s0, s1 = vl.add(vl.load_as(o0 + to, bf), s0), vl.add(vl.load_as(o1 + to, bf), s1)
-                s2, s3 = vl.add(vl.load_as(o2 + to, bf), s2), vl.add(vl.load_as(o3 + to, bf), s3)
-                vl.store_as(o0 + to, s0, bf)
-                vl.store_as(o1 + to, s1, bf)
-                vl.store_as(o2 + to, s2, bf)
-                vl.store_as(o3 + to, s3, bf)
+    bf, writes = frame.out_bf16, frame.zero
+    block_bytes = MULTIPLE * rank * size
+    begin = max(0, (low - start + MULTIPLE - 1) // MULTIPLE)
+    end = (min(columns, high - start) + MULTIPLE - 1) // MULTIPLE
+    for block in range(begin, end):
+        column, at = block * MULTIPLE, b + block * block_bytes
+        to = (start + column) * out_size
+        count = min(MULTIPLE, columns - column)
+        for row in range(first, stop, 4):
+            r1, r2, r3 = min(row + 1, stop - 1), min(row + 2, stop - 1), min(row + 3, stop - 1)
+            h0, h1 = hidden + row * row_bytes, hidden + r1 * row_bytes
+            h2, h3 = hidden + r2 * row_bytes, hidden + r3 * row_bytes
+            o0, o1, o2, o3 = _out_at(frame, row), _out_at(frame, r1), _out_at(frame, r2), _out_at(frame, r3)
+            if count == MULTIPLE:
+                for lane in range(0, MULTIPLE, LANES):
+                    zero = vl.splat_f32(0.0)
+                    s0, s1, s2, s3 = zero, zero, zero, zero
+                    for j in range(rank):
+                        vl.prefetch(at + (MULTIPLE * j + lane) * size + AHEAD)
+                        y = vl.load_as(at + (MULTIPLE * j + lane) * size, bf16)
+                        s0 = vl.fma(vl.splat_f32(vl.read_f32(h0 + 4 * j)), y, s0)
+                        s1 = vl.fma(vl.splat_f32(vl.read_f32(h1 + 4 * j)), y, s1)
+                        s2 = vl.fma(vl.splat_f32(vl.read_f32(h2 + 4 * j)), y, s2)
+                        s3 = vl.fma(vl.splat_f32(vl.read_f32(h3 + 4 * j)), y, s3)
+                    place = to + lane * out_size
+                    if not writes:
+                        # All are read before one is written: behind the last row they are the same row.
+                        s0, s1 = (
+                            vl.add(vl.load_as(o0 + place, bf), s0),
+                            vl.add(vl.load_as(o1 + place, bf), s1),
+                        )
+                        s2, s3 = (
+                            vl.add(vl.load_as(o2 + place, bf), s2),
+                            vl.add(vl.load_as(o3 + place, bf), s3),
+                        )
+                    vl.store_as(o0 + place, s0, bf)
+                    vl.store_as(o1 + place, s1, bf)
+                    vl.store_as(o2 + place, s2, bf)
+                    vl.store_as(o3 + place, s3, bf)
             else:
                 for r in range(row, min(row + 4, stop)):
-                    out, h = _out_at(frame, r), hidden + r * row_bytes
-                    for c in range(max(column, low), min(column + LANES, end)):
+                    out, h = _out_at(frame, r) + to, hidden + r * row_bytes
+                    for c in range(count):
                         total = np.float32(0.0)
                         for j in range(rank):
-                            y = vl.read_as(b + (c - start) * size + j * b_row, bf16)
-                            total += vl.read_f32(h + 4 * j) * y
-                        total += vl.read_as(out + c * out_size, frame.out_bf16)
-                        vl.write_as(out + c * out_size, total, frame.out_bf16)
-            column += LANES
+                            total += vl.read_f32(h + 4 * j) * vl.read_as(at + (MULTIPLE * j + c) * size, bf16)
+                        if not writes:
+                            total += vl.read_as(out + c * out_size, bf)
+                        vl.write_as(out + c * out_size, total, bf)
+
+
+@part
+def _zero(frame, first, stop, begin, end):  # type: ignore[no-untyped-def]
+    for row in range(first, stop):
+        to = _out_at(frame, row)
+        for column in range(begin, end):
+            vl.write_f32(to + 4 * column, np.float32(0.0))
 
 
 @part
 def _expand(frame, weight_at, first, stop, block):  # type: ignore[no-untyped-def]
     low = block * EXPAND_COLUMNS
     high = min(low + EXPAND_COLUMNS, frame.outputs)
-    if frame.zero:
-        for row in range(first, stop):
-            to = _out_at(frame, row)
-            for c in range(low, high):
-                vl.write_f32(to + 4 * c, np.float32(0.0))
     if not weight_at:
+        if frame.zero:
+            _zero(frame, first, stop, low, high)
         return
     weight = carray(vl.as_pointer(weight_at), 1, RECORD)[0]
-    hidden = frame.hidden
-    _expand_part(
-        frame, hidden, weight.b0, weight.rank0, weight.start0, weight.columns0, first, stop, low, high,
-        weight.bf16,
-    )  # fmt: skip
-    if weight.parts > 1:
-        hidden += 4 * weight.rank0
-        _expand_part(
-            frame, hidden, weight.b1, weight.rank1, weight.start1, weight.columns1, first, stop, low, high,
-            weight.bf16,
-        )  # fmt: skip
-    if weight.parts > 2:
-        hidden += 4 * weight.rank1
-        _expand_part(
-            frame, hidden, weight.b2, weight.rank2, weight.start2, weight.columns2, first, stop, low, high,
-            weight.bf16,
-        )  # fmt: skip
+    hidden, done = frame.hidden, 0
+    for place in range(weight.parts):
+        if place == 0:
+            b, rank, start, columns = weight.b0, weight.rank0, weight.start0, weight.columns0
+        elif place == 1:
+            b, rank, start, columns = weight.b1, weight.rank1, weight.start1, weight.columns1
+        else:
+            b, rank, start, columns = weight.b2, weight.rank2, weight.start2, weight.columns2
+        if frame.zero:
+            _zero(frame, first, stop, max(low, done), min(high, start))
+        _expand_part(frame, hidden, b, rank, start, columns, first, stop, low, high, weight.bf16)
+        hidden += 4 * rank
+        done = start + columns
+    if frame.zero:
+        _zero(frame, first, stop, max(low, done), high)
 
 
 @part
@@ -187,8 +202,8 @@ def _item(frame, index):  # type: ignore[no-untyped-def]
     if frame.stage == 0:
         _prepare(frame, index)
         return
-    at = frame.segments + 24 * (index % frame.segment_count)
-    block = index // frame.segment_count
+    at = frame.segments + 24 * (index // frame.blocks)
+    block = index % frame.blocks
     weight_at = vl.read_i64(frame.table + 8 * vl.read_i64(at))
     first, stop = vl.read_i64(at + 8), vl.read_i64(at + 16)
     if frame.stage == 2:
@@ -243,12 +258,11 @@ def _build_run(sources: str) -> Any:
         frame.hidden = frame.spare + spare_bytes
         for stage in range(3):
             frame.stage = stage
-            if stage == 0:
-                frame.items = step.rows
-            elif stage == 1:
-                frame.items = step.segment_count * ((step.most_ranks + SHRINK_ROWS - 1) // SHRINK_ROWS)
-            else:
-                frame.items = step.segment_count * ((outputs + EXPAND_COLUMNS - 1) // EXPAND_COLUMNS)
+            frame.items = step.rows
+            if stage:
+                size, unit = (step.most_ranks, SHRINK_ROWS) if stage == 1 else (outputs, EXPAND_COLUMNS)
+                frame.blocks = (size + unit - 1) // unit
+                frame.items = step.segment_count * frame.blocks
             vl.write_i64(frame.counter, 0)
             if threads == 1 or frame.items == 1 or (stage == 0 and step.rows * inputs < SERIAL_NUMBERS):
                 call_address(body, arena)

@@ -40,8 +40,8 @@ def lora(
         hidden = picked.float() @ weight.a[:, : x.shape[1]].float().t() * weight.scales
         start = 0
         for part in weight.parts:
-            rank, place = len(part.b), slice(part.start, part.start + part.columns)
-            added = hidden[:, start : start + rank] @ part.b[:, : part.columns].float()
+            rank, place = part.rank, slice(part.start, part.start + part.columns)
+            added = hidden[:, start : start + rank] @ part.b_of_columns().float()
             out[these, place] = (out[these, place].float() + added).to(out.dtype)
             start += rank
     return out

@@ -38,11 +38,11 @@ def merged(table: LoraTable, slot: int) -> torch.Tensor:
         return whole
     start = 0
     for part in weight.parts:
-        rows = slice(start, start + len(part.b))
-        b = part.b[:, : part.columns].double()
+        rows = slice(start, start + part.rank)
+        b = part.b_of_columns().double()
         scaled = weight.scales[rows].double()[:, None] * weight.a[rows, :INPUTS].double()
         whole[part.start : part.start + part.columns] += b.t() @ scaled
-        start += len(part.b)
+        start += part.rank
     return whole
 
 

@@ -231,6 +231,14 @@ fetch_increment = _op1(
 )
 """Atomic fetch-and-add of 1 to the int64 at an address: threads take work items by it."""
 
+
+def _prefetch(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    prefetch_line(builder, address)
+    return _i64(0)
+
+
+prefetch = _op1(types.int64, _prefetch)
+
 # Vectors.
 load = _op1(vector, load_vector)
 load_bf16 = _op1(vector, load_widened)
