@@ -98,14 +98,26 @@ class LoraTable:
         self.weights: dict[int, LoraWeight] = {}
         self.addresses = np.zeros(MOST_SLOTS, np.int64)
         """Of the weights' records; 0 for none."""
+        self._records: Tensor | None = None
 
     def __setitem__(self, slot: int, weight: LoraWeight) -> None:
         self.weights[slot] = weight
         self.addresses[slot] = weight.layout[0]
+        self._records = None
 
     def __delitem__(self, slot: int) -> None:
         self.addresses[slot] = 0
+        self._records = None
         del self.weights[slot]
+
+    def records(self, device: torch.device) -> Tensor:
+        """(slots, fields) int64: the records on a device, zeros for a slot without weights."""
+        if self._records is None or self._records.device != device:
+            records = np.zeros(MOST_SLOTS, RECORD)
+            for slot, weight in self.weights.items():
+                records[slot] = weight.layout[1][0]
+            self._records = torch.from_numpy(records.view(np.int64).reshape(MOST_SLOTS, -1)).to(device)
+        return self._records
 
     def __bool__(self) -> bool:
         return bool(self.weights)

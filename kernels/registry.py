@@ -400,6 +400,7 @@ def _triton_ops(deterministic: bool) -> Ops:
         gated_delta,
         kv_store,
         logits,
+        lora,
         matmul,
         norm,
         planner,
@@ -426,5 +427,6 @@ def _triton_ops(deterministic: bool) -> Ops:
         planner=planner.Planner,
         matmul=matmul.matmul if deterministic else None,
         mixture=functools.partial(experts.mixture, by_row=deterministic),
+        lora=lora.lora,
         deterministic=deterministic,
     )

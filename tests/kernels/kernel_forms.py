@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
+from ramify.kernels.lora import LoraRows, LoraTable, LoraWeight
 from ramify.kernels.routing import ClampedGate
 from ramify.kernels.sampling_inputs import LogitEdits, SamplingOptions
 from ramify.kernels.stack import ExpertMatrices
@@ -17,6 +19,7 @@ from ramify.kernels.triton import (
     gated_delta,
     kv_store,
     logits,
+    lora,
     matmul,
     norm,
     rope,
@@ -145,6 +148,16 @@ def expert_cases() -> Iterator[Case]:
             yield f"bf16 {hidden} x {size} experts", lambda given=given: experts.mixture(*given)
 
 
+def lora_cases() -> Iterator[Case]:
+    for dtype in (HALF, torch.float32):
+        table = LoraTable()
+        parts = [(start, torch.zeros(16, 4096), torch.zeros(1024, 16), 2.0) for start in (0, 1024)]
+        table[3] = LoraWeight.of([(at, a.to(dtype), b.to(dtype), scale) for at, a, b, scale in parts])
+        x, out = torch.zeros(4, 4096, dtype=dtype), torch.zeros(4, 2048, dtype=dtype)
+        rows = LoraRows(np.array([3, -1, 3, 3]))
+        yield NAMES[dtype], lambda x=x, table=table, rows=rows, out=out: lora.lora(x, table, rows, out=out)
+
+
 def sampling_cases() -> Iterator[Case]:
     for vocab in (49152, 128256, 151936, 262144):
         for dtype in (HALF, torch.float32):
@@ -172,6 +185,7 @@ def cases() -> Iterator[Case]:
     yield from delta_cases()
     yield from product_cases()
     yield from expert_cases()
+    yield from lora_cases()
     yield from sampling_cases()
 
 
