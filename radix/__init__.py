@@ -7,7 +7,7 @@ pages.py       the pool of page numbers
 usage.py       which tree pages are in use, leased or evictable; stats.py the counts
 eviction.py    the queue of evictable leaves; lease.py prefixes kept for programs that come back
 states.py      slots of recurrent states at the ends of nodes, for models with linear attention layers
-evicted.py     recent evictions, to explain cache misses
-snapshot.py    a sample of the tree for dashboards; integrity.py conservation checks for tests
+integrity.py   conservation checks for tests
+observe/       digests of prefixes, recent evictions, a sample for dashboards, what entered and left
 naive.py       the same interface without sharing; token_tree.py counts distinct tokens of sequences
 """

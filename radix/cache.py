@@ -41,19 +41,19 @@ import math
 import time
 from collections.abc import Callable, Iterable
 
-from ramify.radix.evicted import EvictionRecord, Lost
 from ramify.radix.eviction import EvictionPolicy, LeastRecentlyUsed
 from ramify.radix.integrity import verify
 from ramify.radix.key import TOKEN_BYTES, Tokens, encode
 from ramify.radix.lease import LeaseBook
 from ramify.radix.lock import Committed, Match, PrefixLock
 from ramify.radix.node import Node
+from ramify.radix.observe.evicted import EvictionRecord, Lost
+from ramify.radix.observe.snapshot import NodeView, snapshot
+from ramify.radix.observe.tree_log import TreeLog
 from ramify.radix.pages import PagePool
-from ramify.radix.snapshot import NodeView, snapshot
 from ramify.radix.states import States, UselessFirst
 from ramify.radix.stats import PageCounts, StateCounts
 from ramify.radix.tree import RadixTree
-from ramify.radix.tree_log import TreeLog
 from ramify.radix.usage import Usage
 
 FLUSH = "flush"
@@ -134,7 +134,7 @@ class PrefixCache:
     def lost(self, tokens: Tokens, scope: str, found: int) -> Lost:
         """How many of `tokens` (n,) after the first `found` had been in the tree and were evicted.
 
-        Counts evictions that are still on record (`ramify.radix.evicted`). Costs O(n).
+        Counts evictions that are still on record (`ramify.radix.observe.evicted`). Costs O(n).
         """
         return self._record.lost(encode(tokens), scope, found)
 
@@ -359,7 +359,7 @@ class PrefixCache:
         )
 
     def snapshot(self, most: int) -> list[NodeView]:
-        """At most `most` nodes of the tree, parents before their children; see `ramify.radix.snapshot`."""
+        """At most `most` nodes, parents before their children; see `ramify.radix.observe.snapshot`."""
         self._expire_leases()
         return snapshot(self._tree, self._leases.owners, most)
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from ramify.constraint import Constraint
 from ramify.messages import Enforcement, ProgramHint, Usage
-from ramify.radix.evicted import Lost
+from ramify.radix.observe.evicted import Lost
 from ramify.ring_messages import Submit
 from ramify.runtime.scheduler.pooling import PooledStates
 from ramify.runtime.scheduler.programs.programs import Program

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ramify.radix.digest import MASK, Digests
 from ramify.radix.key import TOKEN_BYTES
 from ramify.radix.node import Node
+from ramify.radix.observe.digest import MASK, Digests
 
 
 class TreeLog:
