@@ -19,7 +19,7 @@ COMMIT = "c" * 40
 
 @dataclass
 class HubServer:
-    """`repositories`: name → path → content. `breaks`: paths whose next download ends after this number of bytes."""
+    """`repositories`: name → path → content. `breaks`: path → bytes after which its next download ends."""
 
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
     gated: dict[str, str] = field(default_factory=dict)
