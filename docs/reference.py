@@ -177,7 +177,12 @@ def options(kind: Any, docs: dict[str, str], without: type[Any] | None = None) -
     hints = typing.get_type_hints(kind)
     skipped = set(typing.get_type_hints(without)) if without is not None else set()
     defaults = (
-        {field.name: field.default for field in dataclasses.fields(kind)}
+        {
+            field.name: field.default
+            if field.default_factory is dataclasses.MISSING
+            else field.default_factory()
+            for field in dataclasses.fields(kind)
+        }
         if dataclasses.is_dataclass(kind)
         else {name: getattr(kind(), name) for name in kind.__struct_fields__}
     )
