@@ -112,7 +112,7 @@ def test_generated_pages_are_current(script: str) -> None:
 
 def links(path: Path) -> list[tuple[str, str, str]]:
     """(text, file, heading) of each link to a file."""
-    found = re.findall(r"\[([^\]]*)\]\(([^)#\s]*)#?([^)\s]*)\)", path.read_text())
+    found = re.findall(r"\[([^\[\]]*)\]\(([^)#\s]*)#?([^)\s]*)\)", path.read_text())
     return [link for link in found if "://" not in link[1]]
 
 
