@@ -61,7 +61,7 @@ def fp8(scale_name: str, dtype: torch.dtype, *, tensor: bool = False, block: int
         if tensor:
             scales = scales.amax().reshape(1)
             wide = scales.float()
-            extra["input_scale"] = torch.ones(1)
+            extra |= {"input_scale": torch.ones(1), "activation_scale": torch.ones(1)}
         if block:
             rows = [scales_of(part.reshape(1, -1), 0, 448, dtype) for part in weight.split(block, 0)]
             columns = [scales_of(part.t().reshape(1, -1), 0, 448, dtype) for part in weight.split(block, 1)]

@@ -26,7 +26,7 @@ _PARTS = {
     "weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_shape",
     "weight_g_idx", "qweight", "qzeros", "scales", "g_idx",
 }  # fmt: skip
-_ACTIVATIONS = {"input_scale", "input_zero_point"}
+_ACTIVATIONS = {"input_scale", "input_zero_point", "activation_scale"}
 """Static scales of activations, which are not rounded to the scheme's type here."""
 
 
