@@ -54,6 +54,8 @@ class MixtureOfExperts(nn.Module):
         self.shared: GatedMLP | None = None
         if experts.shared_size:
             self.shared = GatedMLP(hidden, experts.shared_size, bias=False, dtype=dtype)
+            # The kernel of the whole block knows no adapters.
+            self.shared.gate_up.adaptable = self.shared.down.adaptable = False
         self.packed: list[PackedWeight] = []
         """After packing: the router, and gate_up and down of all experts (`Stack`)."""
         self.matmul: registry.MatMul = plain_matmul

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ramify.kernels import registry
-from ramify.kernels.lora import Extra, LoraRows, LoraTable
+from ramify.kernels.lora import MOST_PARTS, Extra, LoraRows, LoraTable
 from ramify.kernels.packed import PackedWeight, Rows, pack
 from ramify.kernels.reference import linear as reference
 from ramify.kernels.reference.lora import lora as reference_lora
@@ -42,7 +42,7 @@ class Slot:
     offset: float = 0.0
     """Added to the checkpoint's values."""
     part: tuple[Linear, str] | None = None
-    """The projection whose weight the tensor is."""
+    """The projection whose weight the tensor is, where adapters can change it."""
     filled: Callable[[], None] | None = None
     """Called once the slot is filled."""
     order: Tensor | None = None
@@ -210,6 +210,8 @@ class Linear(nn.Module):
         self.lora = LoraTable()
         self.adapted = Adapted()
         """Shared with all others of a model."""
+        self.adaptable = len(self.parts) <= MOST_PARTS
+        """Adapters can change it."""
         self._unfilled: set[str] | None = None
         self._form: Callable[[Tensor], Rows] | None = None
 
@@ -282,7 +284,7 @@ class Linear(nn.Module):
                     self.weight[part],
                     rotary,
                     partial(self._keep, name),
-                    part=(self, name),
+                    part=(self, name) if self.adaptable else None,
                     filled=partial(self._filled, full),
                     order=order,
                 ),

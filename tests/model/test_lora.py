@@ -1,0 +1,103 @@
+"""Which adapters are read, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ramify.errors import InvalidRequest, RamifyError, UnsupportedField
+from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.load import load_model
+from ramify.runtime.model.lora.adapters import Adapters
+from ramify.runtime.model.lora.peft import read_adapter
+from tests.model.adapters import write_adapter
+from tests.runtime.tiny import write_model
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lora-base") / "base"
+    write_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapters(base: Path) -> Adapters:
+    files = ModelFiles(name="tiny", weights=base, tokenizer=base)
+    return Adapters(load_model(files, dtype=torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"use_dora": True}, "use_dora is set: DoRA"),
+        ({"bias": "all"}, "bias is 'all'"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save is set"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
+        ({"peft_type": "LOHA"}, "peft_type is 'LOHA'"),
+        ({"a_field_of_2030": 1}, "a_field_of_2030 is set"),
+        ({"target_modules": ["q_proj"]}, "its file has tensors of model.layers.0.self_attn.k_proj"),
+        ({"layers_to_transform": [1]}, "its file has tensors of model.layers.0"),
+        ({"target_modules": r".*\.(q|k)_proj"}, "its file has tensors of model.layers.0.self_attn.v_proj"),
+        ({"r": 5}, "ranks 4 and 4, and its config says 5"),
+        ({"r": 0}, "r is 0"),
+    ],
+)
+def test_what_is_refused(
+    base: Path, adapters: Adapters, tmp_path: Path, config: dict[str, object], message: str
+) -> None:
+    folder = write_adapter(tmp_path / "a", base, seed=0, **config)
+    with pytest.raises(RamifyError) as caught:
+        adapters.load("a", str(folder))
+    assert isinstance(caught.value, InvalidRequest | UnsupportedField)
+    assert message in str(caught.value)
+    assert caught.value.field == "lora"
+
+
+@pytest.mark.parametrize("targets", ["all-linear", r".*(_proj)", None])
+def test_other_spellings_of_all_targets(
+    base: Path, adapters: Adapters, tmp_path: Path, targets: str | None
+) -> None:
+    folder = write_adapter(tmp_path / "a", base, seed=0, target_modules=targets)
+    adapters.load("a", str(folder))
+    adapters.unload("a")
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"), [("lm_head", (320, 64)), ("model.layers.0.mlp.experts.3.up_proj", (128, 64))]
+)
+def test_modules_that_adapters_cannot_change(
+    base: Path, adapters: Adapters, tmp_path: Path, module: str, shape: tuple[int, int]
+) -> None:
+    folder = write_adapter(tmp_path / "a", base, seed=0)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    for part, size in (("A", (4, shape[1])), ("B", (shape[0], 4))):
+        tensors[f"base_model.model.{module}.lora_{part}.weight"] = torch.zeros(size)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    with pytest.raises(UnsupportedField, match=f"it changes {module}"):
+        adapters.load("a", str(folder))
+
+
+def test_an_adapter_of_another_model(base: Path, adapters: Adapters, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a", base, seed=0, targets=("q_proj",))
+    tensors = load_file(folder / "adapter_model.safetensors")
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"
+    tensors[name] = torch.zeros(8, 4)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    with pytest.raises(InvalidRequest, match="Load the adapter of this model"):
+        adapters.load("a", str(folder))
+
+
+def test_the_revision_is_that_of_the_files(base: Path, tmp_path: Path) -> None:
+    folders = [write_adapter(tmp_path / str(i), base, seed=seed) for i, seed in enumerate((0, 0, 1))]
+    first, same, other = (read_adapter(folder).revision for folder in folders)
+    assert first == same != other
+    config = folders[0] / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"lora_alpha": 3}))
+    assert read_adapter(folders[0]).revision not in (first, other)
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        read_adapter(tmp_path)
