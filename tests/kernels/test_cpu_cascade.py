@@ -13,7 +13,6 @@ from ramify.kernels.cpu import attention as cpu
 from ramify.kernels.cpu.attention_plan import ITEM_ROWS, LEAST_ROWS
 from ramify.kernels.cpu.attention_records import BLOCK
 from ramify.kernels.cpu.codegen import team
-from ramify.kernels.registry import ops
 
 from . import cascade_cases
 from .attention_cases import Batch, make_batch
@@ -125,11 +124,10 @@ def test_chunks_of_prefill_share_as_well(new):
 
 
 def test_the_flat_form_reads_every_prefix_for_each_branch():
-    batch, backend = tree(32, 40), ops("cpu")
-    assert backend.flat_attention is not None
-    flat = backend.flat_attention(*batch, scale=SCALE)
+    batch = tree(32, 40)
+    flat = cpu.paged_attention(*batch, scale=SCALE, cascade=False)
     assert cpu.last_plan()["blocks"] == 3 * 32 * (40 * 16 // BLOCK + 1)
-    assert torch.equal(flat, backend.paged_attention(*batch, scale=SCALE))
+    assert torch.equal(flat, cpu.paged_attention(*batch, scale=SCALE))
 
 
 # Each way that the cost model can go was gone.

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from ramify.kernels.registry import ops
+from tests.kernels.cpu_ops import CPU
 from tests.kernels.delta_cases import NARROW, WIDE, Layer, steps_equal
 
-CPU, TORCH = ops("cpu"), ops("torch")
+TORCH = ops("torch")
 LENGTHS = (7, 26, 2)
 
 

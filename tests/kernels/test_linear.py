@@ -11,8 +11,9 @@ from ramify.kernels.cpu import linear as compiled
 from ramify.kernels.cpu.codegen import dots
 from ramify.kernels.packed import PackedWeight, Rows, in_order, pack, quantised, unpack
 from ramify.kernels.registry import ops
+from tests.kernels.cpu_ops import CPU
 
-CPU, TORCH = ops("cpu"), ops("torch")
+TORCH = ops("torch")
 DTYPES = [torch.float32, torch.bfloat16]
 FORMS = ["f32", "bf16", "int8/16", "int8/64", "int4/32", "int4/128", "int8/32 wide", "int4/32 wide"]
 FORMS += ["int8/64 offsets", "table/32", "table/32 ordered", "fp8/128"]
@@ -183,7 +184,7 @@ def test_a_row_does_not_depend_on_the_others(form, dtype):
 def test_by_row_the_number_of_rows_changes_no_bit(form, dtype):
     weight = packed(form, 130, 200)
     x = torch.randn(40, 200).to(dtype)
-    by_row = ops("cpu", deterministic=True).linear
+    by_row = compiled.row_linear
     alone = torch.cat([by_row(row[None], weight) for row in x])
     for count in (2, 3, 5, 8, 17, 40):
         assert torch.equal(by_row(x[:count], weight), alone[:count])

@@ -8,8 +8,8 @@ import torch
 from ramify.kernels.cpu import linear_masked
 from ramify.kernels.packed import PackedWeight, Rows, pack, quantised
 from ramify.kernels.registry import ops
+from tests.kernels.cpu_ops import CPU
 
-CPU = ops("cpu")
 OUTPUTS = 16 * 300 + 7
 
 
@@ -117,7 +117,7 @@ def test_threads_and_calls_before_change_no_bit():
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
+@pytest.mark.parametrize("backend", [CPU, ops("torch")], ids=["cpu", "torch"])
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -138,4 +138,4 @@ def test_refusals_name_the_argument(backend, change, words):
         **change,
     }
     with pytest.raises(ValueError, match=words):
-        ops(backend).masked_linear(**arguments)
+        backend.masked_linear(**arguments)

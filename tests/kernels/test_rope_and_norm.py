@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from ramify.kernels.registry import ops
+from tests.kernels.cpu_ops import CPU
 
-CPU, TORCH = ops("cpu"), ops("torch")
+TORCH = ops("torch")
 DTYPES = [torch.float32, torch.bfloat16]
 
 
