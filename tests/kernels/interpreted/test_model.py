@@ -55,7 +55,7 @@ def test_the_backend_has_everything():
         "layer_stack",
         "sample_tokens",
     }
-    of_the_gpu = {"planner", "matmul", "deterministic"}
+    of_the_gpu = {"planner", "matmul", "mixture", "deterministic"}
     for name in triton.__slots__:
         if name not in of_the_cpu | of_the_gpu:
             assert getattr(triton, name) is not None, name
