@@ -49,7 +49,7 @@ ELSEWHERE = {
     "disable_radix_cache": "Here it is prefix_cache='naive' (--prefix-cache naive).",
     "no_enable_prefix_caching": "Here it is prefix_cache='naive' (--prefix-cache naive).",
     "swap_space": "KV pages are not swapped to the memory of the host.",
-    "enable_lora": "Adapters need no switch: name them with --lora name=path, or load them at run time.",
+    "enable_lora": "Adapters need no switch: name them with --lora name=path, or give --lora-loading.",
     "lora_modules": "Here it is loras={name: path} (--lora name=path).",
     "lora_paths": "Here it is loras={name: path} (--lora name=path).",
     "max_loras": "Up to 256 adapters can be loaded, all of them in one batch.",
@@ -211,6 +211,9 @@ class ServerConfig(EngineConfig):
     """Origins of web pages that may use the server, with commas, such as https://app.example.com; * means
     any page."""
     served_model_name: str | None = None
+    lora_loading: bool = False
+    """Adapters may be loaded and unloaded by requests. Whoever may send one may then have any folder of this
+    machine read as an adapter."""
     live_texts: bool = True
     """The dashboard at / shows ends of prompts and beginnings of outputs. Off: the server keeps neither."""
     incremental_streaming_output: bool = False

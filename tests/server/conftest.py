@@ -13,7 +13,7 @@ from tests.server.fake_frontend import FakeFrontend, LiveServer
 
 @pytest.fixture(scope="module")
 def module_server() -> Iterator[LiveServer]:
-    with LiveServer(FakeFrontend()) as server:
+    with LiveServer(FakeFrontend(), lora_loading=True) as server:
         yield server
 
 

@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from tests.server.fake_frontend import MODEL, FakeFrontend
+from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 
 
 @pytest.mark.parametrize("prefix", ["/v1", ""])
@@ -24,6 +24,15 @@ def test_an_adapter_is_loaded_listed_and_unloaded(
     assert [card.id for card in client.models.list()] == [MODEL]
     again = http.post(f"{prefix}/unload_lora_adapter", json={"lora_name": "sql"})
     assert again.status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/unload_lora_adapter"])
+def test_without_the_flag_requests_load_nothing(path: str) -> None:
+    with LiveServer(FakeFrontend()) as server:
+        answer = httpx.post(server.url + path, json={"lora_name": "sql", "lora_path": "/etc"})
+    assert answer.status_code == 403
+    assert "--lora-loading" in answer.text
+    assert not server.frontend.loras
 
 
 def test_requests_name_adapters(http: httpx.Client, client: openai.OpenAI, frontend: FakeFrontend) -> None:

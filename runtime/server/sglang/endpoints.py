@@ -32,7 +32,7 @@ from starlette.responses import Response
 
 from ramify import constraint
 from ramify.constraint import Constraint
-from ramify.errors import InvalidRequest
+from ramify.errors import InvalidRequest, RamifyError
 from ramify.messages import Choices, Generate, Preamble, ProgramHint, Segment, TextChunk
 from ramify.runtime.processes.choice_tokens import check_choices
 from ramify.runtime.server.admin.info import model_info, server_info
@@ -58,6 +58,14 @@ from ramify.runtime.server.sglang.bodies import generation_body
 from ramify.runtime.server.sse import DONE, EventStream, event, while_connected
 from ramify.runtime.server.streams import GenerationResult, collect, merge
 from ramify.sampling_params import SamplingParams
+
+
+class LoadingNotAllowed(RamifyError):
+    """403: adapters are chosen at the server's start."""
+
+    code = "loading_not_allowed"
+    status = 403
+
 
 router = APIRouter()
 
@@ -187,7 +195,7 @@ async def abort_request(request: Request) -> Response:
 @router.post("/v1/load_lora_adapter")
 @router.post("/load_lora_adapter")
 async def load_lora_adapter(request: Request) -> Response:
-    frontend, fields = Service.of(request).frontend, await read_fields(request)
+    frontend, fields = _loading(request), await read_fields(request)
     name, path = fields.need("lora_name"), fields.need("lora_path")
     fields.refuse_rest({"load_inplace": "Unload it first.", "pinned": "Adapters stay loaded."})
     await frontend.load_lora(name, path)
@@ -197,12 +205,23 @@ async def load_lora_adapter(request: Request) -> Response:
 @router.post("/v1/unload_lora_adapter")
 @router.post("/unload_lora_adapter")
 async def unload_lora_adapter(request: Request) -> Response:
-    frontend, fields = Service.of(request).frontend, await read_fields(request)
+    frontend, fields = _loading(request), await read_fields(request)
     name: str = fields.need("lora_name")
     fields.take("lora_int_id", int)  # vLLM's own number of the adapter
     fields.refuse_rest()
     await frontend.unload_lora(name)
     return _adapters(frontend)
+
+
+def _loading(request: Request) -> FrontendProtocol:
+    """The frontend. Raises `LoadingNotAllowed` unless the server lets requests load adapters."""
+    service = Service.of(request)
+    if not service.config.lora_loading:
+        raise LoadingNotAllowed(
+            "This server does not let requests load or unload adapters.",
+            remedy="Start it with --lora-loading, or name adapters at the start: --lora name=path.",
+        )
+    return service.frontend
 
 
 def _adapters(frontend: FrontendProtocol) -> Response:
