@@ -36,7 +36,7 @@ FORMATS: tuple[Format, ...] = ("bf16", "int8", "int4", "f32", "fp8")
 BITS: dict[Format, int] = {"bf16": 16, "int8": 8, "int4": 4, "f32": 32, "fp8": 8}
 """Bits of a weight, without scales."""
 
-LAYOUT_VERSION = 4
+LAYOUT_VERSION = 5
 """Part of the cache key of packed weights on disk: raise it when the layout changes."""
 WIDTH = 16
 """Outputs of a panel."""

@@ -125,7 +125,7 @@ def load_model(
     variant = f"{quantization}-{str(dtype).removeprefix('torch.')}"
     if deterministic and dtype == torch.float32:
         variant += "-whole"
-    return load_packed(paths, variant, lambda: _empty(config, dtype, device), full)
+    return load_packed(paths, variant, config, lambda: _empty(config, dtype, device), full)
 
 
 def _filled(

@@ -17,6 +17,7 @@ from torch import nn
 from ramify import cache
 from ramify.kernels.packed import LAYOUT_VERSION, PackedWeight
 from ramify.kernels.routing import ClampedGate
+from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.experts import MixtureOfExperts
 from ramify.runtime.model.layers import Linear
@@ -29,18 +30,23 @@ _FILE = "model.pt"
 
 
 def load_packed(
-    weights: list[Path], variant: str, empty: Callable[[], Model], full: Callable[[], Model]
+    weights: list[Path],
+    variant: str,
+    config: ModelConfig,
+    empty: Callable[[], Model],
+    full: Callable[[], Model],
 ) -> Model:
-    """The model of the files `weights` with the layout `variant`, from the cache if it has an entry.
+    """The model of the files `weights` with the layout `variant`, from the cache if it has an entry for
+    `config`: the order of rows depends on it.
 
     `empty` makes the model without values; `full` reads and packs it. Small files are not cached, and a cache
     that cannot be written is not used.
     """
     if sum(path.stat().st_size for path in weights) < CACHED_FROM:
         return full()
-    entry = cache.entry_of(
-        weights, "packed", f"{weights[0].resolve().stem}-{variant}", LAYOUT_VERSION, torch.__version__, _FILE
-    )
+    name = f"{weights[0].resolve().stem}-{variant}"
+    whole = dataclasses.replace(config, context_length=0)  # it can be chosen, and orders nothing
+    entry = cache.entry_of(weights, "packed", name, LAYOUT_VERSION, torch.__version__, _FILE, repr(whole))
     built: list[Model] = []
 
     def build(folder: Path) -> None:
