@@ -19,8 +19,8 @@ from torch import Tensor
 
 MOST_SLOTS = 256
 """Adapters that may be loaded at the same time."""
-MOST_PARTS = 3
-"""Projections that are stacked in one matrix."""
+MOST_PARTS = 4
+"""Projections that are stacked in one matrix: 4 in the delta-net layers of Qwen3.5."""
 SEGMENT_ROWS = 16
 """Most rows of a segment: the rows of one tile."""
 MULTIPLE = 16

@@ -186,8 +186,10 @@ def _expand(frame, weight_at, first, stop, block):  # type: ignore[no-untyped-de
             b, rank, start, columns = weight.b0, weight.rank0, weight.start0, weight.columns0
         elif place == 1:
             b, rank, start, columns = weight.b1, weight.rank1, weight.start1, weight.columns1
-        else:
+        elif place == 2:
             b, rank, start, columns = weight.b2, weight.rank2, weight.start2, weight.columns2
+        else:
+            b, rank, start, columns = weight.b3, weight.rank3, weight.start3, weight.columns3
         if frame.zero:
             _zero(frame, first, stop, max(low, done), min(high, start))
         _expand_part(frame, hidden, b, rank, start, columns, first, stop, low, high, weight.bf16)

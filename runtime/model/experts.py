@@ -238,8 +238,10 @@ def expert_entries(stored: str, entry: Entry) -> Iterator[tuple[str, Entry]]:
     elif last == "down_proj" and isinstance(entry, Tensor):
         for index, down in enumerate(entry):
             yield f"{stem}.experts.{index}.down_proj.weight", down
-    elif stored.endswith(".shared_expert.gate_up_proj.weight") and isinstance(entry, Tensor):
-        for name, part in zip(("gate_proj", "up_proj"), entry.chunk(2), strict=True):
+    elif stored.endswith(".shared_expert.gate_up_proj.weight"):
+        half = len(entry.numbers if isinstance(entry, Rows) else entry) // 2
+        for name, rows in (("gate_proj", slice(half)), ("up_proj", slice(half, None))):
+            part = entry.index_select(rows) if isinstance(entry, Rows) else entry[rows]
             yield stored.replace("gate_up_proj", name), part
     else:
         yield stored, entry

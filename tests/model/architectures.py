@@ -58,12 +58,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """Further fields of a config."""
 
 
-def tiny_config(model_type: str) -> Any:
-    """A small config of the text model of `model_type`."""
+def tiny_config(model_type: str, **fields: Any) -> Any:
+    """A small config of the text model of `model_type`; `fields` replace its own."""
     text = CONFIG_MAPPING[model_type]().get_text_config(decoder=True)
     known = text.to_dict()
     chosen = {name: value for name, value in SMALL.items() if name in known}
-    return type(text)(**chosen | OPTIONS.get(model_type, {}))
+    return type(text)(**chosen | OPTIONS.get(model_type, {}) | fields)
 
 
 def tiny_model(config: Any, *, spread: float = 0.2) -> Any:

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
+from ramify.ring_messages import LoadLora
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.model.causal_lm import CausalLM
+from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import load_model, read_shape
 from tests.runtime.local import LocalScheduler
@@ -41,14 +43,23 @@ def loaded(folder: Path) -> CausalLM:
     return load_model(files, shape=read_shape(folder, "transformers"), dtype=torch.float32)
 
 
+def native(weights: Path, **options: Any) -> Model:
+    """The checkpoint or GGUF file at `weights`, by our own code."""
+    files = ModelFiles(name="tiny", weights=weights, tokenizer=weights)
+    model = load_model(files, dtype=torch.float32, **options)
+    assert isinstance(model, Model)
+    return model
+
+
 def assert_logits_equal(reference: Any, model: CausalLM) -> None:
-    """Two packed requests in chunks, on pages that begin as NaN, with all logits of both."""
+    """Two packed requests in chunks, on pages and states that begin as NaN, with all logits of both."""
+    states = (None, None) if model.config.states is None else (2, 1)
     runner = LocalScheduler(model, page_size=PAGE, num_pages=20).runner
     ids = torch.tensor([prompt[: STOPS[-1]] for prompt in (PROMPTS[2], PROMPTS[5] * 2)])
     found: list[list[torch.Tensor]] = [[], []]
     for start, stop in itertools.pairwise(STOPS):
         extensions = [
-            Extension(row.int().numpy(), start, stop, range(10 * place, 10 * place + 8))
+            Extension(row.int().numpy(), start, stop, range(10 * place, 10 * place + 8), states[place])
             for place, row in enumerate(ids)
         ]
         logits = runner.logits(runner.forward(pack(extensions, PAGE)))
@@ -60,12 +71,20 @@ def assert_logits_equal(reference: Any, model: CausalLM) -> None:
         torch.testing.assert_close(torch.cat(rows), want, atol=TOLERANCE, rtol=0)
 
 
-def assert_engine_equal(reference: Any, model: CausalLM) -> None:
-    """Cold, chunked, forked, retracted and from the cache: the tokens of the library's own lone run."""
-    expected = [greedy(reference, prompt, TOKENS) for prompt in PROMPTS]
-    local = LocalScheduler(model, page_size=PAGE, num_pages=28, chunk_tokens=17)
+def assert_engine_equal(reference: Any, model: CausalLM, *, adapter: Path | None = None) -> None:
+    """Cold, chunked, forked, retracted and from the cache: the tokens of the library's own lone run. With an
+    `adapter`, which is loaded then, all requests are its own."""
+    # A state is kept where it saves 64 tokens or more. The pages are few enough for a retraction.
+    start, pages = ([], 28) if model.config.states is None else (PROMPTS[4] * 2, 36)
+    prompts = [start + prompt for prompt in PROMPTS]
+    expected = [greedy(reference, prompt, TOKENS) for prompt in prompts]
+    local = LocalScheduler(model, page_size=PAGE, num_pages=pages, chunk_tokens=17)
+    lora = "" if adapter is None else "adapter"
+    if adapter is not None:
+        local.scheduler.receive(LoadLora(rid=lora, name=lora, path=str(adapter)))
+        assert all(reply.lora for reply in local.replies)
     for _ in "cold", "cached":
-        results = local.complete(PROMPTS, max_tokens=TOKENS, ignore_eos=True)
+        results = local.complete(prompts, max_tokens=TOKENS, ignore_eos=True, lora=lora)
         same = [assert_same(want, have.ids) for want, have in zip(expected, results, strict=True)]
         assert sum(same) >= len(same) - 1, "ties are the exception"
     assert local.scheduler.counters.retractions > 0

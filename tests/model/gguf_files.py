@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
+from gguf import GGML_QUANT_SIZES, MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
 from gguf.constants import MODEL_ARCH_NAMES
 from gguf.quants import dequantize, quantize
 from transformers import PreTrainedModel
@@ -112,7 +112,7 @@ def write_gguf(
 
     model_arch = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == architecture)
     named = get_tensor_name_map(model_arch, config.num_hidden_layers).get_name
-    neighbours = architecture in ("llama", "granitemoe")
+    neighbours = architecture in ("llama", "granite", "granitemoe")
     gemma = architecture.startswith("gemma")
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     buffers = [entry for entry in model.named_buffers() if entry[0].endswith("e_score_correction_bias")]
@@ -145,6 +145,57 @@ def write_gguf(
             writer.add_tensor(full, array.astype(np.float32))
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_gpt_oss_gguf(reference: Any, path: Path) -> None:
+    """The file that llama.cpp would write, its experts random MXFP4, which `reference` is given."""
+    config, rope = reference.config, reference.config.rope_parameters
+    writer = GGUFWriter(path, "gpt-oss")
+    for key, value in {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "expert_feed_forward_length": config.intermediate_size,
+        "expert_count": config.num_local_experts,
+        "expert_used_count": config.num_experts_per_tok,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.sliding_window": config.sliding_window,
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+    }.items():
+        writer.add_uint32(f"gpt-oss.{key}", value)
+    writer.add_string("gpt-oss.rope.scaling.type", "yarn")
+    writer.add_float32("gpt-oss.rope.scaling.factor", rope["factor"])
+    writer.add_float32("gpt-oss.rope.freq_base", rope["rope_theta"])
+    writer.add_float32("gpt-oss.attention.layer_norm_rms_epsilon", config.rms_norm_eps)
+    named = get_tensor_name_map(MODEL_ARCH.GPT_OSS, config.num_hidden_layers).get_name
+    kind = GGMLQuantizationType.MXFP4
+    for name, parameter in reference.named_parameters():
+        array = parameter.detach()
+        if "experts" in name:
+            block, _, last = name.partition(".mlp.experts.")
+            place = named(block + ".input_layernorm").rpartition(".")[0]  # type: ignore[union-attr]
+            parts = ("gate", "up") if last.startswith("gate_up") else ("down",)
+            for at, part in enumerate(parts):
+                full = f"{place}.ffn_{part}_exps"
+                if last.endswith("bias"):
+                    writer.add_tensor(f"{full}.bias", array[:, at :: len(parts)].contiguous().numpy())
+                    continue
+                count, inputs, outputs = array[..., at :: len(parts)].shape
+                raw = random_blocks((count * outputs, inputs), kind).reshape(count, outputs, -1)
+                writer.add_tensor(f"{full}.weight", raw, raw_dtype=kind)
+                values = torch.from_numpy(dequantize(raw, kind))
+                parameter.data[..., at :: len(parts)] = values.transpose(1, 2)
+            continue
+        stem, _, suffix = (f"{name}.weight" if name.endswith("sinks") else name).rpartition(".")
+        writer.add_tensor(f"{named(stem)}.{suffix}", array.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,45 +1,97 @@
 """Quantises a random model's projections and writes them as the schemes' own libraries do.
 
-`write` also gives the model the dequantised values, so that transformers computes what must come out.
+What `write` returns has the dequantised values, so that transformers computes what must come out.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 Parts = dict[str, Tensor]
 Quantise = Callable[[Tensor], tuple[Parts, Tensor]]
 """(outputs, inputs) float32 to the tensors of a checkpoint, and the dequantised values."""
 
 
+_LEFT_ALONE = re.compile(r"(\.gate|_gate|\.router(\.layer)?)\.weight$")
+"""Routers and gates of one output, as the schemes' libraries leave them."""
+
+
 def write(
-    model: PreTrainedModel, folder: Path, config: dict[str, Any], quantise: Quantise, *, skip: str = ""
-) -> Path:
-    """Write `model` with all its projections but `skip` quantised."""
+    model: PreTrainedModel, folder: Path, config: dict[str, Any], quantise: Quantise, *, skip: str = " "
+) -> PreTrainedModel:
+    """Write `model` to `folder`, the matrices of its layers quantised but those whose name has `skip`.
+
+    Experts are quantised where each has a tensor of its own. Returns the model with the dequantised values.
+    """
+    values = folder / "values"
+    model.save_pretrained(values)
+    stored = load_file(values / "model.safetensors")
     tensors: Parts = {}
-    for name, module in model.named_modules():
-        if not isinstance(module, torch.nn.Linear) or name == "lm_head" or (skip and skip in name):
-            continue
-        parts, values = quantise(module.weight.detach())
-        module.weight.data.copy_(values)
-        tensors |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
-        tensors[f"{name}.weight"] = tensors.get(f"{name}.weight", torch.empty(0))
-    for name, tensor in model.state_dict().items():
-        tensors.setdefault(name, tensor)
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor.numel()}
-    folder.mkdir(parents=True, exist_ok=True)
+    for name, tensor in list(stored.items()):
+        stem = name.removesuffix(".weight")
+        if (
+            ".layers." not in name
+            or stem == name
+            or tensor.dim() != 2
+            or skip in name
+            or _LEFT_ALONE.search(name)
+        ):
+            tensors[name] = tensor
+        else:
+            parts, stored[name] = quantise(tensor)
+            tensors |= {f"{stem}.{part}": each.contiguous() for part, each in parts.items()}
+    save_file(stored, values / "model.safetensors", metadata={"format": "pt"})
     save_file(tensors, folder / "model.safetensors")
-    fields = model.config.to_dict() | {"quantization_config": config}
-    (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
-    return folder
+    fields = json.loads((values / "config.json").read_text()) | {"quantization_config": config}
+    (folder / "config.json").write_text(json.dumps(fields))
+    return type(model).from_pretrained(values, dtype=torch.float32).eval()
+
+
+def write_mxfp4(reference: Any, folder: Path) -> None:
+    """A gpt-oss of random experts in MXFP4, as it is published. `reference` is given their values."""
+    generator = torch.Generator().manual_seed(2)
+    stored = {name: tensor.clone() for name, tensor in reference.state_dict().items()}
+    for name, values in reference.state_dict().items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            continue
+        count, inputs, outputs = values.shape
+        blocks = torch.randint(0, 256, (count, outputs, inputs // 32, 16), generator=generator).byte()
+        scales = torch.randint(122, 126, blocks.shape[:3], generator=generator).byte()
+        values.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+        del stored[name]
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    reference.config.quantization_config = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    reference.config.save_pretrained(folder)
+    save_file(stored, folder / "model.safetensors")
+
+
+def compressed(form: str, weights: dict[str, Any], **more: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "output_activations": None}
+    config = {"quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed"}
+    return {
+        **config,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        **more,
+    }
+
+
+def integers(bits: int, group: int, *, symmetric: bool = True) -> dict[str, Any]:
+    return {"num_bits": bits, "type": "int", "strategy": "group", "group_size": group, "symmetric": symmetric}
+
+
+FLOAT = {"num_bits": 8, "type": "float", "symmetric": True}
 
 
 def scales_of(weight: Tensor, group: int, steps: float, dtype: torch.dtype) -> Tensor:

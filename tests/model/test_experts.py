@@ -10,58 +10,21 @@ import torch
 from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
-from ramify.runtime.model.decoder import Model
+from ramify.runtime.model.config import Family
 from ramify.runtime.model.experts import MixtureOfExperts
-from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import load_model
 
-from .architectures import tiny_config, tiny_model
 from .dense import logits
-from .equality import assert_engine_equal, assert_logits_equal
+from .equality import assert_engine_equal, assert_logits_equal, native
 from .gguf_files import write_gguf
+from .own_families import FAMILIES, assert_quantised_equal, reference_of, write_gguf_of
 
-GROUPED = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.75, "use_qk_norm": True}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "mixtral": {},
-    "qwen2_moe": {"mlp_only_layers": [0]},
-    "qwen3_moe": {"norm_topk_prob": True, "num_experts_per_tok": 3},
-    "olmoe": {},
-    "granitemoe": {"residual_multiplier": 0.4, "embedding_multiplier": 3.0, "attention_multiplier": 0.2},
-    "granitemoeshared": {"shared_intermediate_size": 56, "logits_scaling": 1.5},
-    "glm4_moe": {"n_shared_experts": 2, **GROUPED},
-}
-"""Options of a tiny config of each family."""
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MIXTURES = [family for family, own in FAMILIES.items() if "expert_count" in own.gguf.metadata]
 
 
-def config_of(family: str) -> Any:
-    config = tiny_config(family)
-    for name, value in FAMILIES[family].items():
-        setattr(config, name, value)
-    return config
-
-
-def native(folder: Path, **options: Any) -> Model:
-    files = ModelFiles(name="tiny", weights=folder, tokenizer=folder)
-    model = load_model(files, dtype=torch.float32, **options)
-    assert isinstance(model, Model)
-    return model
-
-
-def reference_of(family: str, folder: Path, **options: Any) -> Any:
-    """The library's own model, with a checkpoint of it in `folder`."""
-    config = config_of(family)
-    for name, value in options.items():
-        setattr(config, name, value)
-    model = tiny_model(config)
-    for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
-            buffer.normal_(0.0, 0.2, generator=torch.Generator().manual_seed(2))
-    model.save_pretrained(folder)
-    return model
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_equal_transformers(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", MIXTURES)
+def test_logits_equal_transformers(family: Family, tmp_path: Path) -> None:
     """With experts that are not packed, and by packed ones in the compiled layer stack."""
     reference = reference_of(family, tmp_path)
     for packed in (False, True):
@@ -101,35 +64,10 @@ def test_quantised_experts_are_near_the_others(tmp_path: Path) -> None:
         assert (got - wanted).square().mean() < share**2 * wanted.var()
 
 
-GGUF: dict[str, tuple[str, dict[str, int | float | str]]] = {
-    "mixtral": ("llama", {"attention.sliding_window": 8}),
-    "qwen2_moe": ("qwen2moe", {}),
-    "qwen3_moe": ("qwen3moe", {}),
-    "olmoe": ("olmoe", {}),
-    "granitemoeshared": (
-        "granitemoe",
-        {"residual_scale": 1.0, "attention.scale": 1.0, "embedding_scale": 1.0, "logit_scale": 1.5},
-    ),
-    "glm4_moe": (
-        "glm4moe",
-        {
-            "rope.dimension_count": 8,
-            "expert_weights_scale": 1.75,
-            "expert_group_count": 4,
-            "expert_group_used_count": 2,
-        },
-    ),
-}
-"""Architectures and metadata by family."""
-
-
-@pytest.mark.parametrize("family", GGUF)
-def test_gguf_files_are_read(family: str, tmp_path: Path) -> None:
-    architecture, metadata = GGUF[family]
-    dense = {"mlp_only_layers": []} if family == "qwen2_moe" else {}  # GGUF has no names for its dense layers
-    reference = reference_of(family, tmp_path / "folder", **dense)
-    counts = {"expert_count": 8, "expert_used_count": reference.config.num_experts_per_tok}
-    write_gguf(reference, tmp_path / "tiny.gguf", architecture, metadata={**counts, **metadata})
+@pytest.mark.parametrize("family", MIXTURES)
+def test_gguf_files_are_read(family: Family, tmp_path: Path) -> None:
+    reference = write_gguf_of(family, tmp_path / "tiny.gguf")
+    reference.save_pretrained(tmp_path / "folder")
     config, from_folder = (native(tmp_path / name).config for name in ("tiny.gguf", "folder"))
     assert config.experts == from_folder.experts
     assert_logits_equal(reference, native(tmp_path / "tiny.gguf"))
@@ -161,3 +99,7 @@ def test_experts_of_gguf_files_stay_packed_from_the_file_on(
     assert [weight.format for weight in mixture.packed] == ["f32", "int4", "int8"]
     assert mixture.gate_up.numel() == 0
     torch.testing.assert_close(logits(model, torch.arange(20)), wanted, atol=1e-4, rtol=0)
+
+
+def test_a_quantised_shared_expert_of_one_tensor_is_read_in_its_halves(tmp_path: Path) -> None:
+    assert_quantised_equal("granitemoeshared", tmp_path)

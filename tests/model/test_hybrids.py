@@ -23,13 +23,13 @@ from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.hf_config import config_from_hf
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import load_model
-from tests.runtime.local import LocalScheduler
-from tests.runtime.oracle import assert_same, greedy
 
 from .checkpoints import expected, save
+from .equality import assert_engine_equal, native
 from .hybrids import DENSE, MOE, NEXT, build_hybrid
+from .own_families import assert_lora_equal
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 PAGE = 4
 LENGTHS = (40, 26)
@@ -105,18 +105,13 @@ def test_int8_weights_stay_close(checkpoint: tuple[Any, ModelFiles]) -> None:
 def test_the_engine_gives_transformers_tokens(tmp_path: Path) -> None:
     """Cold, chunked, forked, retracted and from the cache."""
     reference = build_hybrid(DENSE)
-    base = torch.randint(3, 250, (180,), generator=torch.Generator().manual_seed(6)).tolist()
-    forks = [base[:120], base[:90] + base[:8], base[:120] + base[:9], base[:100] + base[:30]]
-    wanted = [greedy(reference, prompt, 16) for prompt in forks]
-    assert sum(len(set(one.ids)) > 3 for one in wanted) > 2, "the model says too little"
-    model = load_model(save(reference, tmp_path), dtype=torch.float32)
-    local = LocalScheduler(model, page_size=PAGE, num_pages=46, chunk_tokens=33, max_running=6)
-    for _ in "cold", "cached":
-        results = local.complete(forks, max_tokens=16, ignore_eos=True)
-        same = [assert_same(want, have.ids) for want, have in zip(wanted, results, strict=True)]
-        assert sum(same) >= len(same) - 1, "ties are the exception"
-    assert local.scheduler.counters.retractions > 0
-    assert sum(result.usage.cached_tokens for result in results if result.usage) >= 90
+    reference.save_pretrained(tmp_path)
+    assert_engine_equal(reference, native(tmp_path))
+
+
+def test_adapters_of_all_projections_equal_merged_weights(tmp_path: Path) -> None:
+    """Four projections are one matrix in the layers with states."""
+    assert_lora_equal("qwen3_5", tmp_path)
 
 
 def test_the_text_part_of_a_multimodal_checkpoint(tmp_path: Path) -> None:

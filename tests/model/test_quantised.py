@@ -27,7 +27,7 @@ from . import quantised_files as files
 from .checkpoints import Case, build, expected, prompt
 from .dense import logits
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 def test_mxfp4_has_the_values_of_transformers() -> None:
@@ -41,32 +41,15 @@ def test_mxfp4_has_the_values_of_transformers() -> None:
     assert torch.equal(unpack(pack(rows, inputs=96)), wanted)
 
 
-def compressed(form: str, weights: dict[str, Any], **more: Any) -> dict[str, Any]:
-    group = {"targets": ["Linear"], "weights": weights, "output_activations": None}
-    config = {"quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed"}
-    return {
-        **config,
-        "config_groups": {"group_0": group},
-        "ignore": ["lm_head"],
-        "kv_cache_scheme": None,
-        **more,
-    }
-
-
-def integers(bits: int, group: int, *, symmetric: bool = True) -> dict[str, Any]:
-    return {"num_bits": bits, "type": "int", "strategy": "group", "group_size": group, "symmetric": symmetric}
-
-
-FLOAT = {"num_bits": 8, "type": "float", "symmetric": True}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False, "sym": True}
 SCHEMES: dict[str, tuple[dict[str, Any], files.Quantise, str]] = {
     "fp8 by output, dynamic": (
-        compressed("float-quantized", {**FLOAT, "strategy": "channel"}),
+        files.compressed("float-quantized", {**files.FLOAT, "strategy": "channel"}),
         files.fp8("weight_scale", torch.bfloat16),
         "fp8",
     ),
     "fp8 by tensor, static": (
-        compressed("float-quantized", {**FLOAT, "strategy": "tensor"}),
+        files.compressed("float-quantized", {**files.FLOAT, "strategy": "tensor"}),
         files.fp8("weight_scale", torch.float32, tensor=True),
         "fp8",
     ),
@@ -76,22 +59,22 @@ SCHEMES: dict[str, tuple[dict[str, Any], files.Quantise, str]] = {
         "fp8",
     ),
     "int8 by output": (
-        compressed("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}),
+        files.compressed("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}),
         files.int8,
         "int8",
     ),
     "packed 4 bits": (
-        compressed("pack-quantized", integers(4, 64)),
+        files.compressed("pack-quantized", files.integers(4, 64)),
         files.packed(4, 64, symmetric=True),
         "int4",
     ),
     "packed 4 bits with zero points, ordered": (
-        compressed("pack-quantized", integers(4, 32, symmetric=False)),
+        files.compressed("pack-quantized", files.integers(4, 32, symmetric=False)),
         files.packed(4, 32, symmetric=False, ordered=True),
         "int4",
     ),
     "packed 8 bits with zero points": (
-        compressed("pack-quantized", integers(8, 64, symmetric=False)),
+        files.compressed("pack-quantized", files.integers(8, 64, symmetric=False)),
         files.packed(8, 64, symmetric=False),
         "int8",
     ),
@@ -130,12 +113,11 @@ def loaded(folder: Path, quantization: str) -> Model:
 def test_a_quantised_checkpoint_has_the_logits_of_its_values(name: str, tmp_path: Path) -> None:
     """Packed and dequantised, as transformers computes with the formula's values. One is left alone."""
     config, quantise, form = SCHEMES[name]
-    reference = build(LLAMA)
-    folder = files.write(reference, tmp_path, config, quantise, skip="layers.1.mlp.up_proj")
+    reference = files.write(build(LLAMA), tmp_path, config, quantise, skip="layers.1.mlp.up_proj")
     ids = prompt()
     wanted = expected(reference, ids)
     deviation = wanted.std().item()
-    packed, plain = loaded(folder, "checkpoint"), loaded(folder, "none")
+    packed, plain = loaded(tmp_path, "checkpoint"), loaded(tmp_path, "none")
     for layer in packed.layers:
         (attention,) = layer.qkv.packed
         assert attention.format == form
@@ -232,10 +214,13 @@ REFUSED = [
     ({**GPTQ, "group_size": 24}, "group_size"),
     ({**GPTQ, "dynamic": {"+:down_proj": {"bits": 8}}}, "dynamic"),
     ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt"),
-    (compressed("pack-quantized", integers(3, 64)), "num_bits"),
-    (compressed("nvfp4-pack-quantized", integers(4, 16)), "format"),
-    (compressed("float-quantized", FLOAT, kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
-    (compressed("dense", FLOAT, sparsity_config={"format": "sparse-24-bitmask"}), r"sparsity_config\.format"),
+    (files.compressed("pack-quantized", files.integers(3, 64)), "num_bits"),
+    (files.compressed("nvfp4-pack-quantized", files.integers(4, 16)), "format"),
+    (files.compressed("float-quantized", files.FLOAT, kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
+    (
+        files.compressed("dense", files.FLOAT, sparsity_config={"format": "sparse-24-bitmask"}),
+        r"sparsity_config\.format",
+    ),
 ]
 
 
@@ -257,9 +242,13 @@ def test_a_quantised_checkpoint_is_not_quantised_again(tmp_path: Path) -> None:
 def test_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     """A group size that is not the matrices', and an order whose groups are not of that size."""
     for config, quantise, words in (
-        (compressed("pack-quantized", integers(4, 128)), files.packed(4, 64, symmetric=True), "has scales"),
+        (
+            files.compressed("pack-quantized", files.integers(4, 128)),
+            files.packed(4, 64, symmetric=True),
+            "has scales",
+        ),
         ({**GPTQ, "group_size": 48}, files.gptq(4, 64, symmetric=True, ordered=True), "g_idx"),
     ):
-        folder = files.write(build(LLAMA), tmp_path, config, quantise)
+        files.write(build(LLAMA), tmp_path, config, quantise)
         with pytest.raises(InvalidRequest, match=words):
-            loaded(folder, "checkpoint")
+            loaded(tmp_path, "checkpoint")

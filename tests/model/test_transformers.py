@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -14,12 +13,14 @@ from safetensors.torch import load_file, save_file
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.model.config import ModelConfig
+from ramify.runtime.model.config import Family, ModelConfig
+from ramify.runtime.model.gguf.config import ARCHITECTURES
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import check_transformers, dummy_model, load_model, read_shape
 from ramify.runtime.model.transformers.trace import shape_of
 from tests.model.architectures import save_tiny, tiny_config
 from tests.model.equality import assert_engine_equal, assert_logits_equal, loaded
+from tests.model.own_families import FAMILIES
 
 DENSE = [
     "gpt2",
@@ -39,14 +40,7 @@ SINKS = ["gpt_oss", "granitemoe_swa"]
 MOE = ["qwen2_moe", "qwen3_moe", "olmoe", "mixtral", "granitemoe", "glm4_moe", "glm4_moe_lite", "deepseek_v3"]
 OURS = ["llama", "gemma2"]
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices this small are slower on two, and much slower on a machine that does other work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("model_type", DENSE + MOE + OURS + SINKS)
@@ -176,9 +170,15 @@ def test_a_shorter_context(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_page_says_what_is_refused() -> None:
-    """Its first table is checked by the runs that wrote it; here only that nothing moved between the two."""
+    """Its tables are checked by the runs that wrote them; here only that nothing moved between them."""
     page = (Path(__file__).parent.parent.parent / "docs" / "models.md").read_text()
-    served, refused = page.partition("<!-- models:")[2].split("| refused, because | families |")
+    own, others = page.partition("<!-- models:")[2].split("| family by transformers' code |")
+    served, refused = others.split("| refused, because | families |")
+    rows = re.findall(r"^\| (\w+) \| (yes.*) \|$", own, re.MULTILINE)
+    assert [name for name, _ in rows] == list(get_args(Family))
+    for name, cells in rows:
+        gguf = FAMILIES[name].gguf.architecture in ARCHITECTURES
+        assert cells.split(" | ")[2] == ("yes" if gguf else "refused: `general.architecture`")
     for name in re.findall(r"^\| (\w[\w-]*) \| \w+ \|", served, re.MULTILINE):
         shape_of(tiny_config(name))
     for reason, names in re.findall(r"^\| (\w.+) \| (.+) \|$", refused, re.MULTILINE):
