@@ -67,6 +67,64 @@ def converted(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, 
             yield f"{name}.weight" if name.endswith("experts.down_proj") else name, tensor
 
 
+def converted_hybrid(
+    config: Any, named: Iterable[tuple[str, torch.Tensor]], *, legacy: bool
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of Qwen3-Next and Qwen3.5, as the converter's classes for these families change them.
+
+    With `legacy` the fused projection of Qwen3-Next is left as it is, as converters of 2025 left it.
+    """
+    groups, heads = config.linear_num_key_heads, config.linear_num_value_heads
+    key, value = config.linear_key_head_dim, config.linear_value_head_dim
+    share = heads // groups
+
+    def tiled(tensor: torch.Tensor, size: int, dim: int = 0) -> torch.Tensor:
+        # ggml repeats all key heads one after the other, transformers each of them.
+        if config.model_type == "qwen3_next":  # whose class does not reorder
+            return tensor
+        return tensor.unflatten(dim, (groups, share, size)).transpose(dim, dim + 1).flatten(dim, dim + 2)
+
+    for name, tensor in named:
+        stem, _, last = name.removesuffix(".weight").rpartition(".linear_attn.")
+        keys = 2 * groups * key
+        if last in ("in_proj_qkv", "conv1d"):
+            tensor = tensor.squeeze(1)  # the convolution's, (channels, 1, width)
+            yield name, torch.cat([tensor[:keys], tiled(tensor[keys:], value)])
+        elif last == "in_proj_z":
+            yield name, tiled(tensor, value)
+        elif last in ("in_proj_a", "in_proj_b"):
+            yield name, tiled(tensor, 1)
+        elif last == "out_proj":
+            yield name, tiled(tensor, value, 1)
+        elif last == "A_log":
+            yield name, tiled(-torch.exp(tensor), 1)  # the factor itself
+        elif last == "dt_bias":
+            yield f"{stem}.linear_attn.dt_proj.bias", tiled(tensor, 1)  # a name that Mamba has
+        elif last == "in_proj_qkvz" and not legacy:
+            parts = tensor.unflatten(0, (groups, -1)).split([key, key, share * value, share * value], 1)
+            flat = [part.flatten(0, 1) for part in parts]
+            yield f"{stem}.linear_attn.in_proj_qkv.weight", torch.cat(flat[:3])
+            yield f"{stem}.linear_attn.in_proj_z.weight", flat[3]
+        elif name.endswith("norm.weight") and last != "norm":
+            yield name, tensor + 1.0  # norms are around zero, and ggml adds nothing
+        else:
+            yield name, tensor
+
+
+def hybrid_metadata(config: Any) -> dict[str, int]:
+    found = {
+        "ssm.conv_kernel": config.linear_conv_kernel_dim,
+        "ssm.state_size": config.linear_key_head_dim,
+        "ssm.group_count": config.linear_num_key_heads,
+        "ssm.time_step_rank": config.linear_num_value_heads,
+        "ssm.inner_size": config.linear_num_value_heads * config.linear_value_head_dim,
+        "rope.dimension_count": int(config.head_dim * config.rope_parameters["partial_rotary_factor"]),
+    }
+    if hasattr(config, "num_experts"):
+        found |= {"expert_count": config.num_experts, "expert_used_count": config.num_experts_per_tok}
+    return found
+
+
 def write_gguf(
     model: PreTrainedModel,
     path: Path,
@@ -79,20 +137,29 @@ def write_gguf(
     drop: str | None = None,
     random: bool = False,
     per_file: int = 0,
+    nextn: bool = False,
+    legacy: bool = False,
 ) -> None:
     """Mistral checkpoints have the architecture "llama". `drop` leaves out one tensor, by its GGUF name.
 
     `others` are the types of single kinds of matrices, such as "attn_v". With `random` the matrices are
     `random_blocks`, and `model` is given their values: `gguf` cannot quantise to every type. With `per_file`
-    the model is split into files of that many tensors.
+    the model is split into files of that many tensors. `nextn` adds a tensor of a layer that predicts further
+    tokens, and `legacy` is that of `converted_hybrid`.
     """
     config: Any = model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer = GGUFWriter(path, architecture, split_max_tensors=per_file)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_block_count(config.num_hidden_layers + nextn)
+    if nextn:
+        writer.add_nextn_predict_layers(1)
+        block = f"blk.{config.num_hidden_layers}"
+        for name in (f"{block}.nextn.eh_proj.weight", f"{block}.attn_q.weight"):
+            writer.add_tensor(name, np.zeros((2, 32), np.float32))
+    if hasattr(config, "intermediate_size"):
+        writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(head_dim)
@@ -106,7 +173,10 @@ def write_gguf(
     # A vocabulary, longer than the arrays that the header reader keeps, and another array of its length.
     writer.add_token_list([f"token{index}" for index in range(5000)])
     writer.add_token_types([1] * 5000)
-    for key, value in (metadata or {}).items():
+    hybrid = hasattr(config, "linear_num_key_heads")
+    if hybrid:
+        writer.add_rope_dimension_sections([2, 1, 1, 0])  # of images' positions; text has three equal ones
+    for key, value in ((hybrid_metadata(config) if hybrid else {}) | (metadata or {})).items():
         add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
         add(f"{architecture}.{key}", value)  # type: ignore[operator]
 
@@ -116,8 +186,12 @@ def write_gguf(
     gemma = architecture.startswith("gemma")
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     buffers = [entry for entry in model.named_buffers() if entry[0].endswith("e_score_correction_bias")]
-    for name, parameter in converted([*model.named_parameters(), *buffers]):
+    given: Iterable[tuple[str, torch.Tensor]] = [*model.named_parameters(), *buffers]
+    for name, parameter in converted(converted_hybrid(config, given, legacy=legacy) if hybrid else given):
         stem, _, suffix = name.rpartition(".")
+        if suffix == "A_log":
+            writer.add_tensor(f"{named(name)}", parameter.detach().float().numpy())
+            continue
         place = named(stem)
         assert place is not None
         short = place.rpartition(".")[2]
@@ -129,7 +203,7 @@ def write_gguf(
         full = f"{place}.{suffix}"
         if full == drop:
             continue
-        if short in ("ffn_gate_inp", "ffn_gate_inp_shexp"):
+        if short in ("ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_conv1d"):
             writer.add_tensor(full, array.astype(np.float32).squeeze())
         elif array.ndim > 1:
             type_ = (others or {}).get(short, matrices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,9 +43,9 @@ DENSE = Case(
 )
 
 
-def build_hybrid(case: Case) -> Any:
-    """As `build`; decays differ between heads, and states last for tens of tokens."""
-    model = build(case)
+def build_hybrid(case: Case, **options: Any) -> Any:
+    """As `build`, with further options; decays differ between heads, and states last for tens of tokens."""
+    model = build(replace(case, options=case.options | options))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("A_log"):

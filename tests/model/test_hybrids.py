@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -19,15 +20,17 @@ from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.state_pool import StatePool
-from ramify.runtime.model.config import ModelConfig
+from ramify.runtime.model.config import Family, ModelConfig
 from ramify.runtime.model.hf_config import config_from_hf
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import load_model
 
+from . import quantised_files as files
 from .checkpoints import expected, save
 from .equality import assert_engine_equal, native
+from .gguf_files import write_gguf
 from .hybrids import DENSE, MOE, NEXT, build_hybrid
-from .own_families import assert_lora_equal
+from .own_families import FAMILIES, HYBRIDS, assert_lora_equal, reference_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -73,10 +76,10 @@ def logits(model: Any, kernels: Ops, cuts: Sequence[Sequence[int]], *, packed: b
 
 
 def test_logits_of_a_ragged_batch_equal_transformers(checkpoint: tuple[Any, ModelFiles]) -> None:
-    reference, files = checkpoint
+    reference, saved = checkpoint
     wanted = [expected(reference, ids) for ids in prompts()]
     assert min(each.std() for each in wanted) > 0.3
-    model = load_model(files, dtype=torch.float32)
+    model = load_model(saved, dtype=torch.float32)
     for kernels, cuts in ((ops("cpu"), CUTS), (ops("torch"), CUTS), (ops("cpu"), [[0, 40], [0, 26]])):
         for got, want in zip(logits(model, kernels, cuts), wanted, strict=True):
             torch.testing.assert_close(got, want, atol=2e-4, rtol=0)
@@ -84,9 +87,9 @@ def test_logits_of_a_ragged_batch_equal_transformers(checkpoint: tuple[Any, Mode
 
 @pytest.mark.parametrize("checkpoint", [NEXT], indirect=True, ids=lambda case: case.name)
 def test_bits_are_those_of_one_prefill_alone(checkpoint: tuple[Any, ModelFiles]) -> None:
-    reference, files = checkpoint
+    reference, saved = checkpoint
     kernels = ops("cpu", deterministic=True)
-    model = load_model(files, dtype=torch.float32, packed=True, deterministic=True)
+    model = load_model(saved, dtype=torch.float32, packed=True, deterministic=True)
     alone = logits(model, kernels, [[0, 40], [0, 26]], packed=False)
     for got, want in zip(logits(model, kernels, CUTS), alone, strict=True):
         assert torch.equal(got, want)
@@ -95,8 +98,8 @@ def test_bits_are_those_of_one_prefill_alone(checkpoint: tuple[Any, ModelFiles])
 
 @pytest.mark.parametrize("checkpoint", [NEXT], indirect=True, ids=lambda case: case.name)
 def test_int8_weights_stay_close(checkpoint: tuple[Any, ModelFiles]) -> None:
-    reference, files = checkpoint
-    model = load_model(files, dtype=torch.float32, quantization="int8")
+    reference, saved = checkpoint
+    model = load_model(saved, dtype=torch.float32, quantization="int8")
     got = logits(model, ops("cpu"), CUTS)[0]
     want = expected(reference, prompts()[0])
     assert 0.0 < (got - want).std() < 0.1 * want.std()
@@ -117,7 +120,7 @@ def test_adapters_of_all_projections_equal_merged_weights(tmp_path: Path) -> Non
 def test_the_text_part_of_a_multimodal_checkpoint(tmp_path: Path) -> None:
     """And without the layers that predict further tokens."""
     text = build_hybrid(DENSE)
-    files = save(text, tmp_path)
+    saved = save(text, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     whole = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"]}
     whole |= {"tie_word_embeddings": True, "text_config": config, "vision_config": {}}
@@ -126,9 +129,65 @@ def test_the_text_part_of_a_multimodal_checkpoint(tmp_path: Path) -> None:
     named = {name.replace("model.", "model.language_model.", 1): each for name, each in tensors.items()}
     others = {"model.visual.patch_embed.proj.weight": torch.zeros(3), "mtp.fc.weight": torch.zeros(3)}
     save_file(named | others, tmp_path / "model.safetensors", {"format": "pt"})
-    model = load_model(files, dtype=torch.float32)
+    model = load_model(saved, dtype=torch.float32)
     got = logits(model, ops("cpu"), [[0, 40], [0, 26]])[0]
     torch.testing.assert_close(got, expected(text, prompts()[0]), atol=2e-4, rtol=0)
+
+
+BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "shared_expert_intermediate_size": 32}
+"""Rows of whole blocks."""
+
+
+def from_gguf(reference: Any, path: Path, architecture: str, form: Any = "none", **options: Any) -> Any:
+    path.unlink(missing_ok=True)
+    write_gguf(reference, path, architecture, nextn=True, **options)
+    return load_model(ModelFiles("tiny", path, path.parent), dtype=torch.float32, quantization=form)
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_gguf_files(family: Family, tmp_path: Path) -> None:
+    """Without their layers for multi-token prediction."""
+    form = FAMILIES[family].gguf
+    architecture, reference = form.architecture, reference_of(family, **BLOCKS, **form.options)
+    path, alone = tmp_path / "tiny.gguf", [[0, 40], [0, 26]]
+    wanted, shape = expected(reference, prompts()[0]), config_from_hf(reference.config.to_dict())
+    for legacy in {False, architecture == "qwen3next"}:
+        model = from_gguf(reference, path, architecture, legacy=legacy)
+        for field in ("states", "linear", "experts", "num_layers", "qkv_bias", "output_bias"):
+            assert getattr(model.config, field) == getattr(shape, field), field
+        torch.testing.assert_close(logits(model, ops("cpu"), alone)[0], wanted, atol=2e-4, rtol=0)
+
+    types: dict[str, Any] = {
+        "matrices": GGMLQuantizationType.Q8_0,
+        "others": {"attn_qkv": GGMLQuantizationType.Q4_1},
+    }
+    wanted = logits(from_gguf(reference, path, architecture, **types), ops("cpu"), alone)[0]
+    model = from_gguf(reference, path, architecture, "gguf", **types)
+    model.use(ops("cpu"))
+    first = model.get_submodule("layers.0")
+    assert [part.format for part in first.projection.packed] == ["int4", "int8"]
+    assert len(first.output.packed[0].order) == (0 if architecture == "qwen3next" else 128)
+    got = logits(model, ops("cpu"), alone)[0]
+    torch.testing.assert_close(got, wanted, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("method", ["fp8", "gptq"])
+def test_rows_in_another_order_keep_their_scales(method: str, tmp_path: Path) -> None:
+    """Blocks of rows are wider than the parts of a key head."""
+    config: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [64, 64]}
+    quantise = files.fp8("weight_scale_inv", torch.float32, block=64)
+    if method == "gptq":
+        config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False}
+        quantise = files.gptq(4, 32, symmetric=False, ordered=True)
+    reference = build_hybrid(NEXT, **BLOCKS, num_experts=0)
+    reference = files.write(reference, tmp_path, config, quantise)
+    model = load_model(
+        ModelFiles("tiny", tmp_path, tmp_path), dtype=torch.float32, quantization="checkpoint", packed=True
+    )
+    (projection,) = model.get_submodule("layers.0").projection.packed
+    assert projection.format == ("fp8" if method == "fp8" else "int4")
+    got = logits(model, ops("cpu"), [[0, 40], [0, 26]])[0]
+    torch.testing.assert_close(got, expected(reference, prompts()[0]), atol=2e-4, rtol=0)
 
 
 def test_the_shape_of_a_hybrid() -> None:

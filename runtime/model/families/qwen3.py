@@ -48,7 +48,7 @@ class Glm4Moe(Model):
 
     def name_of(self, stored: str) -> str | None:
         """Layers after the last predict further tokens: multi-token prediction, which is not used."""
-        found = re.match(r"(?:model\.layers|blk)\.(\d+)\.", stored)
+        found = re.match(r"model\.layers\.(\d+)\.", stored)
         return None if found and int(found[1]) >= self.config.num_layers else super().name_of(stored)
 
 

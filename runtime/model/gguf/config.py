@@ -13,6 +13,7 @@ from ramify.runtime.model.config import (
     ModelConfig,
     Rope,
     RopeKind,
+    delta_shape,
     gemma_shape,
     granite_shape,
     invalid,
@@ -61,7 +62,7 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
     hidden_size, num_heads = given.need("embedding_length"), given.need("attention.head_count")
     head_dim = given.value("attention.key_length", hidden_size // num_heads)
     for key in ("rope.dimension_count", "attention.value_length"):
-        partial = key == "rope.dimension_count" and architecture == "glm4moe"
+        partial = key == "rope.dimension_count" and architecture in _PARTLY_ROTATED
         if given.value(key, head_dim) != head_dim and not partial:
             raise unsupported(f"{architecture}.{key}", given.value(key, 0), f"the head size, {head_dim}")
     if given.value("attention.sliding_window_pattern", None) is not None:
@@ -69,12 +70,16 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
     # The last layers may be those of multi-token prediction, which is not used.
     num_layers = given.need("block_count") - given.value("nextn_predict_layers", 0)
     context_length = given.need("context_length")
+    kinds = {name.split(".", 2)[-1] for name in shapes if name.startswith("blk.")}
     eos = [metadata.get(f"tokenizer.ggml.{token}_token_id") for token in ("eos", "eot", "eom")]
     fields: Fields = {
         "family": family,
         "vocab_size": shapes["token_embd.weight"][0],
         "hidden_size": hidden_size,
-        "intermediate_size": given.need("feed_forward_length"),
+        # Absent where all layers have experts.
+        "intermediate_size": given.value("feed_forward_length", 0)
+        if given.value("expert_count", 0)
+        else given.need("feed_forward_length"),
         "num_layers": num_layers,
         "num_heads": num_heads,
         "num_kv_heads": given.value("attention.head_count_kv", num_heads),
@@ -84,9 +89,9 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
         "rope": _rope(given, context_length),
         "windows": (given.value("attention.sliding_window", 0),) * num_layers,
         "tie_embeddings": "output.weight" not in shapes,
-        "qkv_bias": "blk.0.attn_q.bias" in shapes,
-        "output_bias": "blk.0.attn_output.bias" in shapes,
-        "mlp_bias": "blk.0.ffn_gate.bias" in shapes,
+        "qkv_bias": "attn_q.bias" in kinds,
+        "output_bias": "attn_output.bias" in kinds,
+        "mlp_bias": "ffn_gate.bias" in kinds,
         "eos_token_ids": token_ids([token for token in eos if token is not None]),
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
     }
@@ -189,8 +194,12 @@ def _granite(given: Metadata, fields: Fields) -> Fields:
     return shape | (_experts(given, fields) if given.value("expert_count", 0) else {})
 
 
+def _partial_rope(given: Metadata, fields: Fields) -> Rope:
+    rope: Rope = fields["rope"]
+    return replace(rope, share=given.value("rope.dimension_count", fields["head_dim"]) / fields["head_dim"])
+
+
 def _glm4_moe(given: Metadata, fields: Fields) -> Fields:
-    share = given.value("rope.dimension_count", fields["head_dim"]) / fields["head_dim"]
     experts = _experts(
         given,
         fields,
@@ -201,7 +210,25 @@ def _glm4_moe(given: Metadata, fields: Fields) -> Fields:
         top_groups=given.value("expert_group_used_count", 1),
     )
     norms = "blk.0.attn_q_norm.weight" in given.shapes
-    return experts | {"rope": replace(fields["rope"], share=share), "head_norms": norms}
+    return experts | {"rope": _partial_rope(given, fields), "head_norms": norms}
+
+
+def _hybrid(given: Metadata, fields: Fields) -> Fields:
+    """Linear layers are those with the tensors of one."""
+    heads = given.need("ssm.time_step_rank")
+    shape = delta_shape(
+        [f"blk.{layer}.ssm_conv1d.weight" in given.shapes for layer in range(fields["num_layers"])],
+        key_heads=given.need("ssm.group_count"),
+        heads=heads,
+        key_dim=given.need("ssm.state_size"),
+        value_dim=given.need("ssm.inner_size") // heads,
+        width=given.need("ssm.conv_kernel"),
+    )
+    return {**shape, "norm_offset": 1.0, "rope": _partial_rope(given, fields)}
+
+
+def _hybrid_moe(given: Metadata, fields: Fields) -> Fields:
+    return _experts(given, fields) | _hybrid(given, fields)
 
 
 def _gpt_oss(given: Metadata, fields: Fields) -> Fields:
@@ -231,6 +258,12 @@ ARCHITECTURES: dict[str, tuple[Family, Callable[[Metadata, Fields], Fields]]] = 
     "granitemoe": ("granitemoe", _granite),
     "glm4moe": ("glm4_moe", _glm4_moe),
     "gpt-oss": ("gpt_oss", _gpt_oss),
+    # Its fused projections are stored as those of Qwen3.5, and the two differ in nothing else.
+    "qwen3next": ("qwen3_5_moe", _hybrid_moe),
+    "qwen35": ("qwen3_5", _hybrid),
+    "qwen35moe": ("qwen3_5_moe", _hybrid_moe),
 }
 """The family of a file's `general.architecture`, and a function that gives further fields, or other values of
 those that it is given."""
+_PARTLY_ROTATED = ("glm4moe", "qwen3next", "qwen35", "qwen35moe")
+"""Architectures whose heads may rotate in part."""

@@ -22,39 +22,10 @@ from ramify.runtime.model.config import ModelConfig
 from ramify.runtime.model.gguf.blocks import CHUNK, floats, rows_of
 from ramify.runtime.model.gguf.config import config_from_gguf
 from ramify.runtime.model.gguf.header import GGUFHeader, TensorInfo
+from ramify.runtime.model.gguf.parts import parts_by_name, parts_of
 from ramify.runtime.model.weights import RotaryLayout
 
 _ROPE_FREQUENCIES = "rope_freqs.weight"
-_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "attn_output": "self_attn.o_proj",
-    "attn_sinks": "self_attn.sinks",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-    "exp_probs_b": "mlp.gate.e_score_correction",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-}
-_POST_NORM_LAYER_NAMES = _LAYER_NAMES | {"post_attention_norm": "post_attention_layernorm"}
-_GEMMA_LAYER_NAMES = _LAYER_NAMES | {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
 
 
 def config_of(header: GGUFHeader) -> ModelConfig:
@@ -81,27 +52,24 @@ def tensors_in_file(
     """Every weight under its Hugging Face name, converted to `dtype`, one at a time.
 
     With `quantised`, a matrix whose block type has a packed layout is returned as integers and scales. An
-    embedding that is not the head too is not: its rows are looked up, not multiplied.
+    embedding that is not the head too is not: its rows are looked up, not multiplied. Layers after the last
+    are not read: they predict further tokens (multi-token prediction).
     """
+    config = config_from_gguf(header.metadata, header.shapes)
     untied = "output.weight" in header.tensors
     data = _map(header)
-    gemma = str(header.metadata.get("general.architecture")).startswith("gemma")
-    layer_names = _GEMMA_LAYER_NAMES if gemma else _LAYER_NAMES
-    if header.metadata.get("general.architecture") in ("glm4moe", "gpt-oss"):
-        layer_names = _POST_NORM_LAYER_NAMES
-    named = (
-        (name, *part)
-        for name, info in header.tensors.items()
-        if name != _ROPE_FREQUENCIES  # a part of the config
-        for part in _of_experts(_hf_name(name, layer_names), info)
-    )
-    for name, hf_name, info in named:
-        if gemma and name.endswith("_norm.weight"):  # stored plus 1, unlike in Hugging Face checkpoints
-            yield hf_name, _read(data, name, info, torch.float32) - 1.0
-            continue
+    parts = parts_by_name(header.metadata["general.architecture"], config.states)
+    for name, whole in header.tensors.items():
+        layer = re.match(r"blk\.(\d+)\.", name)
+        if name == _ROPE_FREQUENCIES or (layer and int(layer[1]) >= config.depth):
+            continue  # the first is a part of the config
         looked_up = name == "token_embd.weight" and untied
-        rows = _rows(data, name, info) if quantised and not looked_up else None
-        yield hf_name, _read(data, name, info, dtype) if rows is None else rows
+        for part in parts_of(name, parts):
+            for hf_name, info in _of_experts(part.name, whole):
+                kept = quantised and not looked_up and not part.exact
+                rows = _rows(data, name, info) if kept else None
+                entry = rows or _read(data, name, info, torch.float32 if part.exact else dtype)
+                yield hf_name, entry if part.change is None else part.change(entry)
 
 
 def _of_experts(hf_name: str, info: TensorInfo) -> Iterator[tuple[str, TensorInfo]]:
@@ -125,17 +93,6 @@ Files = Mapping[Path, NDArray[np.uint8]]
 def _map(header: GGUFHeader) -> Files:
     # Copy-on-write: torch warns of read-only arrays. Nothing here writes.
     return {path: np.memmap(path, np.uint8, mode="c") for path in header.paths}
-
-
-def _hf_name(name: str, layer_names: Mapping[str, str]) -> str:
-    """The Hugging Face name. An unknown name is returned unchanged: `weights.fill` refuses it."""
-    stem, _, suffix = name.rpartition(".")
-    if stem in _NAMES:
-        return f"{_NAMES[stem]}.{suffix}"
-    found = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
-    if found is None or found[2] not in layer_names:
-        return name
-    return f"model.layers.{found[1]}.{layer_names[found[2]]}.{suffix}"
 
 
 def _rows(data: Files, name: str, info: TensorInfo) -> Rows | None:
