@@ -13,6 +13,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
+from gguf import GGUFWriter
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
@@ -251,6 +252,24 @@ def test_a_gguf_file_is_converted_once_per_content(
     write_gguf(build(Case("llama", "llama", {"num_hidden_layers": 1})), path, "llama")
     assert resolve.resolve(str(path)).tokenizer != first.tokenizer
     assert len(converted) == 2
+
+
+@pytest.mark.slow
+def test_the_tokenizer_of_an_architecture_that_transformers_does_not_read(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "tiny.gguf", "qwen3next")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    tokens = [*map(chr, range(33, 127)), "Ġ", "he", "ll", "hell", "<|im_end|>"]
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * (len(tokens) - 1) + [3])
+    writer.add_token_merges(["h e", "l l", "he ll"])
+    writer.add_eos_token_id(len(tokens) - 1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    gguf_tokenizer.convert_tokenizer(tmp_path / "tiny.gguf", tmp_path)
+    found = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("hello 12")
+    assert found.tokens == ["hell", "o", "Ġ", "1", "2"]
 
 
 @pytest.mark.slow

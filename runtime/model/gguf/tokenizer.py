@@ -42,9 +42,13 @@ def tokenizer_of(weights: Path) -> Path:
 
 
 def _main(weights: Path, folder: Path) -> None:
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    tokenizer = AutoTokenizer.from_pretrained(str(weights.absolute().parent), gguf_file=weights.name)
+    folder_of = str(weights.absolute().parent)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder_of, gguf_file=weights.name)
+    except (ValueError, KeyError):  # it reads the model's config too, of few architectures
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder_of, gguf_file=weights.name)
     tokenizer.save_pretrained(folder)
 
 
