@@ -58,7 +58,7 @@ def test_the_generate_of_other_engines() -> None:
         ("serve --grammar-backend guidance", "'guidance' is 'llguidance' here"),
         ("serve --disable-radix-cache", "--prefix-cache naive"),
         ("serve --dp 2", "one engine runs on one device"),
-        ("serve --enable-lora", "merge them into the checkpoint"),
+        ("serve --enable-lora", "Adapters need no switch"),
         ("serve --enable-priority-scheduling", "give requests a priority"),
         ("serve --enable-auto-tool-choice", "Tools can always be called"),
         ("serve --disable-log-requests", "are not logged"),

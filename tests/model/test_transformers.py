@@ -153,7 +153,7 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
 def test_dummy_weights_and_bfloat16(tmp_path: Path) -> None:
     config = tiny_config("qwen3_moe")
     config.save_pretrained(tmp_path)
-    shape = read_shape(tmp_path)
+    shape = read_shape(tmp_path, "transformers")
     first, second = (dummy_model(shape, dtype=torch.bfloat16, seed=3) for _ in "ab")
     weights = dict(second.named_parameters())
     assert weights
