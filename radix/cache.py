@@ -363,6 +363,16 @@ class PrefixCache:
         self._expire_leases()
         return snapshot(self._tree, self._leases.owners, most)
 
+    def take_changes(self) -> tuple[list[int], list[int]]:
+        """(added, removed) digests of page ends since the last call (`TreeLog.take`); there must be a log."""
+        assert self._log is not None
+        return self._log.take()
+
+    def page_ends(self) -> list[int]:
+        """The digests of all page ends in the tree (`TreeLog.whole`); there must be a log. Costs O(tree)."""
+        assert self._log is not None
+        return self._log.whole(self._tree.nodes())
+
     def check(self) -> None:
         """Recount everything from scratch, in O(tree). Raises `ConservationError` saying what is wrong."""
         verify(self._tree, self._usage, self._pool, self._leases, self._private, self._locks, self._states)

@@ -2,9 +2,9 @@
 
     frontend ──▶ tokenizer ──▶ scheduler ──▶ detokenizer ──▶ frontend
 
-Data goes one way round; only `Ready`, `Abort`, `Failed` and `Texts` may be sent to any process directly.
-Every request ends in exactly one final message: a `TextChunk` whose `finish` is set, or a `Failed`. This
-module needs the standard library, msgspec and `ramify.messages` alone.
+Data goes one way round; only `Ready`, `Abort`, `Failed`, `Texts` and `TreeChange` may be sent to any process
+directly. Every request ends in exactly one final message: a `TextChunk` whose `finish` is set, or a
+`Failed`. This module needs the standard library, msgspec and `ramify.messages` alone.
 """
 
 from __future__ import annotations
@@ -127,12 +127,14 @@ class UnloadLora(Message, frozen=True, kw_only=True):
 class Tokenize(Message, frozen=True, kw_only=True):
     """Ask the tokenizer for the ids of prompts; answered by `Texts` or `Failed`.
 
-    `special`: special tokens are added, such as that of the beginning.
+    `special`: special tokens are added, such as that of the beginning. `entries`: the ids' entries in the
+    vocabulary are wanted too.
     """
 
     rid: str
     prompts: tuple[Generate, ...]
     special: bool
+    entries: bool = True
 
 
 class Detokenize(Message, frozen=True, kw_only=True):
@@ -151,6 +153,10 @@ class GetSnapshot(Message, frozen=True, kw_only=True):
     """The most nodes of the tree."""
     programs: int
     """The most programs of the queue."""
+
+
+class GetTree(Message, frozen=True, kw_only=True):
+    """Ask the scheduler for all that its tree holds; answered by a `TreeChange` that is `whole`."""
 
 
 class GrammarReady(Message, frozen=True, kw_only=True):
@@ -313,6 +319,19 @@ class Texts(Message, frozen=True, kw_only=True):
     text: tuple[str, ...] = ()
 
 
+class TreeChange(Message, frozen=True, kw_only=True):
+    """What a step has changed in the prefix tree, as digests of page ends; sent where there are replicas.
+
+    The fields are those of `ramify.runtime.fleet.index.TreeEvents`.
+    """
+
+    epoch: int
+    number: int
+    added: tuple[int, ...] = ()
+    removed: tuple[int, ...] = ()
+    whole: bool = False
+
+
 class Ready(Message, frozen=True, kw_only=True):
     """A process of the ring is up. The tokenizer and the scheduler each fill in what they know."""
 
@@ -339,6 +358,7 @@ ToTokenizer = (
     | UnloadLora
     | GetStats
     | GetSnapshot
+    | GetTree
 )
 """From `Abort` on they are passed on unchanged, so that they stay in order with the requests."""
 ToScheduler = (
@@ -351,9 +371,10 @@ ToScheduler = (
     | UnloadLora
     | GetStats
     | GetSnapshot
+    | GetTree
     | GrammarReady
     | GrammarFailed
     | CompilerDied
 )
 ToDetokenizer = StepOutput | Reply | Failed
-ToFrontend = StepText | Reply | Texts | Failed | Ready
+ToFrontend = StepText | Reply | Texts | Failed | Ready | TreeChange

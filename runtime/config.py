@@ -15,7 +15,7 @@ from ramify.spelling import nearest
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
-NO_PARALLELISM = "There is no parallelism over devices yet: one engine runs on one device."
+NO_PARALLELISM = "There is no parallelism over devices yet: one replica runs on one device."
 ELSEWHERE = {
     "model_path": "model",
     "tokenizer_path": "The tokenizer is the model's own.",
@@ -65,9 +65,9 @@ ELSEWHERE = {
     "tp": NO_PARALLELISM,
     "tp_size": NO_PARALLELISM,
     "tensor_parallel_size": NO_PARALLELISM,
-    "dp": NO_PARALLELISM,
-    "dp_size": NO_PARALLELISM,
-    "data_parallel_size": NO_PARALLELISM,
+    "dp": "replicas",
+    "dp_size": "replicas",
+    "data_parallel_size": "replicas",
     "kv_cache_dtype": "KV pages have the model's dtype.",
     "chat_template": "The chat template is the model's own.",
     "tool_call_parser": "The format of tool calls is read from the chat template.",
@@ -164,6 +164,11 @@ class EngineConfig:
     """Processor time that compiling a constraint may take, in seconds; more refuses its requests."""
     grammar_memory_gb: float = 1.0
     """Memory that compiling a constraint may take, in GiB."""
+    replicas: int = 1
+    """Copies of the model in processes of their own, each with its own KV pages: num_pages, kv_memory_gb,
+    max_running and threads are for each. On the CPU they divide the cores, on CUDA each has a GPU. One that
+    dies is replaced, and its requests go on elsewhere meanwhile. On one CPU machine two are usually slower
+    than one."""
     seed: int = 0
     """The seed of requests without one of their own."""
     log_level: str = "warning"
@@ -179,7 +184,8 @@ class EngineConfig:
                     f" {remedy}".rstrip()
                 )
         sizes = ("context_length", "threads", "page_size", "max_running", "chunk_tokens", "max_waiting")
-        for name, least in [*dict.fromkeys(sizes, 1).items(), ("num_pages", 2), ("num_states", 2)]:
+        ones = dict.fromkeys((*sizes, "replicas"), 1)
+        for name, least in [*ones.items(), ("num_pages", 2), ("num_states", 2)]:
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{name} is {value}; it must be at least {least}.")
         if self.draft_model is not None and self.speculation is False:
@@ -191,6 +197,11 @@ class EngineConfig:
             checked_name(name, "loras")
         if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
             raise ValueError(f"memory_fraction is {self.memory_fraction}; it must be above 0 and at most 1.")
+
+    @property
+    def most_requests(self) -> int:
+        """In the batches of all replicas and in the queue together."""
+        return self.replicas * self.max_running + self.max_waiting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,10 @@
-"""Several replicas of one model: which of them takes a request. Pure: no I/O, no clock, no processes.
+"""Several replicas of one model on this machine: which of them takes a request, and what becomes of it.
 
 index       which replica holds which pages, as its tree tells
 placement   where a request goes: least work left, the work already promised included
+shares      cores and GPUs of each replica
+rings       several rings behind one frontend
+stats       their figures as those of one
+
+`index` and `placement` are pure: no I/O, no clock, no processes.
 """

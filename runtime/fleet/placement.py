@@ -133,15 +133,15 @@ class Placement:
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def place(self, work: Work, now: float) -> str:
-        """The replica for `work`, whose cost is reserved there. Raises `NoReplica`.
+    def place(self, work: Work, now: float, only: str | None = None) -> str:
+        """The replica for `work`, whose cost is reserved there; with `only` that one. Raises `NoReplica`.
 
         Costs O(replicas * log pages + pages).
         """
         home = self._homes.get(work.program) if work.program else None
         best: tuple[float, str, int] | None = None
         for name, replica in self._replicas.items():
-            if replica.draining:
+            if replica.draining or only not in (None, name):
                 continue
             pages = self._index.pages(name, work.digests, replica.promised)
             left = replica.work + MISS_WEIGHT * self._missing(work, pages)

@@ -11,6 +11,7 @@ import logging
 import random
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -48,11 +49,14 @@ from ramify.ring_messages import (
 )
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.frontend.loras import LoadedLora, Loras
-from ramify.runtime.frontend.output_queue import MOST_DEATHS, OutputQueue
+from ramify.runtime.frontend.output_queue import OutputQueue
 from ramify.runtime.frontend.prompts import check_types
 from ramify.runtime.frontend.supervisor import RingSupervisor
 from ramify.runtime.frontend.validation import to_be_validated, validated
 from ramify.runtime.processes.prestart import PrestartedWorkers
+
+if TYPE_CHECKING:
+    from ramify.runtime.fleet.rings import RingFleet
 
 log = logging.getLogger("ramify")
 
@@ -74,14 +78,7 @@ class Frontend:
 
     def __init__(self, config: EngineConfig, workers: PrestartedWorkers | None = None) -> None:
         self._config = config
-        self._ring = RingSupervisor(
-            config,
-            workers,
-            receive=self._receive,
-            died=self._count_death,
-            restarted=self._send_again,
-            gave_up=self._fail_all,
-        )
+        self._ring = self._make_ring(workers)
         self._outputs: dict[str, OutputQueue] = {}
         self._replies: dict[str, asyncio.Future[Reply | Texts]] = {}
         self._rid_prefix = secrets.token_hex(4)
@@ -91,6 +88,27 @@ class Frontend:
         self._draining = False
         self._empty = asyncio.Event()
         self._loras = Loras(self._post, self.new_rid)
+
+    def _make_ring(self, workers: PrestartedWorkers | None) -> RingSupervisor | RingFleet:
+        if self._config.replicas == 1:
+            return RingSupervisor(
+                self._config,
+                workers,
+                receive=self._receive,
+                died=self._count_death,
+                restarted=self._send_again,
+                gave_up=self._fail_all,
+            )
+        from ramify.runtime.fleet.rings import RingFleet  # numpy, which one ring does not need here
+
+        return RingFleet(
+            self._config,
+            workers,
+            receive=self._receive,
+            lost=self._move,
+            restarted=lambda: self._loras.restore(),
+            gave_up=self._fail_all,
+        )
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -272,7 +290,7 @@ class Frontend:
         self._check_open()
         if self._draining:
             raise EngineClosed("The engine is shutting down and takes no new requests.")
-        limit = self._config.max_running + self._config.max_waiting
+        limit = self._config.most_requests
         if len(self._outputs) >= limit:
             raise Overloaded(
                 f"{len(self._outputs)} requests are running or queued; the limit is {limit}.",
@@ -359,15 +377,20 @@ class Frontend:
     def _count_death(self, error: WorkerDied) -> None:
         """Fail all replies, and the requests that have seen too many rings die."""
         for output in list(self._outputs.values()):
-            output.deaths += 1
-            if output.deaths > MOST_DEATHS:
-                output.fail(error)
+            output.count_death(error)
         self._fail_replies(error)
 
     def _send_again(self) -> None:
         """Send the requests to the new ring, with the output that they have."""
         self._loras.restore()
         for output in self._outputs.values():
+            if not output.ended:
+                self._ring.send(output.rest())
+
+    def _move(self, error: WorkerDied, rids: Sequence[str]) -> None:
+        """A replica has died that had the requests `rids`: send them again, for others to go on with."""
+        for output in [self._outputs[rid] for rid in rids if rid in self._outputs]:
+            output.count_death(error)
             if not output.ended:
                 self._ring.send(output.rest())
 

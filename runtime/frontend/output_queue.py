@@ -88,6 +88,12 @@ class OutputQueue:
             replaced=0,
         )
 
+    def count_death(self, error: WorkerDied) -> None:
+        """The ring that ran the request has died; `error` ends it after too many of these."""
+        self.deaths += 1
+        if self.deaths > MOST_DEATHS:
+            self.fail(error)
+
     def fail(self, error: RamifyError) -> None:
         if not self.ended:
             self.ended = True

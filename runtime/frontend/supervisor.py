@@ -15,6 +15,7 @@ from ramify.errors import EngineError, RamifyError, WorkerDied
 from ramify.messages import ModelInfo
 from ramify.ring_messages import GetStats, ToFrontend, ToTokenizer
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.fleet.shares import Share
 from ramify.runtime.model.fingerprint import fingerprint
 from ramify.runtime.model.hub.resolve import ModelFiles, resolve
 from ramify.runtime.processes.launch import Ring
@@ -37,6 +38,8 @@ class RingSupervisor:
     ----------
     workers
         Processes for the first ring, if they were started early.
+    share
+        What its processes get of the machine, where there are several replicas.
     receive
         Called with every message from the ring.
     died
@@ -52,6 +55,7 @@ class RingSupervisor:
         config: EngineConfig,
         workers: PrestartedWorkers | None,
         *,
+        share: Share | None = None,
         receive: Callable[[ToFrontend], None],
         died: Callable[[WorkerDied], None],
         restarted: Callable[[], None],
@@ -59,6 +63,7 @@ class RingSupervisor:
     ) -> None:
         self._config = config
         self._workers = workers
+        self._share = share
         self._receive = receive
         self._died = died
         self._restarted = restarted
@@ -123,7 +128,7 @@ class RingSupervisor:
         self._receive(message)
 
     async def _start_ring(self) -> None:
-        workers, self._workers = self._workers or PrestartedWorkers(self._config), None
+        workers, self._workers = self._workers or PrestartedWorkers(self._config, self._share), None
         ring = Ring(
             self._config,
             self._files,

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.fleet.shares import Share, shares
 
 ROLES = {
     "scheduler": "scheduler.process",
@@ -39,11 +40,20 @@ def worker_env(config: EngineConfig) -> dict[str, str]:
 
 
 class PrestartedWorkers:
-    """The processes of one ring. The end of a ``with`` block kills those that no ring has taken."""
+    """The processes of one ring. The end of a ``with`` block kills those that no ring has taken.
 
-    def __init__(self, config: EngineConfig) -> None:
+    `share`: what they get of the machine where there are several replicas. None: they are the first one's.
+    """
+
+    def __init__(self, config: EngineConfig, share: Share | None = None) -> None:
         env = worker_env(config)
+        if config.replicas > 1:
+            share = share or shares(config)[0]
+            env |= share.env()
         self._processes = {role: start(module, env) for role, module in ROLES.items()}
+        if share is not None:
+            for process in self._processes.values():
+                share.bind(process.pid)
 
     def take(self) -> dict[str, subprocess.Popen[bytes]]:
         """The processes by role. The caller must give them orders, and must end them."""

@@ -111,7 +111,7 @@ class PromptTokenizer:
     def tokenize(self, message: Tokenize) -> Texts:
         """The ids of prompts. Raises `InvalidRequest` where the chat template raises."""
         ids = [self._prompt(prompt, special=message.special)[1] for prompt in message.prompts]
-        tokens = self._tokenizer.convert_ids_to_tokens
+        tokens = self._tokenizer.convert_ids_to_tokens if message.entries else lambda one: ()
         return Texts(
             rid=message.rid,
             prompts=tuple([TokenIds(ids=tuple(one), tokens=tuple(tokens(one))) for one in ids]),

@@ -10,6 +10,6 @@ forward       one forward pass; overlap: the next one, launched ahead
 next_tokens   choosing tokens; verification: known and draft tokens are kept or not
 appending     tokens join the output; output: what the detokenizer is told
 scoring       choices as a tree behind a prompt; pooling: hidden states become an embedding
-control       programs, cache, statistics; snapshot: for people to look at
+control       programs, cache, statistics; snapshot: for people to look at; tree_teller: for placement
 limits, counters, process
 """

@@ -18,7 +18,8 @@ from ramify.kernels.registry import Ops
 from ramify.messages import ModelInfo
 from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
-from ramify.ring_messages import CompilerDied, Ready, ToScheduler
+from ramify.radix.observe.tree_log import TreeLog
+from ramify.ring_messages import CompilerDied, GetTree, Ready, ToScheduler
 from ramify.runtime.compile_ahead import compile_grammars
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.build import LoadModel, build_runners
@@ -42,6 +43,7 @@ from ramify.runtime.scheduler.constraints.healing import Healer
 from ramify.runtime.scheduler.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.runtime.scheduler.speculation.draft_check import check_draft, context_of
+from ramify.runtime.scheduler.tree_teller import TreeTeller
 
 if TYPE_CHECKING:
     from ramify.grammar.compile.grammar_files import GrammarFiles
@@ -117,7 +119,9 @@ def main() -> None:
             compiler.start()
         threading.Thread(target=_prepare_library, args=(config, vocabulary), daemon=True).start()
 
-    serve(scheduler, inbox, detokenizer, compiler, prepare)
+    # With several replicas the frontend places requests by what their trees hold.
+    teller = None if config.replicas == 1 else TreeTeller(cache, frontend.send)
+    serve(scheduler, inbox, detokenizer, compiler, prepare, teller)
 
 
 @functools.cache
@@ -154,10 +158,11 @@ def serve(
     detokenizer: Outbox,
     compiler: CompilerHost,
     prepare: Callable[[], None],
+    teller: TreeTeller | None,
 ) -> None:
     """The loop: receive, step, send. Blocks only while there is nothing to do.
 
-    `prepare` is called once, when there has been nothing to do for `IDLE_S`.
+    `prepare` is called once, when there has been nothing to do for `IDLE_S`. `teller` tells of the tree.
     """
     prepared = False
     while True:
@@ -173,11 +178,16 @@ def serve(
             if isinstance(message, CompilerDied):
                 if message.generation == compiler.generation:
                     scheduler.compiler_died()
+            elif isinstance(message, GetTree):
+                if teller is not None:
+                    teller.tell_whole()
             else:
                 scheduler.receive(message)
         output = scheduler.step()
         if output is not None:
             detokenizer.send(output)
+        if teller is not None:
+            teller.tell()
 
 
 def _load(
@@ -199,7 +209,10 @@ def _load(
     runner, draft_runner = build_runners(config, load, load_draft)
     num_pages = runner.pool.num_pages
     cache = (PrefixCache if config.prefix_cache == "radix" else NaiveCache)(
-        num_pages, config.page_size, num_states=0 if runner.states is None else runner.states.num_slots
+        num_pages,
+        config.page_size,
+        num_states=0 if runner.states is None else runner.states.num_slots,
+        log=None if config.replicas == 1 else TreeLog(config.page_size),
     )
     limits = Limits(
         context_length=context_length,

@@ -22,6 +22,7 @@ from ramify.constraint import Constraint
 from ramify.messages import Enforcement, ProgramHint, Usage
 from ramify.radix.observe.evicted import Lost
 from ramify.ring_messages import Submit
+from ramify.runtime.model.lora.names import tree_scope
 from ramify.runtime.scheduler.pooling import PooledStates
 from ramify.runtime.scheduler.programs.programs import Program
 from ramify.runtime.scheduler.speculation.acceptance import SpeculationState
@@ -104,14 +105,6 @@ class RequestStats:
     first_token: float | None = None
 
 
-def tree_scope(scope: str, adapter: Adapter | None) -> str:
-    """The prefix tree's scope for a request's cache scope: requests share KV only where both the cache scope
-    and the weights that they are computed with are the same."""
-    if adapter is None and not scope:
-        return ""
-    return f"{'' if adapter is None else adapter.revision}:{scope}"
-
-
 class Request:
     """One generation, or one span of choices to be scored.
 
@@ -132,7 +125,7 @@ class Request:
         self.hint: ProgramHint | None = submit.hint
         self.adapter = adapter
         """Its LoRA adapter, which is held to its end."""
-        self.scope = tree_scope(submit.scope, adapter)
+        self.scope = tree_scope(submit.scope, None if adapter is None else adapter.revision)
         self.every_s = submit.every_s
         self.continues = submit.continues
         """Output of an engine that has died, until it has been replayed."""

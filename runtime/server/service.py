@@ -82,7 +82,7 @@ class Service:
 
     def check_count(self, generations: int) -> None:
         """Raise `InvalidRequest` where a request asks for more generations than batch and queue can hold."""
-        limit = self.config.max_running + self.config.max_waiting
+        limit = self.config.most_requests
         if generations > limit:
             raise InvalidRequest(
                 f"The request asks for {generations} generations; this server takes at most {limit}.",

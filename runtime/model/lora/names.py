@@ -20,6 +20,13 @@ def checked_name(name: str, field: str = "lora") -> str:
     return name
 
 
+def tree_scope(scope: str, revision: str | None) -> str:
+    """The prefix tree's scope for a request's cache scope and the revision of its adapter, None without one:
+    requests share KV only where both the cache scope and the weights that they are computed with are the
+    same."""
+    return f"{revision or ''}:{scope}" if scope or revision is not None else ""
+
+
 def unknown(name: str, loaded: Iterable[str], field: str = "lora") -> NotFound:
     """The error for a name of no adapter."""
     names = ", ".join(sorted(loaded))

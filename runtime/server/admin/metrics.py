@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ramify.messages import SchedulerStats, Usage
+from ramify.runtime.fleet.stats import FleetStats
 
 # A CPU decodes a token in some 10 ms, an accelerator in some 5 ms; prefill takes up to tens of seconds.
 _TOKEN_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
@@ -111,51 +112,70 @@ class _SchedulerCollector:
         self.stats: SchedulerStats | None = None
 
     def collect(self) -> Iterator[Metric]:
-        stats = self.stats
-        up = int(stats is not None)
-        yield GaugeMetricFamily("ramify_scheduler_up", "1 when the scheduler answers.", value=up)
-        if stats is None:
-            return
-        for name, value, help_text in (
-            ("num_requests_running", stats.running, "Requests in the batch."),
-            ("num_requests_waiting", stats.waiting, "Requests that wait for admission."),
-            ("num_requests_compiling", stats.compiling, "Requests that wait for their grammar."),
-        ):
-            yield GaugeMetricFamily(f"ramify_{name}", help_text, value=value)
-        pages = GaugeMetricFamily("ramify_kv_pages", "KV pages by state.", labels=["state"])
-        for state in ("free", "evictable", "leased", "in_use"):
-            pages.add_metric([state], getattr(stats, f"pages_{state}"))
-        yield pages
-        states = GaugeMetricFamily(
-            "ramify_states", "Slots for states of linear attention layers.", labels=["state"]
-        )
-        for state in ("free", "held", "in_use"):
-            states.add_metric([state], getattr(stats, f"states_{state}"))
-        yield states
-        for name, drafted, by_model, help_text in (
-            ("draft", stats.draft_tokens, stats.model_draft_tokens, "Draft tokens verified."),
-            ("accepted", stats.accepted_tokens, stats.model_accepted_tokens, "Draft tokens accepted."),
-        ):
-            tokens = CounterMetricFamily(
-                f"ramify_spec_decode_num_{name}_tokens", help_text, labels=["source"]
-            )
-            tokens.add_metric(["prompt_lookup"], drafted - by_model)
-            tokens.add_metric(["draft_model"], by_model)
-            yield tokens
-        for name, total, help_text in (
-            (
-                "model_tokens",
-                stats.computed_tokens,
-                "Tokens that went through the model: of prompts and outputs, draft tokens, those of requests"
-                " without an answer, and again what retractions had dropped.",
-            ),
-            ("draft_model_tokens", stats.draft_model_tokens, "Tokens that went through the draft model."),
-            ("draft_model_seconds", stats.draft_model_s, "Time in passes of the draft model."),
-            ("retracted_requests", stats.retractions, "Requests retracted for want of KV pages."),
-            ("evicted_kv_pages", stats.evicted_pages, "KV pages evicted from the prefix tree."),
-            ("evicted_states", stats.evicted_states, "States evicted from the prefix tree."),
-            ("steps", stats.steps, "Scheduler steps."),
-            ("step_seconds", stats.step_s, "Time in steps."),
-            ("model_seconds", stats.model_s, "Time in forward passes, logits and scoring."),
-        ):
-            yield CounterMetricFamily(f"ramify_{name}", help_text, value=total)
+        if isinstance(self.stats, FleetStats):
+            yield from _of_replicas(self.stats.replicas, ["replica"])
+        else:
+            yield from _of_replicas({"": self.stats}, [])
+
+
+def _of_replicas(replicas: Mapping[str, SchedulerStats | None], labels: list[str]) -> Iterator[Metric]:
+    """The figures of each replica that answers, with `labels`: its name, or nothing where there is one."""
+
+    def gauge(name: str, text: str, *more: str) -> GaugeMetricFamily:
+        return GaugeMetricFamily(f"ramify_{name}", text, labels=[*labels, *more])
+
+    def counter(name: str, text: str, *more: str) -> CounterMetricFamily:
+        return CounterMetricFamily(f"ramify_{name}", text, labels=[*labels, *more])
+
+    up = gauge("scheduler_up", "1 when the scheduler answers.")
+    for replica, found in replicas.items():
+        up.add_metric([replica][: len(labels)], int(found is not None))
+    yield up
+    present = [([replica][: len(labels)], found) for replica, found in replicas.items() if found is not None]
+    if not present:
+        return
+    for name, field, text in (
+        ("num_requests_running", "running", "Requests in the batch."),
+        ("num_requests_waiting", "waiting", "Requests that wait for admission."),
+        ("num_requests_compiling", "compiling", "Requests that wait for their grammar."),
+    ):
+        requests = gauge(name, text)
+        for label, stats in present:
+            requests.add_metric(label, getattr(stats, field))
+        yield requests
+    for name, prefix, text, kinds in (
+        ("kv_pages", "pages", "KV pages by state.", ("free", "evictable", "leased", "in_use")),
+        ("states", "states", "Slots for states of linear attention layers.", ("free", "held", "in_use")),
+    ):
+        pool = gauge(name, text, "state")
+        for label, stats in present:
+            for kind in kinds:
+                pool.add_metric([*label, kind], getattr(stats, f"{prefix}_{kind}"))
+        yield pool
+    for name, text in (("draft", "Draft tokens verified."), ("accepted", "Draft tokens accepted.")):
+        tokens = counter(f"spec_decode_num_{name}_tokens", text, "source")
+        for label, stats in present:
+            drafted, by_model = getattr(stats, f"{name}_tokens"), getattr(stats, f"model_{name}_tokens")
+            tokens.add_metric([*label, "prompt_lookup"], drafted - by_model)
+            tokens.add_metric([*label, "draft_model"], by_model)
+        yield tokens
+    for name, field, text in (
+        (
+            "model_tokens",
+            "computed_tokens",
+            "Tokens that went through the model: of prompts and outputs, draft tokens, those of requests"
+            " without an answer, and again what retractions had dropped.",
+        ),
+        ("draft_model_tokens", "draft_model_tokens", "Tokens that went through the draft model."),
+        ("draft_model_seconds", "draft_model_s", "Time in passes of the draft model."),
+        ("retracted_requests", "retractions", "Requests retracted for want of KV pages."),
+        ("evicted_kv_pages", "evicted_pages", "KV pages evicted from the prefix tree."),
+        ("evicted_states", "evicted_states", "States evicted from the prefix tree."),
+        ("steps", "steps", "Scheduler steps."),
+        ("step_seconds", "step_s", "Time in steps."),
+        ("model_seconds", "model_s", "Time in forward passes, logits and scoring."),
+    ):
+        total = counter(name, text)
+        for label, stats in present:
+            total.add_metric(label, getattr(stats, field))
+        yield total

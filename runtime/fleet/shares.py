@@ -1,0 +1,94 @@
+"""What each replica gets of this machine: cores, and on CUDA a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import logging
+import os
+from pathlib import Path
+
+from ramify.errors import UnsupportedField
+from ramify.runtime.config import EngineConfig
+
+log = logging.getLogger("ramify")
+
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+_NVIDIA = Path("/dev/nvidiactl")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Share:
+    """A replica's cores, and its value of CUDA_VISIBLE_DEVICES; None: the parent's."""
+
+    cores: tuple[int, ...]
+    gpu: str | None = None
+
+    def env(self) -> dict[str, str]:
+        """What a process of the replica has in its environment beside the parent's."""
+        return {} if self.gpu is None else {"CUDA_VISIBLE_DEVICES": self.gpu}
+
+    def bind(self, pid: int) -> None:
+        """Keep a process that has just been started, and its threads and children, on the cores."""
+        with contextlib.suppress(ProcessLookupError):  # it has died; whoever waits for it reports that
+            os.sched_setaffinity(pid, self.cores)
+
+
+def shares(config: EngineConfig) -> list[Share]:
+    """A share for each replica.
+
+    Raises `UnsupportedField` where there are fewer GPUs than replicas.
+    """
+    count = config.replicas
+    cores = split_cores(_by_topology(sorted(os.sched_getaffinity(0))), count)
+    gpus = _gpus(config)
+    if not gpus and config.device != "cuda":
+        return [Share(own) for own in cores]
+    if len(gpus) < count:
+        raise UnsupportedField(
+            f"replicas is {count}; this process can use {len(gpus)} GPUs, and each replica needs one.",
+            field="replicas",
+            remedy="Ask for as many replicas as there are GPUs, or for device='cpu'.",
+        )
+    return [Share(own, gpu) for own, gpu in zip(cores, gpus, strict=False)]
+
+
+def split_cores(cores: list[int], count: int) -> list[tuple[int, ...]]:
+    """`count` runs of neighbouring cores, as equal as can be.
+
+    Replicas share cores where there are fewer cores than replicas, one each.
+    """
+    if len(cores) < count:
+        log.warning("%d replicas share %d cores: each is slower than one alone", count, len(cores))
+        return [(cores[index % len(cores)],) for index in range(count)]
+    ends = [len(cores) * index // count for index in range(count + 1)]
+    return [tuple(cores[start:end]) for start, end in itertools.pairwise(ends)]
+
+
+def _by_topology(cores: list[int]) -> list[int]:
+    """Hyperthreads of one core next to each other, and cores of one package."""
+
+    def place(core: int) -> tuple[int, ...]:
+        folder = _TOPOLOGY / f"cpu{core}" / "topology"
+        try:
+            names = ("physical_package_id", "core_id")
+            return (*(int((folder / name).read_text()) for name in names), core)
+        except (OSError, ValueError):
+            return (0, core, core)
+
+    return sorted(cores, key=place)
+
+
+def _gpus(config: EngineConfig) -> list[str]:
+    """The GPUs that replicas run on, as CUDA_VISIBLE_DEVICES names them; none on the CPU.
+
+    Imports torch only where there is a GPU.
+    """
+    if config.device == "cpu" or (config.device == "auto" and not _NVIDIA.exists()):
+        return []
+    import torch
+
+    count = torch.cuda.device_count()  # needs no context on a device
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return named.split(",")[:count] if named else [str(index) for index in range(count)]

@@ -1,0 +1,61 @@
+"""The figures of several replicas as those of one engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ramify.messages import SchedulerStats
+from ramify.ring_messages import QueueShare, Reply, Snapshot, TreeNode
+
+
+class FleetStats(SchedulerStats, frozen=True, kw_only=True):
+    """The sums over the replicas that answered. A replica's counters begin again when it is replaced."""
+
+    replicas: dict[str, SchedulerStats | None]
+    """By replica; None for one that did not answer."""
+
+
+def merged(replies: Mapping[str, Reply], replicas: list[str]) -> Reply:
+    """One reply of those of several replicas."""
+    first = next(iter(replies.values()))
+    if first.stats is None:
+        return first
+    stats = {name: replies[name].stats if name in replies else None for name in replicas}
+    snapshots = [reply.snapshot for reply in replies.values() if reply.snapshot is not None]
+    return msgspec.structs.replace(
+        first, stats=_sum(stats), snapshot=_joined(snapshots) if snapshots else None
+    )
+
+
+def _sum(stats: dict[str, SchedulerStats | None]) -> FleetStats:
+    present = [one for one in stats.values() if one is not None]
+    sums: dict[str, Any] = {
+        field: sum(getattr(one, field) for one in present) for field in SchedulerStats.__struct_fields__
+    }
+    return FleetStats(**{**sums, "page_size": present[0].page_size}, replicas=stats)
+
+
+def _joined(snapshots: list[Snapshot]) -> Snapshot:
+    """The trees beside each other; the shares of one program are summed."""
+    nodes: list[TreeNode] = []
+    queue: dict[str, QueueShare] = {}
+    for snapshot in snapshots:
+        shift = len(nodes)
+        nodes += [
+            node if node.parent < 0 else msgspec.structs.replace(node, parent=node.parent + shift)
+            for node in snapshot.nodes
+        ]
+        for share in snapshot.queue:
+            before = queue.get(share.program)
+            sums = {
+                field: getattr(share, field) + (0 if before is None else getattr(before, field))
+                for field in ("running", "waiting", "retracted", "compiling")
+            }
+            queue[share.program] = QueueShare(program=share.program, **sums)
+    most = sorted(queue.values(), key=lambda share: -share.running - share.waiting - share.compiling)
+    return Snapshot(
+        nodes=tuple(nodes), queue=tuple(most), queue_hidden=sum(one.queue_hidden for one in snapshots)
+    )

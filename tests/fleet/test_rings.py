@@ -1,0 +1,298 @@
+"""Several rings as one, without processes: who gets which message, and what becomes of it at a death."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from ramify.errors import EngineError, InvalidRequest, UnsupportedField, WorkerDied
+from ramify.messages import Finish, Generate, LimitHint, ProgramHint, TextChunk
+from ramify.ring_messages import (
+    Abort,
+    AwaitTools,
+    EndProgram,
+    Failed,
+    GetStats,
+    GetTree,
+    LoadLora,
+    Reply,
+    StepText,
+    Texts,
+    TokenIds,
+    Tokenize,
+    TreeChange,
+    UnloadLora,
+)
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.fleet import rings, shares
+from ramify.runtime.fleet.placement import NoReplica, Placement
+from ramify.runtime.fleet.rings import RingFleet
+
+PREFIX = tuple(range(1000))
+
+
+class FakeRing:
+    """A `RingSupervisor` without a ring: `sent` is what would have gone into it."""
+
+    def __init__(self, config: EngineConfig, workers: Any, **options: Any) -> None:
+        self.sent: list[Any] = []
+        self.receive: Callable[[Any], None] = options["receive"]
+        self.died: Callable[[WorkerDied], None] = options["died"]
+        self.came_back: Callable[[], None] = options["restarted"]
+        self.gave_up: Callable[[EngineError], None] = options["gave_up"]
+        self.restarting = False
+        self.heartbeat_age_s = 0.0
+
+    async def start(self) -> None:
+        pass
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def take(self, *kinds: type) -> list[Any]:
+        """The messages of these types that have come since the last call."""
+        found = [one for one in self.sent if isinstance(one, kinds)]
+        self.sent = [one for one in self.sent if not isinstance(one, kinds)]
+        return found
+
+
+class Fleet:
+    """A started `RingFleet` and what it has told the frontend."""
+
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+        self.lost: list[list[str]] = []
+        self.gave_up: list[EngineError] = []
+        self.restarts = 0
+        self.fleet = RingFleet(
+            EngineConfig(replicas=2, device="cpu"),
+            None,
+            receive=self.got.append,
+            lost=lambda error, rids: self.lost.append(list(rids)),
+            restarted=self._restarted,
+            gave_up=self.gave_up.append,
+        )
+        asyncio.run(self.fleet.start())
+        self.rings: list[Any] = list(self.fleet._rings.values())
+        self.send = self.fleet.send
+
+    def _restarted(self) -> None:
+        self.restarts += 1
+
+    def kill(self, index: int) -> None:
+        self.rings[index].died(WorkerDied("dead"))
+
+    def home(self, rid: str) -> int:
+        """The replica that has been sent the request."""
+        found = [
+            index
+            for index, ring in enumerate(self.rings)
+            if any(isinstance(one, Generate) and one.rid == rid for one in ring.sent)
+        ]
+        assert len(found) == 1
+        return found[0]
+
+
+@pytest.fixture
+def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
+    monkeypatch.setattr(rings, "RingSupervisor", FakeRing)
+    return Fleet()
+
+
+def asked(rid: str, *more: int, program: str = "", limit: int | None = None, **fields: Any) -> Generate:
+    limits = () if limit is None else (LimitHint(id="l", max_total_tokens=limit),)
+    hint = ProgramHint(program=program, limits=limits) if program else None
+    return Generate(rid=rid, prompt=(PREFIX + more,), hint=hint, **fields)
+
+
+# --- requests -----------------------------------------------------------------------------------
+
+
+def test_siblings_go_to_one_replica_and_other_prefixes_to_the_other(fleet: Fleet) -> None:
+    for index in range(8):
+        fleet.send(asked(f"r{index}", index, program="p"))
+    homes = {fleet.home(f"r{index}") for index in range(8)}
+    assert len(homes) == 1
+    fleet.send(Generate(rid="other", prompt=(PREFIX[::-1],)))
+    assert {fleet.home("other")} != homes
+
+
+def test_scopes_are_apart(fleet: Fleet) -> None:
+    fleet.send(asked("a"))
+    fleet.send(asked("b", scope="mine"))
+    assert fleet.home("a") != fleet.home("b")
+
+
+def test_a_tree_that_has_the_prefix_draws_it(fleet: Fleet) -> None:
+    ends = fleet.fleet._digests.page_ends(rings.np.array(PREFIX, rings.np.int32), "", 16)
+    fleet.rings[1].receive(TreeChange(epoch=1, number=1, added=tuple(ends)))
+    fleet.send(asked("a"))
+    assert fleet.home("a") == 1
+    assert not fleet.rings[1].take(GetTree)
+    fleet.rings[1].receive(TreeChange(epoch=1, number=3))
+    assert fleet.rings[1].take(GetTree), "number 2 was lost"
+
+
+def test_texts_are_tokenised_before_they_are_placed(fleet: Fleet) -> None:
+    fleet.send(Generate(rid="a", prompt=("text",)))
+    (question,) = [one for ring in fleet.rings for one in ring.take(Tokenize)]
+    fleet.send(Abort(rid="a"))
+    fleet.rings[0].receive(Texts(rid=question.rid, prompts=(TokenIds(ids=PREFIX, tokens=()),)))
+    assert fleet.home("a") == 0
+    assert [type(one) for one in fleet.rings[0].sent] == [Generate, Abort], "in this order"
+    fleet.send(asked("b"))
+    assert fleet.home("b") == 0, "it shares the prefix"
+
+
+def test_a_prompt_that_cannot_be_tokenised_is_refused_by_its_replica(fleet: Fleet) -> None:
+    fleet.send(Generate(rid="a", prompt=("text",)))
+    (question,) = fleet.rings[0].take(Tokenize)
+    error = InvalidRequest("no").to_info()
+    fleet.rings[0].receive(Failed(rid=question.rid, error=error))
+    home = fleet.rings[fleet.home("a")]
+    home.receive(Failed(rid="a", error=error))
+    assert fleet.got == [Failed(rid="a", error=error)]
+    assert not fleet.fleet._running
+
+
+def test_ids_that_no_prompt_has_are_refused_by_the_replica(fleet: Fleet) -> None:
+    fleet.send(Generate(rid="a", prompt=((10**12,),)))
+    fleet.home("a")
+
+
+def test_requests_under_a_limit_of_tokens_stay_on_one_replica(fleet: Fleet) -> None:
+    """Its scheduler sums what they cost."""
+    long = tuple(range(5000, 9000))
+    fleet.send(Generate(rid="first", prompt=((1,),), hint=asked("x", program="p", limit=10**6).hint))
+    home = fleet.home("first")
+    for index in range(4):
+        hint = asked("x", program=f"q{index}", limit=10**6).hint
+        fleet.send(Generate(rid=f"r{index}", prompt=((index, *long),), hint=hint))
+        assert fleet.home(f"r{index}") == home
+    fleet.send(Generate(rid="free", prompt=((9, *long),), hint=asked("x", program="p").hint))
+    assert fleet.home("free") != home, "it would not have stayed there without the limit"
+
+
+def test_what_is_done_counts_no_more(fleet: Fleet) -> None:
+    fleet.send(asked("a"))
+    home = fleet.home("a")
+    chunk = TextChunk(rid="a", text="x", ids=(1,), finish=Finish(reason="length"))
+    fleet.rings[home].receive(StepText(chunks=(chunk,)))
+    assert fleet.got[-1].chunks == (chunk,)
+    assert not fleet.fleet._running
+    assert fleet.fleet._placement.work_of(str(home)) == pytest.approx(0, abs=1e-6)
+    fleet.send(Abort(rid="a"))
+    assert not fleet.rings[home].take(Abort)
+
+
+def test_programs_are_told_of_everywhere(fleet: Fleet) -> None:
+    fleet.send(AwaitTools(program="p", branch="b", tools=("t",)))
+    fleet.send(EndProgram(program="p"))
+    assert [len(ring.take(AwaitTools, EndProgram)) for ring in fleet.rings] == [2, 2]
+
+
+# --- deaths -------------------------------------------------------------------------------------
+
+
+def test_requests_of_the_dead_go_to_the_living(fleet: Fleet) -> None:
+    fleet.send(asked("a"))
+    home = fleet.home("a")
+    fleet.kill(home)
+    assert fleet.lost == [["a"]]
+    assert not fleet.fleet.restarting
+    fleet.rings[home].sent.clear()
+    fleet.send(asked("a"))  # as the frontend does
+    assert fleet.home("a") == 1 - home
+
+
+def test_with_nobody_left_requests_wait(fleet: Fleet) -> None:
+    fleet.send(Generate(rid="text", prompt=("text",)))
+    fleet.kill(0)
+    assert len(fleet.rings[1].take(Tokenize)) == 1, "the other tokenizer is asked"
+    fleet.kill(1)
+    assert fleet.fleet.restarting
+    fleet.send(asked("a"))
+    fleet.send(Abort(rid="a"))
+    with pytest.raises(UnicodeEncodeError):
+        fleet.send(Generate(rid="b", prompt=("\ud800",)))
+    fleet.send(GetStats(rid="s"))
+    fleet.rings[1].sent.clear()
+    fleet.rings[1].came_back()
+    assert fleet.restarts == 1
+    assert {type(one) for one in fleet.rings[1].sent} == {Tokenize, Generate, Abort, GetStats}
+    (question,) = fleet.rings[1].take(Tokenize)
+    fleet.rings[1].receive(Texts(rid=question.rid, prompts=(TokenIds(ids=(1,), tokens=()),)))
+    assert fleet.home("text") == 1
+
+
+def test_the_last_replica_that_gives_up_ends_the_engine(fleet: Fleet) -> None:
+    for index in (1, 0):
+        assert not fleet.gave_up
+        fleet.kill(index)
+        fleet.rings[index].gave_up(EngineError(f"of {index}"))
+    assert [str(error) for error in fleet.gave_up] == ["of 0"]
+
+
+# --- questions ----------------------------------------------------------------------------------
+
+
+def test_an_adapter_is_loaded_everywhere_or_nowhere(fleet: Fleet) -> None:
+    load = LoadLora(rid="1", name="x", path="/x")
+    fleet.send(load)
+    fleet.rings[0].receive(Reply(rid="1", lora="v1"))
+    assert not fleet.got
+    fleet.rings[1].receive(Reply(rid="1", lora="v1"))
+    assert fleet.got == [Reply(rid="1", lora="v1")]
+    fleet.send(asked("plain"))
+    fleet.send(asked("adapted", lora="x"))
+    assert fleet.home("plain") != fleet.home("adapted"), "they share no pages"
+
+    fleet.kill(1)
+    fleet.rings[1].sent.clear()
+    fleet.rings[1].came_back()
+    again = msgspec.structs.replace(load, rid="2")
+    fleet.send(again)
+    assert fleet.rings[0].take(LoadLora) == [load]
+    assert fleet.rings[1].take(LoadLora) == [again], "only who lacks it loads it"
+    fleet.rings[1].receive(Reply(rid="2", lora="v2"))
+    assert "have changed" in fleet.got[-1].error.message
+    assert [len(ring.take(UnloadLora)) for ring in fleet.rings] == [1, 1]
+
+
+def test_a_death_does_not_keep_an_answer_back(fleet: Fleet) -> None:
+    fleet.send(LoadLora(rid="1", name="x", path="/x"))
+    fleet.rings[0].receive(Reply(rid="1", lora="v1"))
+    fleet.kill(1)
+    assert fleet.got == [Reply(rid="1", lora="v1")]
+
+
+# --- shares -------------------------------------------------------------------------------------
+
+
+def test_cores_are_divided(caplog: pytest.LogCaptureFixture) -> None:
+    assert shares.split_cores([4, 5, 6, 7, 8], 2) == [(4, 5), (6, 7, 8)]
+    assert not caplog.records
+    assert shares.split_cores([4, 5], 3) == [(4,), (5,), (4,)]
+    assert "3 replicas share 2 cores" in caplog.text
+
+
+def test_each_replica_has_a_gpu_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shares, "_gpus", lambda config: ["GPU-a", "GPU-b"])
+    two = shares.shares(EngineConfig(replicas=2))
+    assert [share.env()["CUDA_VISIBLE_DEVICES"] for share in two] == ["GPU-a", "GPU-b"]
+    with pytest.raises(UnsupportedField, match="replicas is 3; this process can use 2 GPUs"):
+        shares.shares(EngineConfig(replicas=3))
+    monkeypatch.setattr(shares, "_gpus", lambda config: [])
+    with pytest.raises(UnsupportedField, match="0 GPUs"):
+        shares.shares(EngineConfig(replicas=2, device="cuda"))
+
+
+def test_only_one_replica_can_be_asked_for() -> None:
+    placement = Placement(16)
+    placement.join("a")
+    with pytest.raises(NoReplica):
+        placement.place(rings.Work("r", (), 1, 1.0), 0.0, "b")

@@ -1,0 +1,204 @@
+"""Two replicas of the tiny model: forks stay together, nothing is lost when a process dies."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+from collections.abc import Awaitable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import ramify as rm
+from ramify.constraint import json_schema
+from ramify.errors import WorkerDied
+from ramify.loop import wait
+from ramify.messages import Generate, TextChunk
+from ramify.runtime.config import ServerConfig
+from ramify.runtime.engine import Engine
+from ramify.runtime.fleet.placement import NoReplica, Placement, Work
+from ramify.runtime.fleet.rings import RingFleet
+from ramify.runtime.frontend.chunks import joined
+from ramify.runtime.server.app import create_app
+from ramify.sampling_params import SamplingParams
+
+pytestmark = pytest.mark.slow
+
+ROLES = ("scheduler", "tokenizer", "detokenizer")
+PREFIX = 400
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_folder: Path) -> Iterator[Engine]:
+    with Engine(str(tiny_folder), dtype="float32", num_pages=256, threads=1, replicas=2) as engine:
+        yield engine
+
+
+@pytest.fixture
+def equal_paces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Placement by counts alone, whatever else this machine does."""
+    monkeypatch.setattr(Placement, "_pace_of", lambda self, replica, now: 1.0)
+
+
+def fleet_of(engine: Engine) -> RingFleet:
+    fleet = engine._frontend._ring
+    assert isinstance(fleet, RingFleet)
+    return fleet
+
+
+def round_robin(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = itertools.count()
+
+    def place(self: Placement, work: Work, now: float, only: str | None = None) -> str:
+        if not self._replicas:
+            raise NoReplica
+        name = list(self._replicas)[next(turns) % len(self._replicas)]
+        self._reserve(work, name, 0, now)
+        return name
+
+    monkeypatch.setattr(Placement, "place", place)
+
+
+@rm.function
+def eight(s: rm.State, text: str) -> None:
+    s += text
+    views = s.fork(8)
+    for index, view in enumerate(views):
+        view += f" {index}"
+        view += rm.gen("said", max_tokens=4, temperature=0.0, ignore_eos=True)
+    views.join()
+
+
+def computed(engine: Engine, text: str) -> int:
+    """Prompt tokens that a fork of 8 behind `text` computes."""
+    state = eight.run(text, backend=engine)
+    assert len(state["said"]) == 8
+    return state.usage.prompt_tokens - state.usage.cached_tokens
+
+
+def test_a_fork_computes_its_prefix_once_and_by_turns_twice(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, equal_paces: None
+) -> None:
+    engine.flush_cache()
+    assert PREFIX <= computed(engine, "a" * PREFIX) < PREFIX + 8 * 8
+    round_robin(monkeypatch)
+    assert 2 * PREFIX <= computed(engine, "b" * PREFIX) < 2 * PREFIX + 8 * 8
+
+
+def test_what_is_cached_is_found_again_in_its_scope_alone(engine: Engine, equal_paces: None) -> None:
+    def cached(scope: str, text: str) -> int:
+        return engine.complete(text * 300, max_tokens=1, scope=scope).usage.cached_tokens
+
+    assert [cached("one", letter) for letter in "xyz"] == [0, 0, 0]
+    assert [cached("two", letter) for letter in "xyz"] == [0, 0, 0]
+    assert [cached("one", letter) for letter in "zyx"] == [299, 299, 299]
+
+
+def said(engine: Engine, name: str, options: dict[str, Any], chunks: list[TextChunk]) -> Awaitable[None]:
+    number = json_schema({"type": "integer", "minimum": 10**60})
+
+    async def collect() -> None:
+        request = Generate(
+            rid=f"{name}-{id(chunks)}",
+            prompt=(f"abc {name}",),
+            sampling=SamplingParams(**({"max_tokens": 120, "ignore_eos": True} | options)),
+            constraint=number if name.startswith("integer") else None,
+        )
+        async for chunk in engine.generate(request):
+            chunks.append(chunk)
+
+    return collect()
+
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    f"{kind} {index}": {**options, "seed": index}
+    for index in range(4)
+    for kind, options in (
+        ("greedy", {"temperature": 0.0}),
+        ("seeded", {"temperature": 1.0, "logprobs": 1}),
+        ("stop", {"temperature": 1.0, "stop": ("never", "e")}),
+        ("integer", {"temperature": 1.0, "max_tokens": 150, "ignore_eos": False}),
+    )
+}
+
+
+def test_a_killed_replica_loses_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = fleet_of(engine)
+    moved: list[str] = []
+    lost = fleet._lost
+
+    def move(error: WorkerDied, rids: list[str]) -> None:
+        moved.extend(rids)
+        lost(error, rids)
+
+    monkeypatch.setattr(fleet, "_lost", move)
+    round_robin(monkeypatch)  # so that each replica has eight
+
+    async def streams(kill: str | None) -> dict[str, list[TextChunk]]:
+        chunks: dict[str, list[TextChunk]] = {name: [] for name in REQUESTS}
+        tasks = [asyncio.ensure_future(said(engine, name, REQUESTS[name], chunks[name])) for name in REQUESTS]
+        if kill is not None:
+            while not all(len(chunks[name]) >= 4 for name in REQUESTS if name.startswith("seeded")):
+                await asyncio.sleep(0.001)
+            os.kill(engine.pids[kill], signal.SIGKILL)
+        await asyncio.gather(*tasks)
+        return chunks
+
+    async def all_up() -> None:
+        while len(fleet._up) < 2:
+            await asyncio.sleep(0.05)
+
+    unbroken = wait(streams(None))
+    for turn, role in enumerate(ROLES):
+        moved.clear()
+        broken = wait(asyncio.wait_for(streams(f"{turn % 2}/{role}"), 120))
+        assert moved, role
+        for name in REQUESTS:
+            one, whole = joined(broken[name]), joined(unbroken[name])
+            assert (one.text, one.ids, one.finish) == (whole.text, whole.ids, whole.finish), (role, name)
+            assert one.forced == whole.forced, (role, name)
+            assert one.usage.completion_tokens == whole.usage.completion_tokens, (role, name)
+        wait(asyncio.wait_for(all_up(), 120))
+    assert engine.stats().running == 0
+
+
+def test_the_http_surface(engine: Engine, tiny_folder: Path) -> None:
+    async def visit() -> None:
+        app = create_app(engine._frontend, ServerConfig(model=str(tiny_folder), replicas=2))
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:30000") as http:
+            assert (await http.get("/health")).status_code == 200
+            chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "n": 2}
+            answer = (await http.post("/v1/chat/completions", json=chat)).json()
+            assert len(answer["choices"]) == 2
+            streamed = await http.post("/v1/chat/completions", json={**chat, "stream": True})
+            assert streamed.text.rstrip().endswith("data: [DONE]")
+            assert (await http.post("/tokenize", json={"model": "tiny", "prompt": "abc"})).json()[
+                "count"
+            ] == 3
+            embedded = await http.post("/v1/embeddings", json={"model": "tiny", "input": ["a", "b"]})
+            assert len(embedded.json()["data"]) == 2
+            metrics = (await http.get("/metrics")).text
+            for replica in "01":
+                assert f'ramify_scheduler_up{{replica="{replica}"}} 1.0' in metrics
+                assert f'ramify_kv_pages{{replica="{replica}",state="in_use"}} 0.0' in metrics
+            live = (await http.get("/live")).json()
+            assert live["stats"]["pages_total"] == 512
+            assert set(live["stats"]["replicas"]) == {"0", "1"}
+            assert [node["parent"] if isinstance(node, dict) else node[0] for node in live["tree"]]
+            assert (await http.post("/flush_cache")).status_code == 200
+
+    wait(visit())
+    assert engine.stats().pages_evictable == 0
+
+
+def test_each_replica_has_its_cores(engine: Engine) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    own = [os.sched_getaffinity(engine.pids[f"{replica}/scheduler"]) for replica in "01"]
+    if len(cores) > 1:
+        assert not own[0] & own[1]
+    assert own[0] | own[1] == set(cores)
