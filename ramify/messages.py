@@ -199,6 +199,8 @@ class Generate(Message, frozen=True, kw_only=True):
     lora: str = ""
     """The name of a LoRA adapter; empty for the model alone. Requests of different adapters share no
     pages."""
+    lora_revision: str = ""
+    """Set by the frontend: the revision that the adapter had. With another one the request fails."""
     every_s: float = 0.0
     """The least time between two chunks, in seconds. Where nobody shows text while it is generated, fewer
     chunks leave more processor time for the model."""

@@ -59,6 +59,8 @@ class Submit(Message, frozen=True, kw_only=True):
     hint: ProgramHint | None = None
     scope: str = ""
     lora: str = ""
+    lora_revision: str = ""
+    """See `Generate`."""
     open_end: bool = False
     """The prompt ends in plain text: the output may begin inside its last token (token healing)."""
     choices: tuple[ChoiceTokens, ...] = ()

@@ -302,11 +302,13 @@ class Frontend:
         if request.rid in self._outputs:
             raise InvalidRequest(f"A request with the id {request.rid!r} is running.", field="rid")
         self._check_prompt(request)
-        self._loras.check(request.lora)
+        revision = self._loras.revision(request.lora)
         checked_priority(request.priority)
         request.sampling.check()
         if request.constraint is not None:
             checked(request.constraint)
+        if revision != request.lora_revision:
+            request = msgspec.structs.replace(request, lora_revision=revision)
         if request.sampling.seed is None and request.sampling.temperature > 0.0:
             sampling = msgspec.structs.replace(request.sampling, seed=self._seeds.getrandbits(63))
             request = msgspec.structs.replace(request, sampling=sampling)

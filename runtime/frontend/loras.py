@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from ramify.errors import EngineError, InvalidRequest
+from ramify.errors import EngineClosed, EngineError, InvalidRequest, WorkerDied
 from ramify.ring_messages import LoadLora, Reply, Texts, UnloadLora
 from ramify.runtime.model.lora.names import checked_name, unknown
 
@@ -35,19 +35,28 @@ class Loras:
         self._new_rid = new_rid
         self.loaded: dict[str, LoadedLora] = {}
 
-    def check(self, name: str) -> None:
-        """Raise `NotFound` for a name of no adapter."""
-        if name and name not in self.loaded:
+    def revision(self, name: str) -> str:
+        """That of the adapter; "" for the model alone. Raises `NotFound` for a name of no adapter."""
+        if not name:
+            return ""
+        if name not in self.loaded:
             raise unknown(name, self.loaded)
+        return self.loaded[name].revision
 
     async def load(self, name: str, path: str) -> None:
         """Load the folder at `path`. Raises `InvalidRequest` and `UnsupportedField`."""
-        checked_name(name)
+        checked_name(name, "name")
         if not isinstance(path, str) or not path:
-            raise InvalidRequest(f"The path of the LoRA adapter {name!r} is {path!r}.", field="lora")
-        reply = await self._ask(LoadLora(rid=self._new_rid(), name=name, path=path))
-        assert isinstance(reply, Reply)
-        self.loaded[name] = LoadedLora(path=path, revision=reply.lora)
+            raise InvalidRequest(f"The path of the LoRA adapter {name!r} is {path!r}.", field="path")
+        answer = self._ask(LoadLora(rid=self._new_rid(), name=name, path=path))
+        answer.add_done_callback(functools.partial(self._record, name, path))
+        await asyncio.shield(answer)  # a caller that goes away leaves the adapter loaded
+
+    def _record(self, name: str, path: str, answer: Answer) -> None:
+        if not answer.cancelled() and answer.exception() is None:
+            reply = answer.result()
+            assert isinstance(reply, Reply)
+            self.loaded[name] = LoadedLora(path=path, revision=reply.lora)
 
     async def load_all(self, paths: Mapping[str, str]) -> None:
         for name, path in paths.items():
@@ -55,7 +64,8 @@ class Loras:
 
     async def unload(self, name: str) -> None:
         """Forget a name. Requests that run or wait with the adapter end with it. Raises `NotFound`."""
-        self.check(name)
+        if name not in self.loaded:
+            raise unknown(name, self.loaded, "name")
         found = self.loaded.pop(name)
         try:
             await self._ask(UnloadLora(rid=self._new_rid(), name=name))
@@ -75,9 +85,9 @@ class Loras:
             return
         error = answer.exception()
         if error is None:
-            reply = answer.result()
-            assert isinstance(reply, Reply)
-            self.loaded[name] = LoadedLora(path=before.path, revision=reply.lora)
-        elif not isinstance(error, EngineError):  # else there is no ring
+            self._record(name, before.path, answer)
+            if self.loaded[name] != before:
+                log.warning("the files of the LoRA adapter %s have changed: %s", name, before.path)
+        elif not isinstance(error, WorkerDied | EngineClosed):  # else there is no ring
             log.warning("the LoRA adapter %s is gone: %s", name, error)
             del self.loaded[name]

@@ -71,6 +71,7 @@ class PromptTokenizer:
             hint=request.hint,
             scope=request.scope,
             lora=request.lora,
+            lora_revision=request.lora_revision,
             every_s=request.every_s,
             priority=request.priority,
             continues=request.continues,

@@ -47,7 +47,7 @@ class Arrivals:
         choices = adapter = None
         try:
             if message.lora:
-                adapter = self.adapters.find(message.lora)
+                adapter = self.adapters.find(message.lora, message.lora_revision)
             max_tokens = self.limits.max_tokens(message)
             if message.choices:
                 choices = ChoiceTree(message)

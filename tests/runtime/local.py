@@ -146,6 +146,7 @@ class LocalScheduler:
         pooling: Pooling | None = None,
         priority: int = 0,
         lora: str = "",
+        lora_revision: str = "",
         continues: Continuation | None = None,
         **sampling: Any,
     ) -> str:
@@ -167,6 +168,7 @@ class LocalScheduler:
                 pooling=pooling,
                 priority=priority,
                 lora=lora,
+                lora_revision=lora_revision,
                 continues=continues,
             )
         )

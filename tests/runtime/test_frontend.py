@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from ramify.errors import EngineClosed, EngineError
+from ramify.messages import Generate, TextChunk
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.engine import Engine
 from ramify.runtime.frontend.frontend import Frontend
+from ramify.runtime.frontend.loras import LoadedLora
 from ramify.runtime.frontend.supervisor import RingSupervisor
 
 
@@ -55,3 +57,21 @@ def test_any_error_in_a_restart_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     asyncio.run(restart())
     assert "no more processes" in str(told[0])
     assert not ring.restarting
+
+
+def test_requests_carry_the_revision_of_their_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Frontend, "max_prompt_tokens", 9)
+    frontend = Frontend(EngineConfig())
+    monkeypatch.setattr(frontend, "_closed", None)
+    sent: list[Any] = []
+    monkeypatch.setattr(frontend._ring, "send", sent.append)
+    frontend._loras.loaded["x"] = LoadedLora(path="folder", revision="1")
+    output = frontend._open(Generate(rid="a", prompt=("Q",), lora="x"))
+    frontend._loras.loaded["x"] = LoadedLora(path="folder", revision="2")
+    output.put(TextChunk(rid="a", text="b", ids=(98,)))
+    frontend._loras.restore = lambda: None  # type: ignore[method-assign]
+    frontend._send_again()
+    assert [(request.lora_revision, request.continues is None) for request in sent] == [
+        ("1", True),
+        ("1", False),
+    ]

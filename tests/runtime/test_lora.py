@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import math
 from dataclasses import dataclass
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ramify.errors import InvalidRequest, NotFound
-from ramify.ring_messages import ChoiceTokens, LoadLora, UnloadLora
+from ramify.errors import EngineError, InvalidRequest, NotFound, RamifyError, WorkerDied, is_transient
+from ramify.messages import Continuation
+from ramify.ring_messages import ChoiceTokens, LoadLora, Reply, UnloadLora
+from ramify.runtime.frontend.loras import Answer, Loras
 from tests.model.adapters import merge, write_adapter
 from tests.runtime.local import LocalScheduler
 from tests.runtime.tiny import write_model
@@ -170,3 +173,83 @@ def test_unknown_and_repeated_names_are_refused(tuned: Tuned) -> None:
         adapters.load("all", str(tuned.adapters["all"]))
     with pytest.raises(NotFound, match="all, attention, mixed"):
         adapters.unload("other")
+
+
+def test_after_a_death_no_request_goes_on_with_other_weights(tuned: Tuned) -> None:
+    """Its adapter's name has other files in the next ring."""
+    local = started(tuned)
+    revisions = {name: reply.lora for name, reply in zip(tuned.adapters, local.replies, strict=True)}
+    ids = tuple(tuned.answers["all"][0])
+    continued = {"lora": "all", "continues": Continuation(ids=ids[:5]), "max_tokens": TOKENS}
+    same = local.submit(PROMPTS[0], lora_revision=revisions["all"], **continued)
+    other = local.submit(PROMPTS[0], lora_revision=revisions["mixed"], **continued)
+    local.run()
+    assert tuple(local.results[same].ids) == ids
+    error = local.results[other].error
+    assert isinstance(error, WorkerDied)
+    assert "LoRA adapter 'all' has changed" in str(error)
+    assert is_transient(error)
+
+
+class Ring:
+    """Answers the questions of `Loras` when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[LoadLora | UnloadLora, Answer]] = []
+        self.loras = Loras(self._ask, lambda: "q")
+
+    def _ask(self, message: LoadLora | UnloadLora) -> Answer:
+        answer: Answer = asyncio.get_running_loop().create_future()
+        self.asked.append((message, answer))
+        return answer
+
+    async def answer(self, result: str | RamifyError) -> None:
+        """The oldest question."""
+        _, answer = self.asked.pop(0)
+        if not answer.done():
+            if isinstance(result, str):
+                answer.set_result(Reply(rid="q", lora=result))
+            else:
+                answer.set_exception(result)
+        await asyncio.sleep(0)
+
+
+def test_an_adapter_is_listed_whose_loading_was_cancelled() -> None:
+    async def main() -> None:
+        ring = Ring()
+        loading = asyncio.create_task(ring.loras.load("x", "folder"))
+        await asyncio.sleep(0)
+        loading.cancel()
+        await asyncio.wait([loading])
+        await ring.answer("1")
+        assert loading.cancelled()
+        assert ring.loras.revision("x") == "1"
+
+    asyncio.run(main())
+
+
+def test_what_a_new_ring_cannot_load_is_gone_unless_that_ring_died(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        ring = Ring()
+        names = ("kept", "changed", "broken", "invalid")
+        for name in names:
+            loading = asyncio.create_task(ring.loras.load(name, "folder"))
+            await asyncio.sleep(0)
+            await ring.answer("1")
+            await loading
+        ring.loras.restore()
+        assert [message.name for message, _ in ring.asked] == list(names)
+        for result in (WorkerDied("It died."), "2", EngineError("A bug."), InvalidRequest("No such folder.")):
+            await ring.answer(result)
+        assert {name: lora.revision for name, lora in ring.loras.loaded.items()} == {
+            "kept": "1",
+            "changed": "2",
+        }
+
+    asyncio.run(main())
+    told = [record.getMessage() for record in caplog.records]
+    assert [message.partition(":")[0] for message in told] == [
+        "the files of the LoRA adapter changed have changed",
+        "the LoRA adapter broken is gone",
+        "the LoRA adapter invalid is gone",
+    ]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ramify.errors import InvalidRequest, Overloaded, UnsupportedField
+from ramify.errors import InvalidRequest, Overloaded, UnsupportedField, WorkerDied
 from ramify.kernels.lora import MOST_SLOTS, LoraTable, LoraWeight
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.layers import Linear, Slot
@@ -36,11 +36,19 @@ class Adapters:
         self._loaded: dict[str, Adapter] = {}
         self._slots: set[int] = set()
 
-    def find(self, name: str) -> Adapter:
-        """Raises `NotFound` with the names of those that are loaded."""
+    def find(self, name: str, revision: str = "") -> Adapter:
+        """Raises `NotFound` with the names of those that are loaded, and `WorkerDied` where the adapter has
+        another revision than `revision`."""
         if name not in self._loaded:
             raise unknown(name, self._loaded)
-        return self._loaded[name]
+        found = self._loaded[name]
+        if revision not in ("", found.revision):
+            raise WorkerDied(
+                f"The request cannot go on: its LoRA adapter {name!r} has changed.",
+                field="lora",
+                remedy="Send it again.",
+            )
+        return found
 
     def load(self, name: str, path: str) -> Adapter:
         """Load the PEFT folder at `path` as `name`.
