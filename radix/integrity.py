@@ -103,6 +103,11 @@ def _states(nodes: list[Node], states: States | None) -> list[str]:
         return [f"{_name(node)} holds a state of a cache without states" for node in holders]
     slots = Counter([*states.free_slots, *states.in_use, *(state.slot for state in holders.values())])
     wrong = [] if holders == states.holders else [f"{len(holders)} nodes hold {len(states.holders)} states"]
+    wrong += [
+        f"{_name(node)} has another state above than it is told"
+        for node, state in holders.items()
+        if state.above is not states.at_or_above(node.parent, node.end)
+    ]
     if any(isinstance(node, Root) for node in holders):
         wrong.append("a root holds a state")
     if slots != Counter(range(states.total)):

@@ -24,9 +24,6 @@ from ramify.radix.node import Node
 from ramify.radix.pages import PagePool
 from ramify.radix.tree import RadixTree
 
-Rank = tuple[bool, float, float]
-"""(leased, minus the time when it is needed, value): states are evicted from the lowest rank on."""
-
 
 @dataclasses.dataclass(slots=True, eq=False)
 class NodeState:
@@ -37,6 +34,9 @@ class NodeState:
     """Times that a request began from it, and before that the number that is expected."""
     since: int
     """`States.now` when it was made."""
+    above: Node | None
+    """The nearest node above that holds a state. It changes with the nodes that hold one, and with nothing
+    else: nodes that are split or joined keep states and ends."""
 
 
 class States:
@@ -74,7 +74,7 @@ class States:
         if not len(self._pool):
             if not self.holders:
                 return None
-            _, lowest = self._lowest()
+            lowest = self._lowest()
             self.drop(lowest)
             self._offer(lowest)
             self.evicted += 1
@@ -93,16 +93,21 @@ class States:
         """The slot of a request becomes that of `node`, which holds none."""
         self.in_use.remove(slot)
         self.now += 1
-        node.state = self.holders[node] = NodeState(slot, uses, self.now)
+        above = self._above(node)
+        node.state = self.holders[node] = NodeState(slot, uses, self.now, above)
+        self._put_below(node, node)
         self._tree.version += 1  # matches are out of date
         self._offer(node)
 
     def take_for(self, node: Node, uses: float) -> int | None:
         """A slot for a state of `node`, which holds none; None where that is worth less than the states there
         are. `uses` is the number of requests that are expected to begin from it."""
-        rank = (False, 0.0, self._saved(node) * uses)
-        if not len(self._pool) and (not self.holders or self._lowest()[0] >= rank):
-            return None
+        if not len(self._pool):
+            above = self._above(node)
+            saved = node.end - (0 if above is None else above.end)
+            unleased = self._unleased()
+            if not unleased or min(map(self._value, unleased)) >= saved * uses:
+                return None
         return self.take()
 
     def use(self, node: Node) -> int:
@@ -117,6 +122,7 @@ class States:
         state = self.holders.pop(node, None)
         if state is not None:
             node.state = None
+            self._put_below(node, state.above)
             self._tree.version += 1
             self._pool.free([state.slot])
 
@@ -125,29 +131,48 @@ class States:
             self.drop(node)
             self._offer(node)
 
-    def _lowest(self) -> tuple[Rank, Node]:
-        """The state to evict next. Costs O(states and leases, with the nodes above each)."""
+    def _above(self, node: Node) -> Node | None:
+        return self.at_or_above(node.parent, node.end)
+
+    def _put_below(self, node: Node, above: Node | None) -> None:
+        """`above` is the nearest node with a state above the nearest ones below `node`."""
+        stack = list(node.children.values())
+        while stack:
+            below = stack.pop()
+            if below.state is not None:
+                below.state.above = above
+            else:
+                stack.extend(below.children.values())
+
+    def _lowest(self) -> Node:
+        """The state to evict next: one without a lease, of the least value, else the leased one that is
+        needed furthest in the future. Costs O(states), and with leases on all O(leases and the nodes above
+        each)."""
+        if unleased := self._unleased():
+            return min(unleased, key=self._value)
         needed: dict[Node, float] = {}
         for node, when in self._leases.ends():
             holder = self.at_or_above(node, node.end)
             if holder is not None:
                 needed[holder] = min(when, needed.get(holder, math.inf))
-        ranks = ((self._rank(node, needed.get(node)), node) for node in self.holders)
-        return min(ranks, key=lambda found: found[0])
+        return min(self.holders, key=lambda node: (-needed[node], self._value(node)))
 
-    def _rank(self, node: Node, needed: float | None) -> Rank:
-        """Leased states go last, those needed furthest in the future first.
+    def _unleased(self) -> list[Node]:
+        """The nodes whose state no lease needs: all leases at or below end at or below a deeper state."""
+        if not len(self._leases):
+            return list(self.holders)
+        own = {node: node.leases for node in self.holders}
+        for node, state in self.holders.items():
+            if state.above is not None:
+                own[state.above] -= node.leases
+        return [node for node, leases in own.items() if not leases]
 
-        Value: tokens that would be computed again without the state, times the uses for each tick of `now`
-        since it was made (hyperbolic caching, Blankstein, Sen and Freedman, ATC 17). All slots have one size.
-        """
+    def _value(self, node: Node) -> float:
+        """Tokens that would be computed again without the state, times the uses for each tick of `now` since
+        it was made (hyperbolic caching, Blankstein, Sen and Freedman, ATC 17). All slots have one size."""
         state = self.holders[node]
-        value = self._saved(node) * state.uses / (self.now - state.since + 1)
-        return needed is not None, 0.0 if needed is None else -needed, value
-
-    def _saved(self, node: Node) -> int:
-        above = self.at_or_above(node.parent, node.end)
-        return node.end - (0 if above is None else above.end)
+        saved = node.end - (0 if state.above is None else state.above.end)
+        return saved * state.uses / (self.now - state.since + 1)
 
 
 class UselessFirst:

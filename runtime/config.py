@@ -136,7 +136,8 @@ class EngineConfig:
     None: 0.9."""
     state_memory_gb: float | None = None
     """Memory for the states of a model with linear attention layers, in GiB; ignored when `num_states` is
-    given. None: as much as for KV pages, but at least `max_running` states."""
+    given. None: as much as for KV pages; on the CPU at least `max_running` states, where these fit 1 GiB, and
+    2 in any case."""
     num_states: int | None = None
     """Slots for states. A running request takes one; the others hold states from which later requests
     begin."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -18,7 +18,9 @@ from ramify.runtime.executor.device import Backend, resolve_device, resolve_dtyp
 from ramify.runtime.executor.kv_pool import KvPool, page_bytes
 from ramify.runtime.executor.memory import (
     FRACTION,
+    LEAST_STATES,
     DeviceMemory,
+    check_host,
     check_memory,
     fitting,
     pages_in,
@@ -74,13 +76,16 @@ def build_runners(
                 memory = dataclasses.replace(of_draft, workspace=workspace)
         fraction = config.memory_fraction or FRACTION
         room = int(memory.total * fraction) - memory.used - memory.workspace
-        slots = states_in(config, shape, room // 2)
+        slots = states_in(config, shape, room // 2, device)
         if shape.states is not None:
             memory = dataclasses.replace(memory, used=memory.used + (slots + 1) * shape.states.bytes)
         pages = pages_left(memory, fraction, size)
         log.info("%s: %s, %d pages, %d states", device, memory, pages, slots)
     else:
-        slots = states_in(config, shape, pages * size)
+        slots = states_in(config, shape, pages * size, device)
+        if device.type == "cpu":
+            states_bytes = 0 if shape.states is None else (slots + 1) * shape.states.bytes
+            check_host(config, pages * size, states_bytes)
     if draft_shape is not None:
         part = page_bytes(draft_shape, config.page_size, dtype)
         log.info(
@@ -141,10 +146,11 @@ def _measured(
     chunk, batch = min(config.chunk_tokens, shape.context_length), config.max_running
     pages = -(-chunk // config.page_size)
     pool = KvPool(shape, num_pages=pages, page_size=config.page_size, dtype=dtype, device=device)
-    states = None if shape.states is None else StatePool(shape.states, num_slots=batch, device=device)
+    states = None if shape.states is None else StatePool(shape.states, num_slots=LEAST_STATES, device=device)
     runner = Runner(model, pool, ops, cascade=False, states=states)
     zeros = torch.zeros(chunk, dtype=torch.int32).numpy()
-    slots: Sequence[int | None] = [None] * batch if states is None else range(batch)
+    # Requests share slots, and overwrite each other's states: a step's workspace is the same.
+    slots = [None if states is None else row % LEAST_STATES for row in range(batch)]
     prefill = [Extension(zeros, 0, chunk, range(pages), slots[0])]
     decodes = [Extension(zeros, 0, 1, (0,), slot) for slot in slots]
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ramify.errors import EngineError, UnsupportedField
@@ -36,6 +39,8 @@ CPU_TOKENS = 20_480
 """KV pages on the CPU hold this number of the model's longest contexts, or of tokens if that is more. Pages
 are kept after their request has ended, so any load touches all of them in the end, and touched pages stay
 resident."""
+_CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_MEMINFO = Path("/proc/meminfo")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,8 +89,11 @@ def pages_in(
     return enough(min(CPU_BYTES // size, -(-tokens // config.page_size)))
 
 
-def states_in(config: EngineConfig, model: ModelShape, kv_bytes: int) -> int:
+def states_in(config: EngineConfig, model: ModelShape, kv_bytes: int, device: torch.device) -> int:
     """The number of slots for states beside KV pages of `kv_bytes`; 0 for a model without states.
+
+    By default states take as much memory as KV pages. On the CPU they take more where `max_running` slots fit
+    `CPU_BYTES`: a short context needs few KV pages, and each running request a slot all the same.
 
     Raises `EngineError` where no request could run on that few.
     """
@@ -94,7 +102,8 @@ def states_in(config: EngineConfig, model: ModelShape, kv_bytes: int) -> int:
     if config.num_states is not None:
         return config.num_states
     if config.state_memory_gb is None:
-        return max(config.max_running, LEAST_STATES, kv_bytes // model.states.bytes)
+        running = min(config.max_running, CPU_BYTES // model.states.bytes) if device.type == "cpu" else 0
+        return max(LEAST_STATES, running, kv_bytes // model.states.bytes)
     slots = int(config.state_memory_gb * 2**30) // model.states.bytes
     if slots < LEAST_STATES:
         raise EngineError(
@@ -123,7 +132,6 @@ def check_states(config: EngineConfig, model: ModelShape) -> EngineConfig:
     for name, reason in (
         ("draft_model", "its state would have to go back behind draft tokens that are not accepted"),
         ("speculation", "its state would have to go back behind draft tokens that are not accepted"),
-        ("draft_model", "its state would have to go back behind draft tokens that are not accepted"),
         ("overlap", "its state would have to go back behind a token that ends a request"),
     ):
         if getattr(config, name):
@@ -144,6 +152,38 @@ def enough(num_pages: int) -> int:
             remedy="Give the engine a larger kv_memory_gb or num_pages.",
         )
     return num_pages
+
+
+def check_host(config: EngineConfig, kv_bytes: int, state_bytes: int) -> None:
+    """Raises `EngineError` where KV pages and states on the CPU are larger than the host's memory."""
+    total = host_memory()
+    if kv_bytes + state_bytes <= total:
+        return
+    names = ("kv_memory_gb", "num_pages") if kv_bytes >= state_bytes else ("state_memory_gb", "num_states")
+    size, count = names
+    name = size if getattr(config, count) is None else count
+    free = _free_host_memory(total)
+    raise EngineError(
+        f"{name} is {getattr(config, name)}: KV pages take {_gib(kv_bytes)} and states {_gib(state_bytes)}; "
+        f"this machine has {_gib(total)}, of which {_gib(free)} are free.",
+        remedy=f"Give the engine a smaller {name}, or leave it out.",
+    )
+
+
+def host_memory() -> int:
+    """Bytes of memory of this host, or of its container if that may take less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in _CGROUPS:
+        if path.is_file() and (limit := path.read_text().strip()).isdigit():
+            total = min(total, int(limit))
+    return total
+
+
+def _free_host_memory(total: int) -> int:
+    """Bytes that can be allocated without swapping; `total` where the system does not say."""
+    text = _MEMINFO.read_text() if _MEMINFO.is_file() else ""
+    found = re.search(r"^MemAvailable:\s*(\d+) kB", text, re.MULTILINE)
+    return total if found is None else min(total, int(found[1]) * 1024)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from dataclasses import dataclass
@@ -10,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from ramify.errors import InvalidRequest
+from ramify.runtime.executor.memory import host_memory
 
-_CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _CPUINFO = Path("/proc/cpuinfo")
 _UNITS = {"": 1, "K": 10, "M": 20, "G": 30, "T": 40}
 
@@ -43,15 +42,6 @@ def this_machine(device: Literal["auto", "cpu", "cuda"] = "auto") -> Machine:
             dtype = "bfloat16" if resolve_dtype(config, found) == torch.bfloat16 else "float32"
             return Machine("cuda", properties.name, properties.total_memory, dtype)
     return Machine("cpu", "the CPU", host_memory(), "bfloat16" if _has_bfloat16() else "float32")
-
-
-def host_memory() -> int:
-    """Bytes of memory of this host, or of its container if that may take less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in _CGROUPS:
-        if path.is_file() and (limit := path.read_text().strip()).isdigit():
-            total = min(total, int(limit))
-    return total
 
 
 def _has_bfloat16() -> bool:

@@ -73,9 +73,11 @@ def _part(tensor: StoredTensor) -> tuple[str, str]:
 
 
 def _bits(config: Mapping[str, Any]) -> int:
-    groups = config.get("config_groups") or {}
-    weights = [group.get("weights") or {} for group in groups.values()]
-    return int(next((entry["num_bits"] for entry in weights if "num_bits" in entry), config.get("bits") or 4))
+    groups = config.get("config_groups")
+    entries = groups.values() if isinstance(groups, Mapping) else ()
+    weights = [entry.get("weights") for entry in entries if isinstance(entry, Mapping)]
+    found = [entry.get("num_bits") for entry in weights if isinstance(entry, Mapping)]
+    return next((bits for bits in (*found, config.get("bits")) if bits in (4, 8)), 4)
 
 
 def _is_symmetric(config: Mapping[str, Any]) -> bool:

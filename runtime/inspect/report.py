@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from ramify.errors import EngineError, RamifyError
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.executor.memory import COW_PAGES, FRACTION, pages_in
+from ramify.runtime.executor.memory import COW_PAGES, FRACTION, pages_in, states_in
 from ramify.runtime.inspect.checkpoint import StoredTensor, stored_tensors
 from ramify.runtime.inspect.forms import Form, form_of
 from ramify.runtime.inspect.machine import Machine
@@ -221,22 +221,27 @@ def _kv(
     """The figures of KV memory, and why the model does not fit."""
     size = SimpleNamespace(itemsize=_BYTES[dtype])
     per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * _BYTES[dtype]
+    room = int(FRACTION * machine.memory) - weight_bytes - WORKSPACE
+    problem, pages, slots = None, None, 0
     states = 0 if shape.states is None else shape.states.bytes
-    room = int(FRACTION * machine.memory) - weight_bytes - WORKSPACE - 2 * states
-    at_most = max(0, room // per_token)
-    problem, tokens = None, at_most
-    least = min(shape.context_length, LEAST_TOKENS)
-    if at_most < least:
-        problem = (
-            f"its weights take {_gib(weight_bytes)}, KV for {least} tokens {_gib(least * per_token)} and a "
-            f"workspace {_gib(WORKSPACE)}: more than {FRACTION:.0%} of the memory, {_gib(machine.memory)}"
-        )
+    device: Any = SimpleNamespace(type=machine.device)
     try:
-        pages = pages_in(config, shape, size, SimpleNamespace(type=machine.device))  # type: ignore[arg-type]
-        if pages is not None:
-            tokens = (pages - COW_PAGES) * config.page_size
+        pages = pages_in(config, shape, size, device)  # type: ignore[arg-type]
+        kv = max(0, room // 2) if pages is None else pages * config.page_size * per_token
+        slots = states_in(config, shape, kv, device)
     except EngineError as error:
         problem = error.message.rstrip(".")
+    state_room = (slots + 1) * states  # one more than the slots, for padding
+    at_most = max(0, (room - state_room) // per_token)
+    tokens = at_most if pages is None else (pages - COW_PAGES) * config.page_size
+    least = min(shape.context_length, LEAST_TOKENS)
+    if problem is None and at_most < least:
+        problem = (
+            f"its weights take {_gib(weight_bytes)}, KV for {least} tokens {_gib(least * per_token)}"
+            + (f", {slots} states {_gib(state_room)}" if states else "")
+            + f" and a workspace {_gib(WORKSPACE)}: more than {FRACTION:.0%} of the memory, "
+            + _gib(machine.memory)
+        )
     return {
         "kv_bytes_per_token": per_token,
         "state_bytes": states,

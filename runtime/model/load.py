@@ -249,5 +249,6 @@ def shortened(config: Shape, context_length: int | None) -> Shape:
         raise InvalidRequest(
             f"context_length is {context_length}; this model takes 1 to {config.context_length} tokens.",
             field="context_length",
+            remedy="Leave it out: the engine takes the model's own.",
         )
     return replace(config, context_length=context_length)

@@ -16,15 +16,17 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.build import build_runner
 from ramify.runtime.executor.device import resolve_dtype
 from ramify.runtime.executor.kv_pool import page_bytes
-from ramify.runtime.executor.memory import COW_PAGES
-from ramify.runtime.inspect import fit
+from ramify.runtime.executor.memory import COW_PAGES, CPU_BYTES, states_in
+from ramify.runtime.inspect import fit, report
 from ramify.runtime.inspect.machine import Machine, bytes_of, this_machine
 from ramify.runtime.inspect.report import WORKSPACE, Inspection, inspected
+from ramify.runtime.model.config import ModelShape
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.hub import resolve
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.layers import Linear
 from ramify.runtime.model.load import load_model
+from ramify.runtime.model.state_shape import StateShape
 from ramify.runtime.quantize.folder import write_folder
 
 from ..hub_server import HubServer
@@ -120,6 +122,19 @@ def test_unpacked_weights_and_pages_are_those_of_the_runner(quantised: Path) -> 
     room = int(0.9 * CPU.memory) - found.weight_bytes - WORKSPACE
     assert found.kv_tokens_at_most == room // found.kv_bytes_per_token
     assert found.context_length == runner.model.config.context_length
+
+
+def test_states_are_counted_as_the_engine_makes_them() -> None:
+    states = StateShape(layers=36, channels=8192, width=4, heads=32, key_dim=128, value_dim=128)
+    shape = ModelShape(
+        family="toy", vocab_size=256, num_layers=12, num_heads=16, num_kv_heads=2, head_dim=256,
+        context_length=1 << 18, windows=(0,) * 12, states=states,
+    )  # fmt: skip
+    slots = states_in(EngineConfig(), shape, CPU_BYTES, torch.device("cpu"))
+    facts, problem = report._kv(shape, CPU, EngineConfig(), "bfloat16", 0)
+    room = int(0.9 * CPU.memory) - WORKSPACE - (slots + 1) * states.bytes
+    assert (problem, slots) == (None, 13)
+    assert facts["kv_tokens_at_most"] == room // facts["kv_bytes_per_token"]
 
 
 def test_the_machine_is_the_engines() -> None:

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.kernels.packed import pack, unpack
+from ramify.kernels.packed import Rows, pack, unpack
 from ramify.kernels.registry import ops
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import load_model
-from ramify.runtime.model.quantised import schemes
+from ramify.runtime.model.quantised import reader, schemes
 from ramify.runtime.model.quantised.config import quantised_of
 from ramify.runtime.model.quantization import resolve_quantization
 
@@ -252,3 +252,83 @@ def test_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         files.write(build(LLAMA), tmp_path, config, quantise)
         with pytest.raises(InvalidRequest, match=words):
             loaded(tmp_path, "checkpoint")
+
+
+Parts = dict[str, torch.Tensor]
+
+
+def rows_of(name: str, parts: Parts, config: dict[str, Any]) -> Rows:
+    known = quantised_of({"quantization_config": config})
+    assert known is not None
+    names = {part: f"{name}.{part}" for part in parts}
+    ((_, rows), *_) = reader._module(name, names, lambda full: parts[full.rpartition(".")[2]], known)
+    assert isinstance(rows, Rows)
+    return rows
+
+
+BROKEN: list[tuple[str, str, Callable[[torch.Tensor], torch.Tensor] | None, str]] = [
+    ("gptq", "qzeros", None, "lacks qzeros"),
+    ("gptq", "scales", None, "lacks scales"),
+    ("packed 4 bits", "weight_shape", None, "lacks weight_shape"),
+    ("packed 4 bits", "weight_shape", lambda shape: shape[:1], "do not fit"),
+    ("packed 4 bits", "weight_shape", lambda shape: shape + torch.tensor([1, 0]), "has the shape"),
+    ("packed 4 bits", "weight_packed", lambda words: words.long(), "int64; int32 is needed"),
+    ("fp8 by output, dynamic", "weight", None, "lacks weight"),
+    ("fp8 by output, dynamic", "weight", lambda weight: weight[None], "do not fit"),
+    ("fp8 by output, dynamic", "weight_scale", lambda scale: scale * math.nan, "not finite"),
+    ("gptq", "g_idx", lambda index: index[:-8], "has a g_idx"),
+    ("awq", "qzeros", lambda zeros: zeros[:, :-1], "has zero points"),
+    ("awq", "qzeros", lambda zeros: zeros[:-1], "has zero points"),
+    ("packed 8 bits with zero points", "weight_zero_point", lambda zeros: zeros[:-1], "has zero points"),
+]
+
+
+@pytest.mark.parametrize(("scheme", "part", "change", "words"), BROKEN)
+def test_parts_that_do_not_fit_are_refused_with_the_matrix(
+    scheme: str, part: str, change: Callable[[torch.Tensor], torch.Tensor] | None, words: str
+) -> None:
+    config, quantise, _ = SCHEMES[scheme]
+    parts, _ = quantise(torch.randn(96, 160))
+    rows_of("layers.0.down_proj", parts, config)
+    changed = parts.pop(part)
+    if change is not None:
+        parts[part] = change(changed)
+    with pytest.raises(InvalidRequest, match=rf"matrix layers\.0\.down_proj .*{words}"):
+        rows_of("layers.0.down_proj", parts, config)
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (files.compressed("pack-quantized", files.FLOAT, config_groups=[1]), "config_groups"),
+        (files.compressed("pack-quantized", files.FLOAT, config_groups={"a": 1}), r"config_groups\.a"),
+        ({**GPTQ, "dynamic": ["x"]}, "dynamic"),
+    ],
+)
+def test_fields_of_a_wrong_type_are_refused_by_name(config: dict[str, Any], field: str) -> None:
+    with pytest.raises(UnsupportedField, match=rf"quantization_config\.{field} = "):
+        quantised_of({"quantization_config": config})
+
+
+def test_a_matrix_has_the_layout_of_its_config_group() -> None:
+    """160 inputs are two groups of 96 and two of 128: the scales cannot tell which."""
+
+    def group(size: int, *targets: str) -> dict[str, Any]:
+        weights = {"num_bits": 8, "type": "int", "strategy": "group", "group_size": size}
+        return {"targets": list(targets), "weights": weights}
+
+    groups = {
+        "a": group(96, "Linear"),
+        "b": group(128, r"re:.*\.up_proj"),
+        "c": group(80, "layers.1.down_proj"),
+    }
+    config = files.compressed("int-quantized", {}, config_groups=groups)
+    parts = {"weight": torch.ones(16, 160, dtype=torch.int8), "weight_scale": torch.ones(16, 2)}
+    for name, inputs in (("layers.0.down_proj", 96), ("layers.0.up_proj", 128), ("layers.1.down_proj", 80)):
+        assert rows_of(name, parts, config).group == inputs
+    del groups["a"]
+    with pytest.raises(InvalidRequest, match=r"0 layouts .* match layers\.0\.down_proj"):
+        rows_of("layers.0.down_proj", parts, config)
+    groups["d"] = group(96, r"re:layers\.0")
+    with pytest.raises(InvalidRequest, match=r"2 layouts .* match layers\.0\.up_proj"):
+        rows_of("layers.0.up_proj", parts, config)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from ramify.radix.cache import PrefixCache
+from ramify.radix.node import Node
 from ramify.radix.stats import ConservationError, StateCounts
 from tests.radix.world import World
 
@@ -127,6 +130,48 @@ def test_states_that_a_lease_needs_go_last() -> None:
     assert world.admit("", [5] * 8) is not None
     assert length(world, [1] * 5) == 0
     assert world.admit("", [6] * 8) is None, "requests have all slots"
+
+
+def test_states_go_in_the_order_of_their_ranks() -> None:
+    """The order by the definition: leased ones last, those needed furthest in the future first, then by
+    value."""
+    chosen = random.Random(1)
+    world = World(400, 4, num_states=12)
+    states = world.cache._states
+    assert states is not None
+
+    def rank(node: Node) -> tuple[bool, float, float]:
+        ends = [(states.at_or_above(end, end.end), when) for end, when in states._leases.ends()]
+        needed = [when for holder, when in ends if holder is node]
+        above = states.at_or_above(node.parent, node.end)
+        state = states.holders[node]
+        saved = node.end - (0 if above is None else above.end)
+        value = saved * state.uses / (states.now - state.since + 1)
+        return bool(needed), -min(needed, default=0.0), value
+
+    leased = 0
+    for turn in range(120):
+        parts = [[chosen.randint(1, 2)] * chosen.randint(1, 9) for _ in range(4)]
+        request = world.admit("", parts[0])
+        assert request is not None
+        for more in parts[1:]:
+            assert world.compute(request, more)
+            world.commit(request)
+            world.copy_state(request, chosen.choice((0.5, 1.0, 2.0)))
+        owner = f"p{turn}" if chosen.random() < 0.4 else ""
+        world.retire(request, owner=owner, seconds=chosen.randint(1, 40), needed_in=chosen.randint(1, 20))
+        world.clock.now += chosen.random()
+        world.verify()
+        lowest = min(states.holders, key=rank)
+        assert states._lowest() is lowest
+        leased += rank(lowest)[0]
+        if turn % 20 == 19:  # leases on all
+            unleased = [node for node in states.holders if not rank(node)[0]]
+            for node in unleased:
+                states.drop(node)
+            leased += bool(states.holders) and states._lowest() is min(states.holders, key=rank)
+    assert leased
+    assert states.evicted > 100
 
 
 def test_pages_that_no_state_reaches_go_first() -> None:

@@ -78,7 +78,7 @@ class LocalScheduler:
         assert config.num_pages is not None
         states = None
         if shape.states is not None:
-            slots = states_in(config, shape, 0)
+            slots = states_in(config, shape, 0, torch.device("cpu"))
             states = StatePool(shape.states, num_slots=slots)
             states.conv.fill_(float("nan"))
             states.recurrent.fill_(float("nan"))

@@ -188,6 +188,16 @@ def test_pages_by_number_by_size_and_by_default(tiny_model: Any) -> None:
         pages(CPU, num_pages=2)
 
 
+@pytest.mark.parametrize("options", [{"kv_memory_gb": 1e6}, {"num_pages": 1 << 40}])
+def test_more_pages_than_the_host_has_memory_are_refused_by_name(
+    options: dict[str, Any], tiny_model: Any
+) -> None:
+    (name,) = options
+    with pytest.raises(EngineError, match=rf"^{name} is .* GiB are free") as refused:
+        build_runner(EngineConfig(device="cpu", dtype="float32", **options), lambda *_: tiny_model)
+    assert name in (refused.value.remedy or "")
+
+
 @pytest.mark.parametrize("fraction", [0.0, -0.1, 1.01])
 def test_a_fraction_that_is_none_is_refused(fraction: float) -> None:
     with pytest.raises(ValueError, match="memory_fraction"):

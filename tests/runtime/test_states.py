@@ -18,7 +18,7 @@ from ramify.messages import ProgramHint
 from ramify.ring_messages import ChoiceTokens, GetStats
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.batch import Extension, pack
-from ramify.runtime.executor.memory import check_states, states_in
+from ramify.runtime.executor.memory import LEAST_STATES, check_states, states_in
 from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.model.state_shape import StateShape
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
@@ -266,13 +266,20 @@ def test_a_wrong_state_gives_other_tokens(toy: ToyHybrid) -> None:
 def test_the_number_of_slots(toy: ToyHybrid) -> None:
     slot = toy.config.states
     assert slot is not None
-    assert states_in(EngineConfig(num_states=7), toy.config, 0) == 7
-    assert states_in(EngineConfig(state_memory_gb=9.5 * slot.bytes / 2**30), toy.config, 0) == 9
-    assert states_in(EngineConfig(max_running=6), toy.config, 3 * slot.bytes) == 6
-    assert states_in(EngineConfig(max_running=6), toy.config, 30 * slot.bytes) == 30
-    assert states_in(EngineConfig(), dataclasses.replace(toy.config, states=None), 1 << 30) == 0
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert states_in(EngineConfig(num_states=7), toy.config, 0, cpu) == 7
+    assert states_in(EngineConfig(state_memory_gb=9.5 * slot.bytes / 2**30), toy.config, 0, cpu) == 9
+    assert states_in(EngineConfig(max_running=6), toy.config, 3 * slot.bytes, cpu) == 6
+    assert states_in(EngineConfig(max_running=6), toy.config, 3 * slot.bytes, cuda) == 3
+    assert states_in(EngineConfig(max_running=6), toy.config, 30 * slot.bytes, cpu) == 30
+    assert states_in(EngineConfig(), dataclasses.replace(toy.config, states=None), 1 << 30, cpu) == 0
     with pytest.raises(EngineError, match="holds 1 states"):
-        states_in(EngineConfig(state_memory_gb=1.5 * slot.bytes / 2**30), toy.config, 0)
+        states_in(EngineConfig(state_memory_gb=1.5 * slot.bytes / 2**30), toy.config, 0, cpu)
+    # 36 layers of Qwen3-Next: 75 MiB. 128 slots would be 9.4 GiB.
+    large = StateShape(layers=36, channels=8192, width=4, heads=32, key_dim=128, value_dim=128)
+    shape = dataclasses.replace(toy.config, states=large)
+    assert states_in(EngineConfig(), shape, 1 << 28, cpu) == 13
+    assert states_in(EngineConfig(), shape, 0, cuda) == LEAST_STATES
 
 
 def test_options_that_states_exclude(toy: ToyHybrid) -> None:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ramify.errors import UnsupportedField
+from ramify.errors import InvalidRequest, UnsupportedField
 
 Fields = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ConfigGroup:
+    """One of compressed-tensors' `config_groups`: the matrices that it is for, and their layout."""
+
+    targets: tuple[str, ...]
+    """Names of modules, `re:` and a pattern that matches from a name's start, or a class: Linear for all."""
+    groups: tuple[int, ...]
+    blocks: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -26,6 +38,32 @@ class Quantised:
     """Outputs and inputs of a block, for each scheme that has blocks."""
     zero_shift: int = 0
     """gptq: added to stored zero points. 1 in the first version of the format."""
+    config_groups: tuple[ConfigGroup, ...] = ()
+    """compressed-tensors: the layouts, where they are not all alike."""
+
+    def of(self, name: str) -> Quantised:
+        """How the matrix `name`, without `.weight`, is quantised: names and patterns go before classes.
+
+        Raises `InvalidRequest` where no target, or more than one layout's, names it.
+        """
+        if not self.config_groups:
+            return self
+
+        def layouts(matches: Callable[[str], object]) -> set[tuple[Any, Any]]:
+            found = [group for group in self.config_groups if any(map(matches, group.targets))]
+            return {(group.groups, group.blocks) for group in found}
+
+        found = layouts(lambda target: target == name)
+        found = found or layouts(lambda target: target[:3] == "re:" and re.match(target[3:], name))
+        found = found or layouts(lambda target: target == "Linear")
+        if len(found) != 1:
+            raise InvalidRequest(
+                f"The targets of {len(found)} layouts of quantization_config.config_groups match {name}; one "
+                "is needed.",
+                field="model",
+            )
+        ((groups, blocks),) = found
+        return dataclasses.replace(self, groups=groups, blocks=blocks, config_groups=())
 
 
 def quantised_of(config: Fields) -> Quantised | None:
@@ -55,6 +93,13 @@ def _refused(name: str, value: object, wanted: str) -> UnsupportedField:
     )
 
 
+def _object(name: str, value: object) -> Fields:
+    """The object `value`, empty if it is missing."""
+    if value is not None and not isinstance(value, Mapping):
+        raise _refused(name, value, "an object")
+    return value or {}
+
+
 def _check(fields: Fields, prefix: str = "", **allowed: tuple[Any, ...]) -> None:
     """Refuse the first field whose value is not among those `allowed` for it; None if it is missing."""
     for name, values in allowed.items():
@@ -73,7 +118,7 @@ def _awq(fields: Fields) -> Quantised:
 
 def _gptq(fields: Fields) -> Quantised:
     _check(fields, bits=(4, 8), is_marlin_format=(None, False), checkpoint_format=(None, "gptq", "gptq_v2"))
-    for name, changes in (fields.get("dynamic") or {}).items():
+    for name, changes in _object("dynamic", fields.get("dynamic")).items():
         # A module whose name begins with "-:" is not quantised; others have bits and groups of their own.
         if not name.startswith("-:"):
             raise _refused("dynamic", {name: changes}, "about excluded modules only")
@@ -104,26 +149,45 @@ _FORMATS = (
 
 def _compressed(fields: Fields) -> Quantised:
     _check(fields, format=_FORMATS, kv_cache_scheme=(None,), quantization_status=(None, "compressed"))
-    sparsity = fields.get("sparsity_config") or {}
+    sparsity = _object("sparsity_config", fields.get("sparsity_config"))
     _check(sparsity, "sparsity_config.", format=(None, "dense"))
     if fields.get("transform_config"):
         raise _refused("transform_config", fields["transform_config"], "absent")
-    groups: set[int] = set()
-    blocks: set[tuple[int, int]] = set()
-    for name, group in (fields.get("config_groups") or {}).items():
+    found = []
+    for name, entry in _object("config_groups", fields.get("config_groups")).items():
         prefix = f"config_groups.{name}."
+        group = _object(prefix[:-1], entry)
         _check(group, prefix, format=_FORMATS, output_activations=(None,))
-        weights = group.get("weights")
-        if weights is None:
+        targets = group.get("targets", ["Linear"])
+        if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
+            raise _refused(f"{prefix}targets", targets, "a list of names")
+        for target in targets:
+            if target.startswith("re:"):
+                _check_pattern(f"{prefix}targets", target[3:])
+        weights = _object(f"{prefix}weights", group.get("weights"))
+        if not weights:
             continue
         prefix += "weights."
         is_float = weights.get("type") == "float"
         _check(weights, prefix, type=(None, "int", "float"), dynamic=(None, False))
         _check(weights, prefix, num_bits=(8,) if is_float else (4, 8))
         _check(weights, prefix, strategy=(None, "tensor", "channel", "group", "block"))
-        groups.update(_groups(weights.get("group_size")))
-        blocks.update(_blocks(f"{prefix}block_structure", weights.get("block_structure")))
-    return Quantised("compressed-tensors", groups=tuple(sorted(groups)), blocks=tuple(sorted(blocks)))
+        groups = _groups(weights.get("group_size"))
+        blocks = _blocks(f"{prefix}block_structure", weights.get("block_structure"))
+        found.append(ConfigGroup(tuple(targets), groups, blocks))
+    if not found:
+        return Quantised("compressed-tensors")
+    alike = len({(group.groups, group.blocks) for group in found}) == 1
+    return Quantised(
+        "compressed-tensors", found[0].groups, found[0].blocks, config_groups=() if alike else tuple(found)
+    )
+
+
+def _check_pattern(name: str, pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise _refused(name, pattern, "a regular expression") from error
 
 
 def _groups(size: object) -> tuple[int, ...]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ramify.errors import InvalidRequest
 from ramify.kernels.packed import Rows
 from ramify.runtime.model.checkpoint import weight_files
 from ramify.runtime.model.quantised import schemes
@@ -16,12 +19,23 @@ from ramify.runtime.model.quantised.config import Quantised
 from ramify.runtime.model.quantised.schemes import Stored
 from ramify.runtime.model.weights import open_shard
 
-_SCHEMES: dict[str, Callable[[Stored, Quantised], Rows]] = {
-    "weight_packed": schemes.packed,
-    "weight_scale": schemes.eight_bits,
-    "weight_scale_inv": schemes.eight_bits,
+
+@dataclasses.dataclass(frozen=True)
+class _Scheme:
+    rows: Callable[[Stored, Quantised], Rows]
+    needs: tuple[str, ...]
+    """The tensors that every matrix has."""
+
+
+_SCHEMES = {
+    "weight_packed": _Scheme(schemes.packed, ("weight_packed", "weight_scale", "weight_shape")),
+    "weight_scale": _Scheme(schemes.eight_bits, ("weight", "weight_scale")),
+    "weight_scale_inv": _Scheme(schemes.eight_bits, ("weight", "weight_scale_inv")),
 }
 """By a tensor that only matrices of the scheme have. Those of awq and gptq have the same names."""
+_AWQ = _Scheme(schemes.awq, ("qweight", "qzeros", "scales"))
+_GPTQ = _Scheme(schemes.gptq, ("qweight", "qzeros", "scales"))
+_MXFP4 = _Scheme(lambda stored, _: schemes.mxfp4(stored["blocks"], stored["scales"]), ("blocks", "scales"))
 _PARTS = {
     "weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_shape",
     "weight_g_idx", "qweight", "qzeros", "scales", "g_idx",
@@ -59,19 +73,44 @@ def quantised_tensors(folder: Path, quantised: Quantised) -> Iterator[tuple[str,
 def _module(
     stem: str, names: dict[str, str], tensor: Callable[[str], Tensor], quantised: Quantised
 ) -> Iterator[tuple[str, Tensor | Rows]]:
-    if "blocks" in names and "scales" in names:
-        blocks, scales = tensor(names["blocks"]), tensor(names["scales"])
-        yield stem, schemes.mxfp4(blocks.flatten(0, -3), scales.flatten(0, -2))
+    if quantised.method == "mxfp4" and "blocks" in names:
+        parts = {last: tensor(name) for last, name in names.items()}
+        yield stem, _rows(stem, _MXFP4, parts, quantised)
         return
     scheme = next((scheme for name, scheme in _SCHEMES.items() if name in names), None)
     if "qweight" in names:
-        scheme = schemes.awq if quantised.method == "awq" else schemes.gptq
+        scheme = _AWQ if quantised.method == "awq" else _GPTQ
     if scheme is None:
         for name in names.values():
             yield name, tensor(name)
         return
     parts = {last: tensor(name) for last, name in names.items() if last in _PARTS}
-    yield f"{stem}.weight", scheme(parts, quantised)
+    yield f"{stem}.weight", _rows(stem, scheme, parts, quantised)
     for last, name in names.items():
         if last not in _PARTS | _ACTIVATIONS:
             yield name, tensor(name)
+
+
+def _rows(name: str, scheme: _Scheme, parts: Stored, quantised: Quantised) -> Rows:
+    """The rows of the matrix `name`. Raises `InvalidRequest` with its name for parts that do not fit."""
+    missing = [part for part in scheme.needs if part not in parts]
+    if missing:
+        raise _bad(name, f"lacks {', '.join(missing)}")
+    layout = quantised.of(name)
+    try:
+        rows = scheme.rows(parts, layout)
+        values, factors = rows.numbers, rows.factors
+        if factors is None or factors.shape != (len(values), -(-values.shape[1] // rows.group)):
+            raise ValueError("factors and numbers do not fit")
+    except InvalidRequest as error:
+        raise _bad(name, error.message.removeprefix("This checkpoint ").rstrip(".")) from error
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:  # a shape or a type, as torch says it
+        shapes = ", ".join(f"{part} {tuple(tensor.shape)} {tensor.dtype}" for part, tensor in parts.items())
+        raise _bad(name, f"has tensors that do not fit each other: {shapes}") from error
+    if not all(torch.isfinite(scales).all() for scales in (factors, rows.offsets) if scales is not None):
+        raise _bad(name, "has scales that are not finite")
+    return rows
+
+
+def _bad(name: str, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"This checkpoint's matrix {name} {reason}.", field="model")

@@ -34,11 +34,14 @@ WORDS_AT_ONCE = 1 << 15
 def mxfp4(blocks: Tensor, scales: Tensor) -> Rows:
     """A matrix of gpt-oss (`quant_method: mxfp4`).
 
-    blocks : (outputs, groups, 16) uint8
+    blocks : (outputs, groups, 16) uint8, or with experts before the outputs
         Two codes a byte, the lower four bits first: 32 inputs a group.
-    scales : (outputs, groups) uint8
+    scales : (outputs, groups) uint8, alike
         Exponents of two, plus 127.
     """
+    if blocks.shape[:-1] != scales.shape or blocks.shape[-1] != 16:
+        raise _bad(f"has blocks {tuple(blocks.shape)} and scales {tuple(scales.shape)}")
+    blocks, scales = blocks.flatten(0, -3), scales.flatten(0, -2)
     codes = torch.stack([blocks & 15, blocks >> 4], -1).flatten(1)
     # 2**(scale - 128), halved for the table, by its bits. bfloat16 has the exponents of float32.
     wide = scales.short()
@@ -86,10 +89,12 @@ def packed(stored: Stored, quantised: Quantised) -> Rows:
     outputs, inputs = (int(size) for size in stored["weight_shape"])
     bits = _bits_of(words.shape[1], inputs)
     codes = _unpacked(words, bits)[:, :inputs]
+    if codes.shape != (outputs, inputs):
+        raise _bad(f"has the shape {outputs, inputs} and packed rows {tuple(words.shape)}")
     zeros = stored.get("weight_zero_point")
     if zeros is not None and zeros.dtype == torch.int32:
         zeros = _unpacked(zeros.t().contiguous(), bits)[:, :outputs].t().short() - (1 << bits - 1)
-    order = _input_order(stored.get("weight_g_idx"), scale.shape[1], quantised)
+    order = _input_order(stored.get("weight_g_idx"), inputs, scale.shape[1], quantised)
     factors, group = _by_output(scale, codes, quantised)
     return _integers(codes, bits, factors, zeros, group, order)
 
@@ -108,7 +113,7 @@ def gptq(stored: Stored, quantised: Quantised) -> Rows:
     # The first version wraps round: a zero point of 0 is stored as -1.
     zeros = _unpacked(stored["qzeros"], bits).short() + quantised.zero_shift & (1 << bits) - 1
     zeros = (zeros - (1 << bits - 1)).t()
-    order = _input_order(stored.get("g_idx"), len(scales), quantised)
+    order = _input_order(stored.get("g_idx"), codes.shape[1], len(scales), quantised)
     factors, group = _by_output(scales.t(), codes, quantised)
     return _integers(codes, bits, factors, zeros, group, order)
 
@@ -132,6 +137,8 @@ def _unpacked(words: Tensor, bits: int, *, halves: bool = False) -> Tensor:
     With `halves` the codes 0, 2, 4 and 6 are in the lower half of an int32, and 1, 3, 5 and 7 in the upper.
     Codes of four bits are spread over the bytes of int64, by steps on as many as fit the processor's cache.
     """
+    if words.dtype != torch.int32:
+        raise _bad(f"packs numbers in {words.dtype}; int32 is needed")
     words = words.contiguous()
     if bits == 8:
         return words.view(torch.uint8)
@@ -171,6 +178,8 @@ def _integers(
     codes: Tensor, bits: int, factors: Tensor, zeros: Tensor | None, group: int, order: Tensor | None
 ) -> Rows:
     """factor * (code - half - zero), half being 2**(bits - 1). The codes are in the inputs' own order."""
+    if zeros is not None and zeros.shape != factors.shape:
+        raise _bad(f"has zero points {tuple(zeros.shape)} for scales {tuple(factors.shape)}")
     if order is not None:
         codes = codes[:, order]
     numbers = codes if bits == 4 else (codes.short() - 128).to(torch.int8)
@@ -222,15 +231,19 @@ def _by_output(scale: Tensor, numbers: Tensor, quantised: Quantised) -> tuple[Te
     raise _bad(f"has scales {tuple(scale.shape)} for a matrix {outputs, inputs}")
 
 
-def _input_order(group_of: Tensor | None, groups: int, quantised: Quantised) -> Tensor | None:
+def _input_order(group_of: Tensor | None, inputs: int, groups: int, quantised: Quantised) -> Tensor | None:
     """The inputs in the order of their groups, if that is not their own order (`desc_act`)."""
-    if group_of is None or groups == 1 or (group_of < 0).any():
+    if group_of is None:
+        return None
+    if group_of.shape != (inputs,):
+        raise _bad(f"has a g_idx {tuple(group_of.shape)} for {inputs} inputs")
+    if groups == 1 or (group_of < 0).any():
         return None
     order = torch.argsort(group_of, stable=True)
-    inputs = torch.arange(len(group_of))
+    places = torch.arange(inputs)
     for group in quantised.groups:
-        if torch.equal(group_of[order], (inputs // group).to(group_of.dtype)):
-            return None if torch.equal(order, inputs) else order.int()
+        if torch.equal(group_of[order], (places // group).to(group_of.dtype)):
+            return None if torch.equal(order, places) else order.int()
     raise _bad(f"has a g_idx whose {groups} groups are not of {quantised.groups} inputs each")
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from ramify.errors import UnsupportedField
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.config import ModelShape
+from ramify.runtime.model.load import shortened
 from ramify.runtime.model.tokenizer.tokenizer import load_backend, tokenizer_file
 
 
 def context_of(config: EngineConfig, shape: ModelShape) -> int:
-    """The context length of an engine, in tokens."""
-    return min(config.context_length or shape.context_length, shape.context_length)
+    """The context length of an engine, in tokens. Raises `InvalidRequest` where the model's is shorter."""
+    return shortened(shape, config.context_length).context_length
 
 
 def check_draft(
