@@ -372,6 +372,9 @@ class TextChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pieces: tuple[tuple[int, int], ...] = ()
     """How `ids` and `text` correspond, where a chunk holds those of several steps: (ids, characters) of one
     piece after the other. Empty: all of both are one piece."""
+    controls: tuple[int, ...] = ()
+    """Where in `text` the spelling of a special token begins, in characters. The same characters in tokens of
+    text are not listed."""
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
     choices: tuple[ChoiceScore, ...] = ()

@@ -227,6 +227,7 @@ def _without(chunk: TextChunk, chars: int, ids: int) -> TextChunk:
         logprobs=logprobs,
         forced=(),
         pieces=(),
+        controls=(),
     )
 
 

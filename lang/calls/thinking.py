@@ -128,7 +128,7 @@ class ThoughtSplitter:
         answer = self._answer(last=chunk.finish is not None)
         if answer is None:
             self.ids += len(chunk.ids)
-            return self._counted(replace(chunk, text="", reasoning=thoughts))
+            return self._counted(replace(chunk, text="", controls=(), reasoning=thoughts))
         self._open = False
         border = self._length - len(answer)
         self._texts = [self.before[:border]]
@@ -139,7 +139,7 @@ class ThoughtSplitter:
             ids, characters = ids + count, characters + length
         self.ids += ids
         self.head = answer[: max(0, characters - border)]
-        return self._counted(replace(chunk, text=answer, reasoning=thoughts))
+        return self._counted(replace(chunk, text=answer, controls=(), reasoning=thoughts))
 
     def _answer(self, *, last: bool) -> str | None:
         """The beginning of the answer; None while it is not known where that is."""

@@ -80,9 +80,10 @@ async def _print_answer(backend: Backend, request: Generate) -> str:
     channels = _channels_of(await backend.info())
     async with aclosing(cast("Any", backend.generate(request))) as chunks:
         async for chunk in chunks:
-            pieces: list[Any] = [Content(chunk.text)] if channels is None else channels.push(chunk.text)
-            if channels is not None and chunk.finish is not None:
-                pieces += channels.close()
+            pieces: list[Any] = [Content(chunk.text)]
+            if channels is not None:
+                pieces = channels.push(chunk.text, chunk.controls)
+                pieces += channels.close() if chunk.finish is not None else []
             for piece in pieces:
                 if isinstance(piece, Content) and channels is not None and not text:
                     print("\n")  # between thoughts and answer

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Literal
 
-from ramify.tool_calls.parser import Arguments, CallBegins, Content, JsonEnd, Reasoning, overlap
+from ramify.tool_calls.parser import Arguments, CallBegins, Content, JsonEnd, Reasoning
 
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
@@ -25,6 +26,7 @@ class ChannelParser:
         <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}  CallBegins, …
         <|start|>assistant<|channel|>final<|message|>Four.                                  Content('Four.')
 
+    The marks are control tokens. Text with the same spelling is part of a message, as in a quoted turn.
     A recipient may also stand before the channel. The turn is in its reasoning until a message that is none.
 
     calls : messages to recipients are calls; else they are content
@@ -34,6 +36,7 @@ class ChannelParser:
     def __init__(self, *, calls: bool, reasoning: type[Reasoning | Content] | None = Reasoning) -> None:
         self._with_calls, self._reasoning = calls, reasoning
         self._text = ""  # in no event yet
+        self._controls: list[int] = []  # where control tokens begin in it
         self._kind: Literal["header", "reasoning", "content", "call"] = "header"
         self._json = JsonEnd()
         self._calls = 0
@@ -47,24 +50,34 @@ class ChannelParser:
         """There are calls, and the last one is complete."""
         return self._calls > 0 and self._json.ended
 
-    def push(self, text: str) -> list[Event]:
-        """The events for `text`."""
+    def push(self, text: str, controls: Sequence[int]) -> list[Event]:
+        """The events for `text`, in which control tokens begin at `controls` (`TextChunk.controls`)."""
+        self._controls += [len(self._text) + place for place in controls]
         self._text += text
         events: list[Event] = []
         while True:
             marks = (_MESSAGE,) if self._kind == "header" else _ENDS
-            found = min(((at, mark) for mark in marks if (at := self._text.find(mark)) >= 0), default=None)
+            found = next(
+                ((at, mark) for at in self._controls for mark in marks if self._text.startswith(mark, at)),
+                None,
+            )
             if found is None:
                 break
-            before, self._text = self._text[: found[0]], self._text[found[0] + len(found[1]) :]
+            before = self._take(found[0])
+            self._take(len(found[1]))
             events += self._begin(before) if self._kind == "header" else self._write(before)
             if found[1] != _MESSAGE:
                 self._kind = "header"
         if self._kind != "header":
-            kept = max(overlap(self._text, mark) for mark in _ENDS)
-            before, self._text = self._text[: len(self._text) - kept], self._text[len(self._text) - kept :]
-            events += self._write(before)
+            begun = (at for at in self._controls if any(mark.startswith(self._text[at:]) for mark in _ENDS))
+            events += self._write(self._take(next(begun, len(self._text))))
         return events
+
+    def _take(self, length: int) -> str:
+        """The first `length` characters of the text that is in no event yet."""
+        taken, self._text = self._text[:length], self._text[length:]
+        self._controls = [place - length for place in self._controls if place >= length]
+        return taken
 
     def close(self) -> list[Event]:
         """The events for the text that was held back; the output has ended."""

@@ -15,17 +15,21 @@ def joined(chunks: Sequence[TextChunk]) -> TextChunk:
         return chunks[0]
     forced: list[int] = []
     pieces: list[tuple[int, int]] = []
-    count = 0
+    controls: list[int] = []
+    count = characters = 0
     for chunk in chunks:
         forced += [count + index for index in chunk.forced]
         pieces += chunk.pieces or ((len(chunk.ids), len(chunk.text)),)
+        controls += [characters + place for place in chunk.controls]
         count += len(chunk.ids)
+        characters += len(chunk.text)
     return msgspec.structs.replace(
         chunks[-1],
         text="".join([chunk.text for chunk in chunks]),
         ids=tuple([token for chunk in chunks for token in chunk.ids]),
         forced=tuple(forced),
         pieces=tuple(pieces),
+        controls=tuple(controls),
         logprobs=concatenated([chunk.logprobs for chunk in chunks]),
         prompt_logprobs=concatenated([chunk.prompt_logprobs for chunk in chunks]),
         replaced=chunks[0].replaced,

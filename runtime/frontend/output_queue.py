@@ -82,6 +82,7 @@ class OutputQueue:
             ids=chunk.ids[ids:],
             forced=tuple([index - ids for index in chunk.forced if index >= ids]),
             pieces=(),
+            controls=tuple([place - text for place in chunk.controls if place >= text]),
             logprobs=_without(chunk.logprobs, ids),
             prompt_logprobs=None,
             enforcement=None,

@@ -38,6 +38,8 @@ class Detokenizer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._decode = tokenizer.decode
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = {token: entry.content for token, entry in added.items() if entry.special}
         self._abort = abort
         self._fail = fail
         self._clock = clock
@@ -75,6 +77,7 @@ class Detokenizer:
                     stop_after=chunk.stop_after,
                     context=chunk.context,
                     overlap=chunk.overlap,
+                    special=self._special,
                 ),
                 usage=chunk.usage or Usage(),
                 every_s=chunk.every_s,
@@ -117,6 +120,7 @@ class Detokenizer:
             ids=chunk.ids,
             forced=chunk.forced,
             pieces=pieces,
+            controls=output.stream.controls(),
             logprobs=self._with_texts(chunk.logprobs),
             prompt_logprobs=self._with_texts(chunk.prompt_logprobs),
             choices=tuple([self._score(score) for score in chunk.choices]),

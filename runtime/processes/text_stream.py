@@ -15,7 +15,8 @@ Example, with the stop string "END" ("é" is the bytes C3 A9, one token each her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 REPLACEMENT = "�"
@@ -39,7 +40,7 @@ class TextStream:
     `decode` turns token ids into text. `context` holds the last ids of the prompt: some tokenizers decode a
     token differently at the start of a text. `overlap` is the end of the prompt where the first output token
     spells it again (token healing): it is cut off the text. Stop strings count only behind the texts in
-    `stop_after`, which come one after the other.
+    `stop_after`, which come one after the other. `special` has the spelling of each special token.
     """
 
     def __init__(
@@ -50,8 +51,12 @@ class TextStream:
         stop_after: Sequence[str] = (),
         context: Sequence[int] = (),
         overlap: str = "",
+        special: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         self._decode = decode
+        self._special = special
+        self._controls: list[int] = []  # places in the text, from `_told` on
+        self._told = 0
         self._stop_after = list(stop_after)
         self._stop_from = 0  # stop strings count from here on, once `_stop_after` is empty
         self._skip = len(overlap)
@@ -82,6 +87,13 @@ class TextStream:
             self._text = self._text[:position]
             return Released(self._release(position), matched)
         return Released(self._release(len(self._text) - self._held_back()), None)
+
+    def controls(self) -> tuple[int, ...]:
+        """`TextChunk.controls` for the text that was released since the last call."""
+        start, self._told = self._told, self._released
+        found = tuple([place - start for place in self._controls if place < self._told])
+        del self._controls[: len(found)]
+        return found
 
     @property
     def may_stop(self) -> bool:
@@ -129,6 +141,10 @@ class TextStream:
         if text.endswith(REPLACEMENT) and len(self._ids) - self._read < LONGEST_UNFINISHED:
             return False
         self._append(text)
+        # It is not in the text where special tokens are left out.
+        spelling = self._special.get(self._ids[-1])
+        if spelling and text.endswith(spelling):
+            self._controls.append(len(self._text) - len(spelling))
         self._window, self._read = self._read, len(self._ids)
         return True
 

@@ -21,6 +21,8 @@ class GenerationResult:
         self.ids: list[int] = []
         self.pieces: list[tuple[int, int]] = []
         """As in `TextChunk`."""
+        self.controls: list[int] = []
+        """As in `TextChunk`."""
         self.forced: list[int] = []
         """Indices in `ids` of forced tokens."""
         self.logprobs: list[TokenLogprobs] = []
@@ -35,6 +37,7 @@ class GenerationResult:
         self.violations: tuple[Violation, ...] | None = None
 
     def add(self, chunk: TextChunk) -> None:
+        self.controls.extend(len(self.text) + place for place in chunk.controls)
         self.text += chunk.text
         self.forced.extend(len(self.ids) + index for index in chunk.forced)
         self.ids.extend(chunk.ids)

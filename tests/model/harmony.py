@@ -6,6 +6,7 @@ The format: https://cookbook.openai.com/articles/openai-harmony.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 SPECIAL = ["<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>"]
@@ -78,6 +79,11 @@ type {{ tool.function.name }} = (_: {
 """
 """Written for these tests after the description of the format: system message, instructions and tools of the
 developer, thoughts that stay until the next answer."""
+
+
+def marks_in(text: str) -> tuple[int, ...]:
+    """`TextChunk.controls` of a text whose marks are all control tokens."""
+    return tuple(mark.start() for mark in re.finditer("|".join(map(re.escape, SPECIAL)), text))
 
 
 def write_harmony_tokenizer(folder: Path) -> None:

@@ -28,6 +28,9 @@ class Bytes:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return bytes(ids).decode("utf-8", "replace")
 
+    def get_added_tokens_decoder(self) -> dict[int, Any]:
+        return {}
+
 
 class Steps:
     """One request, step by step, from the scheduler's outputs to what the frontend is told."""

@@ -34,6 +34,7 @@ from ramify.runtime.frontend.loras import LoadedLora
 from ramify.runtime.frontend.validation import to_be_validated, validated
 from ramify.runtime.model.lora.names import unknown
 from ramify.runtime.server.serve import bind, run_server
+from tests.model.harmony import marks_in
 
 MODEL = "byte-model"
 EOS = 256
@@ -125,7 +126,7 @@ class FakeFrontend:
             embedding = b""
             if request.pooling is not None:
                 embedding = np.array([len(prompt), *prompt[:3]], "<f4").tobytes()
-            ids = tuple(text.encode())
+            ids, controls = tuple(text.encode()), marks_in(text)
             prompt_logprobs = None
             if sampling.prompt_logprobs_start is not None:
                 prompt_logprobs = _logprobs(prompt, sampling.logprobs or 0, sampling.prompt_logprobs_start)
@@ -144,6 +145,7 @@ class FakeFrontend:
                     rid=request.rid,
                     text=after[len(before) :],
                     ids=(token,),
+                    controls=(0,) if len(before) in controls and len(after) > len(before) else (),
                     logprobs=None
                     if sampling.logprobs is None
                     else _logprobs(bytes([token]), sampling.logprobs, 0, first=False),

@@ -20,6 +20,7 @@ from ramify.runtime.server.openai.turn_parser import (
 from ramify.tool_calls.channels import ChannelParser
 from ramify.tool_calls.formats import HARMONY
 from ramify.tool_calls.parser import Arguments, CallBegins, Content, Reasoning
+from tests.model.harmony import marks_in
 from tests.server.fake_frontend import MODEL, FakeFrontend, events
 
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
@@ -95,17 +96,22 @@ WANTED = {
 def test_any_cut_gives_the_same(text: str) -> None:
     for size in (1, 3, 7, len(text)):
         parser = ChannelParser(calls=True)
-        parts = [part for at in range(0, len(text), size) for part in parser.push(text[at : at + size])]
+        parts: list[TurnEvent] = []
+        for at in range(0, len(text), size):
+            places = [place - at for place in marks_in(text) if at <= place < at + size]
+            parts += parser.push(text[at : at + size], places)
         assert merged([*parts, *parser.close()]) == WANTED[text]
         assert parser.called == any(isinstance(part, CallBegins) for part in parts)
 
 
 def test_where_reasoning_is_hidden_or_not_apart() -> None:
     hidden = TurnFormat(reasoning_end="<|end|>", channels=True, show_reasoning=False)
-    assert parse_turn(hidden, ANSWERED).content == "Four."
-    assert parse_turn(hidden, ANSWERED).reasoning == ""
-    assert parse_turn(TurnFormat(channels=True), ANSWERED).content == "2 + 2 日.Four."
-    cut = parse_turn(TurnFormat(reasoning_end="<|end|>", channels=True, tools=HARMONY), CALLED[:-3])
+    marks = marks_in(ANSWERED)
+    assert parse_turn(hidden, ANSWERED, marks).content == "Four."
+    assert parse_turn(hidden, ANSWERED, marks).reasoning == ""
+    assert parse_turn(TurnFormat(channels=True), ANSWERED, marks).content == "2 + 2 日.Four."
+    calls = TurnFormat(reasoning_end="<|end|>", channels=True, tools=HARMONY)
+    cut = parse_turn(calls, CALLED[:-3], marks_in(CALLED))
     assert cut.calls
     assert not cut.called
 

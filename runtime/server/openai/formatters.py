@@ -74,7 +74,7 @@ class ChatFormatter:
     def stream_choices(self, index: int, chunk: TextChunk) -> list[ChatChunkChoice]:
         parser = self._parsers.setdefault(index, parser_of(self._format))
         thinking = parser.reasoning
-        events = parser.push(chunk.text)
+        events = parser.push(chunk.text, chunk.controls)
         if thinking:
             self._reasoning_tokens += ids_in(pieces_of(chunk), len(chunk.text) - parser.answered)
         first = index not in self._begun
@@ -130,7 +130,7 @@ class ChatFormatter:
         choices = []
         for index, result in enumerate(results):
             finish = _finish(result)
-            turn = parse_turn(self._format, result.text)
+            turn = parse_turn(self._format, result.text, result.controls)
             self._reasoning_tokens += ids_in(result.pieces, len(result.text) - turn.answered)
             choices.append(
                 ChatChoice(

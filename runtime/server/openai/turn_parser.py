@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ramify.messages import ToolCall
@@ -45,8 +46,8 @@ class TurnParser:
         """There are calls, and the last one is complete."""
         return self._calls is not None and self._calls.calls > 0 and not self._calls.inside
 
-    def push(self, text: str) -> list[TurnEvent]:
-        """The events for `text`."""
+    def push(self, text: str, controls: Sequence[int]) -> list[TurnEvent]:
+        """The events for `text`. The marks are text: `controls` (`TextChunk.controls`) are not read."""
         if self._end is None:
             return self._answer(text)
         self._held += text
@@ -94,12 +95,12 @@ class Turn:
     """Characters behind the end of the reasoning."""
 
 
-def parse_turn(turn_format: TurnFormat, text: str) -> Turn:
-    """The turn in `text`, a whole output."""
+def parse_turn(turn_format: TurnFormat, text: str, controls: Sequence[int] = ()) -> Turn:
+    """The turn in `text`, a whole output, in which control tokens begin at `controls`."""
     parser = parser_of(turn_format)
     content, reasoning = "", ""
     calls: list[tuple[str, list[str]]] = []
-    for event in (*parser.push(text), *parser.close()):
+    for event in (*parser.push(text, controls), *parser.close()):
         match event:
             case Content(piece):
                 content += piece

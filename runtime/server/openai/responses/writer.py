@@ -78,7 +78,7 @@ class ResponseWriter:
 
     def _read(self, chunk: TextChunk) -> list[TurnEvent]:
         thinking = self._parser.reasoning
-        parts = self._parser.push(chunk.text)
+        parts = self._parser.push(chunk.text, chunk.controls)
         if chunk.logprobs is not None:
             entries = iter(response_logprobs([chunk.logprobs]))
             self._logprobs += [
