@@ -51,6 +51,7 @@ class MixtureOfExperts(nn.Module):
         self.gate_up, self.down = parameter(count, 2 * size, hidden), parameter(count, hidden, size)
         self.gate_up_bias = parameter(count, 2 * size) if experts.bias else None
         self.down_bias = parameter(count, hidden) if experts.bias else None
+        self._shapes = [None if part is None else part.shape for part in self._matrices()]
         self.shared: GatedMLP | None = None
         if experts.shared_size:
             self.shared = GatedMLP(hidden, experts.shared_size, bias=False, dtype=dtype)
@@ -114,25 +115,35 @@ class MixtureOfExperts(nn.Module):
             )
         return self._block_weights
 
+    def _matrices(self) -> tuple[Tensor | None, ...]:
+        return self.gate_up, self.down, self.gate_up_bias, self.down_bias
+
     def slots(self) -> Slots:
+        """Packed matrices have targets without memory, on the device `meta`."""
         count, size = self.experts.count, self.experts.size
+        gate_up, down_proj, gate_up_bias, down_bias = (
+            None if part is None else part if part.numel() else torch.empty(shape, device="meta")
+            for part, shape in zip(self._matrices(), self._shapes, strict=True)
+        )
+        assert gate_up is not None
+        assert down_proj is not None
         yield "gate.weight", Slot(self.router[:count])
         if self.router_bias is not None:
             yield "gate.bias", Slot(self.router_bias[:count])
         if self.correction is not None:
             yield "gate.e_score_correction_bias", Slot(self.correction)
         for index in range(count):
-            both, down = self.gate_up[index], self.down[index]
+            both, down = gate_up[index], down_proj[index]
             yield (
                 f"experts.{index}.gate_proj.weight",
                 Slot(both[:size], keep=partial(self._keep, "gate", index)),
             )
             yield f"experts.{index}.up_proj.weight", Slot(both[size:], keep=partial(self._keep, "up", index))
             yield f"experts.{index}.down_proj.weight", Slot(down, keep=partial(self._keep, "down", index))
-            if self.gate_up_bias is not None and self.down_bias is not None:
-                yield f"experts.{index}.gate_proj.bias", Slot(self.gate_up_bias[index, :size])
-                yield f"experts.{index}.up_proj.bias", Slot(self.gate_up_bias[index, size:])
-                yield f"experts.{index}.down_proj.bias", Slot(self.down_bias[index])
+            if gate_up_bias is not None and down_bias is not None:
+                yield f"experts.{index}.gate_proj.bias", Slot(gate_up_bias[index, :size])
+                yield f"experts.{index}.up_proj.bias", Slot(gate_up_bias[index, size:])
+                yield f"experts.{index}.down_proj.bias", Slot(down_bias[index])
         if self.shared is not None:
             for name, slot in under("shared_expert.", self.shared.slots()):
                 yield (

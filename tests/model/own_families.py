@@ -171,7 +171,7 @@ def assert_packed_equal(reference: Any, folder: Path, form: str) -> None:
     assert_logits_equal(reference, model)
 
 
-def assert_lora_equal(family: Family, folder: Path) -> None:
+def assert_lora_equal(family: Family, folder: Path, *, packed: bool = False) -> None:
     """The whole engine with a random adapter gives the tokens of transformers with the merged weights."""
     base = folder / "base"
     reference = reference_of(family, base)
@@ -181,4 +181,4 @@ def assert_lora_equal(family: Family, folder: Path) -> None:
     )
     before, after = (greedy(model, PROMPTS[0], 12).ids for model in (reference, merged.eval()))
     assert before != after
-    assert_engine_equal(merged, native(base), adapter=adapter)
+    assert_engine_equal(merged, native(base, packed=packed, deterministic=packed), adapter=adapter)

@@ -16,7 +16,7 @@ from ramify.runtime.model.experts import MixtureOfExperts
 from .dense import logits
 from .equality import assert_engine_equal, assert_logits_equal, native
 from .gguf_files import write_gguf
-from .own_families import FAMILIES, assert_quantised_equal, reference_of, write_gguf_of
+from .own_families import FAMILIES, assert_lora_equal, assert_quantised_equal, reference_of, write_gguf_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -53,6 +53,10 @@ def test_the_engine_gives_the_tokens_of_transformers(tmp_path: Path) -> None:
     model = native(tmp_path, packed=True, deterministic=True)
     assert model.layer_weights() is not None
     assert_engine_equal(reference, model)
+
+
+def test_an_adapter_of_attention_beside_packed_experts_is_as_its_merged_weights(tmp_path: Path) -> None:
+    assert_lora_equal("qwen3_moe", tmp_path, packed=True)
 
 
 def test_quantised_experts_are_near_the_others(tmp_path: Path) -> None:
