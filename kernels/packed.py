@@ -99,6 +99,17 @@ class Rows:
         group = inputs // groups if groups > 1 else inputs + -inputs % INPUT_MULTIPLE
         object.__setattr__(self, "group", group)
 
+    def with_offsets(self) -> Rows:
+        """The same values by float32 factors and offsets, if they can be had so; else these rows."""
+        if self.factors is None or self.format not in ("int4", "int8"):
+            return self
+        factors, offsets, table = self.factors.float(), self.offsets, self.table
+        if offsets is None:
+            offsets, table = _in_place_of(table, factors), None
+        if offsets is None:
+            return self
+        return dataclasses.replace(self, factors=factors, offsets=offsets.float(), table=table)
+
     @property
     def format(self) -> Format:
         return _FORMAT_OF[self.numbers.dtype]
@@ -223,6 +234,34 @@ class PackedWeight:
         return record.ctypes.data, (record, codes)
 
 
+def _in_place_of(table: Tensor | None, factors: Tensor) -> Tensor | None:
+    """The offsets by which codes have the numbers of `table`; None if its steps are not all 1."""
+    if table is None or not len(table):
+        return torch.zeros_like(factors)
+    steps = torch.equal(table.int(), torch.arange(16, dtype=torch.int32) + table[0])
+    return factors * table[0] if steps else None
+
+
+def with_offsets(weight: PackedWeight) -> PackedWeight:
+    """As `Rows.with_offsets`."""
+    if weight.format not in ("int4", "int8"):
+        return weight
+    scales, table = weight.scales.float(), weight.table
+    if not weight.has_offsets:
+        offsets = _in_place_of(table, scales)
+        if offsets is None:
+            return weight
+        scales, table = torch.cat([scales, offsets], -1), table[:0]
+    return dataclasses.replace(weight, scales=scales, table=table)
+
+
+def form_of(weight: PackedWeight) -> tuple[object, ...]:
+    """What one call of the compiled kernels needs to be equal in all of its matrices of experts."""
+    shapes = (weight.panels.shape, weight.scales.shape[-3:], weight.scales.dtype, len(weight.order))
+    fixed = (weight.outputs, weight.inputs, weight.group, weight.gated, weight.clamp)
+    return (weight.format, *fixed, *shapes, weight.table.tolist())
+
+
 def quantised(weight: Tensor, form: Literal["int8", "int4"], group: int) -> Rows:
     """Round (outputs, inputs) floating-point weights to numbers and float16 scales.
 
@@ -284,25 +323,35 @@ class Stack:
         self._one: PackedWeight | None = None
         self._panels, self._scales = torch.empty(0), torch.empty(0)
 
-    def put(self, index: int, weight: PackedWeight) -> None:
-        """Raises ValueError for a matrix of another form."""
+    def put(self, index: int, weight: PackedWeight) -> bool:
+        """Returns False, and does nothing, for a matrix that cannot have the form of those that are there.
+
+        Offsets, or another dtype of scales, change the form of those that are there.
+        """
         if self._one is None:
             self._one = weight
             panels, scales = weight.panels, weight.scales
             self._panels = panels.new_empty(self.count, *panels.shape)
             self._scales = scales.new_empty(self.count, *scales.shape)
-        one = self._one
-        alike = (one.format, one.group, one.table.tolist()) == (
-            weight.format,
-            weight.group,
-            weight.table.tolist(),
-        )
-        if not alike or one.scales.shape != weight.scales.shape or one.scales.dtype != weight.scales.dtype:
-            raise ValueError(
-                f"matrix {index} is {weight.format}/{weight.group}, others {one.format}/{one.group}."
-            )
+        elif form_of(self._one) != form_of(weight):
+            wide = with_offsets(dataclasses.replace(self._one, scales=self._scales))
+            one, weight = dataclasses.replace(wide, scales=wide.scales[0]), with_offsets(weight)
+            if form_of(one) != form_of(weight):
+                return False
+            self._one, self._scales = one, wide.scales
         self._panels[index], self._scales[index] = weight.panels, weight.scales
         self.there.add(index)
+        return True
+
+    def unpack_into(self, values: Tensor) -> None:
+        """Write the values of the matrices that are there to `values`, (count, outputs, inputs), and forget
+        them."""
+        for index in self.there:
+            assert self._one is not None
+            panels, scales = self._panels[index], self._scales[index]
+            values[index] = unpack(dataclasses.replace(self._one, panels=panels, scales=scales))
+        self.there, self._one = set(), None
+        self._panels, self._scales = torch.empty(0), torch.empty(0)
 
     def whole(self, bias: Tensor | None = None) -> PackedWeight:
         """All matrices, when each is there; `bias` is (count, outputs)."""

@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+LEAST_SUM = 1e-20
+"""Added to the sum that weights are divided by, as DeepSeek-V3 and GLM-4.5 do: sigmoids of a row may all be
+0. The sum of the best of a softmax does not change by it, in float32 or float64."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Routing:

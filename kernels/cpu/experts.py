@@ -31,7 +31,8 @@ from ramify.kernels.cpu.codegen.team import team_entry
 from ramify.kernels.cpu.linear import COUNTER_BYTES, FRAME_BYTES, SERIAL_BYTES, divide, launch, locate
 from ramify.kernels.cpu.norm import normalise
 from ramify.kernels.cpu.packed_linear.items import FRAME
-from ramify.kernels.packed import FORMATS, LAYOUT
+from ramify.kernels.packed import FORMATS, LAYOUT, form_of
+from ramify.kernels.routing import LEAST_SUM
 from ramify.kernels.stack import PackedExperts
 
 EXPERTS = record(
@@ -139,7 +140,7 @@ def _route(experts, work, token):  # type: ignore[no-untyped-def]
     for place in range(top_k):
         chosen[place] = _take_best(choice, count)
         total += scores[chosen[place]]
-    factor = experts.scale / total if experts.normalised else experts.scale
+    factor = experts.scale / (total + LEAST_SUM) if experts.normalised else experts.scale
     for place in range(top_k):
         weights[place] = scores[chosen[place]] * factor
 
@@ -326,7 +327,7 @@ class Record:
     def __init__(self, experts: PackedExperts) -> None:
         routing, gate_up, down = experts.routing, experts.gate_up, experts.down
         for each in (gate_up, down):
-            if len({(one.format, one.group, one.panels.shape, one.scales.dtype) for one in each}) > 1:
+            if any(form_of(one) != form_of(each[0]) for one in each):
                 raise ValueError("the matrices of the experts differ in form or size.")
         self._layouts = [np.concatenate([weight.layout[1][0] for weight in each]) for each in (gate_up, down)]
         self.record = np.zeros(1, EXPERTS)

@@ -11,7 +11,7 @@ from ramify.kernels.packed import PackedWeight
 from ramify.kernels.reference.activation import expert_gate
 from ramify.kernels.reference.linear import linear
 from ramify.kernels.reference.norm import rms_norm
-from ramify.kernels.routing import Routing
+from ramify.kernels.routing import LEAST_SUM, Routing
 from ramify.kernels.stack import ExpertMatrices, PackedExperts
 
 
@@ -35,7 +35,7 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) ->
     chosen = choice.topk(routing.top_k, -1).indices
     weights = scores.gather(1, chosen)
     if routing.normalised:
-        weights = weights / weights.sum(-1, keepdim=True)
+        weights = weights / (weights.sum(-1, keepdim=True) + LEAST_SUM)
     return chosen.int(), weights * routing.scale
 
 

@@ -63,4 +63,9 @@ def _print(report: Report, target: Path) -> None:
         size = f"{entry.after / 2**20:.1f}"
         print(f"{name:<28}{entry.format:>8}{entry.tensors:>9}{size:>10}{entry.relative_error:>9.2%}")
     print(f"{target}: {report.before / 2**20:.1f} MiB -> {report.after / 2**20:.1f} MiB")
+    if report.fused:
+        names = ", ".join(report.fused)
+        print(
+            f"Not quantised: {names}, experts stored as one tensor, {report.fused_share:.0%} of the weights"
+        )
     sys.stdout.flush()

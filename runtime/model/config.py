@@ -124,11 +124,16 @@ class Experts:
     """The gate of experts, if it is not SwiGLU."""
 
     def __post_init__(self) -> None:
-        routing = self.routing
-        if not 0 < routing.top_k <= self.count or self.count % routing.groups:
-            raise invalid(f"{routing.top_k} of {self.count} experts in {routing.groups} groups")
-        if routing.groups > 1 and routing.top_groups * (self.count // routing.groups) < routing.top_k:
-            raise invalid(f"{routing.top_groups} groups of experts hold fewer than {routing.top_k}")
+        count, top_k = self.count, self.routing.top_k
+        groups, top_groups = self.routing.groups, self.routing.top_groups
+        if not 0 < top_k <= count:
+            raise invalid(f"top_k is {top_k} of {count} experts")
+        if groups < 1 or count % groups or (groups > 1 and count // groups < 2):
+            raise invalid(f"{count} experts cannot be in {groups} groups of equal size, of two or more")
+        if groups > 1 and not 0 < top_groups <= groups:
+            raise invalid(f"{top_groups} of {groups} groups of experts are to be chosen")
+        if groups > 1 and top_groups * (count // groups) < top_k:
+            raise invalid(f"{top_groups} groups of {count // groups} experts hold fewer than {top_k}")
 
 
 @dataclass(frozen=True, kw_only=True)

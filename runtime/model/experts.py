@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,6 +27,8 @@ from ramify.runtime.model.layers import (
     under,
 )
 
+log = logging.getLogger(__name__)
+
 Entry = Tensor | Rows
 
 
@@ -36,9 +39,9 @@ class MixtureOfExperts(nn.Module):
     would differ from that of the checkpoint's own code.
     """
 
-    def __init__(self, hidden: int, experts: Experts, dtype: torch.dtype) -> None:
+    def __init__(self, hidden: int, experts: Experts, dtype: torch.dtype, *, layer: int = 0) -> None:
         super().__init__()
-        self.experts = experts
+        self.experts, self.layer = experts, layer
         count, size = experts.count, experts.size
 
         def parameter(*shape: int, dtype: torch.dtype = dtype) -> nn.Parameter:
@@ -159,15 +162,14 @@ class MixtureOfExperts(nn.Module):
             return False
         self._rows[name, index] = rows
         if name == "down":
-            self._down.put(index, self._laid_out(self._rows.pop((name, index))))
-            return True
+            return self._down.put(index, self._laid_out(self._rows.pop((name, index))))
         gate, up = (self._rows.get((part, index)) for part in ("gate", "up"))
         if gate is None or up is None:
             return True
         del self._rows["gate", index], self._rows["up", index]
-        if gate.alike(up):
-            self._gate_up.put(index, self._laid_out(gate.joined(up), gated=True))
-        else:
+        if not gate.alike(up):
+            gate, up = gate.with_offsets(), up.with_offsets()
+        if not gate.alike(up) or not self._gate_up.put(index, self._laid_out(gate.joined(up), gated=True)):
             self.gate_up[index] = torch.cat([gate.values(), up.values()])
         return True
 
@@ -181,14 +183,28 @@ class MixtureOfExperts(nn.Module):
             half = slice(None, self.experts.size) if name == "gate" else slice(self.experts.size, None)
             self.gate_up[index, half] = rows.values()
         self._rows = {}
+        for name, stack, values in (
+            ("gate_up", self._gate_up, self.gate_up),
+            ("down", self._down, self.down),
+        ):
+            if stack.there and (missing := set(range(self.experts.count)) - stack.there):
+                log.warning(
+                    "Layer %d: %s of all experts is dequantised to %s, %.2f GiB, because expert %d is not "
+                    "quantised as the others.",
+                    self.layer,
+                    name,
+                    values.dtype,
+                    values.nbytes / 2**30,
+                    min(missing),
+                )
+                stack.unpack_into(values)
         if form is None and not self._gate_up.there and not self._down.there:
             return
         form = form or Rows
-        for index in range(self.experts.count):
-            if index not in self._gate_up.there:
-                self._gate_up.put(index, self._laid_out(form(self.gate_up[index]), gated=True))
-            if index not in self._down.there:
-                self._down.put(index, self._laid_out(form(self.down[index])))
+        for stack, values, gated in ((self._gate_up, self.gate_up, True), (self._down, self.down, False)):
+            for index in range(0 if stack.there else self.experts.count):
+                stacked = stack.put(index, self._laid_out(form(values[index]), gated=gated))
+                assert stacked, "form gives one form"
         router = pack(Rows(self.router), inputs=self.router.shape[1], bias=self.router_bias)
         self.use_packed([router, self._gate_up.whole(self.gate_up_bias), self._down.whole(self.down_bias)])
 
@@ -206,7 +222,7 @@ class MixtureOfExperts(nn.Module):
 def mlp_of(config: ModelConfig, index: int, dtype: torch.dtype) -> GatedMLP | MixtureOfExperts:
     """What layer `index` has between its second norm and the residual stream."""
     if config.experts is not None and config.experts.sparse[index]:
-        return MixtureOfExperts(config.hidden_size, config.experts, dtype)
+        return MixtureOfExperts(config.hidden_size, config.experts, dtype, layer=index)
     return GatedMLP(
         config.hidden_size,
         config.intermediate_size,

@@ -35,6 +35,8 @@ class Report:
     """What was written: class of tensors → its sizes and error."""
 
     classes: dict[str, Class] = field(default_factory=lambda: defaultdict(Class))
+    fused: list[str] = field(default_factory=list)
+    """Classes of experts that are stored as one tensor, which stay as they are."""
 
     def add(self, name: str, format: str, numbers: int, before: int, after: int) -> Class:
         found = self.classes[class_of(name)]
@@ -44,6 +46,12 @@ class Report:
         found.after += after
         found.format = format
         return found
+
+    @property
+    def fused_share(self) -> float:
+        """The share of all numbers that are of experts stored as one tensor."""
+        fused = sum(self.classes[name].numbers for name in self.fused)
+        return fused / (sum(entry.numbers for entry in self.classes.values()) or 1)
 
     @property
     def before(self) -> int:

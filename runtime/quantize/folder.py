@@ -20,7 +20,7 @@ from torch import Tensor
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.inspect.checkpoint import StoredTensor, stored_tensors
 from ramify.runtime.model.checkpoint import weight_files
-from ramify.runtime.quantize.errors import Class, Report, add_error
+from ramify.runtime.quantize.errors import Class, Report, add_error, class_of
 
 SCHEMES: dict[str, tuple[int, int, bool]] = {"int8": (8, 64, True), "int4": (4, 32, False)}
 """Bits, inputs of a group, and whether the numbers are symmetric; int4 has zero points."""
@@ -132,6 +132,9 @@ def _write_file(
             values, tensor = shard.get_tensor(name), stored[name]
             if not _is_quantised(tensor, to):
                 report.add(name, tensor.format, tensor.numbers, tensor.size, tensor.size)
+                fused = len(tensor.shape) == 3 and not _KEPT.search(name)
+                if fused and class_of(name) not in report.fused:
+                    report.fused.append(class_of(name))
                 _write_tensor(file, values)
                 continue
             after = sum(_bytes(entry) for entry in _packed_entries(tensor, to))

@@ -117,6 +117,18 @@ def test_each_chosen_expert_is_read_once() -> None:
     assert torch.equal(got, got[:1].expand_as(got))
 
 
+def test_scores_of_zero_give_no_nan() -> None:
+    """Sigmoids of -120 are 0 in float32; the weights are divided by their sum plus 1e-20."""
+    logits = torch.full((1, COUNT), -120.0)
+    assert reference.route(logits, ROUTINGS["groups"])[1].tolist() == [[0.0, 0.0]]
+    experts = mixture_of("f32", ROUTINGS["groups"], shared=False)
+    router = pack(Rows(torch.full((COUNT, HIDDEN), -1000.0)), inputs=HIDDEN)
+    experts = dataclasses.replace(experts, router=router)
+    x = torch.ones(2, HIDDEN)
+    assert torch.equal(compiled.expert_block(x, experts), torch.zeros_like(x))
+    assert torch.equal(reference.expert_block(x, experts), torch.zeros_like(x))
+
+
 def test_wrong_arguments_are_refused() -> None:
     experts, x = mixture_of("f32", ROUTINGS["softmax"]), torch.randn(2, HIDDEN)
     block = ops("cpu").expert_block
@@ -128,6 +140,13 @@ def test_wrong_arguments_are_refused() -> None:
     mixed = dataclasses.replace(
         experts,
         down=[*experts.down[:-1], pack(quantised(torch.randn(HIDDEN, SIZE), "int8", 32), inputs=SIZE)],
+    )
+    with pytest.raises(ValueError, match="differ"):
+        block(x, mixed)
+    codes = mixture_of("int4", ROUTINGS["softmax"])
+    table = torch.arange(16, dtype=torch.int8)
+    mixed = dataclasses.replace(
+        codes, down=[*codes.down[:-1], dataclasses.replace(codes.down[-1], table=table)]
     )
     with pytest.raises(ValueError, match="differ"):
         block(x, mixed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,18 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from ramify.runtime.model.config import Family
+from ramify.errors import InvalidRequest
+from ramify.kernels.routing import Routing
+from ramify.runtime.model.config import Experts, Family
 from ramify.runtime.model.experts import MixtureOfExperts
 
 from .dense import logits
 from .equality import assert_engine_equal, assert_logits_equal, native
 from .gguf_files import write_gguf
 from .own_families import FAMILIES, assert_lora_equal, assert_quantised_equal, reference_of, write_gguf_of
+from .quantised_files import gptq, write
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -75,6 +80,48 @@ def test_gguf_files_are_read(family: Family, tmp_path: Path) -> None:
     config, from_folder = (native(tmp_path / name).config for name in ("tiny.gguf", "folder"))
     assert config.experts == from_folder.experts
     assert_logits_equal(reference, native(tmp_path / "tiny.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("differing", "stays"), [("symmetric", True), ("ordered", False), ("unquantised", False)]
+)
+def test_experts_whose_forms_differ_have_their_values(
+    differing: str, stays: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Offsets of some experts are given to all; where an order differs, or a format, all are dequantised."""
+    rng = random.Random(1)
+
+    def mixed(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        flags = {"symmetric": True} | ({} if differing == "unquantised" else {differing: rng.random() < 0.5})
+        return gptq(4, 32, **flags)(weight)
+
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False}
+    skip = "experts.1." if differing == "unquantised" else " "
+    reference = write(reference_of("qwen3_moe"), tmp_path, config, mixed, skip=skip)
+    model = native(tmp_path, quantization="checkpoint", packed=True)
+    mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
+    formats = {weight.format for mixture in mixtures for weight in mixture.packed[1:]}
+    assert formats == ({"int4"} if stays else set())
+    assert ("Layer 0: gate_up of all experts is dequantised" in caplog.text) == (not stays)
+    if stays:
+        assert all(weight.has_offsets for mixture in mixtures for weight in mixture.packed[1:])
+    assert_logits_equal(reference, model)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"top_k": 9}, "top_k is 9 of 8 experts"),
+        ({"groups": 3}, "8 experts cannot be in 3 groups"),
+        ({"groups": 0}, "8 experts cannot be in 0 groups"),
+        ({"groups": 8, "top_groups": 2}, "8 experts cannot be in 8 groups"),
+        ({"groups": 4, "top_groups": 5}, "5 of 4 groups"),
+        ({"groups": 4, "top_groups": 1, "top_k": 3}, "1 groups of 2 experts hold fewer than 3"),
+    ],
+)
+def test_a_routing_that_cannot_be_is_refused(fields: dict[str, int], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        Experts(count=8, size=32, routing=Routing(**{"top_k": 2, **fields}), sparse=(True,))
 
 
 def test_experts_of_gguf_files_stay_packed_from_the_file_on(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize, quantize
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from ramify.cli.main import FAILED, main
 from ramify.errors import UnsupportedField
@@ -150,6 +150,20 @@ def test_what_cannot_be_written_is_refused(
     assert "self_attn.q_proj" in capsys.readouterr().out
     with pytest.raises(UnsupportedField, match="quantised already"):
         write_folder(tmp_path / "out", tmp_path / "again", "int4")
+
+
+def test_experts_that_stay_as_they_are_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case = Case("", "qwen2_moe", {"hidden_size": 64, "moe_intermediate_size": 96, "num_experts": 4})
+    model = build(case)
+    save(model, tmp_path / "in")
+    fused = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    save_file(fused, tmp_path / "in" / "model.safetensors", metadata={"format": "pt"})
+    save_tokenizer(tmp_path / "in")
+    assert main(["quantize", str(tmp_path / "in"), str(tmp_path / "out")]) == 0
+    experts = sum(tensor.numel() for tensor in fused.values() if tensor.dim() == 3)
+    share = experts / sum(tensor.numel() for tensor in fused.values())
+    said = f"experts stored as one tensor, {share:.0%} of the weights"
+    assert said in capsys.readouterr().out
 
 
 def test_the_check_tells_more_bits_from_fewer(
