@@ -47,7 +47,7 @@ from ramify.ring_messages import (
     Tokenize,
     UnloadLora,
 )
-from ramify.runtime.config import EngineConfig
+from ramify.runtime.config import EngineConfig, ServerConfig
 from ramify.runtime.frontend.loras import LoadedLora, Loras
 from ramify.runtime.frontend.output_queue import OutputQueue
 from ramify.runtime.frontend.prompts import check_types
@@ -87,7 +87,7 @@ class Frontend:
         self._closed: EngineError | None = EngineClosed("The engine has not been started.")
         self._draining = False
         self._empty = asyncio.Event()
-        self._loras = Loras(self._post, self.new_rid)
+        self._loras = Loras(self._post, self.new_rid, self._model_names)
 
     def _make_ring(self, workers: PrestartedWorkers | None) -> RingSupervisor | RingFleet:
         if self._config.replicas == 1:
@@ -242,6 +242,10 @@ class Frontend:
     def loras(self) -> Mapping[str, LoadedLora]:
         """The LoRA adapters that requests can name."""
         return self._loras.loaded
+
+    def _model_names(self) -> tuple[str, ...]:
+        own = self._config.served_model_name if isinstance(self._config, ServerConfig) else None
+        return (own or self.info.name, "default")
 
     async def load_lora(self, name: str, path: str) -> None:
         """See `Loras.load`."""

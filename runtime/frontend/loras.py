@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -28,9 +28,16 @@ class LoadedLora(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loras:
-    """The adapters that requests can name. `ask` sends a message into the ring."""
+    """The adapters that requests can name.
 
-    def __init__(self, ask: Ask, new_rid: Callable[[], str]) -> None:
+    ask : sends a message into the ring
+    reserved : names that requests over HTTP have for the model alone
+    """
+
+    def __init__(
+        self, ask: Ask, new_rid: Callable[[], str], reserved: Callable[[], Sequence[str]] = tuple
+    ) -> None:
+        self._reserved = reserved
         self._ask = ask
         self._new_rid = new_rid
         self.loaded: dict[str, LoadedLora] = {}
@@ -46,6 +53,12 @@ class Loras:
     async def load(self, name: str, path: str) -> None:
         """Load the folder at `path`. Raises `InvalidRequest` and `UnsupportedField`."""
         checked_name(name, "name")
+        if name in self._reserved():
+            raise InvalidRequest(
+                f"An adapter cannot have the name {name!r}, which is the model's.",
+                field="name",
+                remedy="Give it another one.",
+            )
         if not isinstance(path, str) or not path:
             raise InvalidRequest(f"The path of the LoRA adapter {name!r} is {path!r}.", field="path")
         answer = self._ask(LoadLora(rid=self._new_rid(), name=name, path=path))

@@ -21,6 +21,7 @@ from ramify.ring_messages import (
     UnloadLora,
 )
 from ramify.runtime.model.lora.adapters import Adapters
+from ramify.runtime.model.lora.names import same_model
 from ramify.runtime.scheduler.counters import Counters
 from ramify.runtime.scheduler.lifecycle import Lifecycle
 from ramify.runtime.scheduler.pages import RequestPages
@@ -39,6 +40,8 @@ class Control:
     requests: Lifecycle
     counters: Counters
     adapters: Adapters
+    model: str
+    """Its name or path, as the engine was given it."""
     reply: Callable[[Reply | Failed], None]
 
     @property
@@ -98,6 +101,13 @@ class Control:
             failure = EngineError(f"Loading the LoRA adapter {message.name!r} failed: {error}")
             self.reply(Failed(rid=message.rid, error=failure.to_info()))
         else:
+            if not same_model(adapter.base, self.model):
+                log.warning(
+                    "the LoRA adapter %s is of %s, and the model is %s",
+                    adapter.name,
+                    adapter.base,
+                    self.model,
+                )
             self.reply(Reply(rid=message.rid, lora=adapter.revision))
 
     def _unload_lora(self, message: UnloadLora) -> None:

@@ -108,7 +108,7 @@ class Scheduler:
             self._scorer,
             clock,
         )
-        self._control = Control(pages, programs, requests, counters, runner.adapters, reply)
+        self._control = Control(pages, programs, requests, counters, runner.adapters, config.model, reply)
         self._handlers: dict[type, Callable[..., None]] = {
             Submit: self._arrivals.submit,
             Abort: requests.abort,

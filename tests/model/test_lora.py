@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ramify.errors import InvalidRequest, RamifyError, UnsupportedField
+from ramify.errors import InvalidRequest, Overloaded, RamifyError, UnsupportedField
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import load_model
 from ramify.runtime.model.lora.adapters import Adapters
+from ramify.runtime.model.lora.names import same_model
 from ramify.runtime.model.lora.peft import read_adapter
 from tests.model.adapters import write_adapter
 from tests.runtime.tiny import write_model
@@ -44,7 +46,15 @@ def adapters(base: Path) -> Adapters:
         ({"layers_to_transform": [1]}, "its file has tensors of model.layers.0"),
         ({"target_modules": r".*\.(q|k)_proj"}, "its file has tensors of model.layers.0.self_attn.v_proj"),
         ({"r": 5}, "ranks 4 and 4, and its config says 5"),
-        ({"r": 0}, "r is 0"),
+        ({"r": 0}, "r: Expected `int` >= 1"),
+        ({"use_rslora": "no"}, "use_rslora: Expected `bool | null`, got `str`"),
+        ({"rank_pattern": {"x": 0}}, "rank_pattern[...]: Expected `int` >= 1"),
+        ({"alpha_pattern": {"q_proj": "abc"}}, "alpha_pattern[...]: Expected `float`"),
+        ({"lora_alpha": math.nan}, "adapter_config.json is no JSON object"),
+        ({"target_modules": "("}, "target_modules: '(' is no regular expression"),
+        ({"rank_pattern": {"(?i)q": 4}}, "rank_pattern: '(?i)q' is no regular expression"),
+        ({"layers_pattern": ["("]}, "layers_pattern: '(' is no regular expression"),
+        ({"lora_alpha": 1e38}, "values that are not finite in torch.float32, or a scale (2.5e+37)"),
     ],
 )
 def test_what_is_refused(
@@ -55,7 +65,7 @@ def test_what_is_refused(
         adapters.load("a", str(folder))
     assert isinstance(caught.value, InvalidRequest | UnsupportedField)
     assert message in str(caught.value)
-    assert caught.value.field == "lora"
+    assert caught.value.field == "path"
 
 
 @pytest.mark.parametrize("targets", ["all-linear", r".*(_proj)", None])
@@ -80,6 +90,43 @@ def test_modules_that_adapters_cannot_change(
     save_file(tensors, folder / "adapter_model.safetensors")
     with pytest.raises(UnsupportedField, match=f"it changes {module}"):
         adapters.load("a", str(folder))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_values_that_are_not_finite(base: Path, adapters: Adapters, tmp_path: Path, value: float) -> None:
+    folder = write_adapter(tmp_path / "a", base, seed=0)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    tensors["base_model.model.model.layers.1.mlp.up_proj.lora_A.weight"][0, 0] = value
+    tensors["base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"].zero_()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    with pytest.raises(InvalidRequest, match=r"layers\.1\.mlp\.up_proj.* has values that are not finite"):
+        adapters.load("a", str(folder))
+
+
+def test_an_adapter_that_the_device_has_no_memory_for(
+    base: Path, adapters: Adapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_adapter(tmp_path / "a", base, seed=0, targets=("o_proj",), layers=[0])
+    size = sum(4 * tensor.numel() for tensor in load_file(folder / "adapter_model.safetensors").values())
+    monkeypatch.setattr("ramify.runtime.model.lora.adapters.free_bytes", lambda _: size - 1)
+    with pytest.raises(Overloaded, match="of the device's memory, of which"):
+        adapters.load("a", str(folder))
+    monkeypatch.setattr("ramify.runtime.model.lora.adapters.free_bytes", lambda _: size)
+    adapters.load("a", str(folder))
+    adapters.unload("a")
+
+
+def test_names_of_base_models() -> None:
+    adapter = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    for served in (
+        "SmolLM2-135M-Instruct",
+        "models/smollm2-135m-instruct/",
+        "x/SmolLM2-135M-Instruct-GGUF:Q4_0",
+    ):
+        assert same_model(adapter, served)
+    assert not same_model(adapter, "SmolLM2-135M")
+    assert not same_model("SmolLM2-135M", adapter)
+    assert same_model("", adapter)
 
 
 def test_an_adapter_of_another_model(base: Path, adapters: Adapters, tmp_path: Path) -> None:

@@ -228,6 +228,24 @@ def test_an_adapter_is_listed_whose_loading_was_cancelled() -> None:
     asyncio.run(main())
 
 
+def test_names_of_the_model_are_no_names_of_adapters() -> None:
+    loras = Loras(lambda message: pytest.fail("asked"), lambda: "q", lambda: ("served", "default"))
+    for name in ("served", "default"):
+        with pytest.raises(InvalidRequest, match=f"cannot have the name '{name}'") as caught:
+            asyncio.run(loras.load(name, "folder"))
+        assert caught.value.field == "name"
+
+
+def test_an_adapter_of_another_model_is_told(
+    tuned: Tuned, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_adapter(tmp_path / "a", tuned.base, seed=1, base_model_name_or_path="x/Other-7B")
+    local = LocalScheduler(tuned.base)
+    local.scheduler.receive(LoadLora(rid="l", name="a", path=str(folder)))
+    assert local.replies[-1].lora
+    assert caplog.messages == ["the LoRA adapter a is of x/Other-7B, and the model is SmolLM2-135M-Instruct"]
+
+
 def test_what_a_new_ring_cannot_load_is_gone_unless_that_ring_died(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         ring = Ring()

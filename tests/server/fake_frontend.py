@@ -214,7 +214,7 @@ class FakeFrontend:
 
     async def unload_lora(self, name: str) -> None:
         if self.loras.pop(name, None) is None:
-            raise unknown(name, self.loras)
+            raise unknown(name, self.loras, "name")
 
     async def flush_cache(self) -> None:
         self._seen.clear()

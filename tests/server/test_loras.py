@@ -24,6 +24,23 @@ def test_an_adapter_is_loaded_listed_and_unloaded(
     assert [card.id for card in client.models.list()] == [MODEL]
     again = http.post(f"{prefix}/unload_lora_adapter", json={"lora_name": "sql"})
     assert again.status_code == 404
+    assert again.json()["error"]["param"] == "lora_name"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("load", {"lora_name": "sql", "lora_pth": "p"}, "Did you mean lora_path?"),
+        ("unload", {"lora_nmae": "sql"}, "Did you mean lora_name?"),
+        ("load", {"lora_name": "sql"}, "lora_path is missing"),
+    ],
+)
+def test_misspelt_and_missing_fields(
+    http: httpx.Client, path: str, body: dict[str, str], message: str
+) -> None:
+    answer = http.post(f"/v1/{path}_lora_adapter", json=body)
+    assert answer.status_code == 400
+    assert message in answer.text
 
 
 @pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/unload_lora_adapter"])

@@ -26,6 +26,13 @@ class Adapter:
     revision: str
     """Changes with the adapter's files."""
     slot: int
+    base: str
+    """The name of its base model, as its config says; may be empty."""
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """The free memory of a GPU; None for other devices, whose memory the system pages."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
 class Adapters:
@@ -54,18 +61,21 @@ class Adapters:
         """Load the PEFT folder at `path` as `name`.
 
         Raises `InvalidRequest` for a name that is in use and for a folder that does not fit the model,
-        `UnsupportedField` for what cannot be honoured.
+        `UnsupportedField` for what cannot be honoured, and `Overloaded` where no slot or too little of a
+        GPU's memory is free.
         """
         if name in self._loaded:
             raise InvalidRequest(
-                f"The adapter {name!r} is loaded already.", field="lora", remedy="Unload it first."
+                f"The adapter {name!r} is loaded already.", field="name", remedy="Unload it first."
             )
         free = [slot for slot in range(MOST_SLOTS) if slot not in self._slots]
         if not free:
             raise Overloaded(f"{MOST_SLOTS} adapters are loaded or still in use.", remedy="Unload one.")
         found = read_adapter(Path(path).expanduser())
         weights = self._weights(found, path)
-        adapter = Adapter(name, path, found.revision, free[0])
+        adapter = Adapter(
+            name, path, found.revision, free[0], found.config.get("base_model_name_or_path") or ""
+        )
         for table, weight in weights:
             table[adapter.slot] = weight
         self._slots.add(adapter.slot)
@@ -90,9 +100,18 @@ class Adapters:
                 raise UnsupportedField(
                     f"The adapter {path} is not supported: it changes {name}, which is no projection that "
                     "adapters can change here.",
-                    field="lora",
+                    field="path",
                     remedy="Merge the adapter into the checkpoint.",
                 )
+        to = slots[next(iter(deltas))].part[0].weight
+        needed = sum(delta.a.numel() + delta.b.numel() for delta in deltas.values()) * to.itemsize
+        free = free_bytes(to.device)
+        if free is not None and needed > free:
+            raise Overloaded(
+                f"The adapter {path} needs {needed / 1e6:.1f} MB of the device's memory, of which "
+                f"{free / 1e6:.1f} MB are free.",
+                remedy="Unload one, or give the engine a smaller memory_fraction.",
+            )
         found: dict[Linear, dict[str, tuple[int, torch.Tensor, torch.Tensor, float]]] = {}
         for name, slot in slots.items():
             if slot.part is None:
@@ -103,7 +122,7 @@ class Adapters:
                 raise InvalidRequest(
                     f"The adapter {path} cannot be loaded: its file {has} {name}, and its config says "
                     "otherwise.",
-                    field="lora",
+                    field="path",
                 )
             if name in deltas:
                 linear, part = slot.part
@@ -126,13 +145,20 @@ def _part(
     if (given := (delta.b.shape[0], delta.a.shape[1])) != wanted:
         raise InvalidRequest(
             f"The adapter {what} is a change of {given}; the model's matrix is {wanted}.",
-            field="lora",
+            field="path",
             remedy="Load the adapter of this model.",
         )
     to = linear.weight
     b = torch.empty(delta.b.shape, dtype=to.dtype, device=to.device)
     copy_rows(Slot(b, slot.rotary, order=slot.order), delta.b, "halves")
-    return start, delta.a.to(to.device, to.dtype), b, delta.scale
+    a = delta.a.to(to.device, to.dtype)
+    if not (a.float().norm() * b.float().norm() * delta.scale).isfinite():  # NaN and infinity spread
+        raise InvalidRequest(
+            f"The adapter {what} has values that are not finite in {to.dtype}, or a scale ({delta.scale:g}) "
+            "with which its change is not.",
+            field="path",
+        )
+    return start, a, b, delta.scale
 
 
 def _free(tables: list[LoraTable], slots: set[int], slot: int) -> None:

@@ -27,6 +27,15 @@ def tree_scope(scope: str, revision: str | None) -> str:
     return f"{revision or ''}:{scope}" if scope or revision is not None else ""
 
 
+def same_model(base: str, model: str) -> bool:
+    """Whether an adapter of the model `base` is one of `model`, by the last parts of their names or paths.
+
+    Files and repositories of GGUF have more behind the name. An empty `base` is any model.
+    """
+    ours, theirs = (name.rstrip("/").rpartition("/")[2].lower() for name in (model, base))
+    return ours.startswith(theirs) if "gguf" in ours else theirs in ("", ours)
+
+
 def unknown(name: str, loaded: Iterable[str], field: str = "lora") -> NotFound:
     """The error for a name of no adapter."""
     names = ", ".join(sorted(loaded))

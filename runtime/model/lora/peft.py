@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from safetensors import SafetensorError, safe_open
+import msgspec
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 
 from ramify.errors import InvalidRequest, UnsupportedField
@@ -27,6 +28,26 @@ _OF_TRAINING = {"lora_dropout", "task_type", "base_model_name_or_path", "revisio
 _OF_TRAINING |= {"auto_mapping", "peft_version", "megatron_core", "megatron_config", "qalora_group_size"}
 _OF_TRAINING |= {"eva_config", "lora_ga_config", "runtime_config", "ensure_weight_tying", "loftq_config"}
 """Fields that do not change what a saved adapter computes."""
+_Names = str | list[str] | None
+_Positive = Annotated[float, msgspec.Meta(gt=0)]
+_Rank = Annotated[int, msgspec.Meta(gt=0)]
+
+
+class _Types(msgspec.Struct):
+    """The types of the fields that are honoured. PEFT writes null where a field has no value."""
+
+    r: _Rank
+    lora_alpha: _Positive = 8
+    use_rslora: bool | None = None
+    rank_pattern: dict[str, _Rank] | None = None
+    alpha_pattern: dict[str, _Positive] | None = None
+    target_modules: _Names = None
+    exclude_modules: _Names = None
+    layers_to_transform: int | list[int] | None = None
+    layers_pattern: _Names = None
+    base_model_name_or_path: str | None = None
+
+
 _REASONS = {
     "use_dora": "DoRA scales whole weight matrices",
     "modules_to_save": "an adapter with whole modules of its own is another model",
@@ -70,27 +91,25 @@ def read_adapter(folder: Path) -> PeftAdapter:
     Raises `InvalidRequest` for a folder that is none, and `UnsupportedField` for what is not supported.
     """
     digest = hashlib.sha256()
+    files = {}
     for name in (CONFIG, WEIGHTS):
         try:
-            with (folder / name).open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+            files[name] = (folder / name).read_bytes()
         except OSError as error:
             raise _bad(
                 folder,
                 f"{name} cannot be read ({error.strerror})",
                 remedy=f"A LoRA adapter is a local folder with {CONFIG} and {WEIGHTS}, as PEFT saves it.",
             ) from None
+        digest.update(hashlib.sha256(files[name]).digest())
     try:
-        config = json.loads((folder / CONFIG).read_bytes())
-    except ValueError as error:
-        raise _bad(folder, f"{CONFIG} is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise _bad(folder, f"{CONFIG} is no JSON object")
+        config = msgspec.json.decode(files[CONFIG], type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _bad(folder, f"{CONFIG} is no JSON object: {error}") from None
     _check(folder, config)
     try:
-        with safe_open(folder / WEIGHTS, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except SafetensorError as error:
+        tensors = load(files[WEIGHTS])
+    except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch does not have
         raise _bad(folder, f"{WEIGHTS} is not a readable safetensors file: {error}") from None
     return PeftAdapter(digest.hexdigest()[:16], _deltas(folder, config, tensors), config)
 
@@ -113,10 +132,24 @@ def _check(folder: Path, config: Mapping[str, Any]) -> None:
             raise _refused(
                 folder, f"{name} is set: {reason}", remedy="Merge the adapter into the checkpoint."
             )
-    for name, default in (("r", None), ("lora_alpha", 8)):
-        value = config.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise _bad(folder, f"{name} is {value!r}; a number above 0 is needed")
+    try:
+        msgspec.convert(config, _Types)
+    except msgspec.ValidationError as error:
+        problem, _, place = str(error).partition(" - at `$.")
+        raise _bad(folder, f"{place.rstrip('`') or CONFIG}: {problem}") from None
+    for name, form in _PATTERNS.items():
+        given = config.get(name) or ()
+        for pattern in [given] if isinstance(given, str) else given if form is not _WHOLE else ():
+            try:
+                re.compile(form.format(pattern))
+            except re.error as error:
+                raise _bad(folder, f"{name}: {pattern!r} is no regular expression: {error}") from None
+
+
+_WHOLE, _MODULE, _LAYER = "{}", r"(.*\.)?({})$", r".*\.{}\.(\d+)\."
+_PATTERNS = {"target_modules": _WHOLE, "exclude_modules": _WHOLE, "rank_pattern": _MODULE}
+_PATTERNS |= {"alpha_pattern": _MODULE, "layers_pattern": _LAYER}
+"""The regular expression that PEFT makes of a field's pattern. Lists of modules are no patterns."""
 
 
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
@@ -151,7 +184,7 @@ def _deltas(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tenso
 def _pattern(patterns: Any, module: str, default: Any) -> Any:
     """The value of the first pattern for a module (PEFT's `get_pattern_key`)."""
     for pattern, value in (patterns or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
+        if re.match(_MODULE.format(pattern), module):
             return value
     return default
 
@@ -170,9 +203,9 @@ def _targeted(config: Mapping[str, Any], module: str) -> bool | None:
         return True
     patterns = config.get("layers_pattern") or [r"[^.]*"]
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        match = re.match(rf".*\.{pattern}\.(\d+)\.", module)
+        match = re.match(_LAYER.format(pattern), module)
         if match is not None:
-            return int(match[1]) in ([layers] if isinstance(layers, int) else layers)
+            return int(match[match.re.groups]) in ([layers] if isinstance(layers, int) else layers)
     return False
 
 
@@ -183,8 +216,8 @@ def _named(names: Any, module: str) -> bool:
 
 
 def _bad(folder: Path, reason: str, remedy: str | None = None) -> InvalidRequest:
-    return InvalidRequest(f"The adapter {folder} cannot be loaded: {reason}.", field="lora", remedy=remedy)
+    return InvalidRequest(f"The adapter {folder} cannot be loaded: {reason}.", field="path", remedy=remedy)
 
 
 def _refused(folder: Path, reason: str, remedy: str | None = None) -> UnsupportedField:
-    return UnsupportedField(f"The adapter {folder} is not supported: {reason}.", field="lora", remedy=remedy)
+    return UnsupportedField(f"The adapter {folder} is not supported: {reason}.", field="path", remedy=remedy)

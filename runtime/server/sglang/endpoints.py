@@ -22,8 +22,8 @@ Field names, defaults and bodies are SGLang's (its HTTP server, 0.5). Difference
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 import msgspec
@@ -196,9 +196,12 @@ async def abort_request(request: Request) -> Response:
 @router.post("/load_lora_adapter")
 async def load_lora_adapter(request: Request) -> Response:
     frontend, fields = _loading(request), await read_fields(request)
-    name, path = fields.need("lora_name"), fields.need("lora_path")
+    fields.take("lora_name", str)
+    fields.take("lora_path", str)
     fields.refuse_rest({"load_inplace": "Unload it first.", "pinned": "Adapters stay loaded."})
-    await frontend.load_lora(name, path)
+    name, path = fields.need("lora_name"), fields.need("lora_path")
+    with _fields_of_body():
+        await frontend.load_lora(name, path)
     return _adapters(frontend)
 
 
@@ -206,11 +209,23 @@ async def load_lora_adapter(request: Request) -> Response:
 @router.post("/unload_lora_adapter")
 async def unload_lora_adapter(request: Request) -> Response:
     frontend, fields = _loading(request), await read_fields(request)
-    name: str = fields.need("lora_name")
+    fields.take("lora_name", str)
     fields.take("lora_int_id", int)  # vLLM's own number of the adapter
     fields.refuse_rest()
-    await frontend.unload_lora(name)
+    name: str = fields.need("lora_name")
+    with _fields_of_body():
+        await frontend.unload_lora(name)
     return _adapters(frontend)
+
+
+@contextmanager
+def _fields_of_body() -> Iterator[None]:
+    """Errors of the frontend name the fields of the request's body."""
+    try:
+        yield
+    except RamifyError as error:
+        error.field = {"name": "lora_name", "path": "lora_path"}.get(error.field or "", error.field)
+        raise
 
 
 def _loading(request: Request) -> FrontendProtocol:
