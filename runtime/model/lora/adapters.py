@@ -103,7 +103,7 @@ class Adapters:
                     field="path",
                     remedy="Merge the adapter into the checkpoint.",
                 )
-        to = slots[next(iter(deltas))].part[0].weight
+        to = next(slot.part[0].weight for name, slot in slots.items() if name in deltas and slot.part)
         needed = sum(delta.a.numel() + delta.b.numel() for delta in deltas.values()) * to.itemsize
         free = free_bytes(to.device)
         if free is not None and needed > free:
