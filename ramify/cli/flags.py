@@ -9,14 +9,24 @@ import inspect
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from ramify.runtime.config import VALUES_ELSEWHERE
 
+MODEL_HELP = (
+    "a name, a folder, a .gguf file, or a repository on the hub: org/repo, org/repo:FORMAT for one of its "
+    "GGUF files, such as org/repo:Q4_K_M, and org/repo@revision"
+)
 
-def add_config_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, config: type[Any]) -> None:
-    """One flag per field of the dataclass `config`: ``page_size: int`` becomes ``--page-size N``.
+
+def add_config_flags(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup,
+    config: type[Any],
+    names: Container[str] | None = None,
+) -> None:
+    """One flag per field of the dataclass `config`: ``page_size: int`` becomes ``--page-size N``. `names` are
+    the fields that have one, all if None.
 
     The string below a field is its help. A flag that is not given leaves nothing in the namespace, so
     that the default stands in the dataclass alone.
@@ -24,6 +34,8 @@ def add_config_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, 
     hints = typing.get_type_hints(config)
     docs = dict(field_docs(config))
     for field in dataclasses.fields(config):
+        if names is not None and field.name not in names:
+            continue
         default = f"(default: {field.default})"
         if field.default is None or field.default is dataclasses.MISSING:
             default = ""
@@ -39,9 +51,7 @@ def add_config_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     """The model as an argument without a flag: ``--model`` for short."""
-    parser.add_argument(
-        "model", nargs="?", default=argparse.SUPPRESS, help="a name, a hub id, a folder, or a .gguf file"
-    )
+    parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=MODEL_HELP)
 
 
 def given_fields(options: argparse.Namespace, config: type[Any]) -> dict[str, Any]:

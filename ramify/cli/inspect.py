@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from typing import TYPE_CHECKING
 
+from ramify.cli.flags import MODEL_HELP, add_config_flags
+from ramify.errors import InvalidRequest, RamifyError
 from ramify.runtime.config import DEFAULT_MODEL, EngineConfig
 
 if TYPE_CHECKING:
@@ -13,23 +16,16 @@ if TYPE_CHECKING:
 
 UNFIT = 1
 """Exit status for a model that would not run."""
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "device": ("auto", "cpu", "cuda"),
-    "dtype": ("auto", "float32", "bfloat16"),
-}
-_CHOICES |= {"quantization": ("auto", "none", "int8", "int4", "gguf")}
-_CHOICES |= {"model_impl": ("auto", "native", "transformers")}
+_OPTIONS = ("device", "dtype", "quantization", "model_impl", "context_length", "kv_memory_gb")
+_OPTIONS += ("draft_model", "loras")
+"""Fields of `EngineConfig` that the figures and refusals depend on."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model", nargs="?", default=DEFAULT_MODEL, help="a name, a hub id, a folder, or a .gguf file"
-    )
+    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, help=MODEL_HELP)
     parser.add_argument("--memory", metavar="SIZE", help="of another machine, such as 24GB")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    for name, choices in _CHOICES.items():
-        flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, choices=choices, default="auto", help="as in `ramify serve`")
+    add_config_flags(parser.add_argument_group("as in `ramify serve`"), EngineConfig, _OPTIONS)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,12 +33,23 @@ def run(options: argparse.Namespace) -> int:
     from ramify.runtime.inspect.machine import bytes_of, this_machine
     from ramify.runtime.inspect.report import inspected
 
-    machine = this_machine(options.device)
+    try:
+        given = {name: getattr(options, name) for name in _OPTIONS if hasattr(options, name)}
+        config = EngineConfig(**given)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+    machine = this_machine(config.device)
     if options.memory is not None:
         machine = dataclasses.replace(machine, memory=bytes_of(options.memory))
-    config = EngineConfig(**{name: getattr(options, name) for name in _CHOICES})
-    files, whole = files_to_inspect(options.model)
-    found = inspected(files, machine, config)
+    try:
+        files, whole = files_to_inspect(options.model)
+        draft = None if config.draft_model is None else files_to_inspect(config.draft_model)[0]
+        found = inspected(files, machine, config, draft=draft)
+    except RamifyError as error:
+        if error.field != "model":
+            raise
+        print(f"ramify: {error}", file=sys.stderr)
+        return UNFIT
     if options.json:
         print(found.to_json())
     else:
@@ -76,7 +83,10 @@ def lines(found: Inspection, whole: bool) -> list[tuple[str, str]]:
     else:
         thinking = f"thoughts after {found.chat.thinking}" if found.chat.thinking else "no thinking"
         rows.append(("chat", f"tools in the format {found.chat.tools}, {thinking}"))
-    rows.append(("LoRA", "adapters can be loaded" if found.lora else "no adapters: the code is not ours"))
+    but = ", none of experts" if found.active_parameters < found.parameters else ""
+    rows.append(
+        ("LoRA", f"adapters can be loaded{but}" if found.lora else "no adapters: the code is not ours")
+    )
     headed = {"not native": found.not_native, "refused": found.refused, "options": found.refused_options}
     for heading, refusals in headed.items():
         said = "refused: " if heading == "options" else ""
@@ -98,7 +108,7 @@ def _kv_lines(found: Inspection) -> list[tuple[str, str]]:
         return f"{count:,} tokens, {count / found.context_length:.1f} full contexts"
 
     if found.device == "cpu":
-        rows.append(("by default", f"pages for {tokens(found.kv_tokens)}"))
+        rows.append(("pages", f"for {tokens(found.kv_tokens)}"))
     rows.append(
         (
             "memory",

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import threading
 
+from ramify.cli.flags import MODEL_HELP
 from ramify.runtime.config import DEFAULT_MODEL
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, help="a name (default: %(default)s)")
+    parser.add_argument(
+        "model", nargs="?", default=DEFAULT_MODEL, help=f"{MODEL_HELP} (default: %(default)s)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

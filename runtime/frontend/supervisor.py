@@ -175,7 +175,9 @@ class RingSupervisor:
                 await asyncio.to_thread(ring.stop)
             if count > RESTART_LIMIT:
                 raise WorkerDied(
-                    f"Workers died {count} times within {RESTART_WINDOW_S:g} s.", transient=False
+                    f"Workers died {count} times within {RESTART_WINDOW_S:g} s.",
+                    remedy="Restart the engine or server; its log says why they died.",
+                    transient=False,
                 )
             await self._start_ring()
         except Exception as failure:

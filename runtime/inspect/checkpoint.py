@@ -73,8 +73,10 @@ def _in_safetensors(path: Path) -> list[StoredTensor]:
     try:
         with path.open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            end = file.tell()
         entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
-        return [
+        end += max((entry["data_offsets"][1] for _, entry in entries), default=0)
+        tensors = [
             StoredTensor(
                 name,
                 tuple(entry["shape"]),
@@ -84,6 +86,13 @@ def _in_safetensors(path: Path) -> list[StoredTensor]:
             for name, entry in entries
         ]
     except (ValueError, KeyError, TypeError, AttributeError, MemoryError) as error:
-        raise InvalidRequest(
-            f"{path} is not a readable safetensors file: {error!r}.", field="model", remedy="Fetch it again."
-        ) from None
+        raise _unreadable(path, repr(error)) from None
+    if end != (size := path.stat().st_size):
+        raise _unreadable(path, f"it has {size:,} bytes, and {end:,} by its header")
+    return tensors
+
+
+def _unreadable(path: Path, reason: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{path} is not a readable safetensors file: {reason}.", field="model", remedy="Fetch it again."
+    )

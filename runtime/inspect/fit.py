@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ramify.errors import NotFound
 from ramify.runtime.inspect.machine import this_machine
 from ramify.runtime.inspect.report import inspected
 from ramify.runtime.inspect.sparse import headers_of
 from ramify.runtime.model.hub import resolve as names
-from ramify.runtime.model.hub.names import Quant
+from ramify.runtime.model.hub.names import HubName, Quant
 from ramify.runtime.model.hub.repository import Listing, listed
 from ramify.runtime.model.hub.resolve import ModelFiles
 
@@ -31,14 +30,13 @@ def why_not_on_hub(listing: Listing, quant: Quant) -> str | None:
 def files_to_inspect(name: str) -> tuple[ModelFiles, bool]:
     """The model's files, and whether they are whole: of a model that is on the hub alone, only headers are
     fetched. Raises as `resolve`."""
-    try:
-        return names.resolve(name, download=False, progress=False), True
-    except NotFound:
-        wanted = names.hub_name(name)
-        if wanted is None:
-            raise
-    listing = listed(wanted)
-    paths, first = names.paths_on_hub(listing, progress=True)
-    folder = headers_of(listing, paths)
-    files = ModelFiles(name, folder, folder) if first is None else names.in_file(folder / first, name)
-    return files, False
+    fetched: list[Path] = []
+
+    def headers(wanted: HubName, progress: bool) -> Path:
+        listing = listed(wanted)
+        paths, first = names.paths_on_hub(listing, progress)
+        fetched.append(headers_of(listing, paths))
+        return fetched[0] if first is None else fetched[0] / first
+
+    files = names.resolve(name, from_hub=headers)
+    return files, not fetched

@@ -12,7 +12,7 @@ from ramify.errors import InvalidRequest
 from ramify.runtime.executor.memory import host_memory
 
 _CPUINFO = Path("/proc/cpuinfo")
-_UNITS = {"": 1, "K": 10, "M": 20, "G": 30, "T": 40}
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ def bytes_of(text: str) -> int:
 
     Raises `InvalidRequest` for other texts.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?|B)\s*", text, re.IGNORECASE)
     if found is None:
         raise InvalidRequest(
-            f"memory is {text!r}; a number of bytes is needed.", field="memory", remedy="Such as 24GB."
+            f"memory is {text!r}; a number with its unit is needed.", field="memory", remedy="Such as 24GB."
         )
-    return int(float(found[1]) * 2 ** (_UNITS[found[2].upper()] or 0)) if found[2] else int(float(found[1]))
+    return int(float(found[1]) * 2 ** _UNITS[(found[2] or "").upper()])

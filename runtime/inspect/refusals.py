@@ -16,12 +16,14 @@ from ramify.runtime.model.config import ModelConfig, ModelShape
 from ramify.runtime.model.gguf.config import config_from_gguf
 from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.hf_config import config_from_folder, config_from_hf
+from ramify.runtime.model.hub.resolve import ModelFiles
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "deterministic": (True,),
     "cuda_graphs": (True,),
     "overlap": (True,),
     "speculation": (True,),
+    "draft_model": ("MODEL",),
     "quantization": ("int8", "int4"),
 }
 """Options that not every model and device can honour, with the values that ask for them."""
@@ -64,7 +66,8 @@ def _shape(
             if any(refusal.reason == reason for refusal in refusals):
                 return None, refusals
             refusals.append(Refusal(error.field or "model", reason))
-            if not _removed(fields, error.field or ""):
+            # Without its quant_method, a quantization_config would be refused once more.
+            if not _removed(fields, (error.field or "").removesuffix(".quant_method")):
                 return None, refusals
 
 
@@ -107,8 +110,43 @@ def refused_options(shape: ModelShape, machine: Machine, config: EngineConfig) -
         for value in values:
             reason = _refused(shape, machine, EngineConfig(model_impl=config.model_impl, **{name: value}))
             if reason is not None:
-                flag = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+                flag = f"--{name.replace('_', '-')}" + (f" {value}" if name == "quantization" else "")
                 refusals.append(Refusal(flag, reason))
+    return refusals
+
+
+def refused_draft(
+    shape: ModelShape, config: EngineConfig, files: ModelFiles, draft: ModelFiles
+) -> tuple[ModelShape | None, list[Refusal]]:
+    """The shape of the draft model, and why it cannot draft."""
+    from ramify.runtime.model.load import read_shape
+    from ramify.runtime.scheduler.speculation.draft_check import check_draft
+
+    try:
+        found = read_shape(draft.weights)
+        check_draft(config, shape, found, files.tokenizer, draft.tokenizer)
+    except RamifyError as error:
+        return None, [Refusal("--draft-model", error.message.rstrip("."))]
+    return found, []
+
+
+def refused_adapters(shape: ModelShape, loras: Mapping[str, str]) -> list[Refusal]:
+    """Adapters that would not load, by the code that loads them, on a model without memory."""
+    import torch
+
+    from ramify.runtime.model.load import FAMILIES
+    from ramify.runtime.model.lora.adapters import Adapters
+
+    if not isinstance(shape, ModelConfig):
+        return [Refusal("--lora", "adapters need a model of our own families")] if loras else []
+    with torch.device("meta"):
+        adapters = Adapters(FAMILIES[shape.family](shape, torch.bfloat16))
+    refusals = []
+    for name, path in loras.items():
+        try:
+            adapters.load(name, path)
+        except RamifyError as error:
+            refusals.append(Refusal(f"--lora {name}", error.message.rstrip(".")))
     return refusals
 
 
@@ -119,6 +157,9 @@ def _refused(shape: ModelShape, machine: Machine, config: EngineConfig) -> str |
         return "it is there for the CPU only"
     if machine.device == "cpu" and config.cuda_graphs:
         return "there is no CUDA device"
+    quantised = shape.quantised if isinstance(shape, ModelConfig) else None
+    if quantised is not None and config.quantization in ("int8", "int4"):
+        return f"it is quantised already ({quantised.method})"
     try:
         check_states(config, shape)
         if not isinstance(shape, ModelConfig):

@@ -16,16 +16,25 @@ from typing import Any, Literal
 
 from ramify.errors import EngineError, RamifyError
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.executor.memory import COW_PAGES, FRACTION, pages_in, states_in
 from ramify.runtime.inspect.checkpoint import StoredTensor, stored_tensors
 from ramify.runtime.inspect.forms import Form, form_of
 from ramify.runtime.inspect.machine import Machine
 from ramify.runtime.inspect.quantised import whole_matrices
-from ramify.runtime.inspect.refusals import Refusal, native_shape, refused_options, refused_types
+from ramify.runtime.inspect.refusals import (
+    Refusal,
+    native_shape,
+    refused_adapters,
+    refused_draft,
+    refused_options,
+    refused_types,
+)
 from ramify.runtime.model.checkpoint import has_tokenizer
 from ramify.runtime.model.config import ModelConfig, ModelShape
 from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.scheduler.speculation.draft_check import context_of
 
 WORKSPACE = 1 << 30
 """Bytes beside weights and KV pages: the processes of the ring, on a CUDA device its context, and the tensors
@@ -102,9 +111,14 @@ class Inspection:
 
 
 def inspected(
-    files: ModelFiles, machine: Machine, config: EngineConfig | None = None, *, chat: bool = True
+    files: ModelFiles,
+    machine: Machine,
+    config: EngineConfig | None = None,
+    *,
+    draft: ModelFiles | None = None,
+    chat: bool = True,
 ) -> Inspection:
-    """Without `chat` the tokenizer is not read.
+    """Without `chat` the tokenizer is not read. `draft` has the files of the configuration's draft model.
 
     Raises `InvalidRequest` for files that cannot be read.
     """
@@ -133,9 +147,18 @@ def inspected(
     )
     options: list[Refusal] = []
     if shape is not None:
-        facts, problem = _kv(shape, machine, config, dtype, weight_bytes)
-        refused += [Refusal("memory", problem)] if problem else []
+        draft_shape, beside = None, 0
         options = refused_options(shape, machine, config)
+        asked = (f"--quantization {config.quantization}", "--draft-model" if config.draft_model else "")
+        refused += [refusal for refusal in options if refusal.subject in asked]
+        if draft is not None:
+            draft_shape, problems = refused_draft(shape, config, files, draft)
+            refused += problems
+            beside = inspected(draft, machine, EngineConfig(dtype=config.dtype), chat=False).weight_bytes
+        if config.loras:
+            refused += refused_adapters(shape, config.loras)
+        facts, problem = _kv(shape, machine, config, dtype, weight_bytes + beside, draft_shape)
+        refused += [Refusal("memory", problem)] if problem else []
     return Inspection(
         model=files.name,
         path=str(weights),
@@ -216,17 +239,24 @@ def _sizes(
 
 
 def _kv(
-    shape: ModelShape, machine: Machine, config: EngineConfig, dtype: str, weight_bytes: int
+    shape: ModelShape,
+    machine: Machine,
+    config: EngineConfig,
+    dtype: str,
+    weight_bytes: int,
+    draft: ModelShape | None,
 ) -> tuple[dict[str, int], str | None]:
     """The figures of KV memory, and why the model does not fit."""
     size = SimpleNamespace(itemsize=_BYTES[dtype])
-    per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * _BYTES[dtype]
+    per_token = page_bytes(shape, 1, size, draft)  # type: ignore[arg-type]
+    context = context_of(config, shape)
     room = int(FRACTION * machine.memory) - weight_bytes - WORKSPACE
     problem, pages, slots = None, None, 0
     states = 0 if shape.states is None else shape.states.bytes
     device: Any = SimpleNamespace(type=machine.device)
     try:
-        pages = pages_in(config, shape, size, device)  # type: ignore[arg-type]
+        shorter = dataclasses.replace(shape, context_length=context)
+        pages = pages_in(config, shorter, size, device, draft)  # type: ignore[arg-type]
         kv = max(0, room // 2) if pages is None else pages * config.page_size * per_token
         slots = states_in(config, shape, kv, device)
     except EngineError as error:
@@ -234,7 +264,7 @@ def _kv(
     state_room = (slots + 1) * states  # one more than the slots, for padding
     at_most = max(0, (room - state_room) // per_token)
     tokens = at_most if pages is None else (pages - COW_PAGES) * config.page_size
-    least = min(shape.context_length, LEAST_TOKENS)
+    least = min(context, LEAST_TOKENS)
     if problem is None and at_most < least:
         problem = (
             f"its weights take {_gib(weight_bytes)}, KV for {least} tokens {_gib(least * per_token)}"
@@ -242,10 +272,15 @@ def _kv(
             + f" and a workspace {_gib(WORKSPACE)}: more than {FRACTION:.0%} of the memory, "
             + _gib(machine.memory)
         )
+    if problem is None and config.kv_memory_gb is not None and tokens > at_most:
+        problem = (
+            f"kv_memory_gb is {config.kv_memory_gb:g}, and beside the weights, states and a workspace "
+            f"{_gib(max(0, room - state_room))} are left of {FRACTION:.0%} of the memory"
+        )
     return {
         "kv_bytes_per_token": per_token,
         "state_bytes": states,
-        "context_length": shape.context_length,
+        "context_length": context,
         "kv_tokens": tokens,
         "kv_tokens_at_most": at_most,
     }, problem

@@ -13,21 +13,24 @@ TOKENIZER_FILE = "tokenizer.json"
 
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a checkpoint folder. Raises `NotFound` if a shard is missing."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            content: dict[str, Any] = json.loads(index.read_text(encoding="utf-8"))
-            paths = [folder / name for name in sorted(set(content["weight_map"].values()))]
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise InvalidRequest(f"{index} is not a shard index: {error!r}.", field="model") from None
-    else:
-        paths = [folder / "model.safetensors"]
+    paths = _weight_paths(folder)
     for path in paths:
         if not path.is_file():
             raise NotFound(
                 f"{folder} lacks {path.name}.", field="model", remedy="Fetch the checkpoint again."
             )
     return paths
+
+
+def _weight_paths(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            content: dict[str, Any] = json.loads(index.read_text(encoding="utf-8"))
+            return [folder / name for name in sorted(set(content["weight_map"].values()))]
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise InvalidRequest(f"{index} is not a shard index: {error!r}.", field="model") from None
+    return [folder / "model.safetensors"]
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -42,8 +45,4 @@ def missing_file(folder: Path, *, weights: bool = True) -> str | None:
         return TOKENIZER_FILE
     if not weights:
         return None
-    try:
-        weight_files(folder)
-    except NotFound as error:
-        return error.message
-    return None
+    return next((path.name for path in _weight_paths(folder) if not path.is_file()), None)

@@ -15,7 +15,7 @@ from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import load_model
+from ramify.runtime.model.load import load_model, read_config
 from ramify.runtime.model.quantization import Quantization, resolve_quantization
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 
@@ -99,6 +99,7 @@ def measured(source: ModelFiles, result: ModelFiles, tokens: int | None = None) 
     """
     ids = np.array(load_tokenizer(source.tokenizer)(TEXT.read_text(encoding="utf-8")).input_ids[:tokens])
     exact = Sequence(source, "none", torch.float32, packed=False).text(ids, CHUNK)
-    quantization = resolve_quantization("auto", result.weights, exact=False)
+    quantised = read_config(result.weights).quantised
+    quantization = resolve_quantization("auto", result.weights, exact=False, quantised=quantised)
     found = Sequence(result, quantization, torch.bfloat16, packed=True).text(ids, CHUNK)
     return perplexity(exact, ids), compared(found.float(), exact, ids)

@@ -60,6 +60,13 @@ def test_ctrl_c_is_quiet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     assert capsys.readouterr() == ("", "")
 
 
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    script = "import os, sys; from ramify.cli.main import main; read, write = os.pipe(); "
+    script += "os.dup2(write, 1); os.close(write); os.close(read); sys.exit(main(['--version']))"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (141, "")
+
+
 def test_pull_prints_the_path(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     missing = tmp_path / "nothing.gguf"
     assert main.main(["pull", str(missing)]) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,11 @@ def test_a_folder_that_is_quantised_itself(tmp_path: Path) -> None:
     assert found.quantization == "checkpoint"
     assert found.weight_bytes == loaded_bytes(model)
     assert found.parameters == look(tmp_path / "in").parameters
+    refused = [refusal.subject for refusal in found.refused_options]
+    assert refused == ["--cuda-graphs", "--quantization int8", "--quantization int4"]
+    assert [refusal.subject for refusal in look(tmp_path / "out", quantization="int8").refused] == refused[
+        1:2
+    ]
     assert [(form.format, form.kept_as) for form in found.formats] == [
         ("4-bit codes", "int4"),
         ("BF16", "bf16"),
@@ -141,9 +147,77 @@ def test_the_machine_is_the_engines() -> None:
     config = EngineConfig(device="cpu")
     assert this_machine("cpu").dtype == str(resolve_dtype(config, torch.device("cpu"))).removeprefix("torch.")
     assert bytes_of("24GB") == bytes_of(" 24 GiB") == 24 << 30
-    assert (bytes_of("1.5k"), bytes_of("100")) == (1536, 100)
-    with pytest.raises(InvalidRequest, match="memory is 'much'"):
-        bytes_of("much")
+    assert (bytes_of("1.5k"), bytes_of("100B")) == (1536, 100)
+    for wrong in ("much", "24"):
+        with pytest.raises(InvalidRequest, match=f"memory is '{wrong}'.*unit.*24GB"):
+            bytes_of(wrong)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save(build(Case("llama", "llama", {"num_hidden_layers": 1})), tmp_path / "tiny")
+    save_tokenizer(tmp_path / "tiny")
+    return tmp_path / "tiny"
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
+def test_an_incomplete_folder_is_named(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    (folder / name).unlink()
+    assert main(["inspect", "tiny"]) == 1
+    assert f"The folder tiny is no complete checkpoint: {name} is missing. " in capsys.readouterr().err
+    (folder / "config.json").unlink()
+    (folder / "adapter_config.json").write_text("{}")
+    assert main(["inspect", "tiny"]) == 1
+    assert "The folder tiny is a LoRA adapter" in capsys.readouterr().err
+
+
+def test_an_unknown_name_is_named(capsys: pytest.CaptureFixture[str], hub: HubServer) -> None:
+    for name in ("no-such/model:Q4_K_M", "SmolLM2-135M-Instruct:Q9_X"):
+        assert main(["inspect", name]) == 1
+        said = capsys.readouterr().err
+        assert name.partition(":")[0] in said
+    assert "is one file, in Q4_1" in said
+
+
+def test_a_file_that_ends_early_is_refused(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(size - 1)
+    with pytest.raises(InvalidRequest, match=f"it has {size - 1:,} bytes, and {size:,} by its header"):
+        look(folder)
+
+
+def test_a_draft_model_adapters_and_memory_are_judged(folder: Path, tmp_path: Path) -> None:
+    files = ModelFiles("tiny", folder, folder)
+
+    def found(draft: ModelFiles | None = None, **options: object) -> tuple[Inspection, list[str]]:
+        seen = inspected(files, CPU, EngineConfig(**options), draft=draft, chat=False)  # type: ignore[arg-type]
+        return seen, [refusal.subject for refusal in seen.refused]
+
+    alone, none = found()
+    with_draft, refused = found(files, draft_model="tiny", context_length=64)
+    assert none == refused == []
+    assert with_draft.kv_bytes_per_token == 2 * alone.kv_bytes_per_token
+    assert with_draft.context_length == 64
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    tokenizer = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(tokenizer.replace('"a":', '"changed":'))
+    assert found(ModelFiles("other", other, other), draft_model="other")[1] == ["--draft-model"]
+    assert found(kv_memory_gb=500.0)[1] == ["memory"]
+    assert found(loras={"a": str(other)})[1] == ["--lora a"]
+
+
+def test_a_format_is_refused_once_by_its_method(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    subjects = [refusal.subject for refusal in look(folder, model_impl="native").refused]
+    assert subjects == ["quantization_config.quant_method"]
 
 
 def test_all_reasons_are_given_and_not_only_the_first(tmp_path: Path) -> None:

