@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 UNFIT = 1
 """Exit status for a model that would not run."""
-_OPTIONS = ("device", "dtype", "quantization", "model_impl", "context_length", "kv_memory_gb")
-_OPTIONS += ("draft_model", "loras")
+_OPTIONS = (
+    *("device", "dtype", "quantization", "model_impl"),
+    *("context_length", "kv_memory_gb", "draft_model", "loras"),
+)
 """Fields of `EngineConfig` that the figures and refusals depend on."""
 
 
