@@ -244,7 +244,7 @@ def _kv(
     config: EngineConfig,
     dtype: str,
     weight_bytes: int,
-    draft: ModelShape | None,
+    draft: ModelShape | None = None,
 ) -> tuple[dict[str, int], str | None]:
     """The figures of KV memory, and why the model does not fit."""
     size = SimpleNamespace(itemsize=_BYTES[dtype])
