@@ -54,7 +54,7 @@ class MixtureOfExperts(nn.Module):
         self.gate_up, self.down = parameter(count, 2 * size, hidden), parameter(count, hidden, size)
         self.gate_up_bias = parameter(count, 2 * size) if experts.bias else None
         self.down_bias = parameter(count, hidden) if experts.bias else None
-        self._shapes = [None if part is None else part.shape for part in self._matrices()]
+        self._shapes = [() if part is None else tuple(part.shape) for part in self._matrices()]
         self.shared: GatedMLP | None = None
         if experts.shared_size:
             self.shared = GatedMLP(hidden, experts.shared_size, bias=False, dtype=dtype)
