@@ -146,6 +146,8 @@ class Prolongs(RequestSampler):
 
 
 class NoModel:
+    adapters = None
+
     def forward(self, batch: Any) -> torch.Tensor:
         return torch.zeros(len(batch.ids), 1)
 

@@ -53,6 +53,7 @@ def test_the_backend_has_everything():
         "flat_attention",
         "layer_linear",
         "layer_stack",
+        "expert_block",
         "sample_tokens",
     }
     of_the_gpu = {"planner", "matmul", "mixture", "deterministic"}
