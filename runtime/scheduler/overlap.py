@@ -33,13 +33,17 @@ log = logging.getLogger("ramify")
 
 @dataclasses.dataclass(slots=True)
 class _Launched:
-    """Row `row` of the pass: the token of `request` at `position`, chosen as entry `choice` of the step."""
+    """Row `row` of the pass: the token of `request` at `position`, entry `choice` of those of its launch.
+
+    token : None until the host has it
+    """
 
     request: Request
     row: int
     choice: int
     position: int
     page: int
+    token: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,7 +84,6 @@ class OverlapScheduling:
         self._runner = runner
         self._pages = pages
         self._launched: list[_Launched] = []
-        self._tokens: list[int] = []
         self._hidden: Tensor | None = None
 
     def launch(self, requests: Sequence[Request], tokens: Tensor) -> None:
@@ -112,8 +115,14 @@ class OverlapScheduling:
             self._launched = []
 
     def settle(self, tokens: Sequence[int]) -> None:
-        """The tokens that `launch` was given have arrived on the host."""
-        self._tokens = list(tokens)
+        """The tokens of a choice, (R,), have arrived on the host: those that `launch` was given, if there was
+        one.
+
+        A step chooses several times where known or draft tokens are accepted; only one choice launches.
+        """
+        for entry in self._launched:
+            if entry.token is None:
+                entry.token = tokens[entry.choice]
 
     def take(self, plan: Sequence[ScheduledRequest]) -> Ahead:
         """The states that `plan` finds computed. Launched rows that it does not want are void."""
@@ -138,7 +147,7 @@ class OverlapScheduling:
             request is entry.request
             and request.computed_len == position
             and scheduled.stop == position + 1
-            and int(request.ids[position]) == self._tokens[entry.choice]
+            and int(request.ids[position]) == entry.token
             and request.pages.copy is None
             and request.pages.ids[position // self._pages.page_size] == entry.page
         )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks import gpu_check
 from benchmarks.gpu_check import Part
+from tests.gpu import test_engine as engine_tests
 
 pytestmark = pytest.mark.slow
 
@@ -53,3 +55,10 @@ def test_the_table_holds_every_figure() -> None:
                  "host 1.0%", "5.20x without it"):  # fmt: skip
         assert part in text
     assert "none" not in text
+
+
+@pytest.mark.parametrize("options", [*engine_tests.OPTIONS, {"memory_fraction": 0.5}], ids=str)
+def test_the_engine_tests_check_few_pages(options: dict[str, Any]) -> None:
+    """A check goes over all pages after every step, and a large card holds millions of a toy model's."""
+    config = engine_tests.config_of(options)
+    assert not config.check_pages or (config.num_pages or 1 << 30) <= 1 << 14

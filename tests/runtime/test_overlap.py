@@ -140,3 +140,22 @@ def test_the_same_tokens(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, opt
         assert with_.local.scheduler.counters.retractions > 0
     counts = with_.local.cache.counts()
     assert counts.in_use == 0
+
+
+def test_choosing_again_keeps_what_was_launched(tiny_folder: Path) -> None:
+    """A step chooses a second time for the request whose prompt is healed, after the other's pass was
+    launched."""
+    healed = [*b"xyzn"]
+
+    def answers(*, overlap: bool) -> list[Any]:
+        load = Load(tiny_folder, overlap=overlap, seed=1)
+        rids = [
+            load.local.submit(healed, open_end=True, max_tokens=6, ignore_eos=True, logit_bias={N: 50.0}),
+            load.local.submit([*b"plain"], max_tokens=6, ignore_eos=True),
+        ]
+        load.local.run()
+        return [told(load.local.results[rid]) for rid in rids]
+
+    expected = answers(overlap=False)
+    assert [error for *_, error, _ in expected] == [None, None]
+    assert answers(overlap=True) == expected
