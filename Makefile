@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo quick test check serve docs wheelhouse gpu-check clean
+.PHONY: demo quick test ray-test check serve docs wheelhouse gpu-check clean
 
 demo: $(VENV)/.runtime  ## install, get the default model, run examples/judge.py
 	@$(BIN)/ramify pull
@@ -19,11 +19,14 @@ PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --dist loadfil
 
 quick: $(VENV)/.dev  ## the tests that are not slow: under 90 seconds on two cores
 	@$(BIN)/ramify pull
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not ray"
 
-test: $(VENV)/.dev check  ## everything that CI runs
+test: $(VENV)/.dev check  ## lint, types and all tests but those of Ray
 	@$(BIN)/ramify pull
-	$(PYTEST)
+	$(PYTEST) -m "not ray"
+
+ray-test: $(VENV)/.ray  ## the tests of Ray, in one process: they share a cluster on this machine
+	$(BIN)/python -m pytest tests/ray
 
 check: $(VENV)/.dev  ## lint, formatting and types
 	$(BIN)/ruff check .
@@ -57,6 +60,10 @@ $(VENV)/.runtime: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	@touch $@ $(VENV)/.runtime
+
+$(VENV)/.ray: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,ray]"
+	@touch $@
 
 clean:
 	rm -rf $(VENV) .venv-gpu build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -32,6 +32,7 @@ SECTIONS = {
     "Tools": "ramify.lang.tools",
     "Batches": "ramify.lang.batch",
     "Backends": "ramify.lang.backends|ramify.runtime",
+    "On a Ray cluster": "ramify$",
     "Choices of a select": "ramify.lang.calls",
     "Errors": "ramify.errors",
 }

@@ -24,7 +24,9 @@ _MODULES = _read_stub()
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+    if _MODULES.get(name) == __name__:
+        value = importlib.import_module(f"{__name__}.{name}")
+    elif name in _MODULES:
         module = importlib.import_module(_MODULES[name])
         value = getattr(module, name, None) or importlib.import_module(f"{module.__name__}.{name}")
     elif name == "__version__":

@@ -1,5 +1,6 @@
 """The public names and the modules that hold them: for type checkers, and for the lazy import at run time."""
 
+from ramify import ray as ray
 from ramify.errors import BudgetExceeded as BudgetExceeded
 from ramify.errors import Cancelled as Cancelled
 from ramify.errors import CompileError as CompileError

@@ -145,6 +145,16 @@ def test_only_one_file_imports_zmq() -> None:
     assert users == {"ramify.runtime.processes.ipc"}
 
 
+def test_only_one_package_imports_ray() -> None:
+    users = {name for name, path in MODULES.items() if any(u.split(".")[0] == "ray" for u in imports(path))}
+    assert users
+    assert {name for name in users if not name.startswith("ramify.ray.")} == set()
+    for name, path in MODULES.items():
+        if name != "ramify" and not name.startswith("ramify.ray"):
+            first = ours(imports(path, top_level_only=True))
+            assert not {used for used in first if used.startswith("ramify.ray")}, name
+
+
 def test_nothing_is_pickled() -> None:
     for name, path in MODULES.items():
         assert not {
@@ -155,7 +165,8 @@ def test_nothing_is_pickled() -> None:
 def test_importing_ramify_imports_nothing_heavy() -> None:
     """The import takes 6 ms."""
     heavy = {"torch", "numpy", "transformers", "fastapi", "pydantic", "aiohttp", "zmq", "tqdm", "numba"}
-    code = "import sys, ramify; print(*sys.modules)"
+    heavy |= {"ray", "pyarrow"}
+    code = "import sys, ramify; ramify.ray; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not heavy & set(run.stdout.split())
 

@@ -1,0 +1,30 @@
+"""Ray, if it is installed in the version that this package is tested with."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from ramify.errors import InvalidRequest
+
+VERSION = "2.60"
+"""The minor version of Ray whose interfaces are used: Serve's request routers and Data's actors differ
+between minor versions."""
+REMEDY = "pip install 'ramify-llm[ray]'"
+
+
+def require(module: str = "ray") -> Any:
+    """The module `module` of Ray, such as ``ray.data`` or ``ray.serve``.
+
+    Raises `InvalidRequest` where Ray, or a package that this part of Ray needs, is not installed, and where
+    the version is not `VERSION`.
+    """
+    try:
+        import ray
+
+        version: str = ray.__version__
+        if version.startswith(f"{VERSION}."):
+            return importlib.import_module(module)
+    except ImportError as error:
+        raise InvalidRequest(f"{module} cannot be imported: {error}.", field="ray", remedy=REMEDY) from error
+    raise InvalidRequest(f"Ray is {version}; it must be {VERSION}.", field="ray", remedy=REMEDY)
