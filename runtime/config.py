@@ -213,7 +213,9 @@ class ServerConfig(EngineConfig):
     """The address to listen on. One that other machines can reach needs an api_key, or insecure."""
     port: int = 30000
     api_key: str | None = None
-    """Every path but /health asks for it as a bearer token."""
+    """Every path but /livez, /readyz and /health asks for it as a bearer token."""
+    open_metrics: bool = False
+    """/metrics needs no api_key: gateways read it without one."""
     insecure: bool = False
     """Listen without an api_key on an address that other machines can reach."""
     allowed_hosts: str = ""

@@ -178,6 +178,11 @@ class Frontend:
             and self.heartbeat_age_s < STALE_S
         )
 
+    @property
+    def gave_up(self) -> bool:
+        """It takes no requests, and never will again."""
+        return self._closed is not None
+
     # --- requests ---------------------------------------------------------------------------------
 
     def new_rid(self) -> str:

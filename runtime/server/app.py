@@ -35,7 +35,8 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
     app.add_middleware(UnexpectedErrors)
     # The last one added is the outermost: refused requests are counted too, and a preflight has no key.
     if config.api_key is not None:
-        app.add_middleware(RequireApiKey, api_key=config.api_key)
+        open_paths = ("/metrics",) if config.open_metrics else ()
+        app.add_middleware(RequireApiKey, api_key=config.api_key, open_paths=open_paths)
     if config.cors:
         app.add_middleware(
             CORSMiddleware,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hmac
 import logging
+from collections.abc import Iterable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,24 +16,25 @@ from ramify.runtime.server.errors import error_response
 
 logger = logging.getLogger("ramify.server")
 
-_OPEN_PATHS = frozenset({"/health"})
+_OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
 _BROWSER_PATHS = frozenset({"/", "/live"})
 """Read-only paths that accept the key as the password of basic authentication, which browsers ask for."""
 
 
 class RequireApiKey:
-    """401 without ``Authorization: Bearer <key>`` (RFC 6750). /health needs no key.
+    """401 without ``Authorization: Bearer <key>`` (RFC 6750). Probes need no key, nor do `open_paths`.
 
     The dashboard also accepts basic authentication (RFC 7617): any user, with the key as the password.
     """
 
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
+    def __init__(self, app: ASGIApp, api_key: str, open_paths: Iterable[str] = ()) -> None:
         self.app = app
+        self._open = _OPEN_PATHS.union(open_paths)
         self._key = api_key.encode()
         self._expected = f"Bearer {api_key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] not in self._open:
             given = Headers(scope=scope).get("authorization", "").encode("latin-1")
             browser = scope["path"] in _BROWSER_PATHS
             if not (hmac.compare_digest(given, self._expected) or (browser and self._is_password(given))):

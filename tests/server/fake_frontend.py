@@ -66,6 +66,7 @@ class FakeFrontend:
 
     def reset(self) -> None:
         self.healthy = True
+        self.gave_up = False
         self.heartbeat_age_s = 0.25
         self.running: set[str] = set()
         self.requests: list[Generate] = []
@@ -200,7 +201,11 @@ class FakeFrontend:
         if self.stats_error is not None:
             raise self.stats_error
         values = {field.name: 0 for field in msgspec.structs.fields(SchedulerStats)}
-        return SchedulerStats(**values | {"running": self.in_flight, "pages_total": 64, "pages_free": 64})
+        return SchedulerStats(
+            **values
+            | {"running": self.in_flight, "page_size": 16}
+            | {"pages_total": 64, "pages_free": 48, "pages_in_use": 16}
+        )
 
     async def snapshot(self, nodes: int, programs: int) -> tuple[SchedulerStats, Snapshot]:
         self.looks += 1

@@ -36,8 +36,15 @@ def test_accepted(locked: LiveServer) -> None:
 
 
 def test_health_is_open_and_the_key_is_not_shown(locked: LiveServer) -> None:
-    assert httpx.get(locked.url + "/health").status_code == 200
+    for path in ("/health", "/livez", "/readyz"):
+        assert httpx.get(locked.url + path).status_code == 200
     assert httpx.get(locked.url + "/metrics").status_code == 401
     info = httpx.get(locked.url + "/server_info", headers={"authorization": "Bearer sesame"})
     assert info.status_code == 200
     assert "sesame" not in info.text
+
+
+def test_metrics_can_be_open() -> None:
+    with LiveServer(FakeFrontend(), api_key="sesame", open_metrics=True) as server:
+        assert httpx.get(server.url + "/metrics").status_code == 200
+        assert httpx.get(server.url + "/server_info").status_code == 401

@@ -10,7 +10,9 @@ import httpx
 import pytest
 
 from ramify.errors import WorkerDied
+from ramify.kernels.lora import MOST_SLOTS
 from ramify.runtime.server.admin import health
+from ramify.runtime.server.admin.metrics import MOST_LORAS, Metrics
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
 
 COMPLETION = {"model": MODEL, "prompt": "hello", "max_tokens": 3}
@@ -22,6 +24,17 @@ def test_health_is_the_heartbeat(http: httpx.Client, frontend: FakeFrontend) -> 
     response = http.get("/health")
     assert response.status_code == 503
     assert "42.0 s" in response.json()["error"]["message"]
+
+
+def test_probes(http: httpx.Client, frontend: FakeFrontend) -> None:
+    def statuses() -> tuple[int, int]:
+        return http.get("/livez").status_code, http.get("/readyz").status_code
+
+    assert statuses() == (200, 200)
+    frontend.healthy = False  # the ring restarts
+    assert statuses() == (200, 503)
+    frontend.gave_up = True
+    assert statuses() == (503, 503)
 
 
 def test_health_generate_runs_one_token(http: httpx.Client, frontend: FakeFrontend) -> None:
@@ -52,6 +65,9 @@ def test_draining_refuses_new_generations(server: LiveServer, http: httpx.Client
             assert other.frontend.held.wait(10)
             other.stop()
             assert httpx.get(other.url + "/health").status_code == 503
+            assert httpx.get(other.url + "/readyz").status_code == 503
+            other.frontend.gave_up = True
+            assert httpx.get(other.url + "/livez").status_code == 200
             refused = httpx.post(other.url + "/v1/completions", json=COMPLETION)
             assert refused.status_code == 503
             assert refused.json()["error"]["code"] == "engine_closed"
@@ -78,8 +94,11 @@ def test_metrics() -> None:
         assert 'ramify_time_to_first_token_seconds_count{endpoint="/v1/completions"} 1.0' in lines
         assert 'ramify_inter_token_latency_seconds_count{endpoint="/v1/completions"} 2.0' in lines
         assert 'ramify_e2e_request_latency_seconds_count{endpoint="/v1/completions"} 1.0' in lines
-        assert 'ramify_kv_pages{state="free"} 64.0' in lines
+        assert 'ramify_kv_pages{state="free"} 48.0' in lines
         assert "ramify_num_requests_waiting 0.0" in lines
+        assert "ramify_kv_cache_usage_perc 0.25" in lines
+        assert 'ramify_cache_config_info{num_pages="64",page_size="16"} 1.0' in lines
+        assert "ramify_lora_requests_info" not in response.text
         assert "ramify_cached_tokens_total 0.0" in lines
         assert "ramify_model_tokens_total 0.0" in lines
         assert 'ramify_spec_decode_num_draft_tokens_total{source="draft_model"} 0.0' in lines
@@ -87,6 +106,14 @@ def test_metrics() -> None:
         assert "ramify_retracted_requests_total 0.0" in lines
         assert "ramify_evicted_kv_pages_total 0.0" in lines
         assert "ramify_scheduler_up 1.0" in lines
+
+
+def test_gateways_read_which_adapters_there_are() -> None:
+    metrics = Metrics()
+    text = metrics.render(None, ["b", "a"]).decode()
+    labels = 'max_lora="256",running_lora_adapters="a,b",waiting_lora_adapters=""'
+    assert f"ramify_lora_requests_info{{{labels}}} " in text
+    assert MOST_LORAS == MOST_SLOTS
 
 
 def totals(http: httpx.Client) -> dict[str, int]:

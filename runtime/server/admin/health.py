@@ -1,4 +1,4 @@
-"""/health, /health_generate and /metrics."""
+"""/livez, /readyz, /health, /health_generate and /metrics."""
 
 from __future__ import annotations
 
@@ -28,6 +28,17 @@ class Unhealthy(EngineError):
     status = 503
 
 
+@router.get("/livez")
+async def livez(request: Request) -> Response:
+    """200 while this process answers, also while it drains or its ring restarts; 503 once the engine has
+    closed and does not come back."""
+    service = Service.of(request)
+    if service.frontend.gave_up and not service.draining:
+        raise Unhealthy("The engine has closed.", remedy="Restart the server; its log says why.")
+    return json_response({"status": "ok"})
+
+
+@router.get("/readyz")
 @router.get("/health")
 async def health(request: Request) -> Response:
     """200 while the scheduler replies and the server accepts requests."""
@@ -65,7 +76,8 @@ async def metrics(request: Request) -> Response:
             stats = await service.frontend.stats()
     except (TimeoutError, RamifyError):
         pass  # ramify_scheduler_up is 0 then
-    return Response(service.metrics.render(stats), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    text = service.metrics.render(stats, service.frontend.loras)
+    return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _check(service: Service) -> None:

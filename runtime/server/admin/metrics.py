@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -14,6 +15,10 @@ from ramify.runtime.fleet.stats import FleetStats
 # A CPU decodes a token in some 10 ms, an accelerator in some 5 ms; prefill takes up to tens of seconds.
 _TOKEN_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
 _REQUEST_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+MOST_LORAS = 256
+"""LoRA adapters that can be loaded: `ramify.kernels.lora.MOST_SLOTS`, whose module needs torch."""
 
 
 class PromptTotals(NamedTuple):
@@ -99,9 +104,11 @@ class Metrics:
     def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"ramify_{name}", help_text, ["endpoint"], buckets=buckets, registry=self.registry)
 
-    def render(self, stats: SchedulerStats | None) -> bytes:
-        """All metrics as text; `stats` is None where the scheduler did not answer."""
+    def render(self, stats: SchedulerStats | None, loras: Iterable[str] = ()) -> bytes:
+        """All metrics as text; `stats` is None where the scheduler did not answer. `loras` are the names of
+        the adapters that requests can name."""
         self._scheduler.stats = stats
+        self._scheduler.loras = sorted(loras)
         return generate_latest(self.registry)
 
 
@@ -110,12 +117,19 @@ class _SchedulerCollector:
 
     def __init__(self) -> None:
         self.stats: SchedulerStats | None = None
+        self.loras: list[str] = []
 
     def collect(self) -> Iterator[Metric]:
         if isinstance(self.stats, FleetStats):
             yield from _of_replicas(self.stats.replicas, ["replica"])
         else:
             yield from _of_replicas({"": self.stats}, [])
+        if self.loras:
+            labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"]
+            text = "LoRA adapters that requests can name, as gateways read them: the time now, in seconds."
+            info = GaugeMetricFamily("ramify_lora_requests_info", text, labels=labels)
+            info.add_metric([str(MOST_LORAS), ",".join(self.loras), ""], time.time())
+            yield info
 
 
 def _of_replicas(replicas: Mapping[str, SchedulerStats | None], labels: list[str]) -> Iterator[Metric]:
@@ -143,6 +157,12 @@ def _of_replicas(replicas: Mapping[str, SchedulerStats | None], labels: list[str
         for label, stats in present:
             requests.add_metric(label, getattr(stats, field))
         yield requests
+    usage = gauge("kv_cache_usage_perc", "The share of KV pages that running requests hold, from 0 to 1.")
+    config = gauge("cache_config_info", "1, with the size of the KV cache.", "page_size", "num_pages")
+    for label, stats in present:
+        usage.add_metric(label, stats.pages_in_use / stats.pages_total)
+        config.add_metric([*label, str(stats.page_size), str(stats.pages_total)], 1)
+    yield from (usage, config)
     for name, prefix, text, kinds in (
         ("kv_pages", "pages", "KV pages by state.", ("free", "evictable", "leased", "in_use")),
         ("states", "states", "Slots for states of linear attention layers.", ("free", "held", "in_use")),
