@@ -3,7 +3,10 @@
 index       which replica holds which pages, as its tree tells
 placement   where a request goes: least work left, the work already promised included
 shares      cores and GPUs of each replica
-rings       several rings behind one frontend
+ring        what a ring is to the fleet
+rings       rings behind one frontend, which join and leave by name
+questions   what is asked of one replica or of all
+local       the rings of this machine
 stats       their figures as those of one
 
 `index` and `placement` are pure: no I/O, no clock, no processes.

@@ -118,6 +118,10 @@ class Placement:
         """Place nothing more there."""
         self._replicas[replica].draining = True
 
+    def undrain(self, replica: str) -> None:
+        """Place requests there again."""
+        self._replicas[replica].draining = False
+
     def leave(self, replica: str) -> list[Work]:
         """The replica is gone. Returns the work that it had, to be placed anew."""
         gone = self._replicas.pop(replica)

@@ -2,37 +2,38 @@
 
     a request       its prompt's ids from some tokenizer → `Placement` → its replica; its chunks come back
     an abort        the replica that has the request
-    a question      one replica, or all of them, whose answers are merged
+    a question      one replica, or all of them, whose answers are merged (`Questions`)
     a death         the replica's requests go to others with the output that they have (decision 0050)
+    a drain         nothing new goes there; what it has ends, or goes on elsewhere (decision 0053)
 
-A message for which no replica is up waits until one is.
+A message for which no replica is up waits until one is. Rings join and leave by name; `local` makes those of
+this machine.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from ramify.errors import EngineError, InvalidRequest, WorkerDied
+from ramify.errors import EngineError, InvalidRequest, NotFound, WorkerDied
 from ramify.messages import Generate, ModelInfo
 from ramify.radix.observe.digest import Digests
 from ramify.ring_messages import (
     Abort,
     AwaitTools,
-    Detokenize,
     EndProgram,
     Failed,
     GetTree,
-    LoadLora,
     Reply,
     StepText,
     Texts,
@@ -40,29 +41,23 @@ from ramify.ring_messages import (
     Tokenize,
     ToTokenizer,
     TreeChange,
-    UnloadLora,
 )
-from ramify.runtime.config import EngineConfig
 from ramify.runtime.fleet.index import TreeEvents
 from ramify.runtime.fleet.placement import NoReplica, Placement, Work
-from ramify.runtime.fleet.shares import shares
-from ramify.runtime.fleet.stats import merged
-from ramify.runtime.frontend.supervisor import RingSupervisor
+from ramify.runtime.fleet.questions import Answer, Questions
+from ramify.runtime.fleet.ring import FleetRing, MakeRing, Replica, RingEvents
 from ramify.runtime.model.lora.names import tree_scope
-from ramify.runtime.processes.prestart import PrestartedWorkers
 
 log = logging.getLogger("ramify")
 
-Answer = Reply | Texts | Failed
-
-SILENT_S = 30.0
-"""A replica that has been silent for this long is not asked what others can answer too."""
 EXPECTED_OUTPUT = 64.0
 """Output tokens that a request is expected to take, at most its max_tokens."""
 CHARACTERS = 4
 """Of a choice's text, per token."""
 MOST_PINS = 4096
 """Limits of programs whose replica is remembered."""
+PLACE = "place-"
+"""Begins the ids of questions for the tokens of a prompt that is to be placed."""
 
 
 class _Running(NamedTuple):
@@ -81,41 +76,30 @@ class _Unplaced:
     aborts: list[Abort] = dataclasses.field(default_factory=list)
 
 
-@dataclasses.dataclass(slots=True, eq=False)
-class _Question:
-    """A message to be answered by the replicas in `waiting`; by any that joins where none was up."""
-
-    message: ToTokenizer
-    done: Callable[[Answer], None]
-    waiting: set[str] = dataclasses.field(default_factory=set)
-    answers: dict[str, Answer] = dataclasses.field(default_factory=dict)
-
-
 class RingFleet:
-    """Owns `config.replicas` rings, and has the methods of `RingSupervisor`.
+    """Rings by name, with the methods of `RingSupervisor`.
 
     Parameters
     ----------
-    workers
-        Processes for the first replica's ring, if they were started early.
+    page_size
+        Tokens of a page, of all rings.
     receive
         Called with every message for the frontend.
     lost
-        Called when a ring has died, with the error for requests that cannot go on, and the ids of those that
-        it had. They are to be sent again.
+        Called with the ids of requests whose replica has died or has left, to be sent again, and with the
+        error for those that cannot go on: None where nothing has died.
     restarted
-        Called when a replica has a new ring, before any request goes there.
+        Called when a replica without adapters is up, before any request goes there.
     gave_up
         Called with the reason when the last replica is gone.
     """
 
     def __init__(
         self,
-        config: EngineConfig,
-        workers: PrestartedWorkers | None,
+        page_size: int,
         *,
         receive: Callable[[ToFrontend], None],
-        lost: Callable[[WorkerDied, Sequence[str]], None],
+        lost: Callable[[WorkerDied | None, Sequence[str]], None],
         restarted: Callable[[], None],
         gave_up: Callable[[EngineError], None],
     ) -> None:
@@ -123,68 +107,230 @@ class RingFleet:
         self._lost = lost
         self._restarted = restarted
         self._fleet_gave_up = gave_up
-        self._page_size = config.page_size
-        self._rings = {
-            str(index): RingSupervisor(
-                config,
-                workers if index == 0 else None,
-                share=share,
-                receive=functools.partial(self._received, str(index)),
-                died=functools.partial(self._died, str(index)),
-                restarted=functools.partial(self._came_back, str(index)),
-                gave_up=functools.partial(self._gave_up, str(index)),
-            )
-            for index, share in enumerate(shares(config))
-        }
-        self._up: list[str] = []
-        """The replicas that take messages."""
-        self._gone: set[str] = set()
-        """Replicas that will not come back."""
-        self._placement = Placement(config.page_size)
+        self._page_size = page_size
+        self._replicas: dict[str, Replica] = {}
+        self._questions = Questions(self._replicas)
+        self._placement = Placement(page_size)
         self._digests = Digests()
         self._unplaced: dict[str, _Unplaced] = {}
         self._running: dict[str, _Running] = {}
         self._pins: dict[str, str] = {}
         """The replica of each limit of tokens: one scheduler has to count all that its requests cost."""
-        self._questions: dict[str, _Question] = {}
-        self._loras: dict[str, dict[str, str]] = {}
-        """By replica: its LoRA adapters, name → revision."""
-        self._turns = itertools.count()
+        self._idle: dict[str, asyncio.Event] = {}
+        """Set when a draining replica has no request left."""
+        self.before_leaving: Callable[[str], Awaitable[None]] | None = None
+        """Awaited with the name of a replica that has drained, while it is still up: what its tree holds can
+        be moved to others."""
+        self.info: ModelInfo | None = None
+
+    # --- replicas come and go ---------------------------------------------------------------------
+
+    @property
+    def replicas(self) -> Mapping[str, Replica]:
+        """By name. They change with what this class is told, and with deaths."""
+        return self._replicas
+
+    def requests_of(self, name: str) -> int:
+        """How many requests the replica has."""
+        return sum(running.replica == name for running in self._running.values())
+
+    async def add(self, name: str, make: MakeRing) -> None:
+        """Start the ring that `make` gives, as the replica `name`. Raises what keeps it from starting."""
+        await self.start_ring(name, self.hold(name, make))
+
+    def hold(self, name: str, make: MakeRing) -> Replica:
+        """The replica `name`, with a ring that is not started."""
+        if name in self._replicas:
+            raise InvalidRequest(f"There is a replica {name!r}.", field="name")
+        events = RingEvents(
+            receive=lambda message: self._received(name, replica, message),
+            died=lambda error: self._died(name, replica, error),
+            restarted=lambda: self._came_back(name, replica),
+            gave_up=lambda error: self._gave_up(name, replica, error),
+        )
+        replica = self._replicas[name] = Replica(make(events))
+        return replica
+
+    async def start_ring(self, name: str, replica: Replica) -> None:
+        """Start the ring of `hold`. The replica is not in the fleet any more where this raises."""
+        try:
+            await replica.ring.start()
+            if replica.left:
+                raise EngineError(f"Replica {name} was stopped while it started.")
+            self._check_model(name, replica)
+        except BaseException:
+            self._forget(name, replica)
+            await replica.ring.aclose()
+            raise
+        if not replica.ring.restarting:  # else it has died again, and comes back by itself
+            self._came_back(name, replica)
+
+    def _check_model(self, name: str, replica: Replica) -> None:
+        """Requests go on with the same tokens where the model is the same alone."""
+        info = replica.ring.info
+        if self.info is None:
+            self.info = info
+        elif info is not None and info.fingerprint != self.info.fingerprint:
+            raise EngineError(
+                f"Replica {name} has another model than the others: {info.name}, {self.info.name}.",
+                remedy="Were the model's files changed? Restart the engine.",
+            )
+
+    async def drain(self, name: str, limit_s: float, *, last: bool = False) -> None:
+        """Place nothing more on a replica, wait for its requests, and stop it.
+
+        Requests that have not ended after `limit_s` seconds go on elsewhere, behind their output. Raises
+        `NotFound`, and `InvalidRequest` for a replica that drains already and, without `last`, for the last
+        one.
+        """
+        replica = self._replica(name)
+        if replica.draining:
+            raise InvalidRequest(f"Replica {name} drains already.", field="name")
+        if not (replica.gone or last):
+            self._check_others(name)
+        replica.draining = True
+        self._drop_pins(name)
+        idle = self._idle[name] = asyncio.Event()
+        try:
+            if replica.up:
+                self._placement.drain(name)
+                self._check_idle(name)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(idle.wait(), limit_s)
+                await self._prepare(name, replica)
+            if not (replica.gone or last):
+                self._check_others(name)
+        except BaseException:
+            replica.draining = False
+            if replica.up:
+                self._placement.undrain(name)
+                self._place_all()
+            raise
+        finally:
+            del self._idle[name]
+        await self.remove(name)
+
+    async def _prepare(self, name: str, replica: Replica) -> None:
+        if self.before_leaving is not None and replica.up:
+            try:
+                await self.before_leaving(name)
+            except Exception:  # what it would have saved is computed again
+                log.exception("replica %s leaves without preparation", name)
+
+    def _check_others(self, name: str) -> None:
+        if not any(other.usable for key, other in self._replicas.items() if key != name):
+            raise InvalidRequest(
+                f"Replica {name} is the last one that takes requests.",
+                field="name",
+                remedy="Add another one first, or shut the engine down.",
+            )
+
+    async def remove(self, name: str) -> None:
+        """Stop a replica now. Its requests go on elsewhere. Raises `NotFound`."""
+        replica = self._replica(name)
+        rids = self._forget(name, replica)
+        self._lost(None, rids)
+        await replica.ring.aclose()
+
+    def _replica(self, name: str) -> Replica:
+        if name not in self._replicas:
+            names = ", ".join(self._replicas) or "none"
+            raise NotFound(f"There is no replica {name!r}; there are {names}.", field="name")
+        return self._replicas[name]
+
+    def _forget(self, name: str, replica: Replica) -> list[str]:
+        """A replica is not in the fleet any more. Returns the requests that it had."""
+        if self._replicas.get(name) is not replica:
+            return []
+        replica.left = True
+        rids = self._down(name, replica, died=False)
+        del self._replicas[name]
+        return rids
+
+    def _down(self, name: str, replica: Replica, *, died: bool) -> list[str]:
+        """A replica takes nothing any more. Returns the requests that it had."""
+        rids = [rid for rid, running in self._running.items() if running.replica == name]
+        for asked in self._questions.waiting_for(name):
+            if (rid := asked.removeprefix(PLACE)) in self._unplaced:
+                self._questions.forget(asked)
+                del self._unplaced[rid]
+                rids.append(rid)
+        if replica.up:
+            replica.up = False
+            replica.loras.clear()
+            self._placement.leave(name)
+        self._drop_pins(name)
+        for rid in rids:
+            self._running.pop(rid, None)
+        self._check_idle(name)
+        self._questions.left(name, died=died)
+        return rids
+
+    def _drop_pins(self, name: str) -> None:
+        self._pins = {limit: home for limit, home in self._pins.items() if home != name}
+
+    def _check_idle(self, name: str) -> None:
+        if name in self._idle and not self.requests_of(name):
+            self._idle[name].set()
+
+    def _join(self, name: str, replica: Replica) -> None:
+        """A replica with an empty tree and no adapters is up: it gets the questions that wait."""
+        self._placement.join(name)
+        if replica.draining:
+            self._placement.drain(name)
+        replica.up, replica.gone = True, False
+        self._questions.joined(name)
+
+    def _came_back(self, name: str, replica: Replica) -> None:
+        if replica.left:
+            return
+        self._join(name, replica)
+        self._restarted()
+        self._place_all()
+
+    def _died(self, name: str, replica: Replica, error: WorkerDied) -> None:
+        if not replica.left:
+            self._lost(error, self._down(name, replica, died=True))
+
+    def _gave_up(self, name: str, replica: Replica, error: EngineError) -> None:
+        if replica.left:
+            return
+        replica.gone = True
+        left = sum(not other.gone for other in self._replicas.values())
+        if left:
+            log.error("replica %s is gone, %d of %d are left: %s", name, left, len(self._replicas), error)
+        else:
+            self._give_up(error)
+
+    def _give_up(self, error: EngineError) -> None:
+        self._questions.clear()
+        self._unplaced.clear()
+        self._fleet_gave_up(error)
 
     # --- life -------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Start one ring and then the others, which find compiled kernels and packed weights on disk."""
-        first, *others = self._rings
-        try:
-            await self._start(first)
-            await asyncio.gather(*map(self._start, others))
-        except BaseException:
-            await self.aclose()
-            raise
-
-    async def _start(self, name: str) -> None:
-        await self._rings[name].start()
-        if not self._rings[name].restarting:
-            self._join(name)
-
     async def aclose(self) -> None:
         self.close_now()
-        await asyncio.gather(*(ring.aclose() for ring in self._rings.values()))
+        await asyncio.gather(*(replica.ring.aclose() for replica in self._replicas.values()))
 
     def close_now(self) -> None:
         """The part of `aclose` that needs no running event loop."""
-        for ring in self._rings.values():
-            ring.close_now()
+        for replica in self._replicas.values():
+            replica.ring.close_now()
 
     @property
-    def info(self) -> ModelInfo | None:
-        return next(iter(self._rings.values())).info
+    def _up(self) -> list[str]:
+        """The replicas that take messages."""
+        return [name for name, replica in self._replicas.items() if replica.up]
+
+    @property
+    def _rings(self) -> dict[str, FleetRing]:
+        return {name: replica.ring for name, replica in self._replicas.items()}
 
     @property
     def max_prompt_tokens(self) -> int:
         """What every replica takes."""
-        return min(ring.max_prompt_tokens for ring in self._rings.values())
+        return min((ring.max_prompt_tokens for ring in self._rings.values() if ring.info), default=0)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -200,8 +346,9 @@ class RingFleet:
 
     @property
     def heartbeat_age_s(self) -> float:
-        """Seconds since the last message from any ring that is up."""
-        return min(self._rings[name].heartbeat_age_s for name in self._up or self._rings)
+        """Seconds since the last message from any ring that is up; 0 where there is none."""
+        rings = self._rings
+        return min((rings[name].heartbeat_age_s for name in self._up or rings), default=0.0)
 
     # --- to the rings -----------------------------------------------------------------------------
 
@@ -215,11 +362,11 @@ class RingFleet:
             if isinstance(message, EndProgram):
                 self._placement.program_ended(message.program)
             for name in self._up:  # those that do not know the program ignore it
-                self._rings[name].send(message)
+                self._replicas[name].ring.send(message)
         elif isinstance(message, GetTree):
             raise TypeError("GetTree is for one replica.")
         else:
-            self._ask(_Question(message, self._receive))
+            self._questions.ask(message, self._receive)
 
     def _begin(self, request: Generate) -> None:
         """Place a request, after its prompt has been tokenised."""
@@ -233,21 +380,27 @@ class RingFleet:
                 self._place(unplaced)
             else:
                 message = Tokenize(
-                    rid=f"place-{request.rid}",
+                    rid=PLACE + request.rid,
                     prompts=(request,),
                     special=request.chat is None,
                     entries=False,
                 )
-                self._ask(_Question(message, functools.partial(self._tokenised, unplaced)))
+                self._questions.ask(message, functools.partial(self._tokenised, unplaced))
         except BaseException:
             self._unplaced.pop(request.rid, None)
-            self._questions.pop(f"place-{request.rid}", None)
+            self._questions.forget(PLACE + request.rid)
             raise
 
     def _tokenised(self, unplaced: _Unplaced, answer: Answer) -> None:
         # A prompt that no tokenizer takes is refused by the replica's, in words that are about the request.
         unplaced.ids = answer.prompts[0].ids if isinstance(answer, Texts) else ()
         self._place(unplaced)
+
+    def _place_all(self) -> None:
+        """Send the requests that have waited for a replica."""
+        for unplaced in list(self._unplaced.values()):
+            if unplaced.ids is not None:
+                self._place(unplaced)
 
     def _place(self, unplaced: _Unplaced) -> None:
         """Send a request to its replica; it stays unplaced where none is up."""
@@ -267,16 +420,17 @@ class RingFleet:
         del self._unplaced[request.rid]
         self._running[request.rid] = _Running(name, request.every_s > 0)
         try:
-            self._rings[name].send(request)
+            self._replicas[name].ring.send(request)
         except BaseException:
             self._ended(request.rid)
             raise
         for abort in unplaced.aborts:
-            self._rings[name].send(abort)
+            self._replicas[name].ring.send(abort)
 
     def _work(self, unplaced: _Unplaced) -> Work:
         request, ids = unplaced.request, unplaced.ids or ()
-        adapter = next((own[request.lora] for own in self._loras.values() if request.lora in own), None)
+        adapters = (replica.loras for replica in self._replicas.values())
+        adapter = next((own[request.lora] for own in adapters if request.lora in own), None)
         try:
             tokens = np.array(ids, np.int32)
         except OverflowError:
@@ -299,84 +453,25 @@ class RingFleet:
         if abort.rid in self._unplaced:
             self._unplaced[abort.rid].aborts.append(abort)
         elif abort.rid in self._running:
-            self._rings[self._running[abort.rid].replica].send(abort)
-
-    # --- questions --------------------------------------------------------------------------------
-
-    def _ask(self, question: _Question) -> None:
-        self._questions[_rid(question.message)] = question
-        question.waiting = set(self._asked(question.message))
-        for name in list(question.waiting):
-            self._rings[name].send(question.message)
-
-    def _asked(self, message: ToTokenizer) -> Sequence[str]:
-        """The replicas that have to answer."""
-        if not self._up:
-            return ()
-        if isinstance(message, Tokenize | Detokenize):
-            return (self._up[next(self._turns) % len(self._up)],)
-        if isinstance(message, LoadLora):
-            return [name for name in self._up if message.name not in self._loras[name]] or self._up
-        if isinstance(message, UnloadLora):
-            return self._up
-        return [name for name in self._up if self._rings[name].heartbeat_age_s < SILENT_S] or self._up
-
-    def _answered(self, name: str, answer: Answer) -> None:
-        question = self._questions.get(answer.rid)
-        if question is not None and name in question.waiting:
-            question.waiting.discard(name)
-            question.answers[name] = answer
-            self._finish(question)
-
-    def _finish(self, question: _Question) -> None:
-        """Give the answer if all have answered; ask again where all who were asked have died."""
-        if question.waiting:
-            return
-        if not question.answers:
-            self._ask(question)
-            return
-        del self._questions[_rid(question.message)]
-        if isinstance(question.message, LoadLora):
-            question.done(self._loaded(question.message, question.answers))
-            return
-        if isinstance(question.message, UnloadLora):
-            for own in self._loras.values():
-                own.pop(question.message.name, None)
-        question.done(_merged(question.answers, list(self._rings)))
-
-    def _loaded(self, message: LoadLora, answers: dict[str, Answer]) -> Answer:
-        """The answer to a `LoadLora`. Where not all replicas have the same adapter then, none keeps it."""
-        if all(message.name in self._loras.get(name, ()) for name in answers):
-            return _merged(answers, list(self._rings))  # it was there before: each has refused it
-        for name, answer in answers.items():
-            if isinstance(answer, Reply) and name in self._loras:
-                self._loras[name][message.name] = answer.lora
-        answer = _merged(answers, list(self._rings))
-        revisions = {own[message.name] for own in self._loras.values() if message.name in own}
-        if len(revisions) > 1:
-            changed = InvalidRequest(f"The files of {message.name} have changed.", remedy="Load it again.")
-            answer = Failed(rid=message.rid, error=changed.to_info())
-        if isinstance(answer, Failed):
-            for name, own in self._loras.items():
-                if own.pop(message.name, None) is not None:
-                    self._rings[name].send(UnloadLora(rid="", name=message.name))
-        return answer
+            self._replicas[self._running[abort.rid].replica].ring.send(abort)
 
     # --- from the rings ---------------------------------------------------------------------------
 
-    def _received(self, name: str, message: ToFrontend) -> None:
+    def _received(self, name: str, replica: Replica, message: ToFrontend) -> None:
+        if replica.left:
+            return  # its requests go on elsewhere, behind what it has said before
         if isinstance(message, StepText):
             self._count(message)
             self._receive(message)
         elif isinstance(message, TreeChange):
             events = TreeEvents(message.epoch, message.number, message.added, message.removed, message.whole)
-            if name in self._up and not self._placement.apply(name, events):
-                self._rings[name].send(GetTree())
+            if replica.up and not self._placement.apply(name, events):
+                replica.ring.send(GetTree())
         elif isinstance(message, Failed) and message.rid in self._running:
             self._ended(message.rid)
             self._receive(message)
         elif isinstance(message, Reply | Texts | Failed):
-            self._answered(name, message)
+            self._questions.answered(name, message)
 
     def _count(self, message: StepText) -> None:
         now = time.monotonic()
@@ -389,62 +484,6 @@ class RingFleet:
 
     def _ended(self, rid: str) -> None:
         self._placement.ended(rid)
-        self._running.pop(rid, None)
-
-    # --- replicas come and go ---------------------------------------------------------------------
-
-    def _join(self, name: str) -> None:
-        """A replica with an empty tree and no adapters is up: it gets what waits."""
-        self._placement.join(name)
-        self._loras[name] = {}
-        self._up.append(name)
-        for question in list(self._questions.values()):
-            if not question.waiting:
-                self._ask(question)
-            elif isinstance(question.message, LoadLora):
-                question.waiting.add(name)
-                self._rings[name].send(question.message)
-
-    def _came_back(self, name: str) -> None:
-        self._join(name)
-        self._restarted()
-        for unplaced in list(self._unplaced.values()):
-            if unplaced.ids is not None:
-                self._place(unplaced)
-
-    def _died(self, name: str, error: WorkerDied) -> None:
-        rids = [rid for rid, running in self._running.items() if running.replica == name]
-        if name in self._up:
-            self._up.remove(name)
-            del self._loras[name]
-            self._placement.leave(name)
-        self._pins = {limit: home for limit, home in self._pins.items() if home != name}
-        for rid in rids:
-            del self._running[rid]
-        for question in list(self._questions.values()):
-            if name in question.waiting:
-                question.waiting.discard(name)
-                self._finish(question)
-        self._lost(error, rids)
-
-    def _gave_up(self, name: str, error: EngineError) -> None:
-        self._gone.add(name)
-        if len(self._gone) == len(self._rings):
-            self._questions.clear()
-            self._unplaced.clear()
-            self._fleet_gave_up(error)
-        else:
-            left = len(self._rings) - len(self._gone)
-            log.error("replica %s is gone, %d of %d are left: %s", name, left, len(self._rings), error)
-
-
-def _rid(message: ToTokenizer) -> str:
-    return str(getattr(message, "rid", ""))
-
-
-def _merged(answers: dict[str, Answer], replicas: list[str]) -> Answer:
-    """One answer of those of all that were asked: the first failure if there is one."""
-    for answer in answers.values():
-        if not isinstance(answer, Reply):
-            return answer
-    return merged({name: answer for name, answer in answers.items() if isinstance(answer, Reply)}, replicas)
+        running = self._running.pop(rid, None)
+        if running is not None and self._idle:
+            self._check_idle(running.replica)

@@ -54,6 +54,26 @@ def shares(config: EngineConfig) -> list[Share]:
     return [Share(own, gpu) for own, gpu in zip(cores, gpus, strict=False)]
 
 
+def share_of(config: EngineConfig, index: int) -> Share:
+    """The share of the replica with this number, which may be one more than those that the engine began with.
+
+    Such a one gets the next GPU. On the CPU it shares cores with others, whose number of threads is fixed:
+    the last of as many parts as there are replicas then.
+
+    Raises `UnsupportedField` where every GPU, or every core, has a replica.
+    """
+    if index < config.replicas:
+        return shares(config)[index]
+    if index >= (cores := len(os.sched_getaffinity(0))):
+        raise UnsupportedField(
+            f"There are {index} replicas, and this process can use {cores} cores.", field="replicas"
+        )
+    share = shares(dataclasses.replace(config, replicas=index + 1))[index]
+    if share.gpu is None:
+        log.warning("replica %d shares cores with others: each is slower than alone", index)
+    return share
+
+
 def split_cores(cores: list[int], count: int) -> list[tuple[int, ...]]:
     """`count` runs of neighbouring cores, as equal as can be.
 

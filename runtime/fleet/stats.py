@@ -9,6 +9,7 @@ import msgspec
 
 from ramify.messages import SchedulerStats
 from ramify.ring_messages import QueueShare, Reply, Snapshot, TreeNode
+from ramify.runtime.fleet.ring import State
 
 
 class FleetStats(SchedulerStats, frozen=True, kw_only=True):
@@ -16,26 +17,28 @@ class FleetStats(SchedulerStats, frozen=True, kw_only=True):
 
     replicas: dict[str, SchedulerStats | None]
     """By replica; None for one that did not answer."""
+    states: dict[str, State]
+    """By replica."""
 
 
-def merged(replies: Mapping[str, Reply], replicas: list[str]) -> Reply:
-    """One reply of those of several replicas."""
+def merged(replies: Mapping[str, Reply], states: Mapping[str, State]) -> Reply:
+    """One reply of those of several replicas. `states`: of all that there are."""
     first = next(iter(replies.values()))
     if first.stats is None:
         return first
-    stats = {name: replies[name].stats if name in replies else None for name in replicas}
+    stats = {name: replies[name].stats if name in replies else None for name in states}
     snapshots = [reply.snapshot for reply in replies.values() if reply.snapshot is not None]
     return msgspec.structs.replace(
-        first, stats=_sum(stats), snapshot=_joined(snapshots) if snapshots else None
+        first, stats=_sum(stats, states), snapshot=_joined(snapshots) if snapshots else None
     )
 
 
-def _sum(stats: dict[str, SchedulerStats | None]) -> FleetStats:
+def _sum(stats: dict[str, SchedulerStats | None], states: Mapping[str, State]) -> FleetStats:
     present = [one for one in stats.values() if one is not None]
     sums: dict[str, Any] = {
         field: sum(getattr(one, field) for one in present) for field in SchedulerStats.__struct_fields__
     }
-    return FleetStats(**{**sums, "page_size": present[0].page_size}, replicas=stats)
+    return FleetStats(**{**sums, "page_size": present[0].page_size}, replicas=stats, states=dict(states))
 
 
 def _joined(snapshots: list[Snapshot]) -> Snapshot:

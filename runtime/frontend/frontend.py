@@ -56,7 +56,7 @@ from ramify.runtime.frontend.validation import to_be_validated, validated
 from ramify.runtime.processes.prestart import PrestartedWorkers
 
 if TYPE_CHECKING:
-    from ramify.runtime.fleet.rings import RingFleet
+    from ramify.runtime.fleet.local import LocalFleet
 
 log = logging.getLogger("ramify")
 
@@ -89,7 +89,7 @@ class Frontend:
         self._empty = asyncio.Event()
         self._loras = Loras(self._post, self.new_rid, self._model_names)
 
-    def _make_ring(self, workers: PrestartedWorkers | None) -> RingSupervisor | RingFleet:
+    def _make_ring(self, workers: PrestartedWorkers | None) -> RingSupervisor | LocalFleet:
         if self._config.replicas == 1:
             return RingSupervisor(
                 self._config,
@@ -99,9 +99,9 @@ class Frontend:
                 restarted=self._send_again,
                 gave_up=self._fail_all,
             )
-        from ramify.runtime.fleet.rings import RingFleet  # numpy, which one ring does not need here
+        from ramify.runtime.fleet.local import LocalFleet  # numpy, which one ring does not need here
 
-        return RingFleet(
+        return LocalFleet(
             self._config,
             workers,
             receive=self._receive,
@@ -398,10 +398,12 @@ class Frontend:
             if not output.ended:
                 self._ring.send(output.rest())
 
-    def _move(self, error: WorkerDied, rids: Sequence[str]) -> None:
-        """A replica has died that had the requests `rids`: send them again, for others to go on with."""
+    def _move(self, error: WorkerDied | None, rids: Sequence[str]) -> None:
+        """A replica that had the requests `rids` has died, or without an error is drained: send them again,
+        for others to go on with."""
         for output in [self._outputs[rid] for rid in rids if rid in self._outputs]:
-            output.count_death(error)
+            if error is not None:
+                output.count_death(error)
             if not output.ended:
                 self._ring.send(output.rest())
 

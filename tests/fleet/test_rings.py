@@ -28,9 +28,10 @@ from ramify.ring_messages import (
     UnloadLora,
 )
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.fleet import rings, shares
+from ramify.runtime.fleet import local, rings, shares
+from ramify.runtime.fleet.local import LocalFleet
 from ramify.runtime.fleet.placement import NoReplica, Placement
-from ramify.runtime.fleet.rings import RingFleet
+from ramify.runtime.fleet.ring import RingEvents
 
 PREFIX = tuple(range(1000))
 
@@ -46,9 +47,16 @@ class FakeRing:
         self.gave_up: Callable[[EngineError], None] = options["gave_up"]
         self.restarting = False
         self.heartbeat_age_s = 0.0
+        self.info = None
+        self.max_prompt_tokens = 100
+        self.pids: dict[str, int] = {}
+        self.closed = False
 
     async def start(self) -> None:
         pass
+
+    async def aclose(self) -> None:
+        self.closed = True
 
     def send(self, message: Any) -> None:
         self.sent.append(message)
@@ -61,14 +69,14 @@ class FakeRing:
 
 
 class Fleet:
-    """A started `RingFleet` and what it has told the frontend."""
+    """A started `LocalFleet` and what it has told the frontend."""
 
     def __init__(self) -> None:
         self.got: list[Any] = []
         self.lost: list[list[str]] = []
         self.gave_up: list[EngineError] = []
         self.restarts = 0
-        self.fleet = RingFleet(
+        self.fleet = LocalFleet(
             EngineConfig(replicas=2, device="cpu"),
             None,
             receive=self.got.append,
@@ -99,7 +107,7 @@ class Fleet:
 
 @pytest.fixture
 def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
-    monkeypatch.setattr(rings, "RingSupervisor", FakeRing)
+    monkeypatch.setattr(local, "RingSupervisor", FakeRing)
     return Fleet()
 
 
@@ -210,10 +218,15 @@ def test_requests_of_the_dead_go_to_the_living(fleet: Fleet) -> None:
 
 
 def test_with_nobody_left_requests_wait(fleet: Fleet) -> None:
-    fleet.send(Generate(rid="text", prompt=("text",)))
+    text = Generate(rid="text", prompt=("text",))
+    fleet.send(text)
     fleet.kill(0)
+    assert fleet.lost == [["text"]], "its prompt may be what kills tokenizers"
+    fleet.send(text)
     assert len(fleet.rings[1].take(Tokenize)) == 1, "the other tokenizer is asked"
     fleet.kill(1)
+    assert fleet.lost == [["text"], ["text"]]
+    fleet.send(text)
     assert fleet.fleet.restarting
     fleet.send(asked("a"))
     fleet.send(Abort(rid="a"))
@@ -222,7 +235,7 @@ def test_with_nobody_left_requests_wait(fleet: Fleet) -> None:
     fleet.send(GetStats(rid="s"))
     fleet.rings[1].sent.clear()
     fleet.rings[1].came_back()
-    assert fleet.restarts == 1
+    assert fleet.restarts == 2 + 1, "two at the start"
     assert {type(one) for one in fleet.rings[1].sent} == {Tokenize, Generate, Abort, GetStats}
     (question,) = fleet.rings[1].take(Tokenize)
     fleet.rings[1].receive(Texts(rid=question.rid, prompts=(TokenIds(ids=(1,), tokens=()),)))
@@ -235,6 +248,38 @@ def test_the_last_replica_that_gives_up_ends_the_engine(fleet: Fleet) -> None:
         fleet.kill(index)
         fleet.rings[index].gave_up(EngineError(f"of {index}"))
     assert [str(error) for error in fleet.gave_up] == ["of 0"]
+
+
+# --- replicas come and go -------------------------------------------------------------------------
+
+
+def make(made: list[FakeRing]) -> Callable[[RingEvents], Any]:
+    def ring(events: RingEvents) -> FakeRing:
+        made.append(FakeRing(EngineConfig(), None, **events._asdict()))
+        return made[-1]
+
+    return ring
+
+
+def test_a_ring_of_any_kind_joins_and_vanishes_by_its_name(fleet: Fleet) -> None:
+    made: list[FakeRing] = []
+    for index in (0, 1):
+        fleet.kill(index)
+    fleet.send(asked("a"))
+    asyncio.run(fleet.fleet.add("far", make(made)))
+    (ring,) = made
+    assert [one.rid for one in ring.take(Generate)] == ["a"], "it had waited for a replica"
+    assert fleet.fleet.replicas["far"].state == "up"
+    with pytest.raises(InvalidRequest, match="There is a replica 'far'"):
+        asyncio.run(fleet.fleet.add("far", make(made)))
+
+    asyncio.run(fleet.fleet.remove("far"))
+    assert fleet.lost[-1] == ["a"]
+    assert ring.closed
+    assert "far" not in fleet.fleet.replicas
+    chunk = TextChunk(rid="a", text="x", ids=(1,))
+    ring.receive(StepText(chunks=(chunk,)))
+    assert not fleet.got, "it goes on elsewhere, and would be said twice"
 
 
 # --- questions ----------------------------------------------------------------------------------

@@ -1,0 +1,78 @@
+"""The replicas of this machine: their names, their shares of cores and GPUs, and rings that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+
+from ramify.errors import EngineError, WorkerDied
+from ramify.ring_messages import ToFrontend
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.fleet.ring import RingEvents
+from ramify.runtime.fleet.rings import RingFleet
+from ramify.runtime.fleet.shares import Share, share_of, shares
+from ramify.runtime.frontend.supervisor import RingSupervisor
+from ramify.runtime.processes.prestart import PrestartedWorkers
+
+
+class LocalFleet(RingFleet):
+    """`config.replicas` rings on this machine at first, named by numbers.
+
+    `workers`: processes for the first one's ring, if they were started early. The callbacks are those of
+    `RingFleet`.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        workers: PrestartedWorkers | None,
+        *,
+        receive: Callable[[ToFrontend], None],
+        lost: Callable[[WorkerDied | None, Sequence[str]], None],
+        restarted: Callable[[], None],
+        gave_up: Callable[[EngineError], None],
+    ) -> None:
+        super().__init__(config.page_size, receive=receive, lost=lost, restarted=restarted, gave_up=gave_up)
+        self._config = config
+        for index, share in enumerate(shares(config)):
+            self.hold(str(index), functools.partial(self._make, share, workers if index == 0 else None))
+
+    async def start(self) -> None:
+        """Start one ring and then the others, which find compiled kernels and packed weights on disk."""
+        first, *others = list(self._replicas.items())
+        try:
+            await self.start_ring(*first)
+            await asyncio.gather(*(self.start_ring(*one) for one in others))
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def add_one(self) -> str:
+        """Start one more replica. Returns its name, the lowest number that is free.
+
+        Raises `UnsupportedField` where every GPU or core has a replica, and what keeps it from starting.
+        """
+        name = next(name for name in map(str, itertools.count()) if name not in self._replicas)
+        await self._add(name)
+        return name
+
+    async def restart(self, name: str, limit_s: float) -> None:
+        """Drain a replica and start it anew. Requests wait where it is the only one.
+
+        Raises what `drain` raises, and what keeps it from starting: the replica is gone then.
+        """
+        await self.drain(name, limit_s, last=True)
+        try:
+            await self._add(name)
+        except Exception as error:
+            if not any(replica.usable for replica in self._replicas.values()):
+                self._give_up(error if isinstance(error, EngineError) else EngineError(str(error)))
+            raise
+
+    async def _add(self, name: str) -> None:
+        await self.add(name, functools.partial(self._make, share_of(self._config, int(name)), None))
+
+    def _make(self, share: Share, workers: PrestartedWorkers | None, events: RingEvents) -> RingSupervisor:
+        return RingSupervisor(self._config, workers, share=share, **events._asdict())

@@ -1,0 +1,163 @@
+"""Questions to the replicas: each goes to one of them or to all, whose answers become one."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+from ramify.errors import InvalidRequest, WorkerDied
+from ramify.ring_messages import (
+    Detokenize,
+    Failed,
+    LoadLora,
+    Reply,
+    Texts,
+    Tokenize,
+    ToTokenizer,
+    UnloadLora,
+)
+from ramify.runtime.fleet.ring import Replica, State
+from ramify.runtime.fleet.stats import merged
+
+Answer = Reply | Texts | Failed
+
+SILENT_S = 30.0
+"""A replica that has been silent for this long is not asked what others can answer too."""
+MOST_DEATHS = 2
+"""A question that was asked of more replicas that died than this fails: it may be what kills them."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Question:
+    """A message to be answered by the replicas in `waiting`; by any that joins where none was up."""
+
+    message: ToTokenizer
+    done: Callable[[Answer], None]
+    waiting: set[str] = dataclasses.field(default_factory=set)
+    answers: dict[str, Answer] = dataclasses.field(default_factory=dict)
+    deaths: int = 0
+
+
+class Questions:
+    """What has been asked and not answered. `replicas` are those of the fleet, by name, now."""
+
+    def __init__(self, replicas: Mapping[str, Replica]) -> None:
+        self._replicas = replicas
+        self._asked: dict[str, _Question] = {}
+        self._turns = itertools.count()
+
+    def ask(self, message: ToTokenizer, done: Callable[[Answer], None]) -> None:
+        """`done` gets the answer, in which those of several replicas are merged."""
+        self._ask(_Question(message, done))
+
+    def answered(self, name: str, answer: Answer) -> None:
+        question = self._asked.get(answer.rid)
+        if question is not None and name in question.waiting:
+            question.waiting.discard(name)
+            question.answers[name] = answer
+            self._finish(question)
+
+    def joined(self, name: str) -> None:
+        """A replica is up, without adapters: it is asked what waits for one."""
+        for question in list(self._asked.values()):
+            if not question.waiting:
+                self._ask(question)
+            elif isinstance(question.message, LoadLora):
+                question.waiting.add(name)
+                self._replicas[name].ring.send(question.message)
+
+    def left(self, name: str, *, died: bool) -> None:
+        """A replica is not up any more. Where nobody else was asked, another one is."""
+        for question in list(self._asked.values()):
+            if name in question.waiting:
+                question.waiting.discard(name)
+                question.deaths += died
+                self._finish(question)
+
+    def waiting_for(self, name: str) -> list[str]:
+        """The ids of the questions that the replica has not answered."""
+        return [rid for rid, question in self._asked.items() if name in question.waiting]
+
+    def forget(self, rid: str) -> None:
+        self._asked.pop(rid, None)
+
+    def clear(self) -> None:
+        self._asked.clear()
+
+    # --- internals --------------------------------------------------------------------------------
+
+    def _ask(self, question: _Question) -> None:
+        self._asked[_rid(question.message)] = question
+        question.waiting = set(self._for(question.message))
+        for name in list(question.waiting):
+            self._replicas[name].ring.send(question.message)
+
+    def _for(self, message: ToTokenizer) -> Sequence[str]:
+        """The replicas that have to answer."""
+        up = [name for name, replica in self._replicas.items() if replica.up]
+        if not up:
+            return ()
+        if isinstance(message, Tokenize | Detokenize):
+            usable = [name for name in up if self._replicas[name].usable] or up
+            return (usable[next(self._turns) % len(usable)],)
+        if isinstance(message, LoadLora):
+            return [name for name in up if message.name not in self._replicas[name].loras] or up
+        if isinstance(message, UnloadLora):
+            return up
+        return [name for name in up if self._replicas[name].ring.heartbeat_age_s < SILENT_S] or up
+
+    def _finish(self, question: _Question) -> None:
+        """Give the answer if all have answered; ask again where all who were asked are gone."""
+        if question.waiting:
+            return
+        message = question.message
+        if not question.answers and question.deaths <= MOST_DEATHS:
+            self._ask(question)
+            return
+        del self._asked[_rid(message)]
+        if not question.answers:
+            error = WorkerDied(f"Replicas died {question.deaths} times over this.", transient=False)
+            question.done(Failed(rid=_rid(message), error=error.to_info()))
+            return
+        if isinstance(message, LoadLora):
+            question.done(self._loaded(message, question.answers))
+            return
+        if isinstance(message, UnloadLora):
+            for replica in self._replicas.values():
+                replica.loras.pop(message.name, None)
+        question.done(_merged(question.answers, self._states()))
+
+    def _loaded(self, message: LoadLora, answers: dict[str, Answer]) -> Answer:
+        """The answer to a `LoadLora`. Where not all replicas have the same adapter then, none keeps it."""
+        own = {name: replica.loras for name, replica in self._replicas.items() if replica.up}
+        if all(message.name in own.get(name, ()) for name in answers):
+            return _merged(answers, self._states())  # it was there before: each has refused it
+        for name, answer in answers.items():
+            if isinstance(answer, Reply) and name in own:
+                own[name][message.name] = answer.lora
+        answer = _merged(answers, self._states())
+        revisions = {loras[message.name] for loras in own.values() if message.name in loras}
+        if len(revisions) > 1:
+            changed = InvalidRequest(f"The files of {message.name} have changed.", remedy="Load it again.")
+            answer = Failed(rid=message.rid, error=changed.to_info())
+        if isinstance(answer, Failed):
+            for name, loras in own.items():
+                if loras.pop(message.name, None) is not None:
+                    self._replicas[name].ring.send(UnloadLora(rid="", name=message.name))
+        return answer
+
+    def _states(self) -> dict[str, State]:
+        return {name: replica.state for name, replica in self._replicas.items()}
+
+
+def _rid(message: ToTokenizer) -> str:
+    return str(getattr(message, "rid", ""))
+
+
+def _merged(answers: dict[str, Answer], states: Mapping[str, State]) -> Answer:
+    """One answer of those of all that were asked: the first failure if there is one."""
+    for answer in answers.values():
+        if not isinstance(answer, Reply):
+            return answer
+    return merged({name: answer for name, answer in answers.items() if isinstance(answer, Reply)}, states)

@@ -1,0 +1,76 @@
+"""What a fleet needs of a ring, and what it remembers of each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple, Protocol
+
+from ramify.errors import EngineError, WorkerDied
+from ramify.messages import ModelInfo
+from ramify.ring_messages import ToFrontend, ToTokenizer
+
+State = Literal["starting", "up", "draining", "gone"]
+"""Of a replica: it takes nothing yet, or is being replaced; it takes requests; it takes no new ones; it will
+not come back by itself."""
+
+
+class FleetRing(Protocol):
+    """A `RingSupervisor`, or a ring somewhere else that is used in the same way."""
+
+    info: ModelInfo | None
+    """Set by `start`."""
+    max_prompt_tokens: int
+
+    @property
+    def pids(self) -> Mapping[str, int]: ...
+    @property
+    def restarting(self) -> bool: ...
+    @property
+    def heartbeat_age_s(self) -> float: ...
+    async def start(self) -> None: ...
+    async def aclose(self) -> None: ...
+    def close_now(self) -> None: ...
+    def send(self, message: ToTokenizer) -> None: ...
+
+
+class RingEvents(NamedTuple):
+    """What a ring calls, on the fleet's event loop."""
+
+    receive: Callable[[ToFrontend], None]
+    """With every message from the ring."""
+    died: Callable[[WorkerDied], None]
+    """When what it ran is lost, with the error for requests that cannot go on."""
+    restarted: Callable[[], None]
+    """When it has started anew, with an empty tree and without adapters."""
+    gave_up: Callable[[EngineError], None]
+    """When it will not start again."""
+
+
+MakeRing = Callable[[RingEvents], FleetRing]
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Replica:
+    """A ring of the fleet. `up`: it takes messages. `left`: it is not in the fleet any more."""
+
+    ring: FleetRing
+    up: bool = False
+    draining: bool = False
+    gone: bool = False
+    left: bool = False
+    loras: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Its LoRA adapters: name → revision."""
+
+    @property
+    def state(self) -> State:
+        if self.gone:
+            return "gone"
+        if self.draining:
+            return "draining"
+        return "up" if self.up else "starting"
+
+    @property
+    def usable(self) -> bool:
+        """It takes requests, or will when it has started."""
+        return not (self.draining or self.gone)
