@@ -77,7 +77,11 @@ def run_plan(
     shape = plan.shape
     kv_heads = shape.kv_heads
     room = plan.state_rows * kv_heads
-    states = torch.empty(room * (head_dim + 2), dtype=torch.float32, device=q.device)
+    count = room * (head_dim + 2)
+    if plan.space is None:
+        states = torch.empty(count, dtype=torch.float32, device=q.device)
+    else:
+        states = plan.space[:count]
     acc, top, total = torch.split(states, [room * head_dim, room, room])
     if soft_cap > 0.0:
         in_factor, out_factor = scale / soft_cap, soft_cap * _LOG2_E

@@ -12,8 +12,16 @@ from torch import Tensor
 from ramify.kernels.triton.attention import plan_attention, run_plan, warm_up
 from ramify.kernels.triton.cascade import plan_from_page_tables
 from ramify.kernels.triton.plan.attention_config import CHUNK, device_of, tiles
-from ramify.kernels.triton.plan.attention_graph import StaticPlan, decode_forms
+from ramify.kernels.triton.plan.attention_graph import (
+    Form,
+    StaticPlan,
+    form_of,
+    highest_level,
+    launches_of,
+    state_bytes,
+)
 from ramify.kernels.triton.plan.attention_plan import STATE_BYTES, Plan, Shape
+from ramify.kernels.triton.tiles.merge import AT_ONCE
 
 CASCADE_LEVELS = 4
 """Depth of the prefix tree that a graph has room for; a deeper tree runs without a graph."""
@@ -72,21 +80,48 @@ class Planner:
             return plan_from_page_tables(page_table, query_starts, kv_lens, self.shape, device)  # type: ignore[arg-type]
         return plan_attention(query_starts, kv_lens, self.shape, device)  # type: ignore[arg-type]
 
-    def room(self, sequences: int, pool_tokens: int) -> StaticPlan:
-        """Buffers for plans of up to `sequences` decodes over `pool_tokens` positions. Few do not fit."""
-        shape = self.shape
-        forms = decode_forms(shape, sequences, pool_tokens, cascade=self._cascade)
-        states = forms[0][2] + (pool_tokens // CHUNK if shape.deterministic else 0)
-        if self._cascade:
-            states += CASCADE_STATES * sequences
+    def form(self, plan: Plan, sequences: int) -> Form:
+        """The smallest form of a captured step of `sequences` decodes that holds `plan`."""
+        return form_of(plan, sequences)
+
+    def highest_level(self, sequences: int, positions: int) -> int:
+        """The highest level of forms of flat plans: `sequences` decodes over `positions` positions in all."""
+        return highest_level(self.shape, sequences, self._seen(sequences, positions))
+
+    def room(self, form: Form, sequences: int, positions: int, space: Tensor | None) -> StaticPlan:
+        """Buffers for plans of `form`, of up to `sequences` decodes over `positions` positions in all.
+
+        space : of `state_bytes`; None: each run allocates its own
+        """
+        cascade = bool(form.listed)
         return StaticPlan(
-            shape,
+            self.shape,
             self._device,
             tokens=sequences,
-            forms=forms,
-            states=min(states, STATE_BYTES // (4 * (shape.head_dim + 2) * shape.heads)),
-            listed_tokens=CASCADE_LEVELS * sequences if self._cascade else 0,
+            forms=launches_of(self.shape, form, sequences),
+            states=self._states(form, sequences, positions),
+            listed_tokens=CASCADE_LEVELS * sequences if cascade else 0,
+            space=space,
         )
+
+    def state_bytes(self, form: Form, sequences: int, positions: int) -> int:
+        """Bytes of the softmax states for which `room` has room."""
+        return state_bytes(self.shape, self._states(form, sequences, positions))
+
+    def _states(self, form: Form, sequences: int, positions: int) -> int:
+        if not form.level:
+            return 0
+        states = max(AT_ONCE[-1], 1 << form.level) * sequences  # at least as many as the merge loads at once
+        if self.shape.deterministic:
+            states += self._seen(sequences, positions) // CHUNK
+        if form.listed:
+            states += CASCADE_STATES * sequences
+        return min(states, STATE_BYTES // state_bytes(self.shape, 1))
+
+    def _seen(self, sequences: int, positions: int) -> int:
+        """Positions that the decodes see, rounded up to whole chunks."""
+        window = self.shape.window
+        return min(positions, sequences * (window + 2 * CHUNK)) if window else positions
 
     def warm_up(
         self, k_pages: Tensor, v_pages: Tensor, *, soft_cap: float = 0.0, sinks: bool = False

@@ -1,10 +1,17 @@
-"""Decoding steps as CUDA graphs, captured at a ladder of batch sizes; batches in between are padded."""
+"""Decoding steps as CUDA graphs, captured at a ladder of batch sizes; batches in between are padded.
+
+At each size there is a graph for each level of attention's flat plans (`attention_graph`), so that a step
+launches at most about twice the programs that have work. Graphs of cascade plans, whose forms are many, are
+captured when a form has come up `OFTEN` times; the steps before run eagerly.
+"""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,7 +23,16 @@ from ramify.runtime.executor.state_pool import StatePool, StepStates
 from ramify.runtime.model.config import ModelShape
 
 if TYPE_CHECKING:
-    from ramify.kernels.triton.plan.attention_graph import StaticPlan
+    from ramify.kernels.triton.plan.attention_graph import Form, StaticPlan
+    from ramify.kernels.triton.plan.attention_plan import Plan
+
+OFTEN = 8
+"""Steps of a form of cascade plans before it is captured, which takes about as long as ten steps."""
+MOST_LATE = 64
+"""Graphs of cascade plans; further forms run eagerly."""
+
+Key = tuple[int, tuple["Form", ...]]
+"""The index of a size, and the form of each window size's plan."""
 
 Compute = Callable[[Tensor, Tensor, Tensor, StepAttention, StepStates | None], Tensor]
 """(ids, positions, slots, attention, states) → hidden states."""
@@ -31,6 +47,15 @@ def ladder(largest: int) -> list[int]:
         sizes |= {power, power + power // 2}
         power *= 2
     return sorted(size for size in sizes if size <= largest)
+
+
+@dataclasses.dataclass(slots=True)
+class _Step:
+    """One captured step: the buffers of its plans by window size, and its graph and result once captured."""
+
+    rooms: dict[int, StaticPlan]
+    graph: torch.cuda.CUDAGraph | None = None
+    hidden: Tensor | None = None
 
 
 class DecodeGraphs:
@@ -73,37 +98,98 @@ class DecodeGraphs:
         # Rows that attend to nothing are not written: zeros, so that they hold numbers and no NaN.
         heads, head_dim = model.num_heads, model.head_dim
         self._attended = torch.zeros(self.sizes[-1], heads, head_dim, dtype=pool.k.dtype, device=device)
-        pool_tokens = pool.num_pages * pool.page_size
-        self._rooms: list[dict[int, StaticPlan]] = [
-            {window: planner.room(size, pool_tokens) for window, planner in attention.planners.items()}
-            for size in self.sizes
-        ]
-        self._graphs: list[torch.cuda.CUDAGraph | None] = [None] * len(self.sizes)
-        self._hidden: list[Tensor | None] = [None] * len(self.sizes)
+        self._longest = max_pages * pool.page_size
+        self._memory: Any = None
+        """The memory that all graphs share."""
+        self._space = torch.empty(self.space_bytes() // 4, dtype=torch.float32, device=device)
+        self._steps = {key: self._step_of(key) for key in self.planned_keys()}
+        self._seen: Counter[Key] = Counter()
+        self._late = 0
+
+    def planned_keys(self) -> Iterator[Key]:
+        """Of the steps that are captured at start, those of the largest size first."""
+        from ramify.kernels.triton.plan.attention_graph import Form
+
+        for index in reversed(range(len(self.sizes))):
+            for level in reversed(range(1 + max(self._highest(index).values()))):
+                yield index, tuple(self._bounded(index, [Form(level)] * len(self._attention.planners)))
+
+    def space_bytes(self) -> int:
+        """Bytes of the softmax states of all graphs, which run one after the other."""
+        return max(
+            (
+                planner.state_bytes(form, self.sizes[index], self._positions(index))
+                for index, forms in self._largest_keys()
+                for planner, form in zip(self._attention.planners.values(), forms, strict=True)
+            ),
+            default=0,
+        )
+
+    def _largest_keys(self) -> Iterator[Key]:
+        """The keys of the most states: of the largest size, with and without a cascade."""
+        for index, forms in self.planned_keys():
+            if index == len(self.sizes) - 1:
+                yield index, forms
+                tile = next(iter(self._attention.planners.values())).shape.tiles[0]
+                listed = [form._replace(listed=((tile, 1),)) for form in forms]
+                yield index, tuple(listed)
+
+    def _highest(self, index: int) -> dict[int, int]:
+        """By window size, the highest level of flat plans."""
+        size, positions = self.sizes[index], self._positions(index)
+        return {
+            window: planner.highest_level(size, positions)
+            for window, planner in self._attention.planners.items()
+        }
+
+    def _positions(self, index: int) -> int:
+        """The most positions that the decodes of a size can see together."""
+        return min(self._pool.num_pages * self._pool.page_size, self.sizes[index] * self._longest)
+
+    def _bounded(self, index: int, forms: Sequence[Form]) -> Iterator[Form]:
+        """One level for all window sizes, as far as their plans reach it, so that there are few keys."""
+        level = max(form.level for form in forms)
+        for form, highest in zip(forms, self._highest(index).values(), strict=True):
+            yield form._replace(level=min(level, highest))
+
+    def _step_of(self, key: Key) -> _Step:
+        index, forms = key
+        size, positions = self.sizes[index], self._positions(index)
+        return _Step(
+            {
+                window: planner.room(form, size, positions, self._space)
+                for (window, planner), form in zip(self._attention.planners.items(), forms, strict=True)
+            }
+        )
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Capture every size, the largest first: the others reuse its memory."""
+        """Capture every step that is planned, the largest first: the others reuse its memory."""
         if self._pool.k.device.type != "cuda":
             return
-        memory = torch.cuda.graph_pool_handle()
-        for index in reversed(range(len(self.sizes))):
-            self._tokens[index][2].fill_(self._pool.padding_page * self._pool.page_size)
-            self._step(index)  # compiles kernels, which must not happen during a capture
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=memory):
-                self._hidden[index] = self._step(index)
-            self._graphs[index] = graph
+        self._memory = torch.cuda.graph_pool_handle()
+        for key, step in self._steps.items():
+            self._tokens[key[0]][2].fill_(self._pool.padding_page * self._pool.page_size)
+            self._run(key[0], step)  # compiles kernels, which must not happen during a capture
+            self._capture(key[0], step)
+
+    def _capture(self, index: int, step: _Step) -> None:
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            step.hidden = self._run(index, step)
+        step.graph = graph
 
     def run(self, batch: ForwardBatch) -> Tensor | None:
-        """The hidden states of a batch of decodes; None where the batch or its plan is too large."""
+        """The hidden states of a batch of decodes; None where the batch is too large, or its plan has no
+        graph."""
         count, width = batch.page_table.shape
         index = bisect.bisect_left(self.sizes, count)
         if index == len(self.sizes):
             return None
         plans = self._attention.plans(batch, torch.device("cpu"))
-        if not all(room.load(plans[window]) for window, room in self._rooms[index].items()):
+        step = self._find(index, plans)
+        if step is None or not all(room.load(plans[window]) for window, room in step.rooms.items()):
             return None
         tokens, device = self._tokens[index], self._table.device
         tokens.copy_(to_device(self._padded(batch.tokens, self.sizes[index]), device))
@@ -116,13 +202,27 @@ class DecodeGraphs:
             slots[:count].copy_(to_device(batch.states, device))
             slots[count:].fill_(self._padding_slot)
             lens[:count].copy_(to_device(batch.kv_lens, device))
-        graph = self._graphs[index]
-        if graph is None:
-            return self._step(index)[:count]
-        graph.replay()
-        hidden = self._hidden[index]
-        assert hidden is not None
-        return hidden[:count]
+        if step.graph is None:
+            hidden = self._run(index, step)
+            if self._memory is not None:  # for the steps to come: capturing computes nothing
+                self._capture(index, step)
+            return hidden[:count]
+        step.graph.replay()
+        assert step.hidden is not None
+        return step.hidden[:count]
+
+    def _find(self, index: int, plans: dict[int, Plan]) -> _Step | None:
+        """The step of these plans; None where it has none yet."""
+        planners = self._attention.planners
+        forms = [planner.form(plans[window], self.sizes[index]) for window, planner in planners.items()]
+        key = index, tuple(self._bounded(index, forms))
+        step = self._steps.get(key)
+        if step is None and self._late < MOST_LATE and any(form.listed for form in forms):
+            self._seen[key] += 1
+            if self._seen[key] == OFTEN:
+                self._late += 1
+                step = self._steps[key] = self._step_of(key)
+        return step
 
     def _padded(self, tokens: Tensor, size: int) -> Tensor:
         padded = torch.zeros(3, size, dtype=torch.int64)
@@ -130,9 +230,9 @@ class DecodeGraphs:
         padded[:, : tokens.shape[1]] = tokens
         return padded
 
-    def _step(self, index: int) -> Tensor:
+    def _run(self, index: int, step: _Step) -> Tensor:
         tokens = self._tokens[index]
-        plans = {window: room.plan for window, room in self._rooms[index].items()}
+        plans = {window: room.plan for window, room in step.rooms.items()}
         size = self.sizes[index]
         attention = self._attention.planned(plans, self._table[:size], self._attended[:size])
         states = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import re
 import subprocess
 import tempfile
@@ -55,11 +56,12 @@ _PROGRAM_SHARED = 1024
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Compiled:
-    """One launch: `kernel` is Triton's, None where it was only noted."""
+    """One launch: `kernel` is Triton's, None where it was only noted; `programs` is their number."""
 
     name: str
     key: str
     kernel: Any
+    programs: int
 
     @property
     def ptx(self) -> str:
@@ -95,7 +97,8 @@ def compiling(capability: int, *, noting: bool = False) -> Iterator[list[Compile
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         last.clear()
         kernel = run(self, *args, grid=grid, warmup=True, **options)
-        launches.append(Compiled(self.fn.__name__, last[0] if last else "", kernel))
+        programs = math.prod(grid(options) if callable(grid) else grid)
+        launches.append(Compiled(self.fn.__name__, last[0] if last else "", kernel, programs))
         return kernel
 
     def note(self: Any, key: str, *rest: Any) -> Any:

@@ -1,34 +1,77 @@
-"""A plan at fixed addresses and of fixed size, so that a captured CUDA graph is replayed with new lengths."""
+"""Plans at fixed addresses and of fixed size, so that a captured CUDA graph is replayed with new lengths.
+
+A graph launches a program for each item that it has room for, so graphs of several sizes are captured, and a
+step takes the smallest that holds its plan. Example, 8 KV heads and 32 heads, one decode:
+
+    context   items of the plan   level   room   programs of attention and merge   with work
+    200        1                   0        1       8                                 8
+    1k         4                   2        4      32 + 32                           32 + 32
+    8k        32                   5       32     256 + 32                          256 + 32
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
-from ramify.kernels.triton.plan.attention_config import Tile
+from ramify.kernels.triton.plan.attention_config import CHUNK, Tile
 from ramify.kernels.triton.plan.attention_plan import PROGRAMS_A_PROCESSOR, Launch, Merge, Plan, Shape
 from ramify.kernels.triton.tiles.attention_tile import ITEM_FIELDS
 
 _FIELDS = int(ITEM_FIELDS)
 
 
-def decode_forms(
-    shape: Shape, sequences: int, pool_tokens: int, *, cascade: bool
-) -> list[tuple[Tile, bool, int]]:
-    """The launches (tile, listed, items) of plans of up to `sequences` decodes over `pool_tokens` positions.
+class Form(NamedTuple):
+    """The launches of the plan of a step of decodes, their sizes rounded up.
+
+    level : the flat launch has room for 2 ** level items a sequence; at level 0 no states are merged
+    listed : cascade's launches, each a tile and room for items, a power of two
+    """
+
+    level: int
+    listed: tuple[tuple[Tile, int], ...] = ()
+
+
+def form_of(plan: Plan, sequences: int) -> Form:
+    """The smallest form of steps of `sequences` decodes that holds `plan`, made for no more of them."""
+    one = _flat(plan.shape, 1)[1]
+    items = sum(len(launch.items) for launch in plan.launches if not launch.listed)
+    level = max(-(-items // (one * sequences)) - 1, 0).bit_length()
+    if plan.merge is not None:
+        level = max(level, 1)
+    listed = [
+        (launch.tile, 1 << (len(launch.items) - 1).bit_length()) for launch in plan.launches if launch.listed
+    ]
+    return Form(level, tuple(listed))
+
+
+def highest_level(shape: Shape, sequences: int, positions: int) -> int:
+    """The highest level of flat plans of up to `sequences` decodes over up to `positions` positions in all.
 
     `attention_plan` makes one item a sequence and, by its balance of work and states, about
-    sqrt(pool_tokens * programs at once / (128 * KV heads)) more; this is room for twice as many of
-    the latter. An unused item costs a program that ends at once. `cascade` adds a launch for each tile.
+    sqrt(positions * programs at once / (128 * KV heads)) more; this is room for twice the latter. The parts
+    of deterministic plans have at least CHUNK positions, and may be that short at any load.
     """
     slots = shape.device.processors * PROGRAMS_A_PROCESSOR
-    items = sequences + 2 * math.isqrt(pool_tokens * slots // (128 * shape.kv_heads) + 1)
+    more = 2 * math.isqrt(positions * slots // (128 * shape.kv_heads) + 1)
+    items = sequences + (positions // CHUNK if shape.deterministic else more)
+    return max(-(-items // sequences) - 1, 0).bit_length()
+
+
+def launches_of(shape: Shape, form: Form, sequences: int) -> list[tuple[Tile, bool, int]]:
+    """The launches (tile, listed, items) of `form`."""
+    tile, items = _flat(shape, sequences)
+    return [(tile, False, items << form.level), *((each, True, room) for each, room in form.listed)]
+
+
+def _flat(shape: Shape, sequences: int) -> tuple[Tile, int]:
+    """The tile of decodes, and their items where no sequence is cut along its positions."""
     group = shape.heads // shape.kv_heads
     tile = next((tile for tile in shape.tiles if tile.rows >= group), shape.tiles[-1])
-    forms = [(tile, False, items * -(-group // tile.rows))]
-    return forms + [(each, True, items) for each in shape.tiles] if cascade else forms
+    return tile, sequences * -(-group // tile.rows)
 
 
 class StaticPlan:
@@ -44,7 +87,10 @@ class StaticPlan:
     forms : (tile, listed, items)
         The launches, and the most items of each.
     listed_tokens : most tokens of cascade's nodes; a token counts once for each level of the tree
-    states : most states of all tokens together; a state has a row for each query head of a KV head
+    states : most states of all tokens together; a state has a row for each query head of a KV head. 0: no
+        states are left, and no merge is launched.
+    space : float32 on `device`, at least ``state_bytes(shape, states) // 4`` numbers, for the states; plans
+        that run one after the other may share it. None: each run allocates its own.
     """
 
     def __init__(
@@ -56,11 +102,13 @@ class StaticPlan:
         forms: Sequence[tuple[Tile, bool, int]],
         states: int,
         listed_tokens: int = 0,
+        space: torch.Tensor | None = None,
     ) -> None:
         group = shape.heads // shape.kv_heads
         self._forms = list(forms)
         sizes = [count * _FIELDS for _, _, count in forms]
-        sizes += [listed_tokens, tokens, tokens + 1, states]
+        merged = tokens if states else 0
+        sizes += [listed_tokens, merged, merged + 1, states]
         places = [0]
         for size in sizes:
             places.append(places[-1] + -(-size // 4) * 4)
@@ -74,7 +122,7 @@ class StaticPlan:
             for (tile, listed, _), view in zip(forms, views, strict=False)
         )
         named, *merge = views[len(launches) :]
-        self.plan = Plan(shape, launches, named, states * group, Merge(*merge))
+        self.plan = Plan(shape, launches, named, states * group, Merge(*merge) if states else None, space)
 
     def load(self, plan: Plan) -> bool:
         """Copy `plan`, on the host, into the buffers. If it does not fit, change nothing and return False."""
@@ -99,3 +147,8 @@ class StaticPlan:
         if self._copied is not None:
             self._copied.record()
         return True
+
+
+def state_bytes(shape: Shape, states: int) -> int:
+    """Bytes of `states` softmax states: values, maximum and sum in float32 for each query head."""
+    return 4 * (shape.head_dim + 2) * shape.heads * states

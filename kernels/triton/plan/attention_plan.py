@@ -95,6 +95,7 @@ class Plan:
     tokens : (N,) int32, the tokens of listed items
     state_rows : rows of softmax states that the launches leave for the merge
     merge : None if no token has two parts
+    space : float32, for the states; None: each run allocates its own
     """
 
     shape: Shape
@@ -102,6 +103,7 @@ class Plan:
     tokens: torch.Tensor
     state_rows: int
     merge: Merge | None
+    space: torch.Tensor | None = None
 
 
 class _Tiles(NamedTuple):

@@ -14,7 +14,7 @@ from ramify.kernels.triton import attention
 from ramify.kernels.triton.attention import plan_attention, plan_shape, run_plan
 from ramify.kernels.triton.cascade import cascade_attention, plan_cascade, plan_from_page_tables
 from ramify.kernels.triton.interpret import INTERPRETED
-from ramify.kernels.triton.plan.attention_graph import StaticPlan, decode_forms
+from ramify.kernels.triton.plan.attention_graph import Form, StaticPlan, launches_of
 from ramify.kernels.triton.plan.attention_plan import Plan
 from ramify.kernels.triton.plan.cascade_cost import Costs
 from ramify.kernels.triton.plan.cascade_groups import find_groups
@@ -194,11 +194,10 @@ def test_merge_against_its_twin(parts, head_dim):
 
 
 def test_a_static_plan_serves_step_after_step():
-    pages = 60
     branches = [Branch((0,), 70 + 300 * row, 1) for row in range(3)]
     batch = make_tree((6,), branches, heads=2, kv_heads=1, page_size=64)
     shape = plan_shape(batch.q, batch.k_pages, window=0, deterministic=False)
-    forms = decode_forms(shape, 3, pages * 64, cascade=True)
+    forms = launches_of(shape, Form(4, tuple((tile, 32) for tile in shape.tiles)), 3)
     cpu = torch.device("cpu")
     static = StaticPlan(shape, cpu, tokens=3, forms=forms, states=64, listed_tokens=3)
     addresses = [launch.items.data_ptr() for launch in static.plan.launches]
@@ -225,7 +224,7 @@ def test_padding_of_a_static_plan_touches_nothing():
     batch = make_tree((6,), [Branch((0,), 9, 1)], heads=2, kv_heads=1, page_size=64)
     shape = plan_shape(batch.q, batch.k_pages, window=0, deterministic=True)
     cpu = torch.device("cpu")
-    static = StaticPlan(shape, cpu, tokens=4, forms=decode_forms(shape, 4, 512, cascade=False), states=8)
+    static = StaticPlan(shape, cpu, tokens=4, forms=launches_of(shape, Form(1), 4), states=8)
     assert static.load(plan_attention(*host(batch)[1:], shape, cpu))
     out = torch.full((4, 2, 64), torch.nan, dtype=torch.float16)
     q = torch.cat([batch.q, torch.full((3, 2, 64), torch.nan, dtype=torch.float16)])

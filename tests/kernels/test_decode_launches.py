@@ -1,0 +1,124 @@
+"""Programs that captured decoding steps launch, beside those that have work; nothing is compiled or run."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from ramify.kernels.registry import ops
+from ramify.kernels.triton.plan.cascade_cost import Costs
+from ramify.kernels.triton.planner import Planner
+from ramify.runtime.executor.batch import Extension, ForwardBatch, pack
+from ramify.runtime.executor.decode_graphs import OFTEN
+from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.executor.runner import Runner
+from ramify.runtime.model.hf_config import config_from_hf
+from ramify.runtime.model.load import dummy_model
+from tests.kernels.kernel_compiler import Compiled, compiling
+from tests.kernels.test_triton_warm_up import SHAPE
+
+PAGE = 16
+HEADS, KV_HEADS = SHAPE["num_attention_heads"], SHAPE["num_key_value_heads"]
+
+
+def planner_of(*, window: int = 0, deterministic: bool = False) -> Planner:
+    """For the shape of Llama-3.1-8B, with the figures of an H100."""
+    return Planner(
+        heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16, page_size=PAGE, window=window,
+        device=torch.device("cpu"), deterministic=deterministic, cascade=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("window", [0, 4096])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("context", [1024, 8192, 131072])
+@pytest.mark.parametrize("batch", [1, 32, 256])
+def test_at_most_half_of_the_programs_have_no_work(
+    batch: int, context: int, deterministic: bool, window: int
+) -> None:
+    """A batch fills at least two thirds of its graph, as the ladder of sizes has it."""
+    planner = planner_of(window=window, deterministic=deterministic)
+    table = np.arange(batch * context // PAGE, dtype=np.int32).reshape(batch, -1)
+    positions = max(batch * context, 1_000_000)
+    for size in {batch, batch * 4 // 3}:
+        plan = planner.plan(table, np.arange(batch + 1), [context] * batch, torch.device("cpu"))
+        form = planner.form(plan, size)
+        assert form.level <= planner.highest_level(size, positions), "it is captured at start"
+        room = planner.room(form, size, positions, None)
+        assert room.load(plan)
+        launched = 8 * sum(len(launch.items) for launch in room.plan.launches)
+        working = 8 * sum(len(launch.items) for launch in plan.launches)
+        if room.plan.merge is not None:
+            launched += 32 * len(room.plan.merge.tokens)
+        if plan.merge is not None:
+            working += 32 * len(plan.merge.tokens)
+        assert launched <= 2 * working
+
+
+def decodes(lengths: list[int], *, shared: int = 0) -> ForwardBatch:
+    """Decodes of `lengths`, whose first `shared` pages are the same."""
+    ids = np.zeros(max(lengths), np.int32)
+    tables, free = [], shared
+    for length in lengths:
+        own = -(-length // PAGE) - shared
+        tables.append([*range(shared), *range(free, free + own)])
+        free += own
+    spans = zip(lengths, tables, strict=True)
+    return pack([Extension(ids, length - 1, length, pages) for length, pages in spans], PAGE)
+
+
+def runner_of() -> Runner:
+    model = dummy_model(config_from_hf(SHAPE), dtype=torch.bfloat16)
+    pool = KvPool(model.config, num_pages=1200, page_size=PAGE, dtype=torch.bfloat16)
+    return Runner(model, pool, ops("triton"))
+
+
+def programs(launches: list[Compiled]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for launch in launches:
+        found[launch.name] += launch.programs
+    return found
+
+
+def test_a_step_launches_the_programs_of_its_level() -> None:
+    """The kernels' own grids: of two layers, at two lengths, in a graph for four."""
+    with compiling(90, noting=True) as launches:
+        runner = runner_of()
+        runner.capture_decodes([1, 4], max_pages=250)
+        for lengths, attend, merge in (([30, 40, 50], 4, 0), ([3000], 16, 1)):
+            launches.clear()
+            runner.forward(decodes(lengths))
+            found = programs(launches)
+            assert found["attend"] == 2 * KV_HEADS * attend
+            assert found["_merge"] == 2 * HEADS * merge
+
+
+def test_steps_without_a_cascade_launch_none() -> None:
+    with compiling(90, noting=True) as launches:
+        runner = runner_of()
+        runner.capture_decodes([4], max_pages=250)
+        launches.clear()
+        runner.forward(decodes([300, 400, 500]))
+        assert sum(launch.name == "attend" for launch in launches) == 2, "one a layer"
+
+
+def test_a_form_of_cascade_plans_is_captured_when_it_comes_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Costs, "choose", lambda self, groups, *rest: list(groups))
+    with compiling(90, noting=True):
+        runner = runner_of()
+        runner.capture_decodes([1, 96], max_pages=250)
+        graphs = runner._graphs
+        assert graphs is not None
+        before = len(graphs._steps)
+        batch = decodes([1990 + row % 16 for row in range(70)], shared=124)
+        planner = next(iter(graphs._attention.planners.values()))
+        plan = planner.plan(
+            *(np.asarray(each) for each in (batch.page_table, batch.query_starts, batch.kv_lens))
+        )
+        assert planner.form(plan, 96).listed
+        steps = [graphs.run(batch) for _ in range(OFTEN + 2)]
+        assert [hidden is not None for hidden in steps] == [False] * (OFTEN - 1) + [True] * 3
+        assert len(graphs._steps) == before + 1
