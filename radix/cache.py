@@ -49,7 +49,7 @@ from ramify.radix.lock import Committed, Match, PrefixLock
 from ramify.radix.node import Node
 from ramify.radix.observe.evicted import EvictionRecord, Lost
 from ramify.radix.observe.snapshot import NodeView, snapshot
-from ramify.radix.observe.tree_log import TreeLog
+from ramify.radix.observe.tree_log import Page, TreeLog
 from ramify.radix.pages import PagePool
 from ramify.radix.states import States, UselessFirst
 from ramify.radix.stats import PageCounts, StateCounts
@@ -367,6 +367,16 @@ class PrefixCache:
         """(added, removed) digests of page ends since the last call (`TreeLog.take`); there must be a log."""
         assert self._log is not None
         return self._log.take()
+
+    def take_changed_pages(self) -> tuple[list[Page], list[int]]:
+        """As `take_changes`, with the added pages' tokens (`TreeLog.take_pages`)."""
+        assert self._log is not None
+        return self._log.take_pages()
+
+    def pages_in_tree(self) -> list[Page]:
+        """All pages in the tree (`TreeLog.whole_pages`); there must be a log. Costs O(tree)."""
+        assert self._log is not None
+        return self._log.whole_pages(self._tree.nodes())
 
     def page_ends(self) -> list[int]:
         """The digests of all page ends in the tree (`TreeLog.whole`); there must be a log. Costs O(tree)."""

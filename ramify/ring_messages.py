@@ -321,10 +321,24 @@ class Texts(Message, frozen=True, kw_only=True):
     text: tuple[str, ...] = ()
 
 
-class TreeChange(Message, frozen=True, kw_only=True):
-    """What a step has changed in the prefix tree, as digests of page ends; sent where there are replicas.
+class PageRun(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Pages of the prefix tree, each of which follows the one before it."""
 
-    The fields are those of `ramify.runtime.fleet.index.TreeEvents`.
+    scope: str
+    """The tree's, which names the LoRA adapter too (`ramify.runtime.model.lora.names.tree_scope`)."""
+    before: int | None
+    """The digest of the page before the first; None where the run begins with the sequence."""
+    digests: tuple[int, ...]
+    tokens: bytes
+    """int32, native, a page's number of them for each digest."""
+
+
+class TreeChange(Message, frozen=True, kw_only=True):
+    """What a step has changed in the prefix tree, as digests of page ends; sent where there are replicas, and
+    where KV events are published.
+
+    The fields are those of `ramify.runtime.fleet.index.TreeEvents`, and with KV events the runs of the added
+    pages.
     """
 
     epoch: int
@@ -332,6 +346,7 @@ class TreeChange(Message, frozen=True, kw_only=True):
     added: tuple[int, ...] = ()
     removed: tuple[int, ...] = ()
     whole: bool = False
+    runs: tuple[PageRun, ...] = ()
 
 
 class Ready(Message, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal, get_args, get_origin, get_type_hints
 
-from ramify.runtime.host_names import host_name, is_loopback, is_origin, split_names
+from ramify.runtime.host_names import host_name, is_loopback, is_origin, split_names, tcp_host
 from ramify.runtime.model.lora.names import checked_name
 from ramify.spelling import nearest
 
@@ -69,6 +69,8 @@ ELSEWHERE = {
     "dp_size": "replicas",
     "data_parallel_size": "replicas",
     "kv_cache_dtype": "KV pages have the model's dtype.",
+    "kv_events_config": "Here it is kv_events='tcp://HOST:PORT' (--kv-events), with kv_events_replay and"
+    " kv_events_topic.",
     "chat_template": "The chat template is the model's own.",
     "tool_call_parser": "The format of tool calls is read from the chat template.",
     "reasoning_parser": "The marks of reasoning are read from the chat template.",
@@ -170,6 +172,14 @@ class EngineConfig:
     max_running and threads are for each. On the CPU they divide the cores, on CUDA each has a GPU. One that
     dies is replaced, and its requests go on elsewhere meanwhile. On one CPU machine two are usually slower
     than one."""
+    kv_events: str | None = None
+    """An address, tcp://HOST:PORT, at which routers can subscribe to what enters and leaves the prefix trees,
+    in vLLM's format. Events have prompts' token ids, and there is no key: a HOST that other machines can
+    reach, such as *, needs insecure."""
+    kv_events_replay: str | None = None
+    """An address, tcp://HOST:PORT, at which subscribers get events again that they have missed."""
+    kv_events_topic: str | None = None
+    """The topic of the events. None: kv@HOSTNAME@MODEL, with the name that requests have for the model."""
     seed: int = 0
     """The seed of requests without one of their own."""
     log_level: str = "warning"
@@ -191,6 +201,7 @@ class EngineConfig:
                 raise ValueError(f"{name} is {value}; it must be at least {least}.")
         if self.draft_model is not None and self.speculation is False:
             raise ValueError("draft_model is set and speculation is off: nothing would use the draft model.")
+        self._check_kv_events()
         for name in ("kv_memory_gb", "state_memory_gb"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise ValueError(f"{name} is {value}; it must be above 0.")
@@ -198,6 +209,29 @@ class EngineConfig:
             checked_name(name, "loras")
         if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
             raise ValueError(f"memory_fraction is {self.memory_fraction}; it must be above 0 and at most 1.")
+
+    def _check_kv_events(self) -> None:
+        if self.kv_events is None:
+            for name in ("kv_events_replay", "kv_events_topic"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} is set and kv_events is not: there would be no events.")
+            return
+        if self.prefix_cache == "naive":
+            raise ValueError("kv_events is set and prefix_cache is 'naive': there would be no events.")
+        for name in ("kv_events", "kv_events_replay"):
+            if (address := getattr(self, name)) is None:
+                continue
+            host = tcp_host(address)
+            if host is None:
+                raise ValueError(
+                    f"{name} is {address!r}; it must be tcp://HOST:PORT, such as tcp://127.0.0.1:5557."
+                )
+            if not (is_loopback(host) or getattr(self, "insecure", False)):
+                raise ValueError(
+                    f"{name} is {address!r}, which other machines can reach, and there is no key for it:"
+                    " whoever connects gets prompts as token ids. Serve with --insecure if that is meant; an"
+                    " api_key protects everything else as before."
+                )
 
     @property
     def most_requests(self) -> int:
@@ -217,7 +251,7 @@ class ServerConfig(EngineConfig):
     open_metrics: bool = False
     """/metrics needs no api_key: gateways read it without one."""
     insecure: bool = False
-    """Listen without an api_key on an address that other machines can reach."""
+    """Listen without an api_key on an address that other machines can reach, or publish kv_events at one."""
     allowed_hosts: str = ""
     """Host names that requests may name, with commas: beside loopback names and the host, or if there is an
     api_key only these. *.example.com means names below it, * any name."""

@@ -10,6 +10,15 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d+)?
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d*)?")
 
 
+_TCP = re.compile(r"tcp://(\*|\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
+
+
+def tcp_host(address: str) -> str | None:
+    """The host in tcp://HOST:PORT, in lower case and without brackets; None for anything else."""
+    found = _TCP.fullmatch(address)
+    return found[1].strip("[]").lower() if found and int(found[2]) < 65536 else None
+
+
 def is_origin(text: str) -> bool:
     """Whether `text` is an origin, in lower case and without a path."""
     return _ORIGIN.fullmatch(text) is not None

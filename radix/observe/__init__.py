@@ -3,5 +3,5 @@
 digest.py      64 bits for a prefix
 evicted.py     recent evictions, to explain cache misses
 snapshot.py    a sample of the tree for dashboards
-tree_log.py    what entered and left the tree, as digests of page ends
+tree_log.py    what entered and left the tree, as digests of page ends, and as pages with their tokens
 """

@@ -121,6 +121,8 @@ class RingFleet:
         self.before_leaving: Callable[[str], Awaitable[None]] | None = None
         """Awaited with the name of a replica that has drained, while it is still up: what its tree holds can
         be moved to others."""
+        self.tree_changed: Callable[[str, TreeChange | None], None] = lambda name, change: None
+        """Called with a replica's name and what has changed in its tree; with None where the tree is gone."""
         self.info: ModelInfo | None = None
 
     # --- replicas come and go ---------------------------------------------------------------------
@@ -259,6 +261,7 @@ class RingFleet:
             replica.up = False
             replica.loras.clear()
             self._placement.leave(name)
+            self.tree_changed(name, None)
         self._drop_pins(name)
         for rid in rids:
             self._running.pop(rid, None)
@@ -465,7 +468,11 @@ class RingFleet:
             self._receive(message)
         elif isinstance(message, TreeChange):
             events = TreeEvents(message.epoch, message.number, message.added, message.removed, message.whole)
-            if replica.up and not self._placement.apply(name, events):
+            if not replica.up:
+                return
+            if self._placement.apply(name, events):
+                self.tree_changed(name, message)
+            else:
                 replica.ring.send(GetTree())
         elif isinstance(message, Failed) and message.rid in self._running:
             self._ended(message.rid)

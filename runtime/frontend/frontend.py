@@ -45,9 +45,11 @@ from ramify.ring_messages import (
     ToFrontend,
     TokenIds,
     Tokenize,
+    TreeChange,
     UnloadLora,
 )
 from ramify.runtime.config import EngineConfig, ServerConfig
+from ramify.runtime.frontend.kv_events import KVEvents
 from ramify.runtime.frontend.loras import LoadedLora, Loras
 from ramify.runtime.frontend.output_queue import OutputQueue
 from ramify.runtime.frontend.prompts import check_types
@@ -88,6 +90,7 @@ class Frontend:
         self._draining = False
         self._empty = asyncio.Event()
         self._loras = Loras(self._post, self.new_rid, self._model_names)
+        self._kv_events: KVEvents | None = None
 
     def _make_ring(self, workers: PrestartedWorkers | None) -> RingSupervisor | LocalFleet:
         if self._config.replicas == 1:
@@ -101,7 +104,7 @@ class Frontend:
             )
         from ramify.runtime.fleet.local import LocalFleet  # numpy, which one ring does not need here
 
-        return LocalFleet(
+        fleet = LocalFleet(
             self._config,
             workers,
             receive=self._receive,
@@ -109,15 +112,21 @@ class Frontend:
             restarted=lambda: self._loras.restore(),
             gave_up=self._fail_all,
         )
+        fleet.tree_changed = self._tree_changed
+        return fleet
 
     # --- life -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Find the model's files, start the ring, and load the config's LoRA adapters. Raises when any of it
         fails."""
-        await self._ring.start()
-        self._closed = None
+        if self._config.kv_events is not None:
+            self._kv_events = KVEvents(self._config, lambda: self._loras.loaded)
         try:
+            await self._ring.start()
+            self._closed = None
+            if self._kv_events is not None:
+                self._kv_events.begin(self._model_names()[0])
             await self._loras.load_all(self._config.loras)
         except BaseException:
             await self.aclose()
@@ -142,6 +151,9 @@ class Frontend:
         """The part of `aclose` that needs no running event loop."""
         self._fail_all(EngineClosed("The engine has been closed."))
         self._ring.close_now()
+        events, self._kv_events = self._kv_events, None
+        if events is not None:
+            events.close()
 
     @property
     def info(self) -> ModelInfo:
@@ -384,9 +396,17 @@ class Frontend:
             future = self._replies.get(message.rid)
             if future is not None and not future.done():
                 future.set_result(message)
+        elif isinstance(message, TreeChange):
+            self._tree_changed("", message)
+
+    def _tree_changed(self, replica: str, change: TreeChange | None) -> None:
+        """The tree of a replica has changed; None: it is gone with its ring."""
+        if self._kv_events is not None:
+            self._kv_events.told(replica, change)
 
     def _count_death(self, error: WorkerDied) -> None:
         """Fail all replies, and the requests that have seen too many rings die."""
+        self._tree_changed("", None)
         for output in list(self._outputs.values()):
             output.count_death(error)
         self._fail_replies(error)

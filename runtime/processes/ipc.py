@@ -1,4 +1,4 @@
-"""The sockets between the processes: msgpack over ZeroMQ PUSH/PULL on ``ipc://`` paths.
+"""The sockets between the processes: msgpack over ZeroMQ PUSH/PULL on ``ipc://`` paths; and `Publisher`.
 
 This is the only file that imports zmq. A process binds one `Inbox` and connects an `Outbox` to each
 peer it sends to. Sends never block: the frontend limits the number of requests in flight.
@@ -7,6 +7,8 @@ peer it sends to. Sends never block: the frontend limits the number of requests 
 from __future__ import annotations
 
 import asyncio
+import collections
+import contextlib
 import os
 import tempfile
 from collections.abc import Callable
@@ -97,6 +99,96 @@ class Outbox:
     def close(self, linger_s: float = 0.0) -> None:
         """Close. Queued messages are still sent for up to `linger_s` seconds."""
         self._socket.close(linger=int(linger_s * 1000))
+
+
+class Publisher:
+    """Numbered messages for any number of subscribers: a PUB socket at `address`, and with `replay` a ROUTER
+    socket at which they get again what they have missed.
+
+    The frames are those of vLLM's KV events, numbers being 8 bytes, big-endian:
+
+        to subscribers    topic, number from 0 on, payload
+        a request         (empty,) first number
+        its answers       (empty,) topic, number, payload; after the last (empty,) empty, -1, empty
+
+    A subscriber that reads too slowly misses messages, and sees by the numbers that it has. `KEPT` messages
+    of at most `KEPT_BYTES` are kept for replays. Raises `OSError` where an address cannot be bound; a port of
+    0 is any free one.
+    """
+
+    KEPT = 10_000
+    KEPT_BYTES = 256 << 20
+    UNREAD = 100_000
+    """Messages that may wait for a subscriber."""
+    END = (-1).to_bytes(8, "big", signed=True)
+
+    def __init__(self, address: str, replay: str | None = None) -> None:
+        self.topic = ""
+        self._number = 0
+        self._kept: collections.deque[tuple[bytes, bytes]] = collections.deque()
+        self._kept_bytes = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._sockets: list[zmq.Socket[bytes]] = []
+        try:
+            self.address = self._bind(zmq.PUB, address, self.UNREAD)
+            self.replay_address = None if replay is None else self._bind(zmq.ROUTER, replay, 2 * self.KEPT)
+        except OSError:
+            self.close()
+            raise
+
+    def _bind(self, kind: int, address: str, unread: int) -> str:
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+        self._sockets.append(socket)
+        socket.set_hwm(unread)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IPV6, "[" in address or "*" in address)
+        try:
+            socket.bind(address)
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, f"Cannot listen on {address}: {error.strerror}.") from None
+        return socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
+
+    def publish(self, payload: bytes) -> None:
+        number = self._number.to_bytes(8, "big")
+        self._number += 1
+        self._kept.append((number, payload))
+        self._kept_bytes += len(payload)
+        while len(self._kept) > self.KEPT or self._kept_bytes > self.KEPT_BYTES:
+            self._kept_bytes -= len(self._kept.popleft()[1])
+        self._sockets[0].send_multipart((self.topic.encode(), number, payload), zmq.NOBLOCK)
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Answer requests for replays on `loop` from now on."""
+        if self.replay_address is not None:
+            self._loop = loop
+            loop.add_reader(int(self._sockets[1].getsockopt(zmq.FD)), self.answer)
+            loop.call_soon(self.answer)
+
+    def answer(self) -> None:
+        """Answer the requests for replays that have come."""
+        while len(self._sockets) > 1:
+            try:
+                request = self._sockets[1].recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if len(request) != 3 or len(request[2]) != 8:
+                continue
+            for number, payload in self._kept:
+                if number >= request[2]:
+                    self._replay(request[0], self.topic.encode(), number, payload)
+            self._replay(request[0], b"", self.END, b"")
+
+    def _replay(self, asker: bytes, *frames: bytes) -> None:
+        with contextlib.suppress(zmq.Again):  # too much waits for it
+            self._sockets[1].send_multipart((asker, b"", *frames), zmq.NOBLOCK)
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_reader(int(self._sockets[1].getsockopt(zmq.FD)))
+            self._loop = None
+        for socket in self._sockets:
+            socket.close()
+        self._sockets = []
 
 
 LONGEST_PATH = 103

@@ -120,7 +120,10 @@ def main() -> None:
         threading.Thread(target=_prepare_library, args=(config, vocabulary), daemon=True).start()
 
     # With several replicas the frontend places requests by what their trees hold.
-    teller = None if config.replicas == 1 else TreeTeller(cache, frontend.send)
+    publishes = config.kv_events is not None
+    teller = None
+    if publishes or config.replicas > 1:
+        teller = TreeTeller(cache, frontend.send, tokens=publishes)
     serve(scheduler, inbox, detokenizer, compiler, prepare, teller)
 
 
@@ -208,11 +211,12 @@ def _load(
     load = _loader(config, files, shape, context_length)
     runner, draft_runner = build_runners(config, load, load_draft)
     num_pages = runner.pool.num_pages
+    tokens = config.kv_events is not None
     cache = (PrefixCache if config.prefix_cache == "radix" else NaiveCache)(
         num_pages,
         config.page_size,
         num_states=0 if runner.states is None else runner.states.num_slots,
-        log=None if config.replicas == 1 else TreeLog(config.page_size),
+        log=TreeLog(config.page_size, tokens=tokens) if tokens or config.replicas > 1 else None,
     )
     limits = Limits(
         context_length=context_length,

@@ -145,6 +145,18 @@ def test_a_tree_that_has_the_prefix_draws_it(fleet: Fleet) -> None:
     assert fleet.rings[1].take(GetTree), "number 2 was lost"
 
 
+def test_what_trees_hold_is_passed_on_in_order_and_without_gaps(fleet: Fleet) -> None:
+    told: list[tuple[str, Any]] = []
+    fleet.fleet.tree_changed = lambda name, change: told.append((name, change))
+    first = TreeChange(epoch=1, number=1, added=(7,))
+    whole = TreeChange(epoch=1, number=3, added=(7, 8), whole=True)
+    for change in (first, TreeChange(epoch=1, number=3, added=(8,)), whole):
+        fleet.rings[1].receive(change)
+    assert told == [("1", first), ("1", whole)]
+    fleet.kill(1)
+    assert told[2:] == [("1", None)]
+
+
 def test_texts_are_tokenised_before_they_are_placed(fleet: Fleet) -> None:
     fleet.send(Generate(rid="a", prompt=("text",)))
     (question,) = [one for ring in fleet.rings for one in ring.take(Tokenize)]

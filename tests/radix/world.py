@@ -12,7 +12,7 @@ import numpy as np
 from ramify.radix.cache import PrefixCache
 from ramify.radix.lock import Match, PrefixLock
 from ramify.radix.observe.digest import Digests
-from ramify.radix.observe.tree_log import TreeLog
+from ramify.radix.observe.tree_log import Page, TreeLog
 
 POISON = "poison"
 DIGESTS = Digests()
@@ -51,10 +51,10 @@ class World:
         num_states: int = 0,
     ) -> None:
         self.clock = FakeClock()
-        self.log = TreeLog(page_size)
+        self.log = TreeLog(page_size, tokens=True)
         self.cache = cache_class(num_pages, page_size, num_states=num_states, log=self.log, clock=self.clock)
-        self.told: set[int] = set()
-        """What `log` has told of the tree."""
+        self.told: dict[int, tuple[str, tuple[int, ...]]] = {}
+        """What `log` has told of the tree: digest → the scope and the tokens, put together from pages."""
         self.states: list[object] = [POISON] * num_states
         """By slot: the scope and the tokens that the state has seen."""
         self.page_size = page_size
@@ -242,15 +242,33 @@ class World:
             self.read(scope, list(prefix), len(prefix), list(pages))
             if node.state is not None:
                 assert self.states[node.state.slot] == (scope, prefix)
-        added, removed = self.log.take()
-        self.told = (self.told - set(removed)) | set(added)
-        assert self.told == ends == set(self.log.whole(self.cache._tree.nodes()))
+        pages, removed = self.log.take_pages()
+        for digest in removed:
+            del self.told[digest]
+        for page in pages:
+            assert page.digest not in self.told, "is told once"
+            self.tell(self.told, page)
+        whole: dict[int, tuple[str, tuple[int, ...]]] = {}
+        for page in self.log.whole_pages(self.cache._tree.nodes()):
+            self.tell(whole, page)
+        assert self.told == whole
+        assert set(whole) == ends == set(self.log.whole(self.cache._tree.nodes()))
+        for digest, (scope, tokens) in whole.items():
+            assert DIGESTS.page_ends(np.array(tokens, np.int32), scope, self.page_size)[-1] == digest
         slots = self.cache.state_counts()
         assert slots.free + slots.held + slots.in_use == slots.total == len(self.states)
         for request in self.requests:
             if request.slot is not None and request.computed:
                 content = self.content(request.scope, request.tokens, request.computed - 1)
                 assert self.states[request.slot] == content
+
+    def tell(self, told: dict[int, tuple[str, tuple[int, ...]]], page: Page) -> None:
+        """Put `page` behind the pages that were told before it."""
+        scope, before = (page.scope, ()) if page.before is None else told[page.before]
+        assert scope == page.scope
+        tokens = tuple(np.frombuffer(page.tokens, np.int32).tolist())
+        assert len(tokens) == self.page_size
+        told[page.digest] = (scope, before + tokens)
 
     def longest_committed(self, scope: str, tokens: list[int]) -> int:
         length = 0

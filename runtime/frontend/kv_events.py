@@ -1,0 +1,174 @@
+"""KV events in vLLM's format: what the prefix trees hold, for routers that choose between servers.
+
+A block is a page of `page_size` tokens. Its hash is the digest of all tokens up to its end
+(`ramify.radix.observe.digest`), 64 bits, equal in every process: routers take it as a name, and compute their
+own hashes from `token_ids`. Example with pages of 4, after a prompt of ten tokens and one that shares five:
+
+    BlockStored   block_hashes [h1, h2]   parent None   token_ids [0, …, 7]
+    BlockStored   block_hashes [h3]       parent h1     token_ids [4, 91, 92, 93]
+
+With several replicas a block is stored while any of them holds it. The server chooses among its replicas, so
+to a router it is one worker, of rank 0. Format: vLLM's `vllm/distributed/kv_events.py`, as of 0.26.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import msgspec
+
+from ramify.errors import EngineError
+from ramify.ring_messages import PageRun, TreeChange
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.frontend.loras import LoadedLora
+from ramify.runtime.processes.ipc import Publisher
+
+MEDIUM = "GPU"
+"""The tier from which requests are computed, whatever the device: to routers CPU means an offloaded block."""
+
+
+class BlockStored(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Blocks that follow each other."""
+
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    """None where the first block begins the sequence."""
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[tuple[str, ...] | None] | None = None
+    """For each block; the cache scope is that of the block that begins the sequence."""
+    cache_salt: str | None = None
+    """The cache scope, for routers that do not read `extra_keys`; not one of vLLM's fields."""
+
+
+class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    block_hashes: list[int]
+    medium: str | None
+
+
+class AllBlocksCleared(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """No block is held any more."""
+
+
+Event = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class KVEventBatch(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    ts: float
+    """Seconds since 1970."""
+    events: list[Event]
+    data_parallel_rank: int | None = None
+
+
+class HeldBlocks:
+    """The blocks that any replica holds. `names` has the engine's LoRA adapters, name → what is loaded."""
+
+    def __init__(self, page_size: int, names: Callable[[], Mapping[str, LoadedLora]]) -> None:
+        self._page_size = page_size
+        self._names = names
+        self._replicas: dict[str, set[int]] = {}
+        self._holders: Counter[int] = Counter()
+
+    def told(self, replica: str, change: TreeChange | None) -> list[Event]:
+        """What a replica's tree has changed for those who see all replicas; None: that replica is gone."""
+        held = self._replicas.setdefault(replica, set())
+        if change is None:
+            del self._replicas[replica]
+            return self._removed(held)
+        if not change.whole:
+            held.difference_update(change.removed)
+            events = self._removed(change.removed)
+        else:
+            gone = held.difference(change.added)
+            held -= gone
+            events = self._removed(gone)
+        for run in change.runs:
+            events += self._stored(run, held)
+        return events
+
+    def _removed(self, digests: Iterable[int]) -> list[Event]:
+        gone = []
+        for digest in digests:
+            self._holders[digest] -= 1
+            if not self._holders[digest]:
+                del self._holders[digest]
+                gone.append(digest)
+        if not gone:
+            return []
+        return [BlockRemoved(block_hashes=gone, medium=MEDIUM)] if self._holders else [AllBlocksCleared()]
+
+    def _stored(self, run: PageRun, held: set[int]) -> Iterator[Event]:
+        """Of a run what no replica held before."""
+        start = None
+        for place, digest in enumerate(run.digests):
+            if digest not in held:
+                held.add(digest)
+                self._holders[digest] += 1
+                if self._holders[digest] == 1:
+                    start = place if start is None else start
+                    continue
+            if start is not None:
+                yield self._event(run, start, place)
+                start = None
+        if start is not None:
+            yield self._event(run, start, len(run.digests))
+
+    def _event(self, run: PageRun, start: int, end: int) -> BlockStored:
+        revision, _, salt = run.scope.partition(":")
+        # An adapter that is not loaded any more has its revision as its name: never that of the model alone.
+        lora = next((name for name, one in self._names().items() if one.revision == revision), revision)
+        ids = memoryview(run.tokens).cast("i")[start * self._page_size : end * self._page_size]
+        before = run.before if start == 0 else run.digests[start - 1]
+        salted = salt and before is None
+        return BlockStored(
+            block_hashes=list(run.digests[start:end]),
+            parent_block_hash=before,
+            token_ids=ids.tolist(),
+            block_size=self._page_size,
+            lora_id=None,
+            medium=MEDIUM,
+            lora_name=lora or None,
+            extra_keys=[(salt,), *[None] * (end - start - 1)] if salted else None,
+            cache_salt=salt or None,
+        )
+
+
+class KVEvents:
+    """Publishes the events of an engine whose `config` has `kv_events`. Raises `EngineError` where an address
+    cannot be bound."""
+
+    def __init__(self, config: EngineConfig, names: Callable[[], Mapping[str, LoadedLora]]) -> None:
+        assert config.kv_events is not None
+        try:
+            self.publisher = Publisher(config.kv_events, config.kv_events_replay)
+        except OSError as error:
+            raise EngineError(f"kv_events: {error.strerror}", remedy="Give another port.") from None
+        self._topic = config.kv_events_topic
+        self._blocks = HeldBlocks(config.page_size, names)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def begin(self, model: str) -> None:
+        """Publish from now on, for the model that requests call `model`. Call it on the event loop."""
+        topic = f"kv@{socket.gethostname()}@{model}" if self._topic is None else self._topic
+        self.publisher.topic = topic
+        # Who sees number 0 knows that the blocks of an earlier process are gone.
+        self._publish([AllBlocksCleared()])
+        self.publisher.attach(asyncio.get_running_loop())
+
+    def told(self, replica: str, change: TreeChange | None) -> None:
+        """See `HeldBlocks.told`."""
+        if events := self._blocks.told(replica, change):
+            self._publish(events)
+
+    def _publish(self, events: list[Event]) -> None:
+        self.publisher.publish(self._encoder.encode(KVEventBatch(time.time(), events, 0)))
+
+    def close(self) -> None:
+        self.publisher.close()
