@@ -146,7 +146,7 @@ class Publisher:
             socket.bind(address)
         except zmq.ZMQError as error:
             raise OSError(error.errno, f"Cannot listen on {address}: {error.strerror}.") from None
-        return socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
+        return socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def publish(self, payload: bytes) -> None:
         number = self._number.to_bytes(8, "big")
