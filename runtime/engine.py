@@ -40,6 +40,7 @@ from ramify.messages import (
 from ramify.priority import checked_priority
 from ramify.retry import RETRY_FOR_S, Retry
 from ramify.runtime.config import ELSEWHERE, EngineConfig
+from ramify.runtime.fleet.ring import ReplicaStatus
 from ramify.runtime.frontend.embeddings import pooling_for, vector_of
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.frontend.prompts import Prompt, check_chat, prompts_of, segments_of
@@ -47,6 +48,9 @@ from ramify.sampling_params import SamplingParams
 from ramify.spelling import nearest, parameters_of
 
 T = TypeVar("T")
+
+DRAIN_S = 30.0
+"""How long the requests of a replica that is drained may go on there, in seconds."""
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -383,6 +387,35 @@ class Engine:
         """The loaded LoRA adapters: name → what changes with the adapter's files."""
         await self._ensure_started()
         return {name: lora.revision for name, lora in self._frontend.loras.items()}
+
+    def replicas(self) -> list[ReplicaStatus]:
+        """The replicas, each with its name, state, number of requests and processes."""
+
+        async def found() -> list[ReplicaStatus]:
+            return self._frontend.replicas()
+
+        return wait(self._after_start(found))
+
+    def add_replica(self) -> str:
+        """Start one more replica, wait until it is up, and return its name: the lowest free number.
+
+        It gets the next GPU; on the CPU it shares cores. Raises `UnsupportedField` for an engine of one
+        replica, and where every GPU or core has one.
+        """
+        return wait(self._after_start(self._frontend.add_replica))
+
+    def drain_replica(self, name: str, limit_s: float = DRAIN_S) -> None:
+        """Send nothing more to a replica, wait for its requests, and stop it.
+
+        Requests that run after `limit_s` seconds go on elsewhere, behind the output that they have. Raises
+        `NotFound` for an unknown name, and `InvalidRequest` for the last replica.
+        """
+        wait(self._after_start(lambda: self._frontend.drain_replica(name, limit_s)))
+
+    def restart_replica(self, name: str, limit_s: float = DRAIN_S) -> None:
+        """Drain a replica, start it anew, and wait until it is up. One after the other is a rolling
+        restart."""
+        wait(self._after_start(lambda: self._frontend.restart_replica(name, limit_s)))
 
     def stats(self) -> SchedulerStats:
         """Counters and the state of the pages."""

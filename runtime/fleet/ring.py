@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple, Protocol
 
+import msgspec
+
 from ramify.errors import EngineError, WorkerDied
 from ramify.messages import ModelInfo
 from ramify.ring_messages import ToFrontend, ToTokenizer
@@ -45,6 +47,26 @@ class RingEvents(NamedTuple):
     """When it has started anew, with an empty tree and without adapters."""
     gave_up: Callable[[EngineError], None]
     """When it will not start again."""
+
+
+class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica, for people to look at."""
+
+    name: str
+    state: State
+    requests: int
+    """That it runs or has queued."""
+    heartbeat_age_s: float
+    """Seconds since its last message."""
+    pids: dict[str, int]
+    """Its processes by role."""
+
+
+def status_of(name: str, ring: FleetRing, state: State, requests: int) -> ReplicaStatus:
+    age_s = ring.heartbeat_age_s if ring.info is not None else 0.0
+    return ReplicaStatus(
+        name=name, state=state, requests=requests, heartbeat_age_s=age_s, pids=dict(ring.pids)
+    )
 
 
 MakeRing = Callable[[RingEvents], FleetRing]

@@ -23,6 +23,7 @@ from ramify.errors import (
     Overloaded,
     PromptTooLong,
     RamifyError,
+    UnsupportedField,
     WorkerDied,
     from_info,
 )
@@ -49,11 +50,13 @@ from ramify.ring_messages import (
     UnloadLora,
 )
 from ramify.runtime.config import EngineConfig, ServerConfig
+from ramify.runtime.fleet.ring import ReplicaStatus, State, status_of
 from ramify.runtime.frontend.kv_events import KVEvents
 from ramify.runtime.frontend.loras import LoadedLora, Loras
 from ramify.runtime.frontend.output_queue import OutputQueue
 from ramify.runtime.frontend.prompts import check_types
 from ramify.runtime.frontend.supervisor import RingSupervisor
+from ramify.runtime.frontend.tasks import Tasks
 from ramify.runtime.frontend.validation import to_be_validated, validated
 from ramify.runtime.processes.prestart import PrestartedWorkers
 
@@ -89,6 +92,7 @@ class Frontend:
         self._closed: EngineError | None = EngineClosed("The engine has not been started.")
         self._draining = False
         self._empty = asyncio.Event()
+        self._tasks = Tasks()
         self._loras = Loras(self._post, self.new_rid, self._model_names)
         self._kv_events: KVEvents | None = None
 
@@ -145,6 +149,7 @@ class Frontend:
     async def aclose(self) -> None:
         """Stop the ring; requests that are running fail with `EngineClosed`."""
         self.close_now()
+        await self._tasks.cancel()
         await self._ring.aclose()
 
     def close_now(self) -> None:
@@ -194,6 +199,44 @@ class Frontend:
     def gave_up(self) -> bool:
         """It takes no requests, and never will again."""
         return self._closed is not None
+
+    # --- replicas ---------------------------------------------------------------------------------
+
+    def replicas(self) -> list[ReplicaStatus]:
+        """The replicas now; one where the engine was started with one."""
+        if isinstance(self._ring, RingSupervisor):
+            state: State = "starting" if self._ring.restarting or self._ring.info is None else "up"
+            return [status_of("0", self._ring, state, len(self._outputs))]
+        fleet = self._ring
+        return [
+            status_of(name, replica.ring, replica.state, fleet.requests_of(name))
+            for name, replica in fleet.replicas.items()
+        ]
+
+    def replica(self, name: str) -> ReplicaStatus | None:
+        return next((one for one in self.replicas() if one.name == name), None)
+
+    async def add_replica(self) -> str:
+        """See `LocalFleet.add_one`."""
+        return await self._tasks.finish(self._fleet().add_one())
+
+    async def drain_replica(self, name: str, limit_s: float) -> None:
+        """See `RingFleet.drain`."""
+        await self._tasks.finish(self._fleet().drain(name, limit_s))
+
+    async def restart_replica(self, name: str, limit_s: float) -> None:
+        """See `LocalFleet.restart`."""
+        await self._tasks.finish(self._fleet().restart(name, limit_s))
+
+    def _fleet(self) -> LocalFleet:
+        self._check_open()
+        if isinstance(self._ring, RingSupervisor):
+            raise UnsupportedField(
+                "This engine was started with one replica, and can neither add nor drain any.",
+                field="replicas",
+                remedy="Start it with two or more: --replicas 2, or rm.Engine(replicas=2).",
+            )
+        return self._ring
 
     # --- requests ---------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from ramify.runtime.config import ServerConfig
 from ramify.runtime.host_names import split_names
 from ramify.runtime.server import calls
 from ramify.runtime.server.access import RefuseWebPages
-from ramify.runtime.server.admin import dashboard, health
+from ramify.runtime.server.admin import dashboard, health, replicas
 from ramify.runtime.server.errors import add_error_handlers
 from ramify.runtime.server.middleware import CountResponses, RequireApiKey, UnexpectedErrors
 from ramify.runtime.server.openai import embeddings, tokenize
@@ -29,7 +29,7 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
     app.state.service = service
     app.state.snapshots = dashboard.SnapshotCache(frontend)
     # Routes are searched in this order. Programs send most requests, and the shortest.
-    for module in (calls, openai, embeddings, responses, sglang, tokenize, health, dashboard):
+    for module in (calls, openai, embeddings, responses, sglang, tokenize, health, replicas, dashboard):
         app.include_router(module.router)
     add_error_handlers(app)
     app.add_middleware(UnexpectedErrors)

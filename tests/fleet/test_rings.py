@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
-from ramify.errors import EngineError, InvalidRequest, UnsupportedField, WorkerDied
+from ramify.errors import EngineError, InvalidRequest, NotFound, UnsupportedField, WorkerDied
 from ramify.messages import Finish, Generate, LimitHint, ProgramHint, TextChunk
 from ramify.ring_messages import (
     Abort,
@@ -74,19 +74,24 @@ class Fleet:
     def __init__(self) -> None:
         self.got: list[Any] = []
         self.lost: list[list[str]] = []
+        self.errors: list[WorkerDied | None] = []
         self.gave_up: list[EngineError] = []
         self.restarts = 0
         self.fleet = LocalFleet(
             EngineConfig(replicas=2, device="cpu"),
             None,
             receive=self.got.append,
-            lost=lambda error, rids: self.lost.append(list(rids)),
+            lost=self._lose,
             restarted=self._restarted,
             gave_up=self.gave_up.append,
         )
         asyncio.run(self.fleet.start())
         self.rings: list[Any] = list(self.fleet._rings.values())
         self.send = self.fleet.send
+
+    def _lose(self, error: WorkerDied | None, rids: Sequence[str]) -> None:
+        self.lost.append(list(rids))
+        self.errors.append(error)
 
     def _restarted(self) -> None:
         self.restarts += 1
@@ -292,6 +297,110 @@ def test_a_ring_of_any_kind_joins_and_vanishes_by_its_name(fleet: Fleet) -> None
     chunk = TextChunk(rid="a", text="x", ids=(1,))
     ring.receive(StepText(chunks=(chunk,)))
     assert not fleet.got, "it goes on elsewhere, and would be said twice"
+
+
+def drained(fleet: Fleet, name: str, limit_s: float, *during: Callable[[], None], last: bool = False) -> None:
+    """Drain a replica; `during` are called while it drains."""
+
+    async def drain() -> None:
+        task = asyncio.ensure_future(fleet.fleet.drain(name, limit_s, last=last))
+        for one in during:
+            await asyncio.sleep(0)
+            one()
+        await task
+
+    asyncio.run(drain())
+
+
+def test_a_draining_replica_ends_what_it_has_and_gets_nothing(fleet: Fleet) -> None:
+    fleet.send(asked("a", program="p"))
+    home = fleet.home("a")
+    chunk = TextChunk(rid="a", text="x", ids=(1,), finish=Finish(reason="length"))
+    seen: list[str] = []
+
+    async def before(name: str) -> None:
+        seen.append(fleet.fleet.replicas[name].state)
+
+    fleet.fleet.before_leaving = before
+    drained(
+        fleet,
+        str(home),
+        1e6,
+        lambda: fleet.send(asked("b", program="p")),
+        lambda: fleet.rings[home].receive(StepText(chunks=(chunk,))),
+    )
+    assert fleet.home("b") == 1 - home
+    assert not fleet.lost[0]
+    assert fleet.got[-1].chunks == (chunk,)
+    assert seen == ["draining"], "called while the replica is up"
+    assert list(fleet.fleet.replicas) == [str(1 - home)]
+    assert fleet.rings[home].closed
+
+
+def test_past_its_limit_a_drain_moves_requests(fleet: Fleet) -> None:
+    fleet.send(asked("a"))
+    home = fleet.home("a")
+    drained(fleet, str(home), 0.0)
+    assert fleet.lost == [["a"]]
+    assert fleet.errors == [None], "nothing has died"
+    fleet.rings[home].sent.clear()
+    fleet.send(asked("a"))
+    assert fleet.home("a") == 1 - home
+
+
+def test_a_replica_that_dies_while_it_drains_is_not_replaced(fleet: Fleet) -> None:
+    fleet.send(asked("a"))
+    home = fleet.home("a")
+    drained(fleet, str(home), 1e6, lambda: fleet.kill(home))
+    assert list(fleet.fleet.replicas) == [str(1 - home)]
+    assert fleet.rings[home].closed
+
+
+def test_the_last_replica_is_not_drained(fleet: Fleet) -> None:
+    with pytest.raises(NotFound, match="no replica '7'; there are 0, 1"):
+        drained(fleet, "7", 0.0)
+    drained(fleet, "0", 0.0)
+    with pytest.raises(InvalidRequest, match="the last one"):
+        drained(fleet, "1", 0.0)
+    fleet.send(asked("a"))
+    assert fleet.home("a") == 1
+
+    fleet.fleet.replicas["1"].ring.sent.clear()
+    asyncio.run(fleet.fleet.add_one())
+    both: list[Exception] = []
+
+    async def drain_both() -> None:
+        found = await asyncio.gather(*(fleet.fleet.drain(one, 0.0) for one in "01"), return_exceptions=True)
+        both.extend(one for one in found if isinstance(one, Exception))
+
+    asyncio.run(drain_both())
+    assert [type(one) for one in both] == [InvalidRequest], "one of them stays"
+
+
+def test_a_restarted_replica_has_its_name_and_the_only_one_keeps_requests(fleet: Fleet) -> None:
+    drained(fleet, "0", 0.0)
+    fleet.send(asked("a"))
+    before = fleet.fleet.replicas["1"].ring
+
+    async def restart() -> None:
+        task = asyncio.ensure_future(fleet.fleet.restart("1", 0.0))
+        while not fleet.lost[-1]:
+            await asyncio.sleep(0)
+        fleet.send(asked("a"))  # as the frontend does
+        await task
+
+    asyncio.run(restart())
+    ring: Any = fleet.fleet.replicas["1"].ring
+    assert ring is not before
+    assert [one.rid for one in ring.take(Generate)] == ["a"]
+    assert asyncio.run(fleet.fleet.add_one()) == "0", "the lowest number that is free"
+
+
+def test_with_no_core_left_no_replica_is_added(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shares.os, "sched_getaffinity", lambda pid: {0, 1})
+    with pytest.raises(UnsupportedField, match="There are 2 replicas, and this process can use 2 cores"):
+        asyncio.run(fleet.fleet.add_one())
+    assert list(fleet.fleet.replicas) == ["0", "1"]
 
 
 # --- questions ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import numpy as np
 from fastapi import APIRouter
 
 from ramify.constraint import Constraint
-from ramify.errors import InvalidRequest, RamifyError
+from ramify.errors import InvalidRequest, NotFound, RamifyError
 from ramify.loop import new_loop
 from ramify.messages import (
     ChatFormat,
@@ -30,6 +30,7 @@ from ramify.messages import (
 )
 from ramify.ring_messages import QueueShare, Snapshot, TokenIds, TreeNode
 from ramify.runtime.config import ServerConfig
+from ramify.runtime.fleet.ring import ReplicaStatus, State
 from ramify.runtime.frontend.loras import LoadedLora
 from ramify.runtime.frontend.validation import to_be_validated, validated
 from ramify.runtime.model.lora.names import unknown
@@ -74,6 +75,9 @@ class FakeFrontend:
         self.awaited: list[tuple[str, str, tuple[str, ...]]] = []
         self.ended_programs: list[str] = []
         self.looks = 0
+        self.states: dict[str, State] = {"0": "up", "1": "up"}
+        self.limits: list[float] = []
+        """Seconds that drains were given."""
         """The number of snapshots taken."""
         self.nodes: tuple[TreeNode, ...] = ()
         self.stats_error: RamifyError | None = None
@@ -220,6 +224,28 @@ class FakeFrontend:
     async def unload_lora(self, name: str) -> None:
         if self.loras.pop(name, None) is None:
             raise unknown(name, self.loras, "name")
+
+    def replicas(self) -> list[ReplicaStatus]:
+        return [
+            ReplicaStatus(name=name, state=state, requests=0, heartbeat_age_s=0.0, pids={})
+            for name, state in self.states.items()
+        ]
+
+    def replica(self, name: str) -> ReplicaStatus | None:
+        return next((one for one in self.replicas() if one.name == name), None)
+
+    async def add_replica(self) -> str:
+        name = str(len(self.states))
+        self.states[name] = "up"
+        return name
+
+    async def drain_replica(self, name: str, limit_s: float) -> None:
+        if self.states.pop(name, None) is None:
+            raise NotFound(f"There is no replica {name!r}.", field="name")
+        self.limits.append(limit_s)
+
+    async def restart_replica(self, name: str, limit_s: float) -> None:
+        self.limits.append(limit_s)
 
     async def flush_cache(self) -> None:
         self._seen.clear()

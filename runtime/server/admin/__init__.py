@@ -1,1 +1,1 @@
-"""Health, metrics, model and server information, and the dashboard with its recent requests."""
+"""Health, metrics, model and server information, replicas, and the dashboard with its recent requests."""

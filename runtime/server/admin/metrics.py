@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ramify.messages import SchedulerStats, Usage
+from ramify.runtime.fleet.ring import State
 from ramify.runtime.fleet.stats import FleetStats
 
 # A CPU decodes a token in some 10 ms, an accelerator in some 5 ms; prefill takes up to tens of seconds.
@@ -121,6 +122,7 @@ class _SchedulerCollector:
 
     def collect(self) -> Iterator[Metric]:
         if isinstance(self.stats, FleetStats):
+            yield _states(self.stats)
             yield from _of_replicas(self.stats.replicas, ["replica"])
         else:
             yield from _of_replicas({"": self.stats}, [])
@@ -130,6 +132,16 @@ class _SchedulerCollector:
             info = GaugeMetricFamily("ramify_lora_requests_info", text, labels=labels)
             info.add_metric([str(MOST_LORAS), ",".join(self.loras), ""], time.time())
             yield info
+
+
+def _states(stats: FleetStats) -> Metric:
+    """How many replicas are in each state."""
+    gauge = GaugeMetricFamily(
+        "ramify_replicas", "Replicas by state: starting, up, draining, gone.", labels=["state"]
+    )
+    for state in get_args(State):
+        gauge.add_metric([state], sum(one == state for one in stats.states.values()))
+    return gauge
 
 
 def _of_replicas(replicas: Mapping[str, SchedulerStats | None], labels: list[str]) -> Iterator[Metric]:
