@@ -1,11 +1,12 @@
 """Is anything lost when replicas are killed, drained, added and restarted under load?
 
-    python -m benchmarks.churn [--minutes 30] [--replicas 2] [--streams 64] [--each 8] [--every-s 8] [--seed 0]
+    python -m benchmarks.churn [--minutes 30] [--replicas 2] [--streams 64] [--each 8] [--every-s 8]
 
-Answers of every kind (greedy, seeded, stop strings, token healing, grammars, select, forks, compiled programs,
-tool calls) are taken once while nothing happens. Then `--streams` jobs run at a time, and every `--every-s`
-seconds something happens to a replica: a process is killed with SIGKILL, or it is drained, added or restarted.
-Every answer must equal the known one. Prints counts; exits with 1 where an answer was lost or differs.
+Answers of every kind (greedy, seeded, stop strings, token healing, grammars, select, forks, compiled
+programs, tool calls) are taken once while nothing happens. Then `--streams` jobs run at a time, and every
+`--every-s` seconds something happens to a replica: a process is killed with SIGKILL, or it is drained, added
+or restarted. Every answer must equal the known one. Prints counts; exits with 1 where an answer was lost or
+differs.
 """
 
 from __future__ import annotations
