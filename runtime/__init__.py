@@ -7,5 +7,6 @@ frontend     request ids, answers, cancellation, back-pressure
 processes    the tokenizer, the detokenizer and the grammar compiler; how processes start, talk and end
 scheduler    which tokens the next step computes
 executor     runs the model on them
+parallel     the processes that one model is divided among
 model        the model: files, families, tokenizers
 """

@@ -15,7 +15,6 @@ from ramify.spelling import nearest
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
-NO_PARALLELISM = "There is no parallelism over devices yet: one replica runs on one device."
 ELSEWHERE = {
     "model_path": "model",
     "tokenizer_path": "The tokenizer is the model's own.",
@@ -62,9 +61,11 @@ ELSEWHERE = {
     "speculative_model": "draft_model",
     "speculative_num_draft_tokens": "The number of draft tokens follows from measured times.",
     "num_speculative_tokens": "The number of draft tokens follows from measured times.",
-    "tp": NO_PARALLELISM,
-    "tp_size": NO_PARALLELISM,
-    "tensor_parallel_size": NO_PARALLELISM,
+    "tp": "tensor_parallel",
+    "tp_size": "tensor_parallel",
+    "tensor_parallel_size": "tensor_parallel",
+    "pp_size": "A model is divided within its layers: tensor_parallel (--tensor-parallel N).",
+    "pipeline_parallel_size": "A model is divided within its layers: tensor_parallel (--tensor-parallel N).",
     "dp": "replicas",
     "dp_size": "replicas",
     "data_parallel_size": "replicas",
@@ -180,6 +181,10 @@ class EngineConfig:
     """An address, tcp://HOST:PORT, at which subscribers get events again that they have missed."""
     kv_events_topic: str | None = None
     """The topic of the events. None: kv@HOSTNAME@MODEL, with the name that requests have for the model."""
+    tensor_parallel: int = 1
+    """Tensor parallelism: the number of processes that the heads and matrices of the model are divided among.
+    On CUDA each has a GPU; on the CPU they divide the cores, which is slower than one process. kv_memory_gb,
+    memory_fraction and threads are for each."""
     seed: int = 0
     """The seed of requests without one of their own."""
     log_level: str = "warning"
@@ -195,7 +200,7 @@ class EngineConfig:
                     f" {remedy}".rstrip()
                 )
         sizes = ("context_length", "threads", "page_size", "max_running", "chunk_tokens", "max_waiting")
-        ones = dict.fromkeys((*sizes, "replicas"), 1)
+        ones = dict.fromkeys((*sizes, "replicas", "tensor_parallel"), 1)
         for name, least in [*ones.items(), ("num_pages", 2), ("num_states", 2)]:
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{name} is {value}; it must be at least {least}.")

@@ -30,7 +30,7 @@ def test_names_of_others_lead_to_options_that_exist() -> None:
         ({"model_path": "x"}, "Here it is model."),
         ({"max_model_len": 8}, "Here it is context_length."),
         ({"polcy": "fcfs"}, "Did you mean policy?"),
-        ({"tp": 2}, "one replica runs on one device"),
+        ({"tp": 2}, "Here it is tensor_parallel."),
         ({"retry_fr": 2}, "Did you mean retry_for?"),
     ],
 )
@@ -51,7 +51,7 @@ def test_the_generate_of_other_engines() -> None:
     [
         ("serve --model-path x", "Here it is --model."),
         ("serve --max-model-len=5", "Here it is --context-length."),
-        ("serve --tp 2", "one replica runs on one device"),
+        ("serve --tp 2", "--tensor-parallel"),
         ("serve --policy lpm", "'lpm' is 'prefix' here"),
         ("serve --no-async-scheduling", "--no-overlap"),
         ("serve --guided-decoding-backend outlines", "--grammar-backend"),

@@ -18,7 +18,7 @@ UNFIT = 1
 """Exit status for a model that would not run."""
 _OPTIONS = (
     *("device", "dtype", "quantization", "model_impl"),
-    *("context_length", "kv_memory_gb", "draft_model", "loras"),
+    *("context_length", "kv_memory_gb", "draft_model", "loras", "tensor_parallel"),
 )
 """Fields of `EngineConfig` that the figures and refusals depend on."""
 
@@ -77,7 +77,10 @@ def lines(found: Inspection, whole: bool) -> list[tuple[str, str]]:
             f"{form.format} {form.share:.1%} of {form.tensors} tensors, kept as {kept}, {form.bits:.3g} bits"
         )
         rows.append(("" if index else "formats", text))
-    rows.append(("weights", f"{_gib(found.file_bytes)} on disk, {_gib(found.weight_bytes)} in memory"))
+    memory = "in memory" if found.ranks == 1 else f"in the memory of the first of {found.ranks} ranks"
+    rows.append(("weights", f"{_gib(found.file_bytes)} on disk, {_gib(found.weight_bytes)} {memory}"))
+    if found.divides_by[1:]:
+        rows.append(("ranks", f"--tensor-parallel {' or '.join(map(str, found.divides_by[1:]))}"))
     if found.implementation is not None:
         rows += _kv_lines(found)
     if found.chat is None:

@@ -31,6 +31,7 @@ from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.decoder import Model
+from ramify.runtime.parallel.ranks import Ranks
 
 log = logging.getLogger("ramify")
 
@@ -46,13 +47,14 @@ def build_runner(config: EngineConfig, load: LoadModel) -> Runner:
 
 
 def build_runners(
-    config: EngineConfig, load: LoadModel, load_draft: LoadModel | None
+    config: EngineConfig, load: LoadModel, load_draft: LoadModel | None, ranks: Ranks | None = None
 ) -> tuple[Runner, Runner | None]:
     """As `build_runner`, with the runner of the draft model that `load_draft` gives.
 
-    Both have the same number of pages, which share the memory for KV.
+    Both have the same number of pages, which share the memory for KV. With `ranks`, `load` gives a rank's
+    part of the model; all ranks have the same number of pages.
     """
-    device = resolve_device(config)
+    device = resolve_device(config, 0 if ranks is None else ranks.index)
     check_memory(config, device)
     backend, ops = resolve_ops(config, device)
     graphs = _wants_graphs(config, device, ops)
@@ -60,6 +62,10 @@ def build_runners(
     dtype = resolve_dtype(config, device)
     with fitting("The model's weights", device):
         model = load(dtype, device, ops)
+    if ranks is not None:
+        assert isinstance(model, Model)
+        ranks.connect(device, deterministic=ops.deterministic)
+        model.join(ranks.sum)
     draft: CausalLM | None = None
     if load_draft is not None:
         with fitting("The draft model's weights", device):
@@ -85,7 +91,9 @@ def build_runners(
         slots = states_in(config, shape, pages * size, device)
         if device.type == "cpu":
             states_bytes = 0 if shape.states is None else (slots + 1) * shape.states.bytes
-            check_host(config, pages * size, states_bytes)
+            check_host(config, pages * size * config.tensor_parallel, states_bytes)
+    if ranks is not None:
+        pages = ranks.group.least(pages)
     if draft_shape is not None:
         part = page_bytes(draft_shape, config.page_size, dtype)
         log.info(
@@ -104,6 +112,8 @@ def build_runners(
         if graphs and isinstance(model, Model):
             longest = min(shape.context_length, pages * config.page_size)
             runner.capture_decodes(ladder(config.max_running), -(-longest // config.page_size))
+        if ranks is not None and ranks.index == 0:
+            runner.ranks = ranks  # from now on passes are told, those above were the same on all ranks
         return runner
 
     with fitting(f"{pages} KV pages, {slots} states and the steps on them", device):
@@ -112,7 +122,7 @@ def build_runners(
 
 
 def _wants_graphs(config: EngineConfig, device: torch.device, ops: Ops) -> bool:
-    possible = device.type == "cuda" and ops.planner is not None
+    possible = device.type == "cuda" and ops.planner is not None and config.tensor_parallel == 1
     if config.cuda_graphs and not possible:
         raise UnsupportedField(
             "cuda_graphs is set; only the triton backend on a CUDA device has them, and the device is "
@@ -158,8 +168,9 @@ def _measured(
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         hidden = runner.forward(pack(extensions, config.page_size))
-        logits = runner.logits(hidden[-batch:])
-        torch.argmax(logits, dim=-1)
+        if runner.has_head:
+            logits = runner.logits(hidden[-batch:])
+            torch.argmax(logits, dim=-1)
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
 

@@ -19,8 +19,11 @@ log = logging.getLogger("ramify")
 Backend = Literal["cpu", "torch", "triton"]
 
 
-def resolve_device(config: EngineConfig) -> torch.device:
-    """Raises `UnsupportedField` where cuda is asked for and torch finds no CUDA device."""
+def resolve_device(config: EngineConfig, rank: int = 0) -> torch.device:
+    """The device of a rank, which becomes torch's current one.
+
+    Raises `UnsupportedField` where cuda is asked for and torch finds no CUDA device, or fewer than ranks.
+    """
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
         raise UnsupportedField(
@@ -30,6 +33,16 @@ def resolve_device(config: EngineConfig) -> torch.device:
         )
     if config.device == "cpu" or not available:
         return torch.device("cpu")
+    if config.tensor_parallel > 1:
+        found = torch.cuda.device_count()
+        if found < config.tensor_parallel:
+            raise UnsupportedField(
+                f"tensor_parallel is {config.tensor_parallel}, and this process can use {found} GPUs; each "
+                "rank needs one.",
+                field="tensor_parallel",
+                remedy="Ask for as many ranks as there are GPUs, or for device='cpu'.",
+            )
+        torch.cuda.set_device(rank)
     return torch.device("cuda", torch.cuda.current_device())
 
 

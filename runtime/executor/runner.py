@@ -28,6 +28,7 @@ from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import HeadNorms
 from ramify.runtime.model.lora.adapters import Adapters
+from ramify.runtime.parallel.ranks import Ranks
 
 MANY_ROWS = 65
 """Matrix products of more than 64 rows have a kernel of their own in deterministic mode."""
@@ -66,6 +67,10 @@ class Runner:
         self.cascades = cascade and has_cascade(ops)
         """Attention reads shared prefixes once, where it pays."""
         self._graphs: DecodeGraphs | None = None
+        self.ranks: Ranks | None = None
+        """On the first rank of several: the others, which run every pass too."""
+        self.has_head = not isinstance(model, Model) or model.has_head
+        """It computes logits."""
         # Views of the pool are made once: indexing it costs 2 us, twice per layer and step.
         self.k_layers, self.v_layers = list(pool.k), list(pool.v)
         self.state_layers = [] if states is None else list(zip(states.conv, states.recurrent, strict=True))
@@ -87,8 +92,9 @@ class Runner:
         for tokens in (most, 1):
             state = None if self.states is None else self.states.padding_slot
             prompt = Extension(np.zeros(most, np.int32), 0, tokens, range(-(-tokens // size)), state)
-            logits = self.logits(self.forward(pack([prompt], size, copies=[(0, 1)])))
-        if isinstance(self.sampler, DeviceSampler):
+            hidden = self.forward(pack([prompt], size, copies=[(0, 1)]))
+            logits = self.logits(hidden) if self.has_head else None
+        if isinstance(self.sampler, DeviceSampler) and logits is not None:
             self.sampler.warm_up(logits)
 
     def capture_decodes(self, sizes: Sequence[int], max_pages: int) -> None:
@@ -109,7 +115,9 @@ class Runner:
 
     def check_device(self) -> None:
         """Raise the error of a CUDA device, if any: after an error in a kernel it computes nothing any
-        more."""
+        more. Raise as well where the ranks of the model are out of step."""
+        if self.ranks is not None:
+            self.ranks.check()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -124,6 +132,12 @@ class Runner:
 
         The next call may overwrite them. On a CUDA device this returns before they are computed.
         """
+        if self.ranks is None:
+            return self._forward(batch)
+        with self.ranks.leading(batch):
+            return self._forward(batch)
+
+    def _forward(self, batch: ForwardBatch) -> Tensor:
         if batch.copies:
             self.copy_pages(batch.copies)
         # Graphs are captured without adapters, whose launches the other steps would pay for.

@@ -20,7 +20,7 @@ _NVIDIA = Path("/dev/nvidiactl")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Share:
-    """A replica's cores, and its value of CUDA_VISIBLE_DEVICES; None: the parent's."""
+    """A replica's cores, and its value of CUDA_VISIBLE_DEVICES: a GPU for each rank; None: the parent's."""
 
     cores: tuple[int, ...]
     gpu: str | None = None
@@ -34,6 +34,15 @@ class Share:
         with contextlib.suppress(ProcessLookupError):  # it has died; whoever waits for it reports that
             os.sched_setaffinity(pid, self.cores)
 
+    def of_ranks(self, count: int) -> list[Share]:
+        """The share's cores divided among the ranks of a replica."""
+        return [Share(own, self.gpu) for own in split_cores(list(self.cores), count, "ranks")]
+
+
+def whole() -> Share:
+    """All that this process may use."""
+    return Share(tuple(_by_topology(sorted(os.sched_getaffinity(0)))))
+
 
 def shares(config: EngineConfig) -> list[Share]:
     """A share for each replica.
@@ -41,17 +50,22 @@ def shares(config: EngineConfig) -> list[Share]:
     Raises `UnsupportedField` where there are fewer GPUs than replicas.
     """
     count = config.replicas
-    cores = split_cores(_by_topology(sorted(os.sched_getaffinity(0))), count)
+    cores = split_cores(list(whole().cores), count, "replicas")
     gpus = _gpus(config)
     if not gpus and config.device != "cuda":
         return [Share(own) for own in cores]
-    if len(gpus) < count:
+    ranks = config.tensor_parallel
+    if len(gpus) < count * ranks:
+        each = "one" if ranks == 1 else f"{ranks}, one for each rank of tensor_parallel"
         raise UnsupportedField(
-            f"replicas is {count}; this process can use {len(gpus)} GPUs, and each replica needs one.",
+            f"replicas is {count}; this process can use {len(gpus)} GPUs, and each replica needs {each}.",
             field="replicas",
-            remedy="Ask for as many replicas as there are GPUs, or for device='cpu'.",
+            remedy="Ask for as many replicas as there are GPUs, or for device='cpu'."
+            if ranks == 1
+            else f"Ask for at most {len(gpus) // ranks} replicas, for fewer ranks, or for device='cpu'.",
         )
-    return [Share(own, gpu) for own, gpu in zip(cores, gpus, strict=False)]
+    of_replicas = (gpus[start : start + ranks] for start in range(0, count * ranks, ranks))
+    return [Share(own, ",".join(some)) for own, some in zip(cores, of_replicas, strict=True)]
 
 
 def share_of(config: EngineConfig, index: int) -> Share:
@@ -74,13 +88,13 @@ def share_of(config: EngineConfig, index: int) -> Share:
     return share
 
 
-def split_cores(cores: list[int], count: int) -> list[tuple[int, ...]]:
-    """`count` runs of neighbouring cores, as equal as can be.
+def split_cores(cores: list[int], count: int, what: str) -> list[tuple[int, ...]]:
+    """`count` runs of neighbouring cores, as equal as can be, for `count` of `what`.
 
-    Replicas share cores where there are fewer cores than replicas, one each.
+    They share cores where there are fewer, one each.
     """
     if len(cores) < count:
-        log.warning("%d replicas share %d cores: each is slower than one alone", count, len(cores))
+        log.warning("%d %s share %d cores: each is slower than one alone", count, what, len(cores))
         return [(cores[index % len(cores)],) for index in range(count)]
     ends = [len(cores) * index // count for index in range(count + 1)]
     return [tuple(cores[start:end]) for start, end in itertools.pairwise(ends)]
@@ -100,12 +114,17 @@ def _by_topology(cores: list[int]) -> list[int]:
     return sorted(cores, key=place)
 
 
+def on_cpu(config: EngineConfig) -> bool:
+    """Surely; without torch it is not known whether a GPU that is there can be used."""
+    return config.device == "cpu" or (config.device == "auto" and not _NVIDIA.exists())
+
+
 def _gpus(config: EngineConfig) -> list[str]:
     """The GPUs that replicas run on, as CUDA_VISIBLE_DEVICES names them; none on the CPU.
 
     Imports torch only where there is a GPU.
     """
-    if config.device == "cpu" or (config.device == "auto" and not _NVIDIA.exists()):
+    if on_cpu(config):
         return []
     import torch
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from ramify.errors import EngineError, RamifyError
+from ramify.errors import EngineError, RamifyError, UnsupportedField
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.executor.memory import COW_PAGES, FRACTION, pages_in, states_in
@@ -34,6 +34,7 @@ from ramify.runtime.model.checkpoint import has_tokenizer
 from ramify.runtime.model.config import ModelConfig, ModelShape
 from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.parallel.checks import check_ranks, part_for, possible_ranks
 from ramify.runtime.scheduler.speculation.draft_check import context_of
 
 WORKSPACE = 1 << 30
@@ -93,6 +94,10 @@ class Inspection:
     """What the engine makes pages for unless told otherwise."""
     kv_tokens_at_most: int
     """What the memory holds beside the weights and a workspace."""
+    ranks: int
+    """Of tensor parallelism: the figures of memory are those of one, the first, which has the head."""
+    divides_by: list[int]
+    """The numbers of ranks that the model can be divided among; empty where it cannot be by its family."""
     lora: bool
     """Whether adapters can be loaded: where the code is ours."""
     chat: Chat | None
@@ -139,7 +144,8 @@ def inspected(
         config, machine, "checkpoint" if own else "none" if weights.is_dir() else "gguf"
     )
     packs = machine.device == "cpu" and native
-    formats, weight_bytes = _sizes(tensors, shape, quantization, dtype, packs)
+    divides_by, ranks, undivided = _ranks(shape, config, weights)
+    formats, weight_bytes = _sizes(tensors, shape, quantization, dtype, packs, ranks)
     numbers = _parameters(weights, tensors)
     family = shape.family if shape else _family(weights)
     facts: dict[str, Any] = dict.fromkeys(
@@ -157,7 +163,9 @@ def inspected(
             beside = inspected(draft, machine, EngineConfig(dtype=config.dtype), chat=False).weight_bytes
         if config.loras:
             refused += refused_adapters(shape, config.loras)
-        facts, problem = _kv(shape, machine, config, dtype, weight_bytes + beside, draft_shape)
+        refused += undivided
+        part = shape if ranks == 1 else part_for(shape, 0, ranks)
+        facts, problem = _kv(part, machine, config, dtype, weight_bytes + beside, draft_shape)
         refused += [Refusal("memory", problem)] if problem else []
     return Inspection(
         model=files.name,
@@ -173,7 +181,9 @@ def inspected(
         dtype=dtype,
         quantization=quantization,
         weight_bytes=weight_bytes,
-        lora=native,
+        ranks=ranks,
+        divides_by=divides_by,
+        lora=native and ranks == 1,
         chat=_chat(files.tokenizer) if chat and has_tokenizer(files.tokenizer) else None,
         not_native=[] if native else not_native,
         refused=refused,
@@ -197,6 +207,25 @@ def _shape(weights: Path, config: EngineConfig) -> tuple[ModelShape | None, list
         return None, [], [*not_native, Refusal(error.field or "model", error.message.rstrip("."))]
 
 
+def _ranks(
+    shape: ModelShape | None, config: EngineConfig, weights: Path
+) -> tuple[list[int], int, list[Refusal]]:
+    """The numbers of ranks that divide the model, the number that was asked for if it can be had, else 1, and
+    why it cannot."""
+    if shape is None:
+        return [], 1, []
+    try:
+        divides_by = possible_ranks(config, shape, weights)
+    except UnsupportedField:
+        divides_by = []
+    try:
+        check_ranks(config, shape, weights)
+    except UnsupportedField as error:
+        subject = f"--{(error.field or '').replace('_', '-')}"
+        return divides_by, 1, [Refusal(subject, error.message.rstrip("."))]
+    return divides_by, config.tensor_parallel, []
+
+
 def _quantization(config: EngineConfig, machine: Machine, stored: str) -> str:
     """As `quantization.resolve_quantization`, where the scheduler calls it. `stored`: the file's format."""
     if config.quantization != "auto":
@@ -210,9 +239,15 @@ def _config(weights: Path) -> dict[str, Any]:
 
 
 def _sizes(
-    tensors: list[StoredTensor], shape: ModelShape | None, quantization: str, dtype: str, packs: bool
+    tensors: list[StoredTensor],
+    shape: ModelShape | None,
+    quantization: str,
+    dtype: str,
+    packs: bool,
+    ranks: int = 1,
 ) -> tuple[list[FormatShare], int]:
-    """The stored formats and what becomes of them, and the bytes of all weights in memory."""
+    """The stored formats and what becomes of them, and the bytes of all weights in memory, or of those of the
+    first rank."""
     wide = 8 * _BYTES[dtype]
     tied = not any(tensor.is_head for tensor in tensors)
     total, by_format = 0.0, defaultdict[str, list[tuple[StoredTensor, Form, float]]](list)
@@ -226,7 +261,8 @@ def _sizes(
             bits = form.bits or wide
             if tensor.is_embedding and form.bits:  # rows are looked up in one copy, and multiplied by another
                 total += tensor.numbers * wide / 8
-        total += tensor.numbers * bits / 8
+        divided = ranks if len(tensor.shape) > 1 and not (tensor.is_embedding or tensor.is_head) else 1
+        total += tensor.numbers * bits / 8 / divided
         by_format[tensor.format].append((tensor, form, bits))
     numbers = sum(tensor.numbers for tensor in tensors) or 1
     shares = []

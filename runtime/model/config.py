@@ -136,6 +136,14 @@ class Experts:
             raise invalid(f"{top_groups} groups of {count // groups} experts hold fewer than {top_k}")
 
 
+@dataclass(frozen=True)
+class Shard:
+    """The part of a model that one of `count` ranks holds (tensor parallelism)."""
+
+    index: int = 0
+    count: int = 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(ModelShape):
     """The shape of a decoder-only transformer of one of our families."""
@@ -164,6 +172,8 @@ class ModelConfig(ModelShape):
     experts: Experts | None = None
     quantised: Quantised | None = None
     """How a checkpoint folder is quantised itself. GGUF files say so for each tensor."""
+    shard: Shard = Shard()
+    """The rank whose part this is: heads, KV heads and the intermediate size are those of the part."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

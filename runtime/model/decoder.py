@@ -21,6 +21,7 @@ from ramify.runtime.model.layers import (
     ActivationOp,
     Linear,
     NormOp,
+    Reduce,
     Residual,
     RMSNorm,
     Slot,
@@ -43,6 +44,10 @@ class Layer(nn.Module, ABC):
         layer is not of the form that `LayerWeights` describes."""
         return None
 
+    def join(self, reduce: Reduce) -> None:
+        """Sum the terms of all ranks by `reduce`, in a layer whose config is a rank's part of a model."""
+        raise NotImplementedError(f"{type(self).__name__} is not divided among ranks")
+
     @abstractmethod
     def slots(self) -> Slots:
         """Its checkpoint tensors, named below "model.layers.N."."""
@@ -62,9 +67,11 @@ class Model(CausalLM):
             if isinstance(module, Linear):
                 module.adapted = self.adapted
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype, offset=config.norm_offset)
+        self.has_head = config.shard.index == 0
+        """Of several ranks the first one alone computes logits."""
         self.head = (
             self.embedding
-            if config.tie_embeddings
+            if config.tie_embeddings or not self.has_head
             else nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
         )
         self.packed_head: PackedWeight | None = None
@@ -83,6 +90,12 @@ class Model(CausalLM):
     @abstractmethod
     def layer(self, index: int, dtype: torch.dtype) -> Layer:
         """Build layer `index`."""
+
+    def join(self, reduce: Reduce) -> None:
+        """Sum the terms of all ranks by `reduce` from now on; the config is a rank's part of a model."""
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            layer.join(reduce)
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -209,6 +222,9 @@ class Model(CausalLM):
         for module in self.modules():
             if isinstance(module, Linear | MixtureOfExperts):
                 module.pack(form)
+        if not self.has_head:
+            self._head_rows = None
+            return
         rows = self._head_rows
         if rows is None and form is not None:
             rows = form(self.head)
@@ -238,7 +254,7 @@ class Model(CausalLM):
             assert isinstance(layer, Layer)
             yield from under(f"model.layers.{index}.", layer.slots())
         yield from under("model.norm.", self.norm.slots())
-        if not tied:
+        if self.has_head and not tied:
             yield "lm_head.weight", Slot(self.head, keep=self._keep_head)
 
     def _keep_head(self, rows: Rows) -> bool:

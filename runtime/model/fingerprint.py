@@ -16,6 +16,7 @@ OPTIONS = (
     "exact_activations",
     "attention_backend",
     "deterministic",
+    "tensor_parallel",
     "jump_forward",
     "seed",
 )

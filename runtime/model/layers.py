@@ -56,6 +56,10 @@ Slots = Iterator[tuple[str, Slot]]
 ActivationOp = Callable[[Tensor], Tensor]
 """The functions of `kernels.reference.activation`."""
 
+Reduce = Callable[[Tensor], Tensor]
+"""The sum of all ranks' terms, which have one shape and dtype; the same bits on every rank. It may be written
+to the term's memory."""
+
 
 class NormOp(Protocol):
     """x / sqrt(mean(x²) + eps) · weight over the last dimension (arXiv 1910.07467), in float32 inside."""
@@ -214,9 +218,13 @@ class Linear(nn.Module):
         """Adapters can change it."""
         self._unfilled: set[str] | None = None
         self._form: Callable[[Tensor], Rows] | None = None
+        self.reduce: Reduce | None = None
+        """Of a matrix whose inputs are divided among ranks: sums the ranks' products."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(T, inputs) -> (T, outputs), half as many when gated."""
+        if self.reduce is not None:
+            return self.reduce(self._term(x)).to(x.dtype)
         if len(self.packed) == 1:
             return self._gated(self.op(x, self.packed[0], extra=self._extra(x)))
         if not self.packed:
@@ -235,13 +243,27 @@ class Linear(nn.Module):
 
     def add_to(self, residual: Residual, x: Tensor) -> None:
         """residual += x Wᵀ + b."""
-        if self.packed:
+        if self.reduce is not None:
+            total = self.reduce(self._term(x))
+            if self.packed:
+                residual.value().add_(total)
+            else:
+                residual.add(total)
+        elif self.packed:
             self._parts(x, residual.value(), add=True)
         elif residual.defers:
             residual.add(self._adapt(x, self.matmul(x, self.weight, self.bias)))
         else:
             self.matmul(x, self.weight, self.bias, out=residual.value(), add=True)
             self._adapt(x, residual.value())
+
+    def _term(self, x: Tensor) -> Tensor:
+        """This rank's term of x Wᵀ + b. From a packed matrix it is float32: the sum is rounded once."""
+        if not self.packed:
+            return self.matmul(x, self.weight, self.bias)
+        y = x.new_empty((len(x), sum(part.outputs for part in self.packed)), dtype=torch.float32)
+        self._parts(x, y, add=False)
+        return y
 
     def _adapt(self, x: Tensor, y: Tensor) -> Tensor:
         """Add to y, (T, outputs), what the adapters of the step's rows add."""

@@ -125,6 +125,8 @@ def load_model(
     variant = f"{quantization}-{str(dtype).removeprefix('torch.')}"
     if deterministic and dtype == torch.float32:
         variant += "-whole"
+    if config.shard.count > 1:
+        variant += f"-{config.shard.index + 1}of{config.shard.count}"
     return load_packed(paths, variant, config, lambda: _empty(config, dtype, device), full)
 
 

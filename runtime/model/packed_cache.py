@@ -98,5 +98,5 @@ def _read(model: Model, path: Path) -> None:
         owner, _, attribute = name.rpartition(".")
         parameter = nn.Parameter(tensor, requires_grad=False)
         setattr(model.get_submodule(owner), attribute, parameter)
-        if name == "embedding" and model.config.tie_embeddings:
+        if name == "embedding" and (model.config.tie_embeddings or not model.has_head):
             model.head = parameter

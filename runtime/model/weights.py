@@ -16,6 +16,7 @@ from ramify.kernels.packed import Rows
 from ramify.runtime.model.checkpoint import weight_files
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import Rotary, Slot
+from ramify.runtime.model.shard import parts_of_rank
 
 RotaryLayout = Literal["halves", "pairs"]
 """The places of the two numbers of a rotary pair in a checkpoint: half a head apart, or neighbours."""
@@ -35,7 +36,11 @@ def fill(
     slots = dict(model.slots())
     needed, filled = len(slots), set[str]()
     stored_head: Tensor | None = None
-    named = (part for stored, each in tensors for part in model.entries(stored, each))
+    named: Iterator[tuple[str, Tensor | Rows]] = (
+        part for stored, each in tensors for part in model.entries(stored, each)
+    )
+    if model.config.shard.count > 1:
+        named = parts_of_rank(named, model.config, keep=keep)
     for name, entry in named:
         tensor = entry.numbers if isinstance(entry, Rows) else entry
         if name == "lm_head.weight" and model.config.tie_embeddings:

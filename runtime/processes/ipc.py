@@ -213,6 +213,10 @@ class Sockets:
         self.detokenizer = directory / "detokenizer"
         self.frontend = directory / "frontend"
 
+    def rank(self, index: int) -> Path:
+        """The socket of rank `index`, from 1 on: the first rank is the scheduler."""
+        return self.directory / f"rank-{index}"
+
     def compiler(self, generation: int) -> Path:
         """The socket of grammar compiler number `generation`; a restarted compiler has the next number."""
         return self.directory / f"compiler-{generation}"

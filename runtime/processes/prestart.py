@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.fleet.shares import Share, shares
+from ramify.runtime.fleet.shares import Share, on_cpu, shares, whole
 
 ROLES = {
     "scheduler": "scheduler.process",
@@ -51,9 +51,16 @@ class PrestartedWorkers:
             share = share or shares(config)[0]
             env |= share.env()
         self._processes = {role: start(module, env) for role, module in ROLES.items()}
+        ranks = ["scheduler"]
+        for index in range(1, config.tensor_parallel):
+            ranks.append(f"rank-{index}")
+            self._processes[ranks[-1]] = start("parallel.process", env, [str(index)])
         if share is not None:
             for process in self._processes.values():
                 share.bind(process.pid)
+        if len(ranks) > 1 and on_cpu(config):
+            for role, own in zip(ranks, (share or whole()).of_ranks(len(ranks)), strict=True):
+                own.bind(self._processes[role].pid)
 
     def take(self) -> dict[str, subprocess.Popen[bytes]]:
         """The processes by role. The caller must give them orders, and must end them."""

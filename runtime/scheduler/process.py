@@ -14,7 +14,6 @@ import torch
 
 from ramify.grammar.retokenize import Retokenizer, encode
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.kernels.registry import Ops
 from ramify.messages import ModelInfo
 from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
@@ -22,18 +21,19 @@ from ramify.radix.observe.tree_log import TreeLog
 from ramify.ring_messages import CompilerDied, GetTree, Ready, ToScheduler
 from ramify.runtime.compile_ahead import compile_grammars
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.executor.build import LoadModel, build_runners
+from ramify.runtime.executor.build import build_runners
+from ramify.runtime.executor.load import loader
 from ramify.runtime.executor.memory import COW_PAGES, check_states
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.config import ModelConfig, ModelShape
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.hub.resolve import ModelFiles
-from ramify.runtime.model.load import check_transformers, dummy_model, load_model, read_shape, shortened
+from ramify.runtime.model.load import check_transformers, read_shape
 from ramify.runtime.model.pooling import pooling_of
-from ramify.runtime.model.quantization import resolve_quantization
 from ramify.runtime.model.tokenizer.tokenizer import load_backend
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
+from ramify.runtime.parallel.checks import check_ranks, part_for
+from ramify.runtime.parallel.ranks import Ranks
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.processes.worker_process import Orders, reporting_start_up, take_orders
 from ramify.runtime.processes.worker_start import finish_startup, trim_heap
@@ -199,7 +199,12 @@ def _load(
     """Load the model of `shape` and its draft model, and make their pages."""
     context_length = context_of(config, shape)
     files = ModelFiles(orders.model_name, Path(orders.weights), Path(orders.tokenizer))
-    load_draft = None
+    load_draft, ranks = None, None
+    part = shape
+    if config.tensor_parallel > 1:
+        check_ranks(config, shape, files.weights)
+        part = part_for(shape, 0, config.tensor_parallel)
+        ranks = Ranks(0, config.tensor_parallel, Sockets(Path(orders.sockets)))
     if draft_shape is not None:
         draft_files = ModelFiles(
             config.draft_model or "", Path(orders.draft_weights or ""), Path(orders.draft_tokenizer or "")
@@ -207,9 +212,9 @@ def _load(
         of_draft = config
         if config.quantization == "gguf" and draft_files.weights.is_dir():
             of_draft = dataclasses.replace(config, quantization="auto")
-        load_draft = _loader(of_draft, draft_files, draft_shape, context_length)
-    load = _loader(config, files, shape, context_length)
-    runner, draft_runner = build_runners(config, load, load_draft)
+        load_draft = loader(of_draft, draft_files, draft_shape, context_length)
+    load = loader(config, files, part, context_length)
+    runner, draft_runner = build_runners(config, load, load_draft, ranks)
     num_pages = runner.pool.num_pages
     tokens = config.kv_events is not None
     cache = (PrefixCache if config.prefix_cache == "radix" else NaiveCache)(
@@ -225,41 +230,6 @@ def _load(
         kv_tokens=(num_pages - COW_PAGES) * config.page_size,
     )
     return runner, draft_runner, cache, limits
-
-
-def _loader(config: EngineConfig, files: ModelFiles, shape: ModelShape, context_length: int) -> LoadModel:
-    """Loads the model of `shape` in `files`."""
-
-    def load(dtype: torch.dtype, device: torch.device, kernels: Ops) -> CausalLM:
-        if config.load_format == "dummy":
-            return dummy_model(
-                shortened(shape, context_length),
-                dtype=dtype,
-                device=device,
-                seed=config.seed,
-                packed=kernels.prefers_packed,
-                deterministic=kernels.deterministic,
-            )
-        quantization = config.quantization
-        if quantization == "auto" and not kernels.prefers_packed:
-            quantization = "none"
-        return load_model(
-            files,
-            shape=shape,
-            dtype=dtype,
-            device=device,
-            context_length=context_length,
-            quantization=resolve_quantization(
-                quantization,
-                files.weights,
-                exact=config.dtype == "float32",
-                quantised=getattr(shape, "quantised", None),
-            ),
-            packed=kernels.prefers_packed,
-            deterministic=kernels.deterministic,
-        )
-
-    return load
 
 
 def _model_info(orders: Orders, runner: Runner, limits: Limits) -> ModelInfo:

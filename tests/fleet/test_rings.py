@@ -440,9 +440,9 @@ def test_a_death_does_not_keep_an_answer_back(fleet: Fleet) -> None:
 
 
 def test_cores_are_divided(caplog: pytest.LogCaptureFixture) -> None:
-    assert shares.split_cores([4, 5, 6, 7, 8], 2) == [(4, 5), (6, 7, 8)]
+    assert shares.split_cores([4, 5, 6, 7, 8], 2, "replicas") == [(4, 5), (6, 7, 8)]
     assert not caplog.records
-    assert shares.split_cores([4, 5], 3) == [(4,), (5,), (4,)]
+    assert shares.split_cores([4, 5], 3, "replicas") == [(4,), (5,), (4,)]
     assert "3 replicas share 2 cores" in caplog.text
 
 

@@ -26,7 +26,8 @@ from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.hub import resolve
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.layers import Linear
-from ramify.runtime.model.load import load_model
+from ramify.runtime.model.load import load_model, read_config
+from ramify.runtime.model.shard import part_of
 from ramify.runtime.model.state_shape import StateShape
 from ramify.runtime.quantize.folder import write_folder
 
@@ -88,6 +89,25 @@ def test_weights_take_the_bytes_that_the_loaded_model_has(quantization: str, qua
     kept = {form.format: form.kept_as for form in found.formats}
     wanted = {"gguf": ("int4", "int8"), "int8": ("int8", "int8"), "none": ("bf16", "bf16")}[quantization]
     assert (kept["Q4_1"], kept["Q8_0"], kept["F32"]) == (*wanted, None)
+
+
+def test_a_rank_takes_the_bytes_of_its_part(quantised: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found, whole = look(quantised, tensor_parallel=2), look(quantised)
+    part = load_model(
+        files_of(quantised),
+        shape=part_of(read_config(quantised), 0, 2),
+        dtype=torch.bfloat16,
+        quantization="gguf",
+        packed=True,
+    )
+    assert isinstance(part, Model)
+    assert abs(found.weight_bytes - loaded_bytes(part)) <= found.weight_bytes // 1000
+    assert (found.ranks, found.divides_by) == (2, [1, 2])
+    assert 2 * found.kv_bytes_per_token == whole.kv_bytes_per_token
+    assert not found.lora
+    refused = look(quantised, tensor_parallel=4)
+    assert [each.subject for each in refused.refused] == ["--tensor-parallel"]
+    assert "4 query heads, 2 KV heads" in refused.refused[0].reason
 
 
 def test_a_folder_that_is_quantised_itself(tmp_path: Path) -> None:

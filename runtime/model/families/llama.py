@@ -15,6 +15,7 @@ from ramify.runtime.model.layers import (
     GatedMLP,
     HeadNorms,
     Linear,
+    Reduce,
     Residual,
     RMSNorm,
     Rotary,
@@ -71,8 +72,14 @@ class LlamaLayer(Layer):
     def head_norms(self) -> HeadNorms | None:
         return None
 
+    def join(self, reduce: Reduce) -> None:
+        assert isinstance(self.mlp, GatedMLP)
+        self.output.reduce = self.mlp.down.reduce = reduce
+
     def weights(self) -> LayerWeights | None:
         output, mlp = self.output.packed, self.mlp.weights()
+        if self.output.reduce is not None:  # sums over ranks go between the parts of a layer
+            return None
         if not self.qkv.packed or len(output) != 1 or mlp is None:
             return None
         gate_up, down = mlp if isinstance(mlp, tuple) else (None, None)

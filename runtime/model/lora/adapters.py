@@ -11,6 +11,7 @@ import torch
 from ramify.errors import InvalidRequest, Overloaded, UnsupportedField, WorkerDied
 from ramify.kernels.lora import MOST_SLOTS, LoraTable, LoraWeight
 from ramify.runtime.model.causal_lm import CausalLM
+from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import Linear, Slot
 from ramify.runtime.model.lora.names import unknown
 from ramify.runtime.model.lora.peft import Delta, PeftAdapter, read_adapter
@@ -91,6 +92,13 @@ class Adapters:
 
     def _weights(self, adapter: PeftAdapter, path: str) -> list[tuple[LoraTable, LoraWeight]]:
         """The weights of each matrix that the adapter changes."""
+        if isinstance(self._model, Model) and self._model.config.shard.count > 1:
+            raise UnsupportedField(
+                f"The adapter {path} cannot be loaded: tensor_parallel is {self._model.config.shard.count}, "
+                "and adapters are not divided among ranks.",
+                field="lora",
+                remedy="Merge the adapter into the checkpoint, or leave tensor_parallel out.",
+            )
         slots = dict(self._model.slots())
         deltas = {
             self._model.name_of(f"{name}.weight") or name: delta for name, delta in adapter.deltas.items()

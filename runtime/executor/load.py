@@ -1,0 +1,53 @@
+"""Which weights an engine's options load."""
+
+from __future__ import annotations
+
+import torch
+
+from ramify.kernels.registry import Ops
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor.build import LoadModel
+from ramify.runtime.model.causal_lm import CausalLM
+from ramify.runtime.model.config import ModelShape
+from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.load import dummy_model, load_model, shortened
+from ramify.runtime.model.quantization import Quantization, resolve_quantization
+
+
+def loader(config: EngineConfig, files: ModelFiles, shape: ModelShape, context_length: int) -> LoadModel:
+    """Loads the model of `shape` in `files`, or the part of it that `shape` is."""
+
+    def load(dtype: torch.dtype, device: torch.device, kernels: Ops) -> CausalLM:
+        if config.load_format == "dummy":
+            return dummy_model(
+                shortened(shape, context_length),
+                dtype=dtype,
+                device=device,
+                seed=config.seed,
+                packed=kernels.prefers_packed,
+                deterministic=kernels.deterministic,
+            )
+        return load_model(
+            files,
+            shape=shape,
+            dtype=dtype,
+            device=device,
+            context_length=context_length,
+            quantization=quantization_of(config, files, shape, packed=kernels.prefers_packed),
+            packed=kernels.prefers_packed,
+            deterministic=kernels.deterministic,
+        )
+
+    return load
+
+
+def quantization_of(
+    config: EngineConfig, files: ModelFiles, shape: ModelShape, *, packed: bool
+) -> Quantization:
+    """The format of the weights. `packed`: the kernels multiply by packed weights."""
+    return resolve_quantization(
+        "none" if config.quantization == "auto" and not packed else config.quantization,
+        files.weights,
+        exact=config.dtype == "float32",
+        quantised=getattr(shape, "quantised", None),
+    )

@@ -1,0 +1,60 @@
+"""The process of a rank that runs the passes it is told of. The first rank is in the scheduler's process.
+
+Started with its number as argument. It has no head, so it computes no logits and samples nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from ramify.ring_messages import Ready
+from ramify.runtime.executor.build import build_runners
+from ramify.runtime.executor.load import loader
+from ramify.runtime.executor.runner import Runner
+from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.load import read_shape
+from ramify.runtime.parallel.checks import check_ranks, part_for
+from ramify.runtime.parallel.passes import Pass, batch_of
+from ramify.runtime.parallel.ranks import Ranks
+from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
+from ramify.runtime.processes.worker_process import reporting_start_up, take_orders
+from ramify.runtime.processes.worker_start import finish_startup
+from ramify.runtime.scheduler.speculation.draft_check import context_of
+
+
+def main() -> None:
+    index = int(sys.argv[1])
+    role = f"rank-{index}"
+    orders = take_orders(role)
+    config = orders.config
+    sockets = Sockets(Path(orders.sockets))
+    inbox: Inbox[Pass] = Inbox(sockets.rank(index), Pass)
+    frontend = Outbox(sockets.frontend)
+    torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    torch.set_grad_enabled(False)
+    with reporting_start_up(role, frontend):
+        files = ModelFiles(orders.model_name, Path(orders.weights), Path(orders.tokenizer))
+        shape = read_shape(files.weights, config.model_impl)
+        check_ranks(config, shape, files.weights)
+        ranks = Ranks(index, config.tensor_parallel, sockets)
+        load = loader(config, files, part_for(shape, ranks.index, ranks.count), context_of(config, shape))
+        runner, _ = build_runners(config, load, None, ranks)
+    frontend.send(Ready(role=role, pid=os.getpid()))
+    finish_startup()
+    serve(runner, ranks, inbox)
+
+
+def serve(runner: Runner, ranks: Ranks, inbox: Inbox[Pass]) -> None:
+    """Run every pass. An error ends the process, and with it the ring."""
+    while True:
+        message = inbox.recv()
+        assert message is not None
+        ids = None
+        if message.ahead:
+            ids = torch.empty(len(message.tokens) // 24, dtype=torch.int64, device=runner.device)
+            ids = ranks.group.from_first(ids)
+        runner.forward(batch_of(message, ids))

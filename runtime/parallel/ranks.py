@@ -1,0 +1,61 @@
+"""What the processes of a model's ranks share: how they meet, and how the first one leads."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ramify.errors import EngineError
+from ramify.runtime.executor.batch import ForwardBatch
+from ramify.runtime.parallel.group import RankGroup
+from ramify.runtime.parallel.passes import pass_of
+from ramify.runtime.processes.ipc import Outbox, Sockets
+
+
+class Ranks:
+    """This process is rank `index` of `count`. The first one tells the others of every pass."""
+
+    def __init__(self, index: int, count: int, sockets: Sockets) -> None:
+        self.index, self.count = index, count
+        self._folder: Path = sockets.directory
+        others = range(1, count) if index == 0 else ()
+        self._outboxes = [Outbox(sockets.rank(other)) for other in others]
+        self._group: RankGroup | None = None
+        self._in_step = True
+
+    def connect(self, device: torch.device, *, deterministic: bool) -> None:
+        """Wait for the other ranks to have loaded their weights."""
+        self._group = RankGroup(self._folder, self.index, self.count, device, ordered=deterministic)
+
+    @property
+    def group(self) -> RankGroup:
+        assert self._group is not None, "connect was not called"
+        return self._group
+
+    def sum(self, term: Tensor) -> Tensor:
+        return self.group.sum(term)
+
+    @contextlib.contextmanager
+    def leading(self, batch: ForwardBatch) -> Iterator[None]:
+        """The first rank runs a pass in the block; the others are told of it.
+
+        After an error in the block the others may wait for sums that do not come: `check` raises then.
+        """
+        self.check()
+        message = pass_of(batch)
+        self._in_step = False
+        for outbox in self._outboxes:
+            outbox.send(message)
+        if batch.next_ids is not None:
+            self.group.from_first(batch.next_ids)
+        yield
+        self._in_step = True
+
+    def check(self) -> None:
+        """Raises `EngineError` after a pass that failed: only a new ring brings the ranks together again."""
+        if not self._in_step:
+            raise EngineError("A pass has failed on this rank, and the other ranks are out of step with it.")
