@@ -25,11 +25,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def answers(folder: Path, **options: Any) -> list[Any]:
     with Engine(str(folder), dtype="float32", num_pages=64, page_size=8, threads=1, **options) as engine:
         plain = [
-            engine.complete(prompt, max_tokens=4, temperature=0.0, ignore_eos=True, logprobs=2)
+            engine.complete(prompt, max_tokens=3, temperature=0.0, ignore_eos=True, logprobs=2)
             for prompt in PROMPTS
         ]
         drawn = [
-            engine.complete(PROMPTS[0], max_tokens=4, seed=3, ignore_eos=True, **more)
+            engine.complete(PROMPTS[0], max_tokens=2, seed=3, ignore_eos=True, **more)
             for more in ({"top_p": 0.9}, {"top_k": 5, "frequency_penalty": 0.5}, {"min_p": 0.05})
         ]
         return plain + drawn

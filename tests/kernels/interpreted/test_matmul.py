@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -15,8 +17,12 @@ assert INTERPRETED
 DTYPES = [torch.float32, torch.float16]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", cases.MATMUL_SHAPES)
+# Each shape in one type, and the parts of a long sum in both.
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [*zip(cases.MATMUL_SHAPES, itertools.cycle(DTYPES), strict=False), ((20, 40, 1030), torch.float16)],
+    ids=str,
+)
 def test_product(shape, dtype):
     cases.check_matmul(shape, dtype, "cpu")
 
