@@ -46,6 +46,7 @@ class AnswersAtOnce:
         draw = ops("cpu").sample_tokens
         assert draw is not None
         self.sampler = HostSampler(draw)
+        self.adapters = None  # no request names one
 
     def forward(self, batch: Any) -> torch.Tensor:
         return torch.zeros(len(batch.ids), HIDDEN)

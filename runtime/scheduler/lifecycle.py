@@ -23,7 +23,7 @@ from ramify.runtime.scheduler.output import StepOutputs
 from ramify.runtime.scheduler.pages import RequestPages
 from ramify.runtime.scheduler.programs.budgets import Budgets
 from ramify.runtime.scheduler.programs.programs import Programs
-from ramify.runtime.scheduler.request import Request
+from ramify.runtime.scheduler.request import Request, ScheduledRequest
 from ramify.runtime.scheduler.speculation.drafter import Drafter
 
 if TYPE_CHECKING:
@@ -79,11 +79,25 @@ class Lifecycle:
             self.counters.cached_tokens += stats.cached_tokens
 
     def next_step_wants(self, requests: Sequence[Request]) -> bool:
-        """The next step can want no other requests than these, which are running."""
-        if self.sitting_out is None:
-            return not self.waiting and len(requests) == len(self.running)
-        joining = self.waiting and self.waiting[0].priority >= self.running[0].priority
-        return not joining and len(requests) >= len(self.running) - self.sitting_out
+        """The next step goes on with these requests, which are running, if they do not end."""
+        running, waiting = self.running, self.waiting
+        joining = waiting and waiting[0].priority >= running[0].priority
+        if self.sitting_out is not None:
+            return not joining and len(requests) >= len(running) - self.sitting_out
+        if running[0].priority != running[-1].priority:
+            return not waiting and len(requests) == len(running)
+        # Others sit out while requests of a higher priority prefill.
+        return not (waiting and waiting[0].priority > running[0].priority)
+
+    def next_chunks(self, budget: int) -> list[ScheduledRequest]:
+        """The chunks of prompts that the next step computes, within `budget` tokens, if no request ends."""
+        chunks = []
+        for request in self.running if self.sitting_out is None else ():
+            if request.prefilling and budget > 0:
+                stop = request.chunk_stop(budget)
+                budget -= stop - request.computed_len
+                chunks.append(ScheduledRequest(request, stop))
+        return chunks
 
     def stop(self, request: Request) -> None:
         if request in self.running:

@@ -5,12 +5,13 @@
     with     device | pass 1 | pass 2 | pass 3 |
              host            | bookkeeping of 1 | bookkeeping of 2 |
 
-A decoding request goes on with one token, mostly. So as soon as a step's tokens are chosen on the device, the
-pass that computes them is launched, for all requests that may go on. Then the host waits for the tokens,
-appends them, ends requests that are done, sends, receives and schedules. Where the next plan wants what was
-launched, it takes it. The row of a request that ended, was retracted or goes on otherwise is void. A void row
-harms nobody: it was written into a page of its own request, behind the sequence, where nothing is read before
-it is written again.
+A decoding request goes on with one token, mostly, and a prefilling one with its next chunk. So as soon as a
+step's tokens are chosen on the device, the pass that computes them and the next chunks is launched, for all
+requests that may go on. Then the host waits for the tokens, appends them, ends requests that are done, sends,
+receives and schedules. Where the next plan wants what was launched, it takes it; requests that are admitted
+meanwhile have a pass of their own behind it. The rows of a request that ended, was retracted or goes on
+otherwise are void. A void row harms nobody: it was written into a page of its own request, behind what is
+computed, where nothing is read before it is written again.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.runtime.executor.attention import index_select
+from ramify.runtime.executor.attention import index_select, to_device
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.scheduler.pages import RequestPages
@@ -33,16 +35,19 @@ log = logging.getLogger("ramify")
 
 @dataclasses.dataclass(slots=True)
 class _Launched:
-    """Row `row` of the pass: the token of `request` at `position`, entry `choice` of those of its launch.
+    """The pass computes positions ``[start, stop)`` of `request` from row `row` on.
 
-    token : None until the host has it
+    pages : those that are written
+    choice : of a decode, whose one token is this entry of those of the launch; None for a chunk of a prompt
+    token : of a decode, None until the host has it
     """
 
     request: Request
-    row: int
-    choice: int
-    position: int
-    page: int
+    start: int
+    stop: int
+    row: int = 0
+    pages: list[int] = dataclasses.field(default_factory=list)
+    choice: int | None = None
     token: int | None = None
 
 
@@ -51,7 +56,7 @@ class Ahead:
     """States of a plan that were computed ahead.
 
     hidden : (rows, hidden size); None where there are none
-    rows : for each entry of the plan its row in `hidden`; None where it was not computed ahead
+    rows : for each entry of the plan its first row in `hidden`; None where it was not computed ahead
     """
 
     hidden: Tensor | None
@@ -69,7 +74,7 @@ class Ahead:
         order: list[int] = []
         for row, count in zip(self.rows, counts, strict=True):
             if row is not None:
-                order.append(row)
+                order += range(row, row + count)
             else:
                 order += range(following, following + count)
                 following += count
@@ -86,33 +91,55 @@ class OverlapScheduling:
         self._launched: list[_Launched] = []
         self._hidden: Tensor | None = None
 
-    def launch(self, requests: Sequence[Request], tokens: Tensor) -> None:
-        """Compute the tokens chosen for `requests`, (R,) int64 on the device.
+    @property
+    def idle(self) -> bool:
+        """Nothing is launched for the next step."""
+        return not self._launched
 
-        Left out are requests with known or draft tokens, requests that end with this token, and those for
-        which no page is free.
+    def launch(
+        self, requests: Sequence[Request], tokens: Tensor, chunks: Sequence[ScheduledRequest] = ()
+    ) -> None:
+        """Compute the tokens chosen for `requests`, (R,) int64 on the device, and chunks of prompts.
+
+        Left out are requests with known or draft tokens, requests that end with this token, those for which
+        no page is free, and chunks behind a page that is still to be copied.
         """
-        self._launched = [
-            _Launched(request, row=0, choice=choice, position=request.length, page=0)
+        decodes = [
+            _Launched(request, request.length, request.length + 1, choice=choice)
             for choice, request in enumerate(requests)
             if not request.ahead_len and request.budget_left > 1 and self._pages.grow(request, ahead=1)
         ]
-        if not self._launched:
+        if not decodes:
             return
-        for row, entry in enumerate(self._launched):
-            entry.row, entry.page = row, entry.request.pages.ids[entry.position // self._pages.page_size]
-        extensions = [
-            Extension(None, entry.position, entry.position + 1, request.pages.ids, lora=request.lora)
-            for entry in self._launched
-            for request in [entry.request]
+        prefills = [
+            _Launched(request, request.computed_len, stop)
+            for request, stop in chunks
+            if request.pages.copy is None and stop > request.computed_len
         ]
-        if len(extensions) < len(requests):
-            tokens = index_select(tokens, [entry.choice for entry in self._launched])
+        self._launched, row = decodes + prefills, 0
+        for entry in self._launched:
+            entry.row, row = row, row + entry.stop - entry.start
+            entry.pages = self._written(entry.request, entry.start, entry.stop)
+        extensions = [
+            Extension(None, entry.start, entry.stop, entry.request.pages.ids, lora=entry.request.lora)
+            for entry in self._launched
+        ]
+        if len(decodes) < len(requests):
+            tokens = index_select(tokens, [entry.choice for entry in decodes if entry.choice is not None])
+        if prefills:
+            known = [entry.request.target_ids[entry.start : entry.stop] for entry in prefills]
+            ids = torch.from_numpy(np.concatenate(known).astype(np.int64))
+            tokens = torch.cat([tokens, to_device(ids, tokens.device)])
         try:
             self._hidden = self._runner.forward(pack(extensions, self._pages.page_size, next_ids=tokens))
         except Exception:  # the step that wants these tokens computes them, and reports its own error
             log.exception("a pass ahead failed")
             self._launched = []
+
+    def _written(self, request: Request, start: int, stop: int) -> list[int]:
+        """The pages of positions ``[start, stop)``."""
+        size = self._pages.page_size
+        return request.pages.ids[start // size : -(-stop // size)]
 
     def settle(self, tokens: Sequence[int]) -> None:
         """The tokens of a choice, (R,), have arrived on the host: those that `launch` was given, if there was
@@ -121,7 +148,7 @@ class OverlapScheduling:
         A step chooses several times where known or draft tokens are accepted; only one choice launches.
         """
         for entry in self._launched:
-            if entry.token is None:
+            if entry.choice is not None and entry.token is None:
                 entry.token = tokens[entry.choice]
 
     def take(self, plan: Sequence[ScheduledRequest]) -> Ahead:
@@ -141,13 +168,13 @@ class OverlapScheduling:
         return Ahead(hidden, rows)
 
     def _wanted(self, scheduled: ScheduledRequest, entry: _Launched) -> bool:
-        """The plan's request, position, token and page are those of the launched row."""
-        request, position = scheduled.request, entry.position
+        """The plan's request, positions, token and pages are those that were launched."""
+        request = scheduled.request
         return (
             request is entry.request
-            and request.computed_len == position
-            and scheduled.stop == position + 1
-            and int(request.ids[position]) == entry.token
+            and request.computed_len == entry.start
+            and scheduled.stop == entry.stop
+            and (entry.choice is None or int(request.ids[entry.start]) == entry.token)
             and request.pages.copy is None
-            and request.pages.ids[position // self._pages.page_size] == entry.page
+            and self._written(request, entry.start, entry.stop) == entry.pages
         )

@@ -285,6 +285,13 @@ class Request:
     def decoding(self) -> bool:
         return not self.prefilling and self.extend_len <= FORCED_RUN
 
+    def chunk_stop(self, budget: int) -> int:
+        """The end of the next chunk of at most `budget` tokens."""
+        end = self.length + self.computed_ahead
+        stop = min(end, self.computed_len + budget)
+        # Known and draft tokens are verified in the step that reaches them.
+        return end if self.length <= stop < end else stop
+
     @property
     def match_limit(self) -> int:
         """The most tokens that may come from the tree: states that predict tokens must be computed."""

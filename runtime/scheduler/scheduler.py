@@ -96,7 +96,9 @@ class Scheduler:
             limits, self._outputs, sampler, counters, requests.finish, config.jump_forward
         )
         launching = overlap if config.overlap else None
-        self._verifier = Verifier(runner, sampler, masks, self._appender, requests, counters, launching)
+        self._verifier = Verifier(
+            runner, sampler, masks, self._appender, requests, counters, launching, config.chunk_tokens
+        )
         self._arrivals = Arrivals(
             limits,
             runner.adapters,
@@ -265,11 +267,7 @@ class Scheduler:
 
     def _take(self, request: Request, budget: int, plan: list[ScheduledRequest]) -> int:
         """Schedule as many tokens of `request` as `budget` allows, and return their number."""
-        end = request.length + request.computed_ahead
-        stop = min(end, request.computed_len + budget)
-        if request.length <= stop < end:
-            stop = end  # known and draft tokens are verified in the step that reaches them
-        stop = self._pages.states.cut(request, stop)
+        stop = self._pages.states.cut(request, request.chunk_stop(budget))
         plan.append(ScheduledRequest(request, stop))
         return stop - request.computed_len
 

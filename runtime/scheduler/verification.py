@@ -29,7 +29,7 @@ Predicting = list[tuple[Request, int]]
 
 @dataclasses.dataclass(eq=False)
 class Verifier:
-    """`overlap` is None where no pass is launched ahead."""
+    """`overlap` is None where no pass is launched ahead. `chunk_tokens` is the prompt tokens of a step."""
 
     runner: Runner
     sampler: RequestSampler
@@ -38,6 +38,7 @@ class Verifier:
     requests: Lifecycle
     counters: Counters
     overlap: OverlapScheduling | None
+    chunk_tokens: int
 
     def choose(self, predicting: Predicting, hidden: torch.Tensor, now: float) -> None:
         """Choose and append tokens. `hidden` (tokens, hidden size) are the states of the step."""
@@ -116,13 +117,15 @@ class Verifier:
         return int(self.appender.accept_known(request, token, logprob))
 
     def _launcher(self, requests: Sequence[Request]) -> Callable[[torch.Tensor], None] | None:
-        """Launches the pass over the tokens that are being chosen, if the next step can want no other."""
+        """Launches the pass over the tokens that are being chosen and the next chunks of prompts, if the next
+        step wants it."""
         overlap = self.overlap
-        if overlap is None or not self.requests.next_step_wants(requests):
+        if overlap is None or not overlap.idle or not self.requests.next_step_wants(requests):
             return None
+        chunks = self.requests.next_chunks(self.chunk_tokens)
 
         def launch(tokens: torch.Tensor) -> None:
             with self.counters.model_time():
-                overlap.launch(requests, tokens)
+                overlap.launch(requests, tokens, chunks)
 
         return launch

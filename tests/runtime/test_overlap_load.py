@@ -1,0 +1,161 @@
+"""Overlap scheduling under load, on an imitated device: how long it waits for the host."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ramify.radix.cache import PrefixCache
+from ramify.ring_messages import Submit
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.scheduler.limits import Limits
+from ramify.runtime.scheduler.scheduler import Scheduler
+from ramify.sampling_params import SamplingParams
+
+END, VOCAB = 0, 50
+WEIGHTS_S, TOKEN_S = 3.7e-3, 27e-6
+"""Reading the weights of an 8B model in bfloat16 on an H200, and the products of one token of a prompt."""
+HOST_S = 3.5e-3
+"""Of a step: bookkeeping, messages, scheduling."""
+
+
+@dataclasses.dataclass
+class Device:
+    """Runs what was launched, in order. `now` is the host's clock."""
+
+    now: float = 0.0
+    free: float = 0.0
+    busy: float = 0.0
+    passes: int = 0
+
+    def launch(self, seconds: float) -> None:
+        self.free = max(self.now, self.free) + seconds
+        self.busy += seconds
+        self.passes += 1
+
+    @property
+    def idle(self) -> float:
+        return 1 - self.busy / self.free
+
+
+@dataclasses.dataclass
+class Drawing:
+    device: Device
+    done: float
+    tokens: torch.Tensor
+
+    def result(self) -> tuple[list[int], list[Any]]:
+        self.device.now = max(self.device.now, self.done)
+        return self.tokens.tolist(), []
+
+
+class ImitatedRunner:
+    """In the place of `Runner`, and of its sampler. A request's tokens depend on its length alone."""
+
+    def __init__(self, device: Device) -> None:
+        self.device, self.adapters, self.sampler = device, SimpleNamespace(), self
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        self.device.launch(WEIGHTS_S + TOKEN_S * batch.tokens.shape[1])
+        return batch.tokens[1][:, None].float()  # positions
+
+    def logits(self, hidden: torch.Tensor, masks: object = ()) -> torch.Tensor:
+        return hidden
+
+    def begin(self, logits: torch.Tensor, rows: Any, asked: Any, top: int) -> Drawing:
+        tokens = 1 + logits[:, 0].long() % (VOCAB - 1)
+        return Drawing(self.device, self.device.free, tokens)
+
+
+def serve(
+    *, overlap: bool, requests: int = 120, max_running: int = 32
+) -> tuple[Device, Scheduler, list[Any]]:
+    """All requests are there from the start; every place is taken until the last have begun."""
+    device, rng = Device(), random.Random(3)
+    config = EngineConfig(max_running=max_running, overlap=overlap, speculation=False, check_pages=True)
+    pages = max_running * 80
+    limits = Limits(context_length=4096, vocab_size=VOCAB, eos_token_ids=(END,), kv_tokens=pages * 16)
+    failed: list[Any] = []
+    cache = PrefixCache(pages, config.page_size)
+    runner: Any = ImitatedRunner(device)
+    none: Any = None
+    scheduler = Scheduler(config, limits, runner, cache, none, failed.append, lambda: device.now)
+    for index in range(requests):
+        ids = tuple(rng.randrange(1, VOCAB) for _ in range(rng.randrange(100, 900)))
+        # Some end unforeseen, by a stop token: the host knows only when it has the token.
+        stops = (rng.randrange(1, VOCAB),) if index % 3 == 0 else ()
+        params = SamplingParams(max_tokens=rng.randrange(60, 200), temperature=0.0, stop_token_ids=stops)
+        scheduler.receive(Submit(rid=str(index), ids=ids, sampling=params))
+    outputs: list[Any] = []
+    while scheduler.busy:
+        if not scheduler._requests.waiting:
+            break  # not saturated any more
+        output = scheduler.step()
+        outputs += [] if output is None else [(chunk.rid, chunk.ids) for chunk in output.chunks]
+        device.now += HOST_S
+    assert not failed
+    return device, scheduler, outputs
+
+
+def test_a_loaded_device_hardly_waits_for_the_host() -> None:
+    without, plain, expected = serve(overlap=False)
+    assert without.idle > 0.2, "every step waits for the host's 3.5 ms"
+    device, scheduler, outputs = serve(overlap=True)
+    assert device.idle < 0.05
+    assert (
+        scheduler.counters.computed_tokens / device.free
+        > 1.15 * plain.counters.computed_tokens / without.free
+    )
+    texts: dict[str, list[int]] = {}
+    for rid, ids in outputs:
+        texts.setdefault(rid, []).extend(ids)
+    others: dict[str, list[int]] = {}
+    for rid, ids in expected:
+        others.setdefault(rid, []).extend(ids)
+    for rid in texts.keys() & others.keys():
+        length = min(len(texts[rid]), len(others[rid]))
+        assert texts[rid][:length] == others[rid][:length]
+
+
+def test_chunks_of_prompts_are_launched_beside_decodes() -> None:
+    """A decode and a long prompt: after the first chunk every pass has both, and none is in vain."""
+    device, rng = Device(), random.Random(1)
+    config = EngineConfig(overlap=True, speculation=False, chunk_tokens=64, check_pages=True)
+    limits = Limits(context_length=4096, vocab_size=VOCAB, eos_token_ids=(END,), kv_tokens=6400)
+    runner: Any = ImitatedRunner(device)
+    none: Any = None
+    scheduler = Scheduler(config, limits, runner, PrefixCache(400, 16), none, none, lambda: device.now)
+    for rid, length in (("short", 40), ("long", 1000)):
+        ids = tuple(rng.randrange(1, VOCAB) for _ in range(length))
+        sampling = SamplingParams(max_tokens=30, temperature=0.0)
+        scheduler.receive(Submit(rid=rid, ids=ids, sampling=sampling))
+        for _ in range(3):
+            scheduler.step()
+    before, steps = device.passes, 0
+    while any(request.prefilling for request in scheduler._requests.running):
+        scheduler.step()
+        steps += 1
+    assert steps > 5
+    assert device.passes - before == steps
+
+
+@pytest.mark.parametrize("higher", [False, True])
+def test_nothing_is_launched_for_those_who_will_sit_out(higher: bool) -> None:
+    device = Device()
+    config = EngineConfig(overlap=True, speculation=False, check_pages=True)
+    limits = Limits(context_length=4096, vocab_size=VOCAB, eos_token_ids=(END,), kv_tokens=6400)
+    runner: Any = ImitatedRunner(device)
+    none: Any = None
+    scheduler = Scheduler(config, limits, runner, PrefixCache(400, 16), none, none, lambda: device.now)
+    sampling = SamplingParams(max_tokens=30, temperature=0.0)
+    scheduler.receive(Submit(rid="first", ids=tuple(range(1, 40)), sampling=sampling))
+    scheduler.step()
+    scheduler.step()
+    running = scheduler._requests.running
+    scheduler.receive(Submit(rid="second", ids=tuple(range(1, 30)), sampling=sampling, priority=int(higher)))
+    assert scheduler._requests.next_step_wants(running) == (not higher)
