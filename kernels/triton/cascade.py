@@ -30,8 +30,6 @@ from ramify.kernels.triton.plan.attention_plan import EVERY_POSITION, Plan, Shap
 from ramify.kernels.triton.plan.cascade_cost import Costs
 from ramify.kernels.triton.plan.cascade_groups import find_groups
 
-H100_COSTS = Costs()
-
 
 def plan_cascade(
     query_starts: Sequence[int],
@@ -87,9 +85,10 @@ def plan_from_page_tables(
     shape: Shape,
     device: torch.device,
     *,
-    costs: Costs = H100_COSTS,
+    costs: Costs | None = None,
 ) -> Plan:
-    """The plan of a batch from its page tables: with a cascade if `costs` says that it pays, else without.
+    """The plan of a batch from its page tables: with a cascade if `costs`, by default those of the shape's
+    device, say that it pays, else without.
 
     Parameters
     ----------
@@ -102,7 +101,7 @@ def plan_from_page_tables(
         found = find_groups(page_table, query_starts, kv_lens, shape.page_size)
         if found:
             starts = np.asarray(query_starts, np.int64)
-            groups = costs.choose(
+            groups = (costs or Costs.of(shape.device)).choose(
                 found,
                 (starts[1:] - starts[:-1]).tolist(),
                 np.asarray(kv_lens).tolist(),

@@ -40,7 +40,7 @@ def head_block(kv_heads: int, head_dim: int) -> int:
 
 
 def copy_pages(k_pages: Tensor, v_pages: Tensor, src: Sequence[int], dst: Sequence[int]) -> None:
-    """As `reference.kv_store.copy_pages`.
+    """As `reference.kv_store.copy_pages`. Not to be captured: the list of pages is copied from the host.
 
     Raises
     ------
@@ -49,18 +49,26 @@ def copy_pages(k_pages: Tensor, v_pages: Tensor, src: Sequence[int], dst: Sequen
     """
     check_device(k_pages)
     check_copy(k_pages, v_pages, src, dst)
+    if src:
+        copy_listed(k_pages, v_pages, listed(src, dst, k_pages.device))
+
+
+def listed(src: Sequence[int], dst: Sequence[int], device: torch.device) -> Tensor:
+    """Pages to copy, for `copy_listed`: (2, N) int32 on `device`."""
+    pages = torch.tensor([src, dst], dtype=torch.int32, pin_memory=device.type == "cuda")
+    return pages.to(device, non_blocking=True)
+
+
+def copy_listed(k_pages: Tensor, v_pages: Tensor, pages: Tensor) -> None:
+    """As `copy_pages`, with the pages on the device; they are not checked. Only launches a kernel."""
     shape, strides = k_pages.shape[-3:], k_pages.stride()
     if strides != v_pages.stride() or strides[-3:] != (shape[1] * shape[2], shape[2], 1):
         raise ValueError("each page must be contiguous, and k_pages and v_pages alike in strides.")
-    if not src:
-        return
-    on_gpu = k_pages.is_cuda
-    pages = torch.tensor([*src, *dst], dtype=torch.int32, pin_memory=on_gpu)
-    pages = pages.to(k_pages.device, non_blocking=True)
+    count = pages.shape[1]
     layers, layer_stride = (k_pages.shape[0], strides[0]) if k_pages.dim() == 5 else (1, 0)
     size = shape.numel()
     block = min(_BLOCK, padded(size))
-    _copy[(len(src), triton.cdiv(size, block), layers)](
-        k_pages, v_pages, pages, len(src), layer_stride, strides[-4], SIZE=size, BLOCK=block,
+    _copy[(count, triton.cdiv(size, block), layers)](
+        k_pages, v_pages, pages, count, layer_stride, strides[-4], SIZE=size, BLOCK=block,
         num_warps=warps(block, k_pages.element_size(), most=8), enable_fp_fusion=False,
     )  # fmt: skip

@@ -64,6 +64,12 @@ class PlannedAttention:
         for window, sinks in self._forms:
             self.planners[window].warm_up(k_pages, v_pages, soft_cap=self.soft_cap, sinks=sinks)
 
+    def most_state_bytes(self) -> int:
+        """The most bytes of softmax states that the parts of an eager step leave."""
+        from ramify.kernels.triton.plan.attention_plan import STATE_BYTES
+
+        return STATE_BYTES
+
     def plans(self, batch: ForwardBatch, device: torch.device | None) -> dict[int, Plan]:
         """The plans by window size, with their tensors on `device`; None: on that of the pages."""
         table, starts, lens = (

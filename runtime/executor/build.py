@@ -11,9 +11,9 @@ import torch
 from ramify.errors import UnsupportedField
 from ramify.kernels.registry import Ops
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.executor.attention import has_cascade
+from ramify.runtime.executor.attention import PlannedAttention, has_cascade
 from ramify.runtime.executor.batch import Extension, pack
-from ramify.runtime.executor.decode_graphs import ladder
+from ramify.runtime.executor.decode_graphs import bytes_beside, ladder
 from ramify.runtime.executor.device import Backend, resolve_device, resolve_dtype, resolve_ops
 from ramify.runtime.executor.kv_pool import KvPool, page_bytes
 from ramify.runtime.executor.memory import (
@@ -75,9 +75,9 @@ def build_runners(
     pages = pages_in(config, shape, dtype, device, draft_shape)
     if pages is None:
         with fitting("The model and its largest steps", device):
-            memory = _measured(config, model, ops, dtype, device)
+            memory = _measured(config, model, ops, dtype, device, graphs)
             if draft is not None:
-                of_draft = _measured(config, draft, ops, dtype, device)
+                of_draft = _measured(config, draft, ops, dtype, device, graphs)
                 workspace = max(memory.workspace, of_draft.workspace)
                 memory = dataclasses.replace(of_draft, workspace=workspace)
         fraction = config.memory_fraction or FRACTION
@@ -145,12 +145,18 @@ def _wants_cascade(config: EngineConfig, backend: Backend, ops: Ops) -> bool:
 
 
 def _measured(
-    config: EngineConfig, model: CausalLM, ops: Ops, dtype: torch.dtype, device: torch.device
+    config: EngineConfig,
+    model: CausalLM,
+    ops: Ops,
+    dtype: torch.dtype,
+    device: torch.device,
+    graphs: bool = False,
 ) -> DeviceMemory:
     """Measures the device's memory with the weights on it, and the workspace of a step, on a few pages.
 
     The workspace is that of the largest prefill chunk plus that of the largest decode, each with its logits.
-    All CUDA graphs share the memory of the largest decode; steps that are not captured have their own.
+    All CUDA graphs share the memory of the largest decode; steps that are not captured have their own. The
+    measured steps see few positions, so what long sequences and graphs take beside is added.
     """
     shape = model.config
     chunk, batch = min(config.chunk_tokens, shape.context_length), config.max_running
@@ -172,11 +178,33 @@ def _measured(
             logits = runner.logits(hidden[-batch:])
             torch.argmax(logits, dim=-1)
         torch.cuda.synchronize(device)
+        widths.append(hidden.shape[1])
         return torch.cuda.max_memory_allocated(device) - before
 
+    widths: list[int] = []
     workspace = taken(runner, prefill) + taken(runner, decodes)
+    workspace += _unmeasured(config, runner, widths[0] * dtype.itemsize, device, graphs)
     del runner, pool, states
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     return DeviceMemory(total=total, used=total - free, workspace=workspace)
+
+
+def _unmeasured(
+    config: EngineConfig, runner: Runner, hidden_bytes: int, device: torch.device, graphs: bool
+) -> int:
+    """Bytes that no measured step takes: softmax states of steps that cut sequences into parts, and what
+    graphs take."""
+    attention = runner.attention
+    if not isinstance(attention, PlannedAttention):
+        return 0
+    most = attention.most_state_bytes()
+    if not graphs:
+        return most
+    shape, sizes = runner.model.config, ladder(config.max_running)
+    free = torch.cuda.mem_get_info(device)[0] * config.page_size
+    positions = min(
+        free // page_bytes(shape, config.page_size, runner.pool.k.dtype), sizes[-1] * shape.context_length
+    )
+    return most + bytes_beside(attention, sizes, positions, hidden_bytes)

@@ -31,6 +31,10 @@ OFTEN = 8
 MOST_LATE = 64
 """Graphs of cascade plans; further forms run eagerly."""
 
+LIBRARY_BYTES = 64 << 20
+"""Of the workspaces of cuBLAS and cuBLASLt on the stream that captures: 32 MiB each from sm_90 on, less
+before (torch's defaults)."""
+
 Key = tuple[int, tuple["Form", ...]]
 """The index of a size, and the form of each window size's plan."""
 
@@ -240,3 +244,21 @@ class DecodeGraphs:
             slots, starts, lens = self._states
             states = StepStates(slots[:size], starts[: size + 1], lens[:size])
         return self._compute(tokens[0], tokens[1], tokens[2], attention, states)
+
+
+def bytes_beside(attention: PlannedAttention, sizes: Sequence[int], positions: int, hidden_bytes: int) -> int:
+    """The most bytes that graphs of `sizes` take beside the largest step's: softmax states, results and
+    library workspaces.
+
+    positions : of the KV pages, at the most
+    hidden_bytes : of a token's hidden state
+    """
+    from ramify.kernels.triton.plan.attention_graph import Form
+
+    states = rows = 0
+    for planner in attention.planners.values():
+        levels = [planner.highest_level(size, positions) for size in sizes]
+        form = Form(max(levels[-1], 1), ((planner.shape.tiles[0], 1),))
+        states = max(states, planner.state_bytes(form, sizes[-1], positions))
+        rows = max(rows, sum(size * (level + 1) for size, level in zip(sizes, levels, strict=True)))
+    return states + rows * hidden_bytes + LIBRARY_BYTES

@@ -55,7 +55,7 @@ class Runner:
         self.states = states
         self.device = pool.k.device
         self.ops = ops
-        self._attention = attention_of(ops, model.config, pool, cascade=cascade)
+        self.attention = attention_of(ops, model.config, pool, cascade=cascade)
         self._stack: LayerStack | None = None
         if ops.layer_stack is not None and isinstance(model, Model):
             weights = model.layer_weights()
@@ -85,8 +85,8 @@ class Runner:
 
     def warm_up(self) -> None:
         """Compile every kernel that a step can launch. Writes to pages, so no request may run yet."""
-        if isinstance(self._attention, PlannedAttention):
-            self._attention.warm_up(self.k_layers[0], self.v_layers[0])
+        if isinstance(self.attention, PlannedAttention):
+            self.attention.warm_up(self.k_layers[0], self.v_layers[0])
         size = self.pool.page_size
         most = min(MANY_ROWS, self.pool.num_pages * size, self.model.config.context_length)
         for tokens in (most, 1):
@@ -102,9 +102,9 @@ class Runner:
 
         max_pages : pages of the longest request
         """
-        assert isinstance(self._attention, PlannedAttention)
+        assert isinstance(self.attention, PlannedAttention)
         self._graphs = DecodeGraphs(
-            sizes, max_pages, self.model.config, self.pool, self._attention, self._compute, self.states
+            sizes, max_pages, self.model.config, self.pool, self.attention, self._compute, self.states
         )
         self._graphs.capture()
 
@@ -151,7 +151,7 @@ class Runner:
             return self._compute_stack(self._stack, ids, tokens[1], tokens[2], batch)
         self.model.adapted.rows = batch.lora
         try:
-            attention = self._attention.step(batch, self.device)
+            attention = self.attention.step(batch, self.device)
             return self._compute(ids, tokens[1], tokens[2], attention, self._step_states(batch))
         finally:
             self.model.adapted.rows = None
@@ -179,7 +179,7 @@ class Runner:
     ) -> Tensor:
         def layers(x: Tensor, rotation: Tensor) -> None:
             lengths = batch.query_starts, batch.kv_lens
-            scale, lora = self._attention.scale, batch.lora
+            scale, lora = self.attention.scale, batch.lora
             stack(x, rotation, slots, batch.page_table, *lengths, scale=scale, lora=lora)
 
         assert isinstance(self.model, Model)

@@ -30,7 +30,7 @@ from ramify.errors import EngineError
 from ramify.messages import ChoiceScore, Finish, ProgramHint, TokenLogprobs
 from ramify.radix.token_tree import TokenTree
 from ramify.ring_messages import Submit
-from ramify.runtime.executor.attention import index_select
+from ramify.runtime.executor.attention import index_select, to_device
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.scheduler.lifecycle import Lifecycle
 from ramify.runtime.scheduler.next_tokens import LOGPROB_ROWS
@@ -212,12 +212,17 @@ class Scorer:
             wanted = [position for position in range(start, stop) if position in span.wanted]
             rows += [row + position - start for position in wanted]
             places += [(span, position) for position in wanted]
-        for first in range(0, len(rows), LOGPROB_ROWS):
-            logits = self.runner.logits(index_select(hidden, rows[first : first + LOGPROB_ROWS]))
-            some = places[first : first + LOGPROB_ROWS]
-            tokens = [[token for token, _ in span.wanted[position]] for span, position in some]
-            for (span, position), values in zip(some, log_probabilities(logits, tokens), strict=True):
-                span.note(position, values)
+        tokens = [[token for token, _ in span.wanted[position]] for span, position in places]
+        found = [
+            log_probabilities(
+                self.runner.logits(index_select(hidden, rows[first : first + LOGPROB_ROWS])),
+                tokens[first : first + LOGPROB_ROWS],
+            )
+            for first in range(0, len(rows), LOGPROB_ROWS)
+        ]
+        values = iter(torch.cat(found).tolist() if found else [])  # the one wait for the device
+        for (span, position), some in zip(places, tokens, strict=True):
+            span.note(position, list(itertools.islice(values, len(some))))
 
     def advance(self, request: Request, now: float) -> None:
         """The span of `request` is computed and read: the spans behind it come next."""
@@ -261,14 +266,15 @@ class Scorer:
 
 
 @torch.inference_mode()
-def log_probabilities(logits: torch.Tensor, tokens: Sequence[Sequence[int]]) -> list[list[float]]:
-    """For each row of `logits`, (R, vocab), the log-probabilities of its `tokens`."""
+def log_probabilities(logits: torch.Tensor, tokens: Sequence[Sequence[int]]) -> torch.Tensor:
+    """The log-probabilities of the `tokens` of each row of `logits`, (R, vocab), one after the other: float32
+    with the logits. Does not wait for the device."""
+    counts = torch.tensor([len(some) for some in tokens])
+    rows = torch.arange(len(counts)).repeat_interleave(counts)
+    wanted = torch.tensor(list(itertools.chain.from_iterable(tokens)))
+    rows, wanted = to_device(torch.stack([rows, wanted]), logits.device)
     logits = logits.float()
-    counts = [len(some) for some in tokens]
-    rows = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)).to(logits.device)
-    wanted = torch.tensor(list(itertools.chain.from_iterable(tokens)), device=logits.device)
-    values = iter((logits[rows, wanted] - torch.logsumexp(logits, dim=-1)[rows]).tolist())
-    return [list(itertools.islice(values, count)) for count in counts]
+    return logits[rows, wanted] - torch.logsumexp(logits, dim=-1)[rows]
 
 
 def _choice(ids: tuple[int, ...], first: int) -> Choice:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ramify.kernels.reference import attention as flat
 from ramify.kernels.reference.cascade import Group, attention_state, cascade_attention, merge_states
-from ramify.kernels.triton.plan.attention_config import H100, tiles
+from ramify.kernels.triton.plan.attention_config import H100, Device, figures_of, tiles
 from ramify.kernels.triton.plan.attention_plan import Shape
 from ramify.kernels.triton.plan.cascade_cost import Costs
 from ramify.kernels.triton.plan.cascade_groups import find_groups
@@ -111,6 +111,28 @@ def reads_once(branches: int, shared: int, suffix: int, new: int = 1) -> bool:
     """Whether `branches` sequences of `suffix` own tokens, `new` of them new, read `shared` tokens once."""
     node = Group(tuple(range(branches)), 0, shared)
     return Costs().choose([node], [new] * branches, [shared + suffix] * branches, LLAMA) == [node]
+
+
+def test_the_costs_are_those_of_the_device():
+    """An H100's from its driver's figures, within a sixth of the defaults; on a card with a quarter
+    of that bandwidth reading a prefix again costs over three times as much."""
+
+    def device(processors, clock, memory_clock, width, capability, cache):
+        found = {"multiprocessor_count": processors, "max_shared_mem": 101376, "sm_clock_rate": clock,
+                 "mem_clock_rate": memory_clock, "mem_bus_width": width}  # fmt: skip
+        return figures_of(found, capability, cache)
+
+    h100 = device(132, 1980000, 2619000, 5120, (9, 0), 50 << 20)
+    for name in ("memory", "cache", "cache_bytes", "flops"):
+        assert getattr(h100, name) == pytest.approx(getattr(H100, name), rel=1 / 6)
+    l40s = device(142, 2520000, 9001000, 384, (8, 9), 96 << 20)
+    assert l40s.memory == pytest.approx(0.9 * 864e9, rel=0.01)
+    assert Costs.of(l40s).flops < Costs().flops / 2
+    shape = LLAMA._replace(device=l40s)
+    saved = [Costs.of(card)._read([4], 1024, shape) for card in (H100, l40s)]
+    assert saved[1] > 3 * saved[0]
+    silent = device(60, 0, 0, 0, (8, 6), 0)
+    assert (silent.memory, silent.flops) == (Device(60, 101376).memory, H100.flops), "a driver without rates"
 
 
 def test_nodes_are_chosen_one_by_one():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 
 import torch
 
@@ -41,10 +42,21 @@ class Tile:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Device:
-    """The properties of a device that a plan needs: multiprocessors, and bytes of shared memory a program."""
+    """The properties of a device that a plan needs. The defaults are an H100's.
+
+    processors : multiprocessors
+    shared_bytes : of shared memory, of a program
+    memory, cache : bytes a second that are reached from memory, and of repeated reads from the L2 cache
+    cache_bytes : repeated reads of at most this size come from the cache
+    flops : reached by attention in tiles of many rows, a second
+    """
 
     processors: int
     shared_bytes: int
+    memory: float = 3.0e12
+    cache: float = 5.0e12
+    cache_bytes: int = 32 << 20
+    flops: float = 4.0e14
 
 
 H100 = Device(132, 232448)
@@ -58,7 +70,34 @@ def device_of(device: torch.device) -> Device:
     from triton.runtime import driver
 
     found = driver.active.utils.get_device_properties(device.index or 0)
-    return Device(found["multiprocessor_count"], found["max_shared_mem"])
+    capability = torch.cuda.get_device_capability(device)
+    return figures_of(found, capability, torch.cuda.get_device_properties(device).L2_cache_size)
+
+
+_FLOPS = {80: 2048, 86: 1024, 89: 1024, 90: 4096, 100: 8192, 120: 1024}
+"""Of 16-bit products of a multiprocessor a cycle, dense, by compute capability (NVIDIA's white papers)."""
+_REACHED = 0.9, 0.4
+"""Shares of the peaks of memory and products; an H100's, with the latter that of attention without TMA."""
+_CACHE_BYTES = 19
+"""Of the L2 cache, a cycle and multiprocessor."""
+
+
+def figures_of(found: Mapping[str, int], capability: tuple[int, int], cache_bytes: int) -> Device:
+    """The figures of a device from its driver's: `found` is of Triton's, with rates in kHz."""
+    processors, cycles = found["multiprocessor_count"], 1e3 * found["sm_clock_rate"]
+    memory = 2e3 * found["mem_clock_rate"] * found["mem_bus_width"] / 8  # two transfers a cycle
+    plain = Device(processors, found["max_shared_mem"])
+    if not memory or not cycles:
+        return plain  # a driver that does not say
+    number = 10 * capability[0] + capability[1]
+    flops = _FLOPS[max((known for known in _FLOPS if known <= number), default=80)]
+    return dataclasses.replace(
+        plain,
+        memory=_REACHED[0] * memory,
+        cache=max(_CACHE_BYTES * processors * cycles, _REACHED[0] * memory),
+        cache_bytes=cache_bytes * 2 // 3,
+        flops=_REACHED[1] * flops * processors * cycles,
+    )
 
 
 def tiles(

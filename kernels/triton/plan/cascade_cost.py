@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 
 from ramify.kernels.reference.cascade import Group
+from ramify.kernels.triton.plan.attention_config import Device
 from ramify.kernels.triton.plan.attention_plan import Shape
 
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """The cost model, with figures of an H100-class device. Errors in them matter only for close choices.
+    """The cost model. Errors in its figures, which by default are an H100's, matter only for close choices.
 
     memory, cache : bytes a second from device memory, and of repeated reads from the L2 cache
     cache_bytes : repeated reads of at most this size come from the cache
@@ -26,6 +27,10 @@ class Costs:
     flops: float = 4.0e14
     launch: float = 4e-6
     margin: float = 0.05
+
+    @staticmethod
+    def of(device: Device) -> Costs:
+        return Costs(device.memory, device.cache, device.cache_bytes, device.flops)
 
     def choose(
         self, groups: Sequence[Group], new: Sequence[int], kv_lens: Sequence[int], shape: Shape

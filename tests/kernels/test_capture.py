@@ -1,0 +1,88 @@
+"""What a CUDA graph forbids, looked for in what is captured: nothing is made on the host or read back.
+
+A replay would read memory of the host that is long another's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ramify.runtime.executor import build
+from ramify.runtime.executor.attention import PlannedAttention
+from ramify.runtime.executor.decode_graphs import LIBRARY_BYTES, bytes_beside
+from tests.kernels.kernel_cases.base import Case, cases
+from tests.kernels.kernel_compiler import compiling
+from tests.kernels.test_decode_launches import runner_of
+
+CPU = torch.device("cpu")
+FORBIDDEN = {"lift_fresh", "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "_pin_memory"}
+
+
+class Recorder(TorchDispatchMode):
+    """Notes operations that make a tensor from the host's numbers, or numbers from a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += 1
+        name = func.overloadpacket.__name__
+        if name in FORBIDDEN:
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_recorder_sees_what_is_made_on_the_host() -> None:
+    with Recorder() as recorder:
+        torch.tensor([1, 2])
+        torch.zeros(2).nonzero()
+    assert recorder.found == ["lift_fresh", "nonzero"]
+
+
+@pytest.mark.parametrize("case", list(cases(tiny=True)), ids=lambda case: case.name)
+def test_a_benchmark_s_kernel_can_be_replayed(case: Case) -> None:
+    with compiling(90, noting=True) as launches:
+        work = case.build(CPU)
+        launches.clear()
+        with Recorder() as recorder:
+            work.run()
+    assert not recorder.found
+    assert launches
+
+
+def test_a_captured_step_can_be_replayed() -> None:
+    with compiling(90, noting=True), torch.inference_mode():
+        runner = runner_of()
+        runner.capture_decodes([1, 4], max_pages=250)
+        graphs = runner._graphs
+        assert graphs is not None
+        for (index, _), step in graphs._steps.items():
+            with Recorder() as recorder:
+                graphs._run(index, step)
+            assert not recorder.found
+            assert recorder.operations
+
+
+def test_graphs_take_no_more_memory_than_was_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the number of pages is known."""
+    with compiling(90, noting=True):
+        runner = runner_of()
+        assert isinstance(runner.attention, PlannedAttention)
+        runner.capture_decodes([1, 2, 4], max_pages=256)
+        graphs = runner._graphs
+        assert graphs is not None
+        kept = sum(graphs.sizes[index] for index, _ in graphs._steps) * 128
+        free = bytes_beside(runner.attention, [1, 2, 4], 1200 * 16, 128)
+        assert graphs._space.nbytes > 1 << 18
+        assert graphs._space.nbytes + kept + LIBRARY_BYTES <= free
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1 << 30, 1 << 30))
+        config = build.EngineConfig(max_running=4)
+        eager = build._unmeasured(config, runner, 128, CPU, False)
+        assert eager == runner.attention.most_state_bytes() > 0
+        assert build._unmeasured(config, runner, 128, CPU, True) >= eager + graphs._space.nbytes + kept
