@@ -16,7 +16,7 @@ class Extension:
     """The new tokens of one request in one step: positions ``[start, stop)`` of its `ids`.
 
     `pages[i]` holds positions ``[i * page_size, (i + 1) * page_size)`` and reaches to `stop`.
-    Where `ids` is None there is one token, which is in the batch's `next_ids`. `state` is the slot of the
+    Where `ids` is None the tokens are in the batch's `next_ids`. `state` is the slot of the
     request's state, for models that have states. `lora` is the slot of its LoRA adapter, below 0 for none.
     """
 
