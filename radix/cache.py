@@ -48,6 +48,7 @@ from ramify.radix.lease import LeaseBook
 from ramify.radix.lock import Committed, Match, PrefixLock
 from ramify.radix.node import Node
 from ramify.radix.observe.evicted import EvictionRecord, Lost
+from ramify.radix.observe.prefixes import HeldPrefix, prefixes
 from ramify.radix.observe.snapshot import NodeView, snapshot
 from ramify.radix.observe.tree_log import Page, TreeLog
 from ramify.radix.pages import PagePool
@@ -362,6 +363,11 @@ class PrefixCache:
         """At most `most` nodes, parents before their children; see `ramify.radix.observe.snapshot`."""
         self._expire_leases()
         return snapshot(self._tree, self._leases.owners, most)
+
+    def prefixes(self, most: int) -> list[HeldPrefix]:
+        """The prefixes worth most, at most `most` tokens (`ramify.radix.observe.prefixes`). Costs O(tree)."""
+        self._expire_leases()
+        return prefixes(self._tree, self._leases.owners, most)
 
     def take_changes(self) -> tuple[list[int], list[int]]:
         """(added, removed) digests of page ends since the last call (`TreeLog.take`); there must be a log."""

@@ -436,6 +436,14 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     states_in_use: int = 0
     """Of running requests."""
     evicted_states: int = 0
+    exported_tokens: int = 0
+    """Tokens whose KV pages were written as images for other replicas."""
+    exported_bytes: int = 0
+    imported_tokens: int = 0
+    """Tokens whose KV pages came from images of other replicas."""
+    imported_bytes: int = 0
+    refused_imports: int = 0
+    """Images that were damaged, of another model or engine, or found no room."""
     step_s: float
     """Seconds spent in steps."""
     model_s: float

@@ -161,6 +161,41 @@ class GetTree(Message, frozen=True, kw_only=True):
     """Ask the scheduler for all that its tree holds; answered by a `TreeChange` that is `whole`."""
 
 
+class GetPrefixes(Message, frozen=True, kw_only=True):
+    """Ask the scheduler which prefixes its tree holds; answered by `Reply` with `prefixes`."""
+
+    rid: str
+    most: int
+    """Tokens in all."""
+
+
+class ExportPrefix(Message, frozen=True, kw_only=True):
+    """Write the KV pages of a prefix to a new file `path`, as an image (`ramify.runtime.kv_transfer`).
+
+    Answered by `Reply` with `transferred`, or by `Failed`, with no file left. Only whole pages are written,
+    as many as the prefix tree holds.
+    """
+
+    rid: str
+    ids: tuple[int, ...]
+    scope: str
+    """The tree's: `ramify.runtime.model.lora.names.tree_scope`."""
+    path: str
+    skip: int = 0
+    """Tokens at the beginning whose pages the reader has: they are left out."""
+
+
+class ImportPrefix(Message, frozen=True, kw_only=True):
+    """Take the pages of the image in the file `path` into the prefix tree, as if they had been computed.
+
+    Answered by `Reply` with `transferred`, or by `Failed` where the image does not fit this engine, is
+    damaged, or finds no room; nothing has changed then. The file stays.
+    """
+
+    rid: str
+    path: str
+
+
 class GrammarReady(Message, frozen=True, kw_only=True):
     """From a grammar compiler: the serialised grammar of the constraint with this key."""
 
@@ -294,6 +329,25 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The number of programs that are not in `queue`."""
 
 
+class Transferred(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What an export has written, or an import has added to the prefix tree."""
+
+    tokens: int
+    """Of the prefix, from its first token on, that the image has, or the tree has now."""
+    bytes: int
+    """Of KV pages that were copied."""
+
+
+class HeldPrefix(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A prefix in the tree; those that programs lease come first, then the most recently used."""
+
+    scope: str
+    """The tree's: see `ExportPrefix`."""
+    ids: tuple[int, ...]
+    owners: tuple[str, ...] = ()
+    """Programs that lease it."""
+
+
 class Reply(Message, frozen=True, kw_only=True):
     """Answer to a control message."""
 
@@ -302,6 +356,8 @@ class Reply(Message, frozen=True, kw_only=True):
     snapshot: Snapshot | None = None
     lora: str = ""
     """The revision of the LoRA adapter that was loaded."""
+    transferred: Transferred | None = None
+    prefixes: tuple[HeldPrefix, ...] = ()
 
 
 class TokenIds(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -359,6 +415,8 @@ class Ready(Message, frozen=True, kw_only=True):
     chat_format: ChatFormat | None = None
     model_info: ModelInfo | None = None
     max_prompt_tokens: int = 0
+    page_bytes: int = 0
+    """Of a KV page over all layers; 0 where pages are not transferred."""
 
 
 # --- all, by their receiver -------------------------------------------------------------------------
@@ -376,6 +434,9 @@ ToTokenizer = (
     | GetStats
     | GetSnapshot
     | GetTree
+    | GetPrefixes
+    | ExportPrefix
+    | ImportPrefix
 )
 """From `Abort` on they are passed on unchanged, so that they stay in order with the requests."""
 ToScheduler = (
@@ -389,6 +450,9 @@ ToScheduler = (
     | GetStats
     | GetSnapshot
     | GetTree
+    | GetPrefixes
+    | ExportPrefix
+    | ImportPrefix
     | GrammarReady
     | GrammarFailed
     | CompilerDied

@@ -185,6 +185,9 @@ class EngineConfig:
     """Tensor parallelism: the number of processes that the heads and matrices of the model are divided among.
     On CUDA each has a GPU; on the CPU they divide the cores, which is slower than one process. kv_memory_gb,
     memory_fraction and threads are for each."""
+    prefill_replicas: int = 0
+    """Of the replicas, those that compute prompts alone: the others take the pages and generate, so that long
+    prompts do not delay their steps. No more tokens a second come out."""
     seed: int = 0
     """The seed of requests without one of their own."""
     log_level: str = "warning"
@@ -204,6 +207,18 @@ class EngineConfig:
         for name, least in [*ones.items(), ("num_pages", 2), ("num_states", 2)]:
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{name} is {value}; it must be at least {least}.")
+        if not 0 <= self.prefill_replicas < self.replicas:
+            raise ValueError(
+                f"prefill_replicas is {self.prefill_replicas} of {self.replicas} replicas; at least one must"
+                " be left that generates."
+            )
+        if self.prefill_replicas and self.tensor_parallel > 1:
+            raise ValueError(
+                f"prefill_replicas is {self.prefill_replicas} and tensor_parallel {self.tensor_parallel}:"
+                " pages that are divided among ranks are not moved."
+            )
+        if self.prefill_replicas and self.prefix_cache == "naive":
+            raise ValueError("prefill_replicas is set and prefix_cache is 'naive', which shares no pages.")
         if self.draft_model is not None and self.speculation is False:
             raise ValueError("draft_model is set and speculation is off: nothing would use the draft model.")
         self._check_kv_events()

@@ -2,6 +2,7 @@
 
 digest.py      64 bits for a prefix
 evicted.py     recent evictions, to explain cache misses
+prefixes.py    the prefixes that would be missed most
 snapshot.py    a sample of the tree for dashboards
 tree_log.py    what entered and left the tree, as digests of page ends, and as pages with their tokens
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ramify.runtime.model.config import ModelShape
@@ -39,6 +40,36 @@ class KvPool:
     @property
     def padding_page(self) -> int:
         return self.num_pages
+
+    @property
+    def page_bytes(self) -> int:
+        """Of one page over all layers, keys and values."""
+        return 2 * self.k[:, 0].nbytes
+
+    def read_pages(self, pages: Sequence[int]) -> torch.Tensor:
+        """(pages, 2, layers, kv_heads, page_size, head_dim): a copy in the host's memory, keys before values.
+
+        On a CUDA device it waits for the passes that were launched.
+        """
+        import torch
+
+        index = torch.tensor(pages, dtype=torch.int64, device=self.k.device)
+        parts = [each.index_select(1, index).transpose(0, 1) for each in (self.k, self.v)]
+        both = torch.stack(parts, dim=1)
+        if both.device.type != "cuda":
+            return both
+        host = torch.empty(both.shape, dtype=both.dtype, pin_memory=True)
+        return host.copy_(both)
+
+    def write_pages(self, pages: Sequence[int], data: torch.Tensor) -> None:
+        """Fill `pages` with what `read_pages` has read, of a pool with the same layers, heads and dtype."""
+        import torch
+
+        index = torch.tensor(pages, dtype=torch.int64, device=self.k.device)
+        if self.k.device.type == "cuda":
+            data = data.pin_memory().to(self.k.device)
+        for pool, part in ((self.k, data[:, 0]), (self.v, data[:, 1])):
+            pool.index_copy_(1, index, part.transpose(0, 1))
 
 
 def page_bytes(model: ModelShape, page_size: int, dtype: torch.dtype, draft: ModelShape | None = None) -> int:

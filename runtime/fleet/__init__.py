@@ -7,7 +7,8 @@ ring        what a ring is to the fleet
 rings       rings behind one frontend, which join and leave by name
 questions   what is asked of one replica or of all
 local       the rings of this machine
+moves       when cached pages are moved to another replica; mover: moves them
 stats       their figures as those of one
 
-`index` and `placement` are pure: no I/O, no clock, no processes.
+`index`, `placement` and `moves` are pure: no I/O, no clock, no processes.
 """

@@ -7,9 +7,10 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 
-from ramify.errors import EngineError, WorkerDied
+from ramify.errors import EngineError, UnsupportedField, WorkerDied
 from ramify.ring_messages import ToFrontend
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.fleet.mover import Mover
 from ramify.runtime.fleet.ring import RingEvents
 from ramify.runtime.fleet.rings import RingFleet
 from ramify.runtime.fleet.shares import Share, share_of, shares
@@ -36,6 +37,14 @@ class LocalFleet(RingFleet):
     ) -> None:
         super().__init__(config.page_size, receive=receive, lost=lost, restarted=restarted, gave_up=gave_up)
         self._config = config
+        self.mover = Mover(
+            self._placement,
+            config.page_size,
+            send=lambda name, message: self._replicas[name].ring.send(message),
+            page_bytes=lambda: min((ring.page_bytes for ring in self._rings.values()), default=0),
+        )
+        self.prefill = frozenset(map(str, range(config.prefill_replicas)))
+        self.before_leaving = self.mover.evacuate
         for index, share in enumerate(shares(config)):
             self.hold(str(index), functools.partial(self._make, share, workers if index == 0 else None))
 
@@ -44,6 +53,13 @@ class LocalFleet(RingFleet):
         first, *others = list(self._replicas.items())
         try:
             await self.start_ring(*first)
+            if self._config.prefill_replicas and not first[1].ring.page_bytes:
+                raise UnsupportedField(
+                    "Pages of models with linear attention layers are not moved, so no replica can compute"
+                    " prompts for another one.",
+                    field="prefill_replicas",
+                    remedy="Leave prefill_replicas out.",
+                )
             await asyncio.gather(*(self.start_ring(*one) for one in others))
         except BaseException:
             await self.aclose()

@@ -87,6 +87,7 @@ class _Pace:
 @dataclasses.dataclass(slots=True)
 class _Replica:
     pace: _Pace
+    prefill: bool = False
     draining: bool = False
     work: float = 0.0
     promised: Counter[int] = dataclasses.field(default_factory=Counter)
@@ -109,9 +110,12 @@ class Placement:
 
     # --- replicas ---------------------------------------------------------------------------------
 
-    def join(self, replica: str) -> None:
-        """A replica with an empty tree. Until its first answer its pace is taken to be the fleet's."""
-        self._replicas[replica] = _Replica(_Pace())
+    def join(self, replica: str, *, prefill: bool = False) -> None:
+        """A replica with an empty tree. Until its first answer its pace is taken to be the fleet's.
+
+        With `prefill` it computes prompts for others, and gets requests only while there is no other.
+        """
+        self._replicas[replica] = _Replica(_Pace(), prefill)
         self._index.join(replica)
 
     def drain(self, replica: str) -> None:
@@ -144,9 +148,7 @@ class Placement:
         """
         home = self._homes.get(work.program) if work.program else None
         best: tuple[float, str, int] | None = None
-        for name, replica in self._replicas.items():
-            if replica.draining or only not in (None, name):
-                continue
+        for name, replica in self._taking(only, prefill=False) or self._taking(only, prefill=True):
             pages = self._index.pages(name, work.digests, replica.promised)
             left = replica.work + MISS_WEIGHT * self._missing(work, pages)
             if home not in (None, name):
@@ -160,6 +162,21 @@ class Placement:
         self._reserve(work, name, pages, now)
         if work.program:
             self._homes[work.program] = name
+        return name
+
+    def place_prefill(self, work: Work, now: float) -> str | None:
+        """The replica that computes prompts and is the first to have done with this one; None if there is
+        none. Its cost is reserved there."""
+        best: tuple[float, str, int] | None = None
+        for name, replica in self._taking(None, prefill=True):
+            pages = self._index.pages(name, work.digests, replica.promised)
+            cost = (replica.work + self._missing(work, pages)) * self._pace_of(replica, now)
+            if best is None or cost < best[0]:
+                best = (cost, name, pages)
+        if best is None:
+            return None
+        _, name, pages = best
+        self._reserve(work, name, pages, now)
         return name
 
     def progress(self, rid: str, tokens: int, now: float) -> None:
@@ -196,7 +213,57 @@ class Placement:
         """Tokens of work that the replica has."""
         return self._replicas[replica].work
 
+    # --- for moves of pages -----------------------------------------------------------------------
+
+    def held(self, replica: str, digests: Sequence[int]) -> int:
+        """How many of the prompt's whole pages the replica holds now."""
+        return self._index.pages(replica, digests)
+
+    def others(self, replica: str, digests: Sequence[int]) -> list[tuple[str, int]]:
+        """The other replicas that hold some of the prompt's pages, each with the number of them."""
+        found = [(name, self.held(name, digests)) for name in self._replicas if name != replica]
+        return [(name, pages) for name, pages in found if pages]
+
+    def has(self, replica: str) -> bool:
+        return replica in self._replicas
+
+    def takers(self) -> list[str]:
+        """The replicas that new requests may go to, the one with the least work first."""
+        takers = [name for name, _ in self._taking(None, prefill=False)]
+        return sorted(takers, key=self.work_of)
+
+    def settle(self, program: str, replica: str) -> None:
+        """The program's next request is drawn to `replica`."""
+        self._homes[program] = replica
+
+    def missing(self, rid: str) -> int:
+        """Prompt tokens that the replica of the request was expected to compute for it."""
+        found = self._reservations.get(rid)
+        return 0 if found is None else int(found.prompt)
+
+    def pace(self, replica: str, now: float) -> float:
+        """Seconds for a token of work, as measured."""
+        return self._pace_of(self._replicas[replica], now)
+
+    def fetched(self, rid: str, tokens: int, now: float) -> None:
+        """The request has waited for pages until `now`: `tokens` fewer of its prompt are to be computed."""
+        found = self._reservations.get(rid)
+        if found is not None and found.prompt:
+            saved = min(float(tokens), found.prompt - 1)
+            found.prompt -= saved
+            found.queued -= saved
+            self._replicas[found.replica].work -= saved
+            found.placed_at = now
+
     # --- internals --------------------------------------------------------------------------------
+
+    def _taking(self, only: str | None, *, prefill: bool) -> list[tuple[str, _Replica]]:
+        """The replicas of one kind that take new work."""
+        return [
+            (name, replica)
+            for name, replica in self._replicas.items()
+            if replica.prefill == prefill and not replica.draining and only in (None, name)
+        ]
 
     def _missing(self, work: Work, pages: int) -> float:
         """The prompt tokens to be computed where `pages` of its pages are held; the last one always is."""

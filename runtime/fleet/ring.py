@@ -23,6 +23,8 @@ class FleetRing(Protocol):
     info: ModelInfo | None
     """Set by `start`."""
     max_prompt_tokens: int
+    page_bytes: int
+    """Of a KV page; 0 where its pages are not moved."""
 
     @property
     def pids(self) -> Mapping[str, int]: ...

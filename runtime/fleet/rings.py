@@ -43,6 +43,7 @@ from ramify.ring_messages import (
     TreeChange,
 )
 from ramify.runtime.fleet.index import TreeEvents
+from ramify.runtime.fleet.mover import Mover
 from ramify.runtime.fleet.placement import NoReplica, Placement, Work
 from ramify.runtime.fleet.questions import Answer, Questions
 from ramify.runtime.fleet.ring import FleetRing, MakeRing, Replica, RingEvents
@@ -114,6 +115,12 @@ class RingFleet:
         self._digests = Digests()
         self._unplaced: dict[str, _Unplaced] = {}
         self._running: dict[str, _Running] = {}
+        self._held: dict[str, _Unplaced] = {}
+        """Requests of `_running` that wait for pages before they are sent."""
+        self.prefill: frozenset[str] = frozenset()
+        """The replicas that compute prompts for the others."""
+        self.mover: Mover | None = None
+        """Moves pages between the rings, where they are on one machine."""
         self._pins: dict[str, str] = {}
         """The replica of each limit of tokens: one scheduler has to count all that its requests cost."""
         self._idle: dict[str, asyncio.Event] = {}
@@ -265,6 +272,9 @@ class RingFleet:
         self._drop_pins(name)
         for rid in rids:
             self._running.pop(rid, None)
+            self._held.pop(rid, None)
+        if self.mover is not None:
+            self.mover.left(name)
         self._check_idle(name)
         self._questions.left(name, died=died)
         return rids
@@ -278,7 +288,7 @@ class RingFleet:
 
     def _join(self, name: str, replica: Replica) -> None:
         """A replica with an empty tree and no adapters is up: it gets the questions that wait."""
-        self._placement.join(name)
+        self._placement.join(name, prefill=name in self.prefill)
         if replica.draining:
             self._placement.drain(name)
         replica.up, replica.gone = True, False
@@ -320,6 +330,8 @@ class RingFleet:
         """The part of `aclose` that needs no running event loop."""
         for replica in self._replicas.values():
             replica.ring.close_now()
+        if self.mover is not None:
+            self.mover.close()
 
     @property
     def _up(self) -> list[str]:
@@ -373,7 +385,7 @@ class RingFleet:
 
     def _begin(self, request: Generate) -> None:
         """Place a request, after its prompt has been tokenised."""
-        if not self._up:
+        if not self._up or self.mover is not None:  # it may be sent later
             msgspec.msgpack.encode(request)  # raises at once what sending it would raise later
         self._unplaced[request.rid] = unplaced = _Unplaced(request)
         try:
@@ -411,8 +423,10 @@ class RingFleet:
         hints = () if request.hint is None else request.hint.limits
         limits = [limit.id for limit in hints if limit.max_total_tokens is not None]
         pinned = next((self._pins[limit] for limit in limits if limit in self._pins), None)
+        scope = self._scope(request)
+        work = self._work(unplaced, scope)
         try:
-            name = self._placement.place(self._work(unplaced), time.monotonic(), pinned)
+            name = self._placement.place(work, time.monotonic(), pinned)
         except NoReplica:
             return
         for limit in limits:
@@ -422,24 +436,43 @@ class RingFleet:
             del self._pins[next(iter(self._pins))]
         del self._unplaced[request.rid]
         self._running[request.rid] = _Running(name, request.every_s > 0)
+        if self.mover is None or unplaced.aborts:
+            self._send(name, unplaced)
+            return
+        self._held[request.rid] = unplaced
+        send = functools.partial(self._send_held, name, unplaced)
+        if not self.mover.fetch(name, work, request, unplaced.ids or (), scope, send):
+            send()
+
+    def _send_held(self, name: str, unplaced: _Unplaced) -> None:
+        """Send a request that has waited for pages; nothing where its replica has gone meanwhile."""
+        if self._held.get(unplaced.request.rid) is unplaced:
+            del self._held[unplaced.request.rid]
+            self._send(name, unplaced)
+
+    def _send(self, name: str, unplaced: _Unplaced) -> None:
+        request, ring = unplaced.request, self._replicas[name].ring
         try:
-            self._replicas[name].ring.send(request)
+            ring.send(request)
         except BaseException:
             self._ended(request.rid)
             raise
         for abort in unplaced.aborts:
-            self._replicas[name].ring.send(abort)
+            ring.send(abort)
 
-    def _work(self, unplaced: _Unplaced) -> Work:
-        request, ids = unplaced.request, unplaced.ids or ()
+    def _scope(self, request: Generate) -> str:
+        """The prefix tree's scope for the request."""
         adapters = (replica.loras for replica in self._replicas.values())
         adapter = next((own[request.lora] for own in adapters if request.lora in own), None)
+        return tree_scope(str(request.scope), adapter if request.lora else None)
+
+    def _work(self, unplaced: _Unplaced, scope: str) -> Work:
+        request, ids = unplaced.request, unplaced.ids or ()
         try:
             tokens = np.array(ids, np.int32)
         except OverflowError:
             digests: list[int] = []  # the replica refuses it
         else:
-            scope = tree_scope(str(request.scope), adapter if request.lora else None)
             digests = self._digests.page_ends(tokens, scope, self._page_size)
         most = request.sampling.max_tokens
         scored = 0 if request.choices is None else sum(map(len, request.choices.texts)) // CHARACTERS
@@ -455,6 +488,10 @@ class RingFleet:
     def _abort(self, abort: Abort) -> None:
         if abort.rid in self._unplaced:
             self._unplaced[abort.rid].aborts.append(abort)
+        elif abort.rid in self._held:
+            self._held[abort.rid].aborts.append(abort)
+            if self.mover is not None:
+                self.mover.forget(abort.rid)
         elif abort.rid in self._running:
             self._replicas[self._running[abort.rid].replica].ring.send(abort)
 
@@ -478,6 +515,8 @@ class RingFleet:
             self._ended(message.rid)
             self._receive(message)
         elif isinstance(message, Reply | Texts | Failed):
+            if self.mover is not None and self.mover.answered(name, message):
+                return
             self._questions.answered(name, message)
 
     def _count(self, message: StepText) -> None:
@@ -487,6 +526,8 @@ class RingFleet:
                 held_s = chunk.usage.writing_s if running.held and chunk.usage is not None else 0.0
                 self._placement.progress(chunk.rid, len(chunk.ids), now - held_s)
             if chunk.finish is not None:
+                if self.mover is not None:
+                    self.mover.prefilled(chunk.rid)
                 self._ended(chunk.rid)
 
     def _ended(self, rid: str) -> None:

@@ -34,10 +34,12 @@ from ramify.ring_messages import (
     AwaitTools,
     Detokenize,
     EndProgram,
+    ExportPrefix,
     Failed,
     FlushCache,
     GetSnapshot,
     GetStats,
+    ImportPrefix,
     LoadLora,
     Reply,
     Snapshot,
@@ -51,6 +53,7 @@ from ramify.ring_messages import (
 )
 from ramify.runtime.config import EngineConfig, ServerConfig
 from ramify.runtime.fleet.ring import ReplicaStatus, State, status_of
+from ramify.runtime.frontend.images import Images
 from ramify.runtime.frontend.kv_events import KVEvents
 from ramify.runtime.frontend.loras import LoadedLora, Loras
 from ramify.runtime.frontend.output_queue import OutputQueue
@@ -58,6 +61,7 @@ from ramify.runtime.frontend.prompts import check_types
 from ramify.runtime.frontend.supervisor import RingSupervisor
 from ramify.runtime.frontend.tasks import Tasks
 from ramify.runtime.frontend.validation import to_be_validated, validated
+from ramify.runtime.model.lora.names import tree_scope
 from ramify.runtime.processes.prestart import PrestartedWorkers
 
 if TYPE_CHECKING:
@@ -68,7 +72,17 @@ log = logging.getLogger("ramify")
 STALE_S = 30.0
 """Without a message from the ring for this long the engine is unhealthy; a step takes seconds at most."""
 
-Question = GetStats | GetSnapshot | FlushCache | LoadLora | UnloadLora | Tokenize | Detokenize
+Question = (
+    GetStats
+    | GetSnapshot
+    | FlushCache
+    | LoadLora
+    | UnloadLora
+    | Tokenize
+    | Detokenize
+    | ExportPrefix
+    | ImportPrefix
+)
 """The messages that the ring answers by `Reply` or `Texts`."""
 
 MAX_TOKEN_CHARACTERS = 128
@@ -93,6 +107,7 @@ class Frontend:
         self._draining = False
         self._empty = asyncio.Event()
         self._tasks = Tasks()
+        self._images = Images(self._ask, self.new_rid)
         self._loras = Loras(self._post, self.new_rid, self._model_names)
         self._kv_events: KVEvents | None = None
 
@@ -159,6 +174,7 @@ class Frontend:
         events, self._kv_events = self._kv_events, None
         if events is not None:
             events.close()
+        self._images.close()
 
     @property
     def info(self) -> ModelInfo:
@@ -320,6 +336,32 @@ class Frontend:
     async def flush_cache(self) -> None:
         """Drop every cached page that no running request uses."""
         await self._ask(FlushCache(rid=self.new_rid()))
+
+    async def export_prefix(
+        self, ids: Sequence[int], *, scope: str = "", lora: str = "", skip: int = 0
+    ) -> bytes | None:
+        """The cached pages of a prompt's beginning as an image, for the `import_prefix` of another engine.
+
+        ids : of the prompt; scope, lora : as a request has them
+        skip : tokens whose pages the other engine has, which are left out
+
+        None where no whole page is cached, or the pages of this engine are not transferred.
+        """
+        self._check_one_replica()
+        revision = self._loras.revision(lora) if lora else None
+        return await self._images.export(ids, tree_scope(scope, revision), skip)
+
+    async def import_prefix(self, image: bytes) -> int:
+        """Take an image into the prefix cache: see `Images.import_`."""
+        self._check_one_replica()
+        return await self._images.import_(image)
+
+    def _check_one_replica(self) -> None:
+        if self._config.replicas != 1:
+            raise UnsupportedField(
+                f"replicas is {self._config.replicas}: its replicas move cached pages by themselves.",
+                field="replicas",
+            )
 
     async def tokenize(self, prompts: Sequence[Generate], *, special: bool) -> tuple[TokenIds, ...]:
         """The ids of each prompt, with special tokens or without. Raises `InvalidRequest`."""

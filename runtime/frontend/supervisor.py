@@ -78,6 +78,7 @@ class RingSupervisor:
         self._draft_files: ModelFiles | None = None
         self.info: ModelInfo | None = None
         self.max_prompt_tokens = 0
+        self.page_bytes = 0
 
     async def start(self) -> None:
         """Find the model's files and start the ring. Raises when either fails."""
@@ -146,6 +147,7 @@ class RingSupervisor:
             fingerprint=fingerprint(self._files, self._config, info),
         )
         self.max_prompt_tokens = ready["scheduler"].max_prompt_tokens
+        self.page_bytes = ready["scheduler"].page_bytes
         self._ring = ring
         self._running = True
         self._last_message = time.monotonic()

@@ -29,6 +29,11 @@ class Counters:
     draft_model_tokens: int = 0
     draft_model_s: float = 0.0
     retractions: int = 0
+    exported_tokens: int = 0
+    exported_bytes: int = 0
+    imported_tokens: int = 0
+    imported_bytes: int = 0
+    refused_imports: int = 0
     step_s: float = 0.0
     model_s: float = 0.0
 

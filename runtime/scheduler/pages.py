@@ -7,6 +7,8 @@ of the request, or into the rows of a tree page behind those that the request it
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ramify.radix.cache import PrefixCache
 from ramify.radix.lock import Match
 from ramify.runtime.scheduler.programs.leases import ProgramLeases
@@ -22,6 +24,8 @@ class RequestPages:
         self.page_size = page_size
         self.leases = ProgramLeases(cache)
         self.states = RequestStates(cache)
+        self.give_way: Callable[[], bool] = lambda: False
+        """Ends a transfer of pages, which a request needs; False where none is in progress."""
 
     def match(self, request: Request) -> Match:
         return self.cache.match(request.ids, request.scope, limit=request.match_limit)
@@ -60,6 +64,7 @@ class RequestPages:
         Each fork inside a page keeps one extra page locked, so a shared prefix may need more pages than its
         tokens fill. Without sharing, any request within `Limits` fits.
         """
+        self.give_way()
         self.cache.flush()
         return self.try_admit(request, self.match(request), reserve=0)
 

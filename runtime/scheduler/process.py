@@ -25,6 +25,7 @@ from ramify.runtime.executor.build import build_runners
 from ramify.runtime.executor.load import loader
 from ramify.runtime.executor.memory import COW_PAGES, check_states
 from ramify.runtime.executor.runner import Runner
+from ramify.runtime.kv_transfer.identity import kv_identity
 from ramify.runtime.model.config import ModelConfig, ModelShape
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.hub.resolve import ModelFiles
@@ -103,6 +104,7 @@ def main() -> None:
             retokenizer=retokenizer,
             healer=Healer(vocabulary),
             draft_runner=draft_runner,
+            kv_identity=functools.cache(lambda: kv_identity(config, runner.pool, Path(orders.weights))),
         )
     frontend.send(
         Ready(
@@ -110,6 +112,7 @@ def main() -> None:
             pid=os.getpid(),
             model_info=_model_info(orders, runner, limits),
             max_prompt_tokens=min(limits.context_length, limits.kv_tokens) - 1,
+            page_bytes=scheduler.transfers.page_bytes,
         )
     )
     finish_startup()

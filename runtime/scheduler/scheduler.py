@@ -42,6 +42,7 @@ from ramify.runtime.scheduler.request import Request, ScheduledRequest
 from ramify.runtime.scheduler.scoring import ComputedSpan, Scorer
 from ramify.runtime.scheduler.speculation.draft_model import DraftModel
 from ramify.runtime.scheduler.speculation.drafter import Drafter
+from ramify.runtime.scheduler.transfers import Transfers
 from ramify.runtime.scheduler.verification import Predicting, Verifier
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Scheduler:
     """Owns the requests of one engine. `reply` takes messages to the detokenizer other than step outputs.
 
     `draft_runner` has the draft model; the pages of its pool have the numbers of those in the model's.
+    `kv_identity` tells KV apart (`ramify.runtime.kv_transfer.identity`); without it no page is transferred.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Scheduler:
         retokenizer: Retokenizer | None = None,
         healer: Healer | None = None,
         draft_runner: Runner | None = None,
+        kv_identity: Callable[[], str] | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -111,18 +114,25 @@ class Scheduler:
             clock,
         )
         self._control = Control(pages, programs, requests, counters, runner.adapters, config.model, reply)
+        self.transfers = transfers = Transfers(
+            pages, runner.pool, limits, requests, reply, kv_identity, config.tensor_parallel
+        )
+        if draft_model is not None:
+            transfers.overwritten = draft_model.overwritten
+        pages.give_way = transfers.give_way
         self._handlers: dict[type, Callable[..., None]] = {
             Submit: self._arrivals.submit,
             Abort: requests.abort,
             GrammarReady: self._arrivals.grammar_answered,
             GrammarFailed: self._arrivals.grammar_answered,
             **self._control.handlers,
+            **transfers.handlers,
         }
 
     @property
     def busy(self) -> bool:
         """A step would do something."""
-        return bool(self._requests.running or self._requests.waiting)
+        return bool(self._requests.running or self._requests.waiting or self.transfers.busy)
 
     def receive(self, message: object) -> None:
         self._handlers[type(message)](message)
@@ -153,6 +163,7 @@ class Scheduler:
         seconds = self._clock() - began
         self.counters.step_s += seconds
         self._precedence.end(seconds)
+        self.transfers.advance()
         if self._config.check_pages:
             self._pages.cache.check()
         return output
@@ -278,7 +289,7 @@ class Scheduler:
         False where `request` itself was retracted.
         """
         while not self._pages.grow(request):
-            if request.drop_draft():
+            if request.drop_draft() or self._pages.give_way():
                 continue
             last = self._requests.running[-1]
             self._requests.retract(last)

@@ -139,6 +139,9 @@ def test_every_field_of_the_server_has_a_flag() -> None:
         elif field.name == "loras":
             given["loras"] = {"a": "x=y", "b": "z"}
             arguments += ["--lora", "a=x=y", "--lora", "b=z"]
+        elif field.name == "prefill_replicas":
+            given[field.name] = 0  # more does not go with tensor_parallel
+            arguments += [flag, "0"]
         elif field.name in ("kv_events", "kv_events_replay"):
             given[field.name] = "tcp://*:7"
             arguments += [flag, "tcp://*:7"]

@@ -39,6 +39,8 @@ PREFIX = tuple(range(1000))
 class FakeRing:
     """A `RingSupervisor` without a ring: `sent` is what would have gone into it."""
 
+    page_bytes = 0
+
     def __init__(self, config: EngineConfig, workers: Any, **options: Any) -> None:
         self.sent: list[Any] = []
         self.receive: Callable[[Any], None] = options["receive"]
@@ -58,6 +60,9 @@ class FakeRing:
     async def aclose(self) -> None:
         self.closed = True
 
+    def close_now(self) -> None:
+        self.closed = True
+
     def send(self, message: Any) -> None:
         self.sent.append(message)
 
@@ -71,14 +76,14 @@ class FakeRing:
 class Fleet:
     """A started `LocalFleet` and what it has told the frontend."""
 
-    def __init__(self) -> None:
+    def __init__(self, **options: Any) -> None:
         self.got: list[Any] = []
         self.lost: list[list[str]] = []
         self.errors: list[WorkerDied | None] = []
         self.gave_up: list[EngineError] = []
         self.restarts = 0
         self.fleet = LocalFleet(
-            EngineConfig(replicas=2, device="cpu"),
+            EngineConfig(replicas=2, device="cpu", **options),
             None,
             receive=self.got.append,
             lost=self._lose,

@@ -21,6 +21,7 @@ from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.memory import states_in
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.executor.state_pool import StatePool
+from ramify.runtime.kv_transfer.identity import kv_identity
 from ramify.runtime.model.hub.resolve import ModelFiles
 from ramify.runtime.model.load import load_model
 from ramify.runtime.scheduler.limits import Limits
@@ -53,7 +54,10 @@ class Result:
 
 
 class LocalScheduler:
-    """Steps a real scheduler with a real model in this process."""
+    """Steps a real scheduler with a real model in this process.
+
+    `weights`: the files of `model`, by which its KV is told apart in transfers.
+    """
 
     def __init__(
         self,
@@ -66,11 +70,13 @@ class LocalScheduler:
         graphs: Sequence[int] = (),
         make_runner: type[Runner] = Runner,
         draft: torch.nn.Module | Path | None = None,
+        weights: Path | None = None,
         **options: Any,
     ) -> None:
         options.setdefault("num_pages", 256)
         options.setdefault("dtype", "float32")
         self.config = EngineConfig(check_pages=True, **options)
+        weights = model if isinstance(model, Path) else weights
         self._kernels = resolve_ops(self.config, torch.device("cpu"))[1]
         model = self._loaded(model)
         shape = model.config
@@ -100,6 +106,8 @@ class LocalScheduler:
         ticks = itertools.count()
         self.results: dict[str, Result] = {}
         self.replies: list[Reply] = []
+        self.failures: list[Failed] = []
+        """Of messages that are no requests."""
         self.scheduler = Scheduler(
             config,
             limits,
@@ -111,6 +119,7 @@ class LocalScheduler:
             retokenizer=retokenizer,
             healer=healer,
             draft_runner=draft_runner,
+            kv_identity=None if weights is None else lambda: kv_identity(self.config, runner.pool, weights),
         )
         self._count = itertools.count()
 
@@ -208,6 +217,8 @@ class LocalScheduler:
     def _reply(self, message: Reply | Failed) -> None:
         if isinstance(message, Reply):
             self.replies.append(message)
+        elif message.rid not in self.results:
+            self.failures.append(message)
         else:
             assert not self.results[message.rid].ended
             self.results[message.rid].error = from_info(message.error)

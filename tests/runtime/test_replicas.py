@@ -15,11 +15,13 @@ import pytest
 
 import ramify as rm
 from ramify.constraint import json_schema
-from ramify.errors import WorkerDied
+from ramify.errors import UnsupportedField, WorkerDied
 from ramify.loop import wait
 from ramify.messages import Generate, TextChunk
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.engine import Engine
+from ramify.runtime.fleet.local import LocalFleet
+from ramify.runtime.fleet.mover import Mover
 from ramify.runtime.fleet.placement import NoReplica, Placement, Work
 from ramify.runtime.fleet.rings import RingFleet
 from ramify.runtime.frontend.chunks import joined
@@ -61,6 +63,7 @@ def round_robin(monkeypatch: pytest.MonkeyPatch) -> None:
         return name
 
     monkeypatch.setattr(Placement, "place", place)
+    monkeypatch.setattr(Mover, "fetch", lambda *arguments: False)
 
 
 @rm.function
@@ -96,6 +99,66 @@ def test_what_is_cached_is_found_again_in_its_scope_alone(engine: Engine, equal_
     assert [cached("one", letter) for letter in "xyz"] == [0, 0, 0]
     assert [cached("two", letter) for letter in "xyz"] == [0, 0, 0]
     assert [cached("one", letter) for letter in "zyx"] == [299, 299, 299]
+
+
+def test_pages_move_to_where_a_request_goes_and_off_a_replica_that_drains(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, equal_paces: None
+) -> None:
+    engine.flush_cache()
+    fleet, place, text = fleet_of(engine), Placement.place, "m" * 300
+    whole = 288  # tokens of the whole pages
+    assert isinstance(fleet, LocalFleet)
+    assert fleet.mover is not None
+
+    async def held_by(name: str) -> None:
+        while not fleet._placement._index._replicas[name].digests:
+            await asyncio.sleep(0.01)
+
+    def answer(name: str) -> rm.Completion:
+        def there(self: Placement, work: Work, now: float, only: str | None = None) -> str:
+            return place(self, work, now, name)
+
+        monkeypatch.setattr(Placement, "place", there)
+        return engine.complete(text, max_tokens=24, temperature=0.0, ignore_eos=True)
+
+    computed = answer("0")
+    wait(asyncio.wait_for(held_by("0"), 60))
+    fetched = answer("1")
+    assert (computed.usage.cached_tokens, fetched.usage.cached_tokens) == (0, whole)
+    assert fetched.text == computed.text
+    stats = engine.stats().replicas
+    assert (stats["0"].exported_tokens, stats["1"].imported_tokens) == (whole, whole)
+    engine.flush_cache()
+    answer("0")
+    wait(asyncio.wait_for(held_by("0"), 60))
+    wait(fleet.drain("0", 60))
+    left = answer("1")
+    assert (left.usage.cached_tokens, left.text) == (299, computed.text), "its output has come along"
+    assert fleet.mover._folder is not None
+    assert not list(fleet.mover._folder.path.iterdir())
+    assert wait(fleet.add_one()) == "0"
+
+
+def test_prompts_are_computed_on_one_replica_and_continued_on_the_other(tiny_folder: Path) -> None:
+    options: dict[str, Any] = {"dtype": "float32", "num_pages": 256, "threads": 1}
+    with Engine(str(tiny_folder), replicas=2, prefill_replicas=1, **options) as engine:
+        done = [
+            engine.complete("q" * 300, max_tokens=24, temperature=temperature, seed=1, ignore_eos=True)
+            for temperature in (0.0, 1.0)
+        ]
+        replicas = engine.stats().replicas
+        assert [one.usage.cached_tokens for one in done] == [288, 299]
+        assert replicas["0"].output_tokens == 0
+        assert replicas["0"].computed_tokens == 288
+        assert replicas["1"].imported_tokens == 288
+        with pytest.raises(UnsupportedField, match="by themselves"):
+            wait(engine._frontend.export_prefix((1, 2, 3)))
+    with Engine(str(tiny_folder), **options) as engine:
+        for one, temperature in zip(done, (0.0, 1.0), strict=True):
+            alone = engine.complete(
+                "q" * 300, max_tokens=24, temperature=temperature, seed=1, ignore_eos=True
+            )
+            assert one.text == alone.text
 
 
 def said(engine: Engine, name: str, options: dict[str, Any], chunks: list[TextChunk]) -> Awaitable[None]:
@@ -185,6 +248,8 @@ def test_the_http_surface(engine: Engine, tiny_folder: Path) -> None:
             for replica in "01":
                 assert f'ramify_scheduler_up{{replica="{replica}"}} 1.0' in metrics
                 assert f'ramify_kv_pages{{replica="{replica}",state="in_use"}} 0.0' in metrics
+                assert f'ramify_kv_transfer_tokens_total{{direction="import",replica="{replica}"}}' in metrics
+                assert f'ramify_kv_transfer_refused_total{{replica="{replica}"}} 0.0' in metrics
             live = (await http.get("/live")).json()
             assert live["stats"]["pages_total"] == 512
             assert set(live["stats"]["replicas"]) == {"0", "1"}

@@ -109,6 +109,10 @@ class DraftModel:
                 self._rows[table[page]] = min(self._rows[table[page]], row)
                 self._rows[table[page + 1 : -(-stop // size)]] = 0
 
+    def overwritten(self, pages: Sequence[int]) -> None:
+        """`pages` hold other tokens now, of which this model has computed none."""
+        self._rows[list(pages)] = 0
+
     def begin(self) -> None:
         """A step begins: draft tokens of the last one are decided."""
         self._grammars.clear()

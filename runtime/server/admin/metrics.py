@@ -191,6 +191,13 @@ def _of_replicas(replicas: Mapping[str, SchedulerStats | None], labels: list[str
             tokens.add_metric([*label, "prompt_lookup"], drafted - by_model)
             tokens.add_metric([*label, "draft_model"], by_model)
         yield tokens
+    for name, text in (("tokens", "Tokens whose KV pages were"), ("bytes", "Bytes of KV pages")):
+        text = f"{text} copied to or from another replica."
+        copied = counter(f"kv_transfer_{name}", text, "direction")
+        for label, stats in present:
+            for direction in ("export", "import"):
+                copied.add_metric([*label, direction], getattr(stats, f"{direction}ed_{name}"))
+        yield copied
     for name, field, text in (
         (
             "model_tokens",
@@ -203,6 +210,11 @@ def _of_replicas(replicas: Mapping[str, SchedulerStats | None], labels: list[str
         ("retracted_requests", "retractions", "Requests retracted for want of KV pages."),
         ("evicted_kv_pages", "evicted_pages", "KV pages evicted from the prefix tree."),
         ("evicted_states", "evicted_states", "States evicted from the prefix tree."),
+        (
+            "kv_transfer_refused",
+            "refused_imports",
+            "Images of KV pages that were damaged, of another engine, or found no room.",
+        ),
         ("steps", "steps", "Scheduler steps."),
         ("step_seconds", "step_s", "Time in steps."),
         ("model_seconds", "model_s", "Time in forward passes, logits and scoring."),

@@ -1,0 +1,120 @@
+"""Images as files: in a private folder, in shared memory where there is some, gone when their owner is.
+
+Names are made here. A file is created anew (O_EXCL), never through a link, and readable by its user alone.
+Files are read and written, not mapped: a full disk or a truncated file is an error then, and not a signal
+that ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+from ramify.runtime.kv_transfer.image import BadImage, Bytes
+
+log = logging.getLogger("ramify")
+
+SHARED_MEMORY = Path("/dev/shm")
+_NAME = "ramify-kv-"
+
+
+class ImageFolder:
+    """A folder for images (mode 0700), locked while this process lives. Folders of the dead are removed."""
+
+    def __init__(self, below: Path | None = None) -> None:
+        if below is None:
+            usable = SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)
+            below = SHARED_MEMORY if usable else Path(tempfile.gettempdir())
+        remove_abandoned(below)
+        made = Path(tempfile.mkdtemp(prefix=f".{_NAME}", dir=below))
+        self._lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        # It has its name from when it is locked: one with this name and no lock is abandoned.
+        self.path = made.with_name(made.name[1:])
+        made.rename(self.path)
+
+    def new(self) -> Path:
+        """A name for one image."""
+        return self.path / secrets.token_hex(8)
+
+    def room(self) -> int:
+        """Bytes that are free here."""
+        found = os.statvfs(self.path)
+        return found.f_bavail * found.f_frsize
+
+    def close(self) -> None:
+        """Remove all images and the folder. May be called twice."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def remove_abandoned(below: Path) -> None:
+    """Remove this user's folders of images whose processes have died without `close`."""
+    for path in below.glob(f"{_NAME}*"):
+        with contextlib.suppress(OSError):
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if os.fstat(lock).st_uid == os.geteuid():
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path)
+            finally:
+                os.close(lock)
+
+
+class NewFile:
+    """A file that is written, at any offset. Raises `OSError`: there must be none of this name."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._file = os.open(path, flags, 0o600)
+
+    def write(self, offset: int, data: Bytes) -> None:
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self._file, view, offset)
+            view, offset = view[written:], offset + written
+
+    def close(self, *, keep: bool) -> None:
+        os.close(self._file)
+        if not keep:
+            remove(self._path)
+
+
+class ExistingFile:
+    """A file that is read. Raises `OSError`, or `BadImage` unless this user alone may read it."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        found = os.fstat(self._file)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            self.close()
+            raise BadImage("it is no private file of this user")
+        self.size = found.st_size
+
+    def read(self, offset: int, size: int) -> Bytes:
+        data = bytearray(size)
+        view, done = memoryview(data), 0
+        while done < size:
+            got = os.preadv(self._file, [view[done:]], offset + done)
+            if not got:
+                break
+            done += got
+        return memoryview(data)[:done]
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def remove(path: str | Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

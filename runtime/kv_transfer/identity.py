@@ -1,0 +1,80 @@
+"""What KV depends on beside tokens, cache scope and adapter. Only engines of equal identity share pages."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+import ramify
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.kv_transfer.image import VERSION
+from ramify.runtime.model.gguf.header import splits_of
+
+OPTIONS = (
+    "model_impl",
+    "load_format",
+    "quantization",
+    "exact_activations",
+    "attention_backend",
+    "deterministic",
+    "context_length",
+    "seed",
+)
+"""Options of the engine that change keys and values: arithmetic, and RoPE by the length of the context.
+`seed` makes the weights of a dummy model."""
+
+HEAD = 1 << 18
+SAMPLES, SAMPLE = 64, 1 << 12
+"""Of a large file its first bytes are read, where its shapes stand, and SAMPLES places of SAMPLE bytes,
+instead of a second for each GB. Another checkpoint differs nearly everywhere."""
+
+
+def kv_identity(config: EngineConfig, pool: KvPool, weights: Path) -> str:
+    """A digest that is the same on every machine where a token's keys and values are: by the content of the
+    weights' files, the options and the processor's instructions, and not by paths and dates."""
+    layers, _, *page = pool.k.shape
+    parts = (
+        VERSION,
+        ramify.__version__,
+        [getattr(config, name) for name in OPTIONS],
+        str(pool.k.dtype),
+        (layers, *page),
+        _processor(pool.k.device),
+    )
+    digest = hashlib.sha256(repr(parts).encode())
+    for path in _weight_files(weights) if config.load_format != "dummy" else ():
+        for piece in _content(path):
+            digest.update(piece)
+    return digest.hexdigest()[:32]
+
+
+def _processor(device: torch.device) -> tuple[str, ...]:
+    if device.type == "cuda":
+        return (device.type, torch.cuda.get_device_name(device))
+    from ramify.kernels.cpu.packed_linear.int8 import VNNI  # numba
+
+    return (device.type, platform.machine(), torch.backends.cpu.get_cpu_capability(), f"vnni={VNNI}")
+
+
+def _weight_files(place: Path) -> list[Path]:
+    if not place.is_dir():
+        return list(splits_of(place))
+    return sorted([place / "config.json", *place.glob("*.safetensors")])
+
+
+def _content(path: Path) -> Iterator[bytes]:
+    size = path.stat().st_size
+    yield size.to_bytes(8, "little")
+    with path.open("rb") as file:
+        yield file.read(HEAD)
+        if size > HEAD:
+            for index in range(SAMPLES):
+                file.seek(HEAD + (size - HEAD) * index // SAMPLES)
+                yield file.read(SAMPLE)
+            file.seek(max(HEAD, size - SAMPLE))
+            yield file.read(SAMPLE)

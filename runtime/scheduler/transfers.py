@@ -1,0 +1,320 @@
+"""Exports and imports of prefixes: KV pages from and to the files of images, a piece after each step.
+
+Example with pages of 16 tokens, 360 KB each, and PIECE_BYTES = 8 MB, so 22 pages a step:
+
+    export of 1,000 tokens    the tree holds 900: 56 whole pages, locked; written in 3 steps; unlocked
+    import of that image      the tree holds 100 of them: 6 whole pages, locked; 50 pages are taken, which are
+                              private until all of them are read and checked; then they join the tree
+
+A page that is locked in the tree is never written, and a private page is read by nobody. So requests go on
+between the pieces, and see all of an import or nothing of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from ramify.errors import EngineError, InvalidRequest, NotFound, Overloaded, RamifyError, UnsupportedField
+from ramify.radix.lock import PrefixLock
+from ramify.radix.naive import NaiveCache
+from ramify.ring_messages import (
+    ExportPrefix,
+    Failed,
+    GetPrefixes,
+    HeldPrefix,
+    ImportPrefix,
+    Reply,
+    Transferred,
+)
+from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.kv_transfer.files import ExistingFile, NewFile
+from ramify.runtime.kv_transfer.image import BadImage, ImageReader, ImageWriter
+from ramify.runtime.scheduler.admission import RESERVED_PAGES
+from ramify.runtime.scheduler.lifecycle import Lifecycle
+from ramify.runtime.scheduler.limits import Limits
+from ramify.runtime.scheduler.pages import RequestPages
+
+log = logging.getLogger("ramify")
+
+PIECE_BYTES = 8 << 20
+"""Copied after one step, at least a page: 3 ms with the checksums on one core."""
+TAKER = "an import of cached pages"
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Export:
+    message: ExportPrefix
+    lock: PrefixLock
+    file: NewFile
+    writer: ImageWriter
+    pages: list[int]
+    """The first `copied` are written."""
+    copied: int = 0
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Import:
+    message: ImportPrefix
+    lock: PrefixLock
+    file: ExistingFile
+    image: ImageReader
+    pages: list[int]
+    """Private, for the tokens behind the lock; the first `copied` are read."""
+    copied: int = 0
+
+
+@dataclasses.dataclass(eq=False)
+class Transfers:
+    """Works on one transfer after the other, in the order of their messages.
+
+    identity : of the engine's KV, asked for with the first transfer; None refuses all
+    overwritten : called with pages that now hold other tokens
+    """
+
+    pages: RequestPages
+    pool: KvPool
+    limits: Limits
+    requests: Lifecycle
+    reply: Callable[[Reply | Failed], None]
+    identity: Callable[[], str] | None
+    ranks: int = 1
+    """Processes that the model is divided among (`tensor_parallel`)."""
+    overwritten: Callable[[Sequence[int]], None] = lambda pages: None
+    queue: deque[ExportPrefix | ImportPrefix] = dataclasses.field(default_factory=deque)
+    current: _Export | _Import | None = None
+
+    @property
+    def handlers(self) -> dict[type, Callable[..., None]]:
+        """By the type of the message."""
+        return {
+            ExportPrefix: self.queue.append,
+            ImportPrefix: self.queue.append,
+            GetPrefixes: self._tell_prefixes,
+        }
+
+    @property
+    def page_bytes(self) -> int:
+        """Of one page; 0 where every transfer is refused."""
+        return 0 if self._refusal() is not None else self.pool.page_bytes
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.queue) or self.current is not None
+
+    def advance(self) -> None:
+        """Copy one piece of the oldest transfer."""
+        if self.current is None and self.queue:
+            message = self.queue.popleft()
+            with self._failing_alone(message):
+                self.current = (
+                    self._begin_export(message)
+                    if isinstance(message, ExportPrefix)
+                    else self._begin_import(message)
+                )
+        if self.current is not None:
+            with self._failing_alone(self.current.message):
+                if isinstance(self.current, _Export):
+                    self._write(self.current)
+                else:
+                    self._read(self.current)
+
+    def give_way(self) -> bool:
+        """End the transfer that is in progress, whose pages requests need. False where there is none."""
+        if self.current is None:
+            return False
+        self._fail(self.current.message, Overloaded("Running requests needed the pages."))
+        return True
+
+    def _tell_prefixes(self, message: GetPrefixes) -> None:
+        found = [
+            HeldPrefix(scope=one.scope, ids=one.ids, owners=one.owners)
+            for one in self.pages.cache.prefixes(message.most)
+        ]
+        self.reply(Reply(rid=message.rid, prefixes=tuple(found)))
+
+    # --- exports ----------------------------------------------------------------------------------
+
+    def _begin_export(self, message: ExportPrefix) -> _Export:
+        identity = self._checked_identity()
+        size = self.pages.page_size
+        ids = np.array(message.ids, dtype=np.int32)
+        skipped = message.skip // size
+        whole = self._whole_pages(ids, message.scope)
+        if whole <= skipped:
+            raise NotFound(f"The prefix tree holds {whole} whole pages of the prefix.")
+        lock = self._lock(ids[: whole * size], message.scope)
+        try:
+            file = NewFile(message.path)
+        except BaseException:
+            self.pages.cache.release(lock)
+            raise
+        writer = ImageWriter(
+            file,
+            identity=identity,
+            scope=message.scope,
+            ids=ids[: whole * size],
+            page_size=size,
+            page_bytes=self.pool.page_bytes,
+            first_page=skipped,
+        )
+        return _Export(message, lock, file, writer, lock.pages[skipped:])
+
+    def _write(self, export: _Export) -> None:
+        piece = export.pages[export.copied :][: self._piece]
+        data = self.pool.read_pages(piece)
+        export.writer.write_pages(data.view(torch.uint8).numpy().data)
+        export.copied += len(piece)
+        if export.copied < len(export.pages):
+            return
+        export.writer.finish()
+        self._end(export, keep=True)
+        counters, done = self.requests.counters, self._transferred(export)
+        counters.exported_tokens += export.copied * self.pages.page_size
+        counters.exported_bytes += done.bytes
+        self.reply(Reply(rid=export.message.rid, transferred=done))
+
+    # --- imports ----------------------------------------------------------------------------------
+
+    def _begin_import(self, message: ImportPrefix) -> _Import | None:
+        identity = self._checked_identity()
+        file = ExistingFile(message.path)
+        try:
+            image = self._checked_image(file, identity)
+            size, header = self.pages.page_size, image.header
+            held = self._whole_pages(image.ids, header.scope)
+            if held < header.first_page:
+                raise BadImage(f"it begins with page {header.first_page}; the tree holds {held} pages")
+            lock = self._lock(image.ids[: held * size], header.scope)
+            try:
+                pages = self._take(header.tokens // size - held)
+            except BaseException:
+                self.pages.cache.release(lock)
+                raise
+        except BaseException:
+            file.close()
+            raise
+        return _Import(message, lock, file, image, pages)
+
+    def _checked_image(self, file: ExistingFile, identity: str) -> ImageReader:
+        """The image in `file`. Raises `BadImage` unless this engine could have computed it."""
+        image = ImageReader(file)
+        header = image.header
+        if header.identity != identity:
+            raise BadImage("it is of another model, or of an engine with other options")
+        if (header.page_size, header.page_bytes) != (self.pages.page_size, self.pool.page_bytes):
+            raise BadImage(f"its pages have {header.page_size} tokens in {header.page_bytes} bytes")
+        if header.tokens > min(self.limits.context_length, self.limits.kv_tokens):
+            raise BadImage(f"it has {header.tokens} tokens")
+        if len(image.ids) and not 0 <= image.ids.min() <= image.ids.max() < self.limits.vocab_size:
+            raise BadImage("it has token ids outside of the vocabulary")
+        return image
+
+    def _take(self, missing: int) -> list[int]:
+        """Private pages, at most `missing`: of those that are free, or cached without a lease."""
+        counts = self.pages.cache.counts()
+        room = counts.free + counts.evictable - RESERVED_PAGES * len(self.requests.running)
+        if missing and room <= 0:
+            raise Overloaded("No page is free or evictable.")
+        pages = self.pages.cache.allocate(min(missing, room), TAKER) if missing else []
+        assert pages is not None
+        return pages
+
+    def _read(self, arriving: _Import) -> None:
+        first = arriving.lock.length // self.pages.page_size + arriving.copied
+        piece = arriving.pages[arriving.copied :][: self._piece]
+        if piece:
+            data = torch.frombuffer(arriving.image.pages(first, len(piece)), dtype=torch.uint8)
+            layers, _, heads, rows, dim = self.pool.k.shape
+            shape = (len(piece), 2, layers, heads, rows, dim)
+            self.pool.write_pages(piece, data.view(self.pool.k.dtype).view(shape))
+            self.overwritten(piece)
+            arriving.copied += len(piece)
+        if arriving.copied == len(arriving.pages):
+            self._commit(arriving)
+
+    def _commit(self, arriving: _Import) -> None:
+        cache, lock, size = self.pages.cache, arriving.lock, self.pages.page_size
+        if arriving.pages:
+            tokens = lock.length + arriving.copied * size
+            cache.commit(lock, arriving.image.ids[:tokens], lock.pages + arriving.pages)
+            arriving.pages = []
+        self._end(arriving)
+        counters, done = self.requests.counters, self._transferred(arriving)
+        counters.imported_tokens += arriving.copied * size
+        counters.imported_bytes += done.bytes
+        self.reply(Reply(rid=arriving.message.rid, transferred=done))
+
+    # --- both -------------------------------------------------------------------------------------
+
+    @property
+    def _piece(self) -> int:
+        """Pages that are copied after one step."""
+        return max(1, PIECE_BYTES // self.pool.page_bytes)
+
+    def _transferred(self, done: _Export | _Import) -> Transferred:
+        return Transferred(tokens=done.lock.length, bytes=done.copied * self.pool.page_bytes)
+
+    def _refusal(self) -> str | None:
+        """Why this engine transfers no pages; None where it does."""
+        if self.identity is None:
+            return "The KV pages of this engine cannot be told apart from those of others."
+        if self.ranks > 1:
+            return f"tensor_parallel is {self.ranks}: pages that are divided among ranks are not transferred."
+        if self.pages.states.present:
+            return "Pages of models with linear attention layers are not transferred."
+        if isinstance(self.pages.cache, NaiveCache):
+            return "prefix_cache is 'naive': no pages are shared."
+        return None
+
+    def _checked_identity(self) -> str:
+        refusal = self._refusal()
+        if refusal is not None:
+            raise UnsupportedField(refusal)
+        assert self.identity is not None
+        return self.identity()
+
+    def _whole_pages(self, ids: np.ndarray, scope: str) -> int:
+        """Of `ids`, that the tree holds."""
+        return self.pages.cache.match(ids, scope).length // self.pages.page_size
+
+    def _lock(self, ids: np.ndarray, scope: str) -> PrefixLock:
+        return self.pages.cache.acquire(self.pages.cache.match(ids, scope))
+
+    @contextlib.contextmanager
+    def _failing_alone(self, message: ExportPrefix | ImportPrefix) -> Iterator[None]:
+        """An error in this block ends the transfer of `message`, and nothing else."""
+        try:
+            yield
+        except BadImage as error:
+            self._fail(message, InvalidRequest(f"The image cannot be used: {error}."))
+        except (RamifyError, OSError) as error:
+            found = error if isinstance(error, RamifyError) else EngineError(str(error))
+            self._fail(message, found)
+        except Exception as error:
+            log.exception("a transfer of KV pages failed")
+            self._fail(message, EngineError(str(error)))
+
+    def _fail(self, message: ExportPrefix | ImportPrefix, error: RamifyError) -> None:
+        if self.current is not None and self.current.message is message:
+            self._end(self.current)
+        if isinstance(message, ImportPrefix):
+            self.requests.counters.refused_imports += 1
+            log.warning("an import of KV pages was refused: %s", error)
+        self.reply(Failed(rid=message.rid, error=error.to_info()))
+
+    def _end(self, transfer: _Export | _Import, *, keep: bool = False) -> None:
+        """Give everything back; `keep` the file of an export."""
+        self.current = None
+        if isinstance(transfer, _Export):
+            transfer.file.close(keep=keep)
+        else:
+            transfer.file.close()
+            self.pages.cache.free(transfer.pages)
+        self.pages.cache.release(transfer.lock)
