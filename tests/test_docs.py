@@ -25,7 +25,7 @@ SHOWN = {
 
 
 class Block(NamedTuple):
-    """A Python block of a guide. The comment ``<!-- needs: engine -->`` or ``server`` may stand above it."""
+    """A Python block of a guide. Above it may stand ``<!-- needs: engine -->``, or ``server`` or ``ray``."""
 
     needs: str
     code: str

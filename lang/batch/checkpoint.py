@@ -244,7 +244,7 @@ class ResultsFile:
         try:
             with self.path.open("rb") as old, new_path.open("wb") as new:
                 for text in old:
-                    if next(lines) if text.startswith(LINE) else _header(text).get("header") in kept:
+                    if next(lines) if text.startswith(LINE) else read_header(text).get("header") in kept:
                         new.write(text)
                 new.flush()
                 os.fsync(new.fileno())
@@ -278,7 +278,7 @@ class ResultsFile:
             self._length += len(text)
 
     def _read_header(self, text: bytes, number: int) -> None:
-        record = _header(text)
+        record = read_header(text)
         if record.get("ramify_results") != VERSION or not isinstance(record.get("header"), str):
             raise InvalidRequest(
                 f"{self.path}, line {number}, is a header of another version of Ramify.",
@@ -345,7 +345,7 @@ def _parse(text: bytes) -> _Line | None:
     return line
 
 
-def _header(text: bytes) -> dict[str, Any]:
+def read_header(text: bytes) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -296,11 +296,10 @@ class _Writer:
         error = state.error()
         key = {} if self._plan.key is None else {"key": row.key}
         try:
-            self._file.append(row.index, row.identity, {**key, **_outcome(state, error)})
+            self._file.append(row.index, row.identity, {**key, **outcome(state, error)})
         except (TypeError, ValueError) as problem:  # an output that is not JSON
-            error = ProgramError(f"The outputs cannot be written as JSON: {problem}")
-            nothing = {"outputs": {}, "returned": None, "error": _failure(error)}
-            self._file.append(row.index, row.identity, {**key, **nothing, "usage": _usage(state)})
+            error, fields = not_json(state, problem)
+            self._file.append(row.index, row.identity, {**key, **fields})
         summary = self.summary
         summary.rows += 1
         summary.usage = add_usage(summary.usage, state.usage)
@@ -321,7 +320,7 @@ class _Writer:
         )
 
 
-def _outcome(state: ProgramState, error: ProgramError | None) -> dict[str, Any]:
+def outcome(state: ProgramState, error: ProgramError | None) -> dict[str, Any]:
     """The fields of a line: the variables that were set, the body's return value, the error, the usage."""
     outputs = {
         name: variable.value
@@ -334,6 +333,13 @@ def _outcome(state: ProgramState, error: ProgramError | None) -> dict[str, Any]:
         "error": None if error is None else _failure(error),
         "usage": _usage(state),
     }
+
+
+def not_json(state: ProgramState, problem: Exception) -> tuple[ProgramError, dict[str, Any]]:
+    """The error and the `outcome` of a row whose outputs cannot be encoded."""
+    error = ProgramError(f"The outputs cannot be written as JSON: {problem}")
+    nothing = {"outputs": {}, "returned": None, "error": _failure(error)}
+    return error, {**nothing, "usage": _usage(state)}
 
 
 def _failure(error: ProgramError) -> dict[str, Any]:

@@ -92,16 +92,21 @@ class _Runs:
 
 
 def finished_in_threads(
-    one: Callable[[Register, R], ProgramState], breaker: Breaker[R], concurrency: int
+    one: Callable[[Register, R], ProgramState],
+    breaker: Breaker[R],
+    concurrency: int,
+    wakes: Callable[[Callable[[], None]], None] = lambda wake: None,
 ) -> Generator[tuple[R, ProgramState], None, None]:
     """Yield each row of `breaker` with ``one(register, row)``, as they end, from `concurrency` threads.
 
     Ends early where the breaker gives up. The registered runs are cancelled when the iteration is abandoned,
-    also by Ctrl-C.
+    also by Ctrl-C. `wakes` is given a function to call, in any thread, when `breaker` has rows that it did
+    not have before.
     """
     ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
     runs, pending = _Runs(), 0
     pool = ThreadPoolExecutor(concurrency, thread_name_prefix="ramify-batch")
+    wakes(lambda: ended.put(None))
 
     def work(attempt: Attempt[R]) -> tuple[Attempt[R], ProgramState | None]:
         return attempt, one(runs.register, attempt.row) if breaker.may_run(attempt) else None
@@ -115,9 +120,12 @@ def finished_in_threads(
                 break
             wait_s = breaker.wait_s()
             try:
-                attempt, state = ended.get(timeout=SIGNAL_CHECK_S if wait_s is None else wait_s).result()
+                done = ended.get(timeout=SIGNAL_CHECK_S if wait_s is None else wait_s)
             except queue.Empty:
                 continue
+            if done is None:
+                continue
+            attempt, state = done.result()
             pending -= 1
             if _stands(breaker, attempt, state):
                 yield attempt.row, state
@@ -127,11 +135,20 @@ def finished_in_threads(
 
 
 async def finished_in_tasks(
-    one: Callable[[Register, R], Coroutine[Any, Any, ProgramState]], breaker: Breaker[R], concurrency: int
+    one: Callable[[Register, R], Coroutine[Any, Any, ProgramState]],
+    breaker: Breaker[R],
+    concurrency: int,
+    wakes: Callable[[Callable[[], None]], None] = lambda wake: None,
 ) -> AsyncGenerator[tuple[R, ProgramState], None]:
     """`finished_in_threads` in tasks of this event loop."""
-    ended: asyncio.Queue[asyncio.Task[tuple[Attempt[R], ProgramState]]] = asyncio.Queue()
+    ended: asyncio.Queue[asyncio.Task[tuple[Attempt[R], ProgramState]] | None] = asyncio.Queue()
     runs, pending = _Runs(), set[asyncio.Task[Any]]()
+    loop = asyncio.get_running_loop()
+
+    def wake() -> None:
+        loop.call_soon_threadsafe(ended.put_nowait, None)
+
+    wakes(wake)
 
     async def work(attempt: Attempt[R]) -> tuple[Attempt[R], ProgramState]:
         return attempt, await one(runs.register, attempt.row)
@@ -147,11 +164,13 @@ async def finished_in_tasks(
             wait_s = breaker.wait_s()
             try:
                 async with asyncio.timeout(wait_s):
-                    task = await ended.get()
+                    done = await ended.get()
             except TimeoutError:
                 continue
-            pending.remove(task)
-            attempt, state = task.result()
+            if done is None:
+                continue
+            pending.remove(done)
+            attempt, state = done.result()
             if _stands(breaker, attempt, state):
                 yield attempt.row, state
 

@@ -42,15 +42,15 @@ def write_table(results: Path, path: Path) -> None:
     types: dict[str, Any] = {}
     for rows in _batches(results):
         for name, values in _columns(rows).items():
-            types[name] = _common(pa, types.get(name, pa.null()), values)
-    schema = pa.schema([(name, _stored(pa, kind)) for name, kind in types.items()])
+            types[name] = common_type(pa, types.get(name, pa.null()), values)
+    schema = pa.schema([(name, stored_type(pa, kind)) for name, kind in types.items()])
     new_path = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
         with parquet.ParquetWriter(new_path, schema) as writer:
             for rows in _batches(results):
                 columns = _columns(rows)
                 arrays = [
-                    _array(pa, columns.get(field.name, [None] * len(rows)), field.type, types[field.name])
+                    to_array(pa, columns.get(field.name, [None] * len(rows)), field.type, types[field.name])
                     for field in schema
                 ]
                 writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
@@ -77,7 +77,7 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row.get(name) for row in rows] for name in names}
 
 
-def _common(pa: Any, known: Any, values: list[Any]) -> Any:
+def common_type(pa: Any, known: Any, values: list[Any]) -> Any:
     """The type of a column with more `values`; None where they have none in common."""
     if known is None:
         return None
@@ -91,7 +91,7 @@ def _common(pa: Any, known: Any, values: list[Any]) -> Any:
     return merged.field("value").type
 
 
-def _stored(pa: Any, kind: Any) -> Any:
+def stored_type(pa: Any, kind: Any) -> Any:
     """The type in the file; text for JSON."""
     return pa.string() if kind is None or not _can_be_stored(pa, kind) else kind
 
@@ -103,7 +103,8 @@ def _can_be_stored(pa: Any, kind: Any) -> bool:
     return not pa.types.is_list(kind) or _can_be_stored(pa, kind.value_type)
 
 
-def _array(pa: Any, values: list[Any], stored: Any, kind: Any) -> Any:
+def to_array(pa: Any, values: list[Any], stored: Any, kind: Any) -> Any:
+    """`values` as an array of the type `stored`; as JSON texts where that is not `kind`, their own type."""
     if stored != kind:
         values = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
     return pa.array(values, stored)

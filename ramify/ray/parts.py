@@ -1,0 +1,207 @@
+"""The checkpoint of a batch on several actors: a folder of results files, one for each actor that has run.
+
+    FOLDER/batch.jsonl                   the header alone: what is run
+    FOLDER/9f21c0de55aa4e10.jsonl        a header, and a line for each row that this actor has finished
+
+The files have the form of `ramify.lang.batch.checkpoint`. The digest of a line is the row's 128-bit id. An
+actor writes its own file and reads all others once, when it starts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import uuid
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ramify.errors import InvalidRequest
+from ramify.lang.batch.checkpoint import HEADER, LINE, VERSION, Identity, ResultsFile, encode, read_header
+from ramify.lang.batch.fingerprint import Record, difference
+
+BATCH = "batch.jsonl"
+
+
+class _Line(msgspec.Struct):
+    """The fields of a line that decide whether its row runs again."""
+
+    header: str
+    digest: str
+    error: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A checkpoint folder, which every machine of the cluster sees under `path`.
+
+    `record` is what is run now (`ramify.lang.batch.fingerprint`), `rerun` has words of
+    `ramify.lang.batch.checkpoint.RERUN`.
+    """
+
+    path: str
+    record: Record
+    key: str | None = None
+    rerun: frozenset[str] = frozenset()
+
+    @property
+    def _recorded(self) -> Record:
+        return {**self.record, "key": {} if self.key is None else {"name": self.key}}
+
+    def begin(self) -> None:
+        """Make the folder, or check that it belongs to this batch.
+
+        Raises `InvalidRequest` where it has results of another program, or with other options, and `rerun`
+        does not say what is to happen.
+        """
+        if "://" in self.path:
+            raise InvalidRequest(
+                f"checkpoint is {self.path!r}; it must be a folder.",
+                field="checkpoint",
+                remedy="Name a folder that all machines share, or use Ray's own checkpoint "
+                "(ray.data.DataContext.checkpoint_config).",
+            )
+        folder = Path(self.path)
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in self._files():
+            with file.open("rb") as opened:
+                for text in opened:
+                    if text.startswith(HEADER):
+                        self._check(file, read_header(text))
+        if not (folder / BATCH).exists():
+            new = folder / f"{uuid.uuid4().hex}.new"
+            new.write_bytes(encode({"ramify_results": VERSION, "header": "batch", **self._recorded}) + b"\n")
+            os.replace(new, folder / BATCH)
+
+    def _check(self, file: Path, header: dict[str, Any]) -> None:
+        if header.get("ramify_results") != VERSION:
+            raise InvalidRequest(
+                f"{file} was written by another version of Ramify.",
+                field="checkpoint",
+                remedy="Give another folder.",
+            )
+        was, now = header.get("key", {}).get("name"), self.key
+        if was != now:
+            raise InvalidRequest(
+                f"{self.path} has rows that are known by {was or 'their arguments'}, not by "
+                f"{now or 'their arguments'}.",
+                field="key",
+                remedy=f"Give key {was!r}, or another folder." if was else "Give no key, or another folder.",
+            )
+        found = difference(header, self._recorded)
+        if found is not None and not self.rerun & {"changed", "missing"}:
+            raise InvalidRequest(
+                f"{self.path} has results of another batch: {found}.",
+                field="checkpoint",
+                remedy='Give another folder, or rerun="changed" to run these rows again, or '
+                'rerun="missing" to keep their results and run the others.',
+            )
+
+    def open(self) -> Finished:
+        """The finished rows, for an actor."""
+        if not (Path(self.path) / BATCH).exists():
+            raise InvalidRequest(
+                f"This machine does not see the checkpoint folder {self.path}.",
+                field="checkpoint",
+                remedy="Name a folder that all machines of the cluster share.",
+            )
+        return Finished(self)
+
+    def _files(self) -> list[Path]:
+        return sorted(Path(self.path).glob("*.jsonl"))
+
+    def lines(self) -> Iterator[tuple[Path, int, str]]:
+        """File, offset in bytes and row id of each line whose row need not run again."""
+        for file in self._files():
+            current: dict[str, bool] = {}
+            offset = 0
+            with file.open("rb") as opened:
+                for text in opened:
+                    if text.startswith(HEADER):
+                        header = read_header(text)
+                        current[str(header.get("header"))] = difference(header, self._recorded) is None
+                    elif text.startswith(LINE) and text.endswith(b"\n"):  # else the actor died while writing
+                        line = msgspec.json.decode(text, type=_Line)
+                        if self._stands(line, current.get(line.header, False)):
+                            yield file, offset, line.digest
+                    offset += len(text)
+
+    def _stands(self, line: _Line, current: bool) -> bool:
+        if not current and "changed" in self.rerun:
+            return False
+        return line.error is None or not (line.error.get("transient") or "failed" in self.rerun)
+
+
+class Finished:
+    """The rows of a checkpoint that an actor finds finished, and the file of the rows that it finishes.
+
+    A finished row takes 24 bytes of memory.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        import numpy as np
+
+        self._parts = parts
+        self._file: ResultsFile | None = None
+        self._count = itertools.count()
+        self._paths: list[Path] = []
+        ids, files, offsets = array("Q"), array("Q"), array("Q")
+        for path, offset, row_id in parts.lines():
+            if not self._paths or self._paths[-1] != path:
+                self._paths.append(path)
+            ids.append(int(row_id[:16], 16))
+            files.append(len(self._paths) - 1)
+            offsets.append(offset)
+        order = np.argsort(np.frombuffer(ids, np.uint64), kind="stable") if ids else np.zeros(0, np.int64)
+        self._ids, self._files, self._offsets = (
+            np.frombuffer(one, np.uint64)[order] if ids else np.zeros(0, np.uint64)
+            for one in (ids, files, offsets)
+        )
+
+    def find(self, row_id: str) -> dict[str, Any] | None:
+        """The line of a finished row; None where the row has to run."""
+        import numpy as np
+
+        wanted = np.uint64(int(row_id[:16], 16))
+        first = int(np.searchsorted(self._ids, wanted))
+        last = int(np.searchsorted(self._ids, wanted, side="right"))
+        for at in range(last - 1, first - 1, -1):  # the ids of an entry are 64 bits; the line has all 128
+            with self._paths[int(self._files[at])].open("rb") as file:
+                file.seek(int(self._offsets[at]))
+                line: dict[str, Any] = msgspec.json.decode(file.readline())
+            if line["digest"] == row_id:
+                return line
+        return None
+
+    def append(self, row_id: str, key: Any, line: Mapping[str, Any]) -> None:
+        """Write the line of a row that has finished now."""
+        if self._file is None:
+            name = f"{uuid.uuid4().hex[:16]}.jsonl"
+            self._file = ResultsFile(Path(self._parts.path) / name, self._parts.record, self._parts.key)
+        fields = {"digest": row_id} if self._parts.key is None else {"digest": row_id, "key": key}
+        self._file.append(next(self._count), Identity(int(row_id[:16], 16), fields), line)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def row_id(arguments: Mapping[str, Any], key: Any = None) -> str:
+    """32 hexadecimal digits: 128 bits of BLAKE2b of a row's key and arguments. Equal rows have equal ids.
+
+    Raises TypeError for a value that has no form of its own in JSON, and whose bytes cannot be read.
+    """
+    data = msgspec.json.encode([key, arguments], enc_hook=_stable, order="deterministic")
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _stable(value: Any) -> Any:
+    """The same in every process."""
+    if hasattr(value, "dtype") and hasattr(value, "tobytes"):
+        return [str(value.dtype), list(value.shape), value.tobytes()]
+    raise TypeError(f"A row with a value of type {type(value).__qualname__} has no id.")

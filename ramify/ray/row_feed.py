@@ -1,0 +1,161 @@
+"""Runs the rows of several batches together: one window, one circuit breaker and one set of threads an actor.
+
+    batch 1   a1 b1 a2      in flight, at most 2   a1 a2
+    batch 2   b2 a3         then, by prefix        a3 b1, then b2
+
+A batch is complete when its last row is, so batches 1 and 2 run at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from ramify.errors import ProgramError
+from ramify.lang.batch import runs
+from ramify.lang.batch.breaker import Breaker
+from ramify.lang.batch.window import Row, Window
+from ramify.lang.program.async_function import AsyncFunction
+from ramify.lang.program.program import Batch, Program
+from ramify.lang.program.run import model_info
+from ramify.lang.program.state import ProgramState
+from ramify.loop import wait
+
+
+class _Inbox:
+    """Rows that have arrived, as an iterator that ends where there is none now."""
+
+    def __init__(self) -> None:
+        self.rows: deque[Row] = deque()
+
+    def __iter__(self) -> _Inbox:
+        return self
+
+    def __next__(self) -> Row:
+        try:
+            return self.rows.popleft()
+        except IndexError:
+            raise StopIteration from None
+
+
+class RowFeed:
+    """Runs rows as they arrive, in a thread of its own.
+
+    Args:
+        program: What is run.
+        batch: Its arguments; `limit` rows run at once.
+        size: Rows that the window holds; more rows wait in the order in which they came.
+        finish: Called in the feed's thread with each row that has ended. What it returns is the result of
+            `run`. An error that it raises is that of `run` too.
+        lost: Called with the error when the backend has given no answer for `give_up_after` seconds. Rows
+            that were not answered fail with it.
+
+    Raises what the backend raises when it is asked for its model.
+    """
+
+    def __init__(
+        self,
+        program: Program[..., Any],
+        batch: Batch,
+        size: int,
+        finish: Callable[[Row, ProgramState], Any],
+        lost: Callable[[ProgramError], None] = lambda error: None,
+    ) -> None:
+        self._program, self._batch = program, batch
+        self._finish, self._lost = finish, lost
+        self._info = wait(model_info(batch.settings.backend))
+        self._inbox = _Inbox()
+        self.window = Window(self._inbox, size, program.arg_names)
+        self._breaker = Breaker(self.window, batch.give_up_after)
+        self._numbers = itertools.count()
+        self._futures: dict[int, Future[Any]] = {}
+        self._lock = threading.Lock()
+        self._arrived = threading.Event()
+        self._wake: Callable[[], None] = lambda: None
+        self._closed = False
+        threading.Thread(target=self._run, name="ramify-rows", daemon=True).start()
+
+    def run(self, values: Any, key: Any = None) -> Future[Any]:
+        """Have a row run. From any thread."""
+        future: Future[Any] = Future()
+        number = next(self._numbers)
+        with self._lock:
+            self._futures[number] = future
+        self._inbox.rows.append(Row(number, values, key=key))
+        self._arrived.set()
+        with contextlib.suppress(RuntimeError):  # the loop of the last rows has just closed
+            self._wake()
+        return future
+
+    def close(self) -> None:
+        """Start no row any more. Rows that run are abandoned when the next of them has ended."""
+        self._closed = True
+        self._arrived.set()
+
+    def _run(self) -> None:
+        while True:
+            self._arrived.wait()
+            self._arrived.clear()
+            try:
+                if isinstance(self._program, AsyncFunction):
+                    asyncio.run(self._run_tasks())
+                else:
+                    self._run_threads()
+            except BaseException as failure:
+                self._fail_all(failure)
+                raise
+            if self._closed:
+                return
+            if self._breaker.gave_up:
+                error = self._breaker.unrun()
+                self._lost(error)
+                self._fail_all(error)
+
+    def _fail_all(self, error: BaseException) -> None:
+        with self._lock:
+            futures, self._futures = self._futures, {}
+        for future in futures.values():
+            future.set_exception(error)
+
+    def _set_wake(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def _run_threads(self) -> None:
+        one: Any = functools.partial(self._program._run_row, self._batch, self._info)  # type: ignore[attr-defined]
+        finished = runs.finished_in_threads(
+            lambda register, row: one(register, row.values), self._breaker, self._batch.limit, self._set_wake
+        )
+        with contextlib.closing(finished):
+            for row, state in finished:
+                self._ended(row, state)
+                if self._closed:
+                    return
+
+    async def _run_tasks(self) -> None:
+        one: Any = functools.partial(self._program._run_row, self._batch, self._info)  # type: ignore[attr-defined]
+        finished = runs.finished_in_tasks(
+            lambda register, row: one(register, row.values), self._breaker, self._batch.limit, self._set_wake
+        )
+        async with contextlib.aclosing(finished):
+            async for row, state in finished:
+                self._ended(row, state)
+                if self._closed:
+                    return
+
+    def _ended(self, row: Row, state: ProgramState) -> None:
+        with self._lock:
+            future = self._futures.pop(row.index, None)
+        if state.error() is None:
+            self.window.learn(row, state._branch.text)
+        if future is not None:
+            try:
+                future.set_result(self._finish(row, state))
+            except BaseException as error:
+                future.set_exception(error)
