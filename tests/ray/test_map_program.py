@@ -116,6 +116,6 @@ def test_a_killed_actor_and_a_killed_driver_lose_and_double_no_row(ray_cluster: 
     assert set(first) | set(second) == set(range(ROWS))
     assert {FIRST, SECOND} <= set(first)
     assert SECOND in second
-    # Rows run again are those that were in flight at the two deaths, at most 64 each.
-    assert len(first) - len(set(first)) <= 64
-    assert len(set(first) & set(second)) <= 64
+    # At each death at most 128 rows have begun and have no line: 64 threads, and twice that in their queue.
+    assert len(first) - len(set(first)) <= 128
+    assert len(set(first) & set(second)) <= 128
