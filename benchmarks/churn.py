@@ -94,7 +94,8 @@ def main() -> None:
     ):
         print(f"taking the answers of {len(jobs)} jobs", flush=True)
         known: dict[Job, Any] = dict(zip(jobs, pool.map(lambda job: job.answer(engine), jobs), strict=True))
-        churn = Churn(engine, random.Random(args.seed), args.replicas + 1)
+        most = max(args.replicas, len(os.sched_getaffinity(0)))  # more are refused
+        churn = Churn(engine, random.Random(args.seed), most)
         ends = time.monotonic() + 60 * args.minutes
         over = threading.Event()
 

@@ -31,7 +31,7 @@ class LocalFleet(RingFleet):
         workers: PrestartedWorkers | None,
         *,
         receive: Callable[[ToFrontend], None],
-        lost: Callable[[WorkerDied | None, Sequence[str]], None],
+        lost: Callable[[WorkerDied | None, Sequence[str]], bool],
         restarted: Callable[[], None],
         gave_up: Callable[[EngineError], None],
     ) -> None:

@@ -141,14 +141,16 @@ class Placement:
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def place(self, work: Work, now: float, only: str | None = None) -> str:
-        """The replica for `work`, whose cost is reserved there; with `only` that one. Raises `NoReplica`.
+    def place(self, work: Work, now: float, only: str | None = None, *, force: bool = False) -> str:
+        """The replica for `work`, whose cost is reserved there; with `only` that one, with `force` also where
+        it drains. Raises `NoReplica`.
 
         Costs O(replicas * log pages + pages).
         """
         home = self._homes.get(work.program) if work.program else None
         best: tuple[float, str, int] | None = None
-        for name, replica in self._taking(only, prefill=False) or self._taking(only, prefill=True):
+        takers = self._taking(only, prefill=False, draining=force)
+        for name, replica in takers or self._taking(only, prefill=True, draining=force):
             pages = self._index.pages(name, work.digests, replica.promised)
             left = replica.work + MISS_WEIGHT * self._missing(work, pages)
             if home not in (None, name):
@@ -257,12 +259,14 @@ class Placement:
 
     # --- internals --------------------------------------------------------------------------------
 
-    def _taking(self, only: str | None, *, prefill: bool) -> list[tuple[str, _Replica]]:
-        """The replicas of one kind that take new work."""
+    def _taking(
+        self, only: str | None, *, prefill: bool, draining: bool = False
+    ) -> list[tuple[str, _Replica]]:
+        """The replicas of one kind that take new work; also those that drain with `draining`."""
         return [
             (name, replica)
             for name, replica in self._replicas.items()
-            if replica.prefill == prefill and not replica.draining and only in (None, name)
+            if replica.prefill == prefill and (draining or not replica.draining) and only in (None, name)
         ]
 
     def _missing(self, work: Work, pages: int) -> float:

@@ -43,8 +43,9 @@ class RingEvents(NamedTuple):
 
     receive: Callable[[ToFrontend], None]
     """With every message from the ring."""
-    died: Callable[[WorkerDied], None]
-    """When what it ran is lost, with the error for requests that cannot go on."""
+    died: Callable[[WorkerDied], bool]
+    """When what it ran is lost, with the error for requests that cannot go on. It returns whether a request
+    is known to be the cause."""
     restarted: Callable[[], None]
     """When it has started anew, with an empty tree and without adapters."""
     gave_up: Callable[[EngineError], None]

@@ -88,7 +88,8 @@ class RingFleet:
         Called with every message for the frontend.
     lost
         Called with the ids of requests whose replica has died or has left, to be sent again, and with the
-        error for those that cannot go on: None where nothing has died.
+        error for those that cannot go on: None where nothing has died. It returns whether one of them is
+        known to be the cause.
     restarted
         Called when a replica without adapters is up, before any request goes there.
     gave_up
@@ -100,7 +101,7 @@ class RingFleet:
         page_size: int,
         *,
         receive: Callable[[ToFrontend], None],
-        lost: Callable[[WorkerDied | None, Sequence[str]], None],
+        lost: Callable[[WorkerDied | None, Sequence[str]], bool],
         restarted: Callable[[], None],
         gave_up: Callable[[EngineError], None],
     ) -> None:
@@ -123,6 +124,10 @@ class RingFleet:
         """Moves pages between the rings, where they are on one machine."""
         self._pins: dict[str, str] = {}
         """The replica of each limit of tokens: one scheduler has to count all that its requests cost."""
+        self._alone: set[str] = set()
+        """Requests that were sent to run alone."""
+        self._ward: str | None = None
+        """The replica that they run on."""
         self._idle: dict[str, asyncio.Event] = {}
         """Set when a draining replica has no request left."""
         self.before_leaving: Callable[[str], Awaitable[None]] | None = None
@@ -269,6 +274,8 @@ class RingFleet:
             replica.loras.clear()
             self._placement.leave(name)
             self.tree_changed(name, None)
+        if name == self._ward:
+            self._ward = None
         self._drop_pins(name)
         for rid in rids:
             self._running.pop(rid, None)
@@ -301,9 +308,8 @@ class RingFleet:
         self._restarted()
         self._place_all()
 
-    def _died(self, name: str, replica: Replica, error: WorkerDied) -> None:
-        if not replica.left:
-            self._lost(error, self._down(name, replica, died=True))
+    def _died(self, name: str, replica: Replica, error: WorkerDied) -> bool:
+        return not replica.left and self._lost(error, self._down(name, replica, died=True))
 
     def _gave_up(self, name: str, replica: Replica, error: EngineError) -> None:
         if replica.left:
@@ -383,6 +389,30 @@ class RingFleet:
         else:
             self._questions.ask(message, self._receive)
 
+    def send_alone(self, request: Generate) -> None:
+        """Send a request to a replica that has none but such ones, and gets no others until `end_alone`."""
+        self._alone.add(request.rid)
+        self._begin(request)
+
+    def end_alone(self) -> None:
+        """Send other requests to that replica again."""
+        self._alone.clear()
+        ward, self._ward = self._ward, None
+        if ward is not None and not self._replicas[ward].draining:
+            self._placement.undrain(ward)
+        self._place_all()
+
+    def _ward_for(self) -> str | None:
+        """The replica for a request that is to run alone; None while there is none, or it has others."""
+        if self._ward is None:
+            free = [name for name, replica in self._replicas.items() if replica.up and replica.usable]
+            if not free:
+                return None
+            self._ward = min(free, key=self.requests_of)
+            self._placement.drain(self._ward)
+        others = (key for key, running in self._running.items() if running.replica == self._ward)
+        return self._ward if self._alone.issuperset(others) else None
+
     def _begin(self, request: Generate) -> None:
         """Place a request, after its prompt has been tokenised."""
         if not self._up or self.mover is not None:  # it may be sent later
@@ -423,10 +453,14 @@ class RingFleet:
         hints = () if request.hint is None else request.hint.limits
         limits = [limit.id for limit in hints if limit.max_total_tokens is not None]
         pinned = next((self._pins[limit] for limit in limits if limit in self._pins), None)
+        alone = request.rid in self._alone
+        ward = self._ward_for() if alone else None
+        if alone and ward is None:
+            return
         scope = self._scope(request)
         work = self._work(unplaced, scope)
         try:
-            name = self._placement.place(work, time.monotonic(), pinned)
+            name = self._placement.place(work, time.monotonic(), ward or pinned, force=alone)
         except NoReplica:
             return
         for limit in limits:
@@ -436,7 +470,7 @@ class RingFleet:
             del self._pins[next(iter(self._pins))]
         del self._unplaced[request.rid]
         self._running[request.rid] = _Running(name, request.every_s > 0)
-        if self.mover is None or unplaced.aborts:
+        if self.mover is None or alone or unplaced.aborts:
             self._send(name, unplaced)
             return
         self._held[request.rid] = unplaced
@@ -535,3 +569,5 @@ class RingFleet:
         running = self._running.pop(rid, None)
         if running is not None and self._idle:
             self._check_idle(running.replica)
+        if running is not None and running.replica == self._ward and rid not in self._alone:
+            self._place_all()

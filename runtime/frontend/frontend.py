@@ -10,7 +10,7 @@ import copy
 import logging
 import random
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -58,6 +58,7 @@ from ramify.runtime.frontend.kv_events import KVEvents
 from ramify.runtime.frontend.loras import LoadedLora, Loras
 from ramify.runtime.frontend.output_queue import OutputQueue
 from ramify.runtime.frontend.prompts import check_types
+from ramify.runtime.frontend.quarantine import Quarantine
 from ramify.runtime.frontend.supervisor import RingSupervisor
 from ramify.runtime.frontend.tasks import Tasks
 from ramify.runtime.frontend.validation import to_be_validated, validated
@@ -108,6 +109,7 @@ class Frontend:
         self._empty = asyncio.Event()
         self._tasks = Tasks()
         self._images = Images(self._ask, self.new_rid)
+        self._quarantine = Quarantine(self._ring.send_alone, self._ring.end_alone)
         self._loras = Loras(self._post, self.new_rid, self._model_names)
         self._kv_events: KVEvents | None = None
 
@@ -266,7 +268,7 @@ class Frontend:
 
         When a process of the ring dies, the next ring goes on behind the output that has arrived. Raises
         `Overloaded` when the queue is full, `InvalidRequest` for an invalid request, and `WorkerDied` for a
-        request that was in flight at three such deaths.
+        request that kills rings (`quarantine`).
         """
         chunks = self._chunks(request)
         return validated(request, chunks) if to_be_validated(request) else chunks
@@ -297,6 +299,7 @@ class Frontend:
 
     def _abort(self, rids: Sequence[str]) -> int:
         for rid in rids:
+            self._outputs[rid].aborted = True
             self._ring.send(Abort(rid=rid))
         return len(rids)
 
@@ -447,6 +450,8 @@ class Frontend:
         output = self._outputs.pop(rid, None)
         if output is not None and not output.ended:
             self._ring.send(Abort(rid=rid))
+            output.ended = True
+            self._quarantine.next()
         if not self._outputs:
             self._empty.set()
 
@@ -470,10 +475,13 @@ class Frontend:
                 output = self._outputs.get(chunk.rid)
                 if output is not None:
                     output.put(chunk)
+            if self._quarantine.busy:
+                self._quarantine.next()
         elif isinstance(message, Failed):
             output = self._outputs.get(message.rid)
             if output is not None:
                 output.fail(from_info(message.error))
+                self._quarantine.next()
             future = self._replies.get(message.rid)
             if future is not None and not future.done():
                 future.set_exception(from_info(message.error))
@@ -489,28 +497,37 @@ class Frontend:
         if self._kv_events is not None:
             self._kv_events.told(replica, change)
 
-    def _count_death(self, error: WorkerDied) -> None:
-        """Fail all replies, and the requests that have seen too many rings die."""
+    def _count_death(self, error: WorkerDied) -> bool:
+        """Fail all replies, and a request over which the ring died often enough. Returns whether a request
+        that ran alone is to blame."""
         self._tree_changed("", None)
-        for output in list(self._outputs.values()):
-            output.count_death(error)
+        to_blame = self._quarantine.died(list(self._outputs.values()), error)
+        self._quarantine.forget()
         self._fail_replies(error)
+        return to_blame
 
     def _send_again(self) -> None:
         """Send the requests to the new ring, with the output that they have."""
         self._loras.restore()
-        for output in self._outputs.values():
-            if not output.ended:
-                self._ring.send(output.rest())
+        self._resend(self._outputs.values())
 
-    def _move(self, error: WorkerDied | None, rids: Sequence[str]) -> None:
+    def _move(self, error: WorkerDied | None, rids: Sequence[str]) -> bool:
         """A replica that had the requests `rids` has died, or without an error is drained: send them again,
-        for others to go on with."""
-        for output in [self._outputs[rid] for rid in rids if rid in self._outputs]:
-            if error is not None:
-                output.count_death(error)
-            if not output.ended:
+        for others to go on with. Returns whether one that ran alone is to blame."""
+        outputs = [self._outputs[rid] for rid in rids if rid in self._outputs]
+        to_blame = error is not None and self._quarantine.died(outputs, error)
+        self._resend(outputs)
+        return to_blame
+
+    def _resend(self, outputs: Iterable[OutputQueue]) -> None:
+        """Send requests that were in a ring which is gone; suspects one after the other."""
+        going_on = [output for output in outputs if not output.ended]
+        self._quarantine.add([output for output in going_on if output.suspect])
+        for output in going_on:
+            if not output.suspect:
                 self._ring.send(output.rest())
+            if output.aborted:
+                self._ring.send(Abort(rid=output.request.rid))
 
     def _fail_all(self, error: EngineError) -> None:
         """End every request and question with `error`, which new ones get as well."""

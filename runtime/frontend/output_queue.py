@@ -15,8 +15,13 @@ import msgspec
 from ramify.errors import RamifyError, WorkerDied
 from ramify.messages import Continuation, Generate, TextChunk, TokenLogprobs
 
-MOST_DEATHS = 2
-"""A request in flight at more deaths than this fails: it may be what kills the ring."""
+SUSPECT_AT = 2
+"""A request in flight at this many deaths, without going on in between, may be what kills the ring."""
+MOST_ALONE = 2
+"""A request over which the ring has died this often while it ran alone fails."""
+PROGRESS = 32
+"""Output tokens by which a request must have gone on behind a death, so that it was not what killed. What
+kills at some token kills there again; fewer tokens are on their way to the frontend at a death."""
 
 
 class OutputQueue:
@@ -25,7 +30,11 @@ class OutputQueue:
     def __init__(self, request: Generate) -> None:
         self.request = request
         self.deaths = 0
-        """Rings that died while they ran the request."""
+        """Rings that died while they ran the request, since it last went on."""
+        self.aborted = False
+        """Its end has been asked for."""
+        self._deaths_alone = 0
+        self._size_at_death = 0
         self.ended = False
         """The last chunk or an error has arrived."""
         self._chunks: collections.deque[TextChunk] = collections.deque()
@@ -61,10 +70,12 @@ class OutputQueue:
         """The request, from the end of the output that has arrived on; its ring has died."""
         self._repeated_ids, self._repeated_text = len(self._ids), "".join(self._text)
         self._text = [self._repeated_text]
+        # Chunks that are held back would hide where a request is that may be what kills.
+        request = msgspec.structs.replace(self.request, every_s=0.0) if self.deaths else self.request
         if not self._ids:
-            return self.request
+            return request
         output = Continuation(ids=tuple(self._ids), replaced=self._replaced, forced=tuple(self._forced))
-        return msgspec.structs.replace(self.request, continues=output)
+        return msgspec.structs.replace(request, continues=output)
 
     def _repeats(self, chunk: TextChunk) -> bool:
         """`chunk` says what has arrived, and does not end before all of it is said."""
@@ -89,11 +100,26 @@ class OutputQueue:
             replaced=0,
         )
 
-    def count_death(self, error: WorkerDied) -> None:
-        """The ring that ran the request has died; `error` ends it after too many of these."""
+    def count_death(self, error: WorkerDied, *, alone: bool = False) -> None:
+        """The ring that ran the request has died; `error` ends it where that happened too often when it ran
+        alone."""
+        if self.size >= self._size_at_death + PROGRESS:
+            self.deaths = self._deaths_alone = 0
+        self._size_at_death = self.size
         self.deaths += 1
-        if self.deaths > MOST_DEATHS:
+        self._deaths_alone += alone
+        if self._deaths_alone >= MOST_ALONE:
             self.fail(error)
+
+    @property
+    def suspect(self) -> bool:
+        """It may be what kills rings."""
+        return self.deaths >= SUSPECT_AT
+
+    @property
+    def size(self) -> int:
+        """Output tokens that have arrived."""
+        return len(self._ids)
 
     def fail(self, error: RamifyError) -> None:
         if not self.ended:

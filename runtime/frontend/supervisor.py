@@ -12,8 +12,8 @@ from collections.abc import Callable
 import msgspec
 
 from ramify.errors import EngineError, RamifyError, WorkerDied
-from ramify.messages import ModelInfo
-from ramify.ring_messages import GetStats, ToFrontend, ToTokenizer
+from ramify.messages import Generate, ModelInfo
+from ramify.ring_messages import Abort, GetStats, ToFrontend, ToTokenizer
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.fleet.shares import Share
 from ramify.runtime.model.fingerprint import fingerprint
@@ -43,7 +43,8 @@ class RingSupervisor:
     receive
         Called with every message from the ring.
     died
-        Called with the error for requests that cannot be run again, when a worker has died.
+        Called with the error for requests that cannot be run again, when a worker has died. It returns
+        whether a request is known to be the cause; then the death does not count for `RESTART_LIMIT`.
     restarted
         Called when a new ring is ready.
     gave_up
@@ -57,7 +58,7 @@ class RingSupervisor:
         *,
         share: Share | None = None,
         receive: Callable[[ToFrontend], None],
-        died: Callable[[WorkerDied], None],
+        died: Callable[[WorkerDied], bool],
         restarted: Callable[[], None],
         gave_up: Callable[[EngineError], None],
     ) -> None:
@@ -73,6 +74,9 @@ class RingSupervisor:
         self._heartbeat: asyncio.Task[None] | None = None
         self._restart: asyncio.Task[None] | None = None
         self._restart_times: collections.deque[float] = collections.deque()
+        self._held: list[ToTokenizer] | None = None
+        """Messages that wait while requests run alone; None while none does."""
+        self._alone: set[str] = set()
         self._running = False
         """A ring was started, and neither `close_now` was called nor a restart has failed."""
         self._draft_files: ModelFiles | None = None
@@ -107,8 +111,27 @@ class RingSupervisor:
 
     def send(self, message: ToTokenizer) -> None:
         """Send a message to the ring; dropped while there is none."""
-        if self._ring is not None:
+        if (
+            self._held is not None
+            and isinstance(message, Generate | Abort)
+            and message.rid not in self._alone
+        ):
+            self._held.append(message)
+        elif self._ring is not None:
             self._ring.send(message)
+
+    def send_alone(self, request: Generate) -> None:
+        """Send a request to a new ring, and hold back all others but such ones until `end_alone`."""
+        if self._held is None:
+            self._held, self._alone = [], set()
+        self._alone.add(request.rid)
+        self.send(request)
+
+    def end_alone(self) -> None:
+        """Send the requests that were held back."""
+        held, self._held = self._held or [], None
+        for message in held:
+            self.send(message)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -164,18 +187,20 @@ class RingSupervisor:
         if ring is not None:
             # A late chunk of a request that is about to be sent again would repeat its text.
             ring.disconnect()
-        self._died(
+        self._held = None
+        explained = self._died(
             WorkerDied(f"The {role} process died while this request was running.", remedy="Send it again.")
         )
         now = time.monotonic()
-        self._restart_times.append(now)
+        if not explained:
+            self._restart_times.append(now)
         while self._restart_times and now - self._restart_times[0] > RESTART_WINDOW_S:
             self._restart_times.popleft()
         count = len(self._restart_times)
         try:
             if ring is not None:
                 await asyncio.to_thread(ring.stop)
-            if count > RESTART_LIMIT:
+            if count > RESTART_LIMIT and not explained:
                 raise WorkerDied(
                     f"Workers died {count} times within {RESTART_WINDOW_S:g} s.",
                     remedy="Restart the engine or server; its log says why they died.",

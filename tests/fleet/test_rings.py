@@ -44,7 +44,7 @@ class FakeRing:
     def __init__(self, config: EngineConfig, workers: Any, **options: Any) -> None:
         self.sent: list[Any] = []
         self.receive: Callable[[Any], None] = options["receive"]
-        self.died: Callable[[WorkerDied], None] = options["died"]
+        self.died: Callable[[WorkerDied], bool] = options["died"]
         self.came_back: Callable[[], None] = options["restarted"]
         self.gave_up: Callable[[EngineError], None] = options["gave_up"]
         self.restarting = False
@@ -94,9 +94,10 @@ class Fleet:
         self.rings: list[Any] = list(self.fleet._rings.values())
         self.send = self.fleet.send
 
-    def _lose(self, error: WorkerDied | None, rids: Sequence[str]) -> None:
+    def _lose(self, error: WorkerDied | None, rids: Sequence[str]) -> bool:
         self.lost.append(list(rids))
         self.errors.append(error)
+        return False
 
     def _restarted(self) -> None:
         self.restarts += 1

@@ -43,7 +43,7 @@ def test_any_error_in_a_restart_is_told(monkeypatch: pytest.MonkeyPatch) -> None
         EngineConfig(),
         None,
         receive=lambda message: None,
-        died=lambda error: None,
+        died=lambda error: False,
         restarted=lambda: None,
         gave_up=told.append,
     )
