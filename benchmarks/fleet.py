@@ -1,6 +1,6 @@
 """Where requests go in a fleet of replicas: Ramify's placement against the policies of other routers.
 
-    python -m benchmarks.fleet [--replicas 2 8 32] [--kinds agents chats rows mixed] [--seconds 120]
+    python -m benchmarks.fleet [--replicas 2 8 32 64] [--kinds agents chats rows mixed] [--seconds 120]
                                [--load 0.7] [--seed 1]
 
 A simulation: replicas have the scheduler's prefix tree with a bounded number of pages, and take time by costs
@@ -10,6 +10,7 @@ that were measured (SmolLM2-135M on two cores). No model runs. All policies get 
     p50 p99  seconds from a request to its first token
     goodput  output tokens a second of requests whose first token came within `GOOD_S`
     idle     share of the time in which replicas had nothing to do
+    route    milliseconds of processor time for placing a request, of this machine: all else is simulated
 
     ramify       `runtime.fleet.placement`
     round-robin  one after the other
@@ -25,6 +26,7 @@ import dataclasses
 import heapq
 import itertools
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -270,6 +272,7 @@ class Result:
     p99: float
     goodput: float
     idle: float
+    route: float
 
 
 class Fleet:
@@ -283,6 +286,7 @@ class Fleet:
         self.prompt_tokens = 0
         self.seen: set[int] = set()
         self.distinct = 0
+        self.routing_s = 0.0
 
     def at(self, when: float, what: Callable[[float], None]) -> None:
         heapq.heappush(self.events, (when, next(self.numbers), what))
@@ -303,6 +307,7 @@ class Fleet:
             p99=waits[len(waits) * 99 // 100],
             goodput=self.good_tokens / now,
             idle=1 - busy / now / len(self.replicas),
+            route=1e3 * self.routing_s / len(waits),
         )
 
     def go_on(self, body: Body, program: str, now: float) -> None:
@@ -333,7 +338,9 @@ class Fleet:
         self.prompt_tokens += len(prompt)
         # Nobody knows how long an output becomes: 64 tokens are expected of each.
         work = Work(f"q{next(self.numbers)}", digests, len(prompt), 64.0, program)
+        began = time.process_time()
         replica = self.replicas[self.policy.place(work, now)]
+        self.routing_s += time.process_time() - began
         replica.waiting.append(Request(work, prompt, output, now, ended))
         if not replica.stepping:
             replica.stepping = True
@@ -386,20 +393,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--replicas", type=int, nargs="+", default=[2, 8, 32])
+    parser.add_argument("--replicas", type=int, nargs="+", default=[2, 8, 32, 64])
     parser.add_argument("--kinds", nargs="+", choices=[*KINDS, "mixed"], default=[*KINDS, "mixed"])
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--load", type=float, default=0.7)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    print("kind     replicas  policy        again     p50     p99  goodput   idle")
+    print("kind     replicas  policy        again     p50     p99  goodput   idle  route")
     for kind, count in itertools.product(args.kinds, args.replicas):
         for name, policy in POLICIES.items():
             given = arrivals(kind, count, args.seconds, args.load, args.seed)
             result = Fleet(count, policy).run(given)
             print(
                 f"{kind:<8} {count:>8}  {name:<12} {result.again:>6.3f} {result.p50:>7.3f} {result.p99:>7.3f}"
-                f" {result.goodput:>8.0f} {result.idle:>6.2f}",
+                f" {result.goodput:>8.0f} {result.idle:>6.2f} {result.route:>6.3f}",
                 flush=True,
             )
 

@@ -68,6 +68,8 @@ class PrefixIndex:
         """
         held = self._replicas[replica].digests
         more = promised if isinstance(promised, dict | set) else set(promised or ())
+        if not digests or not (digests[0] in held or digests[0] in more):
+            return 0  # as most replicas of a large fleet
         low, high = 0, len(digests)
         while low < high:
             middle = (low + high) // 2

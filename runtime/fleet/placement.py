@@ -93,6 +93,8 @@ class _Replica:
     promised: Counter[int] = dataclasses.field(default_factory=Counter)
     ended: dict[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     reserved: dict[str, _Reservation] = dataclasses.field(default_factory=dict)
+    unanswered: dict[str, _Reservation] = dataclasses.field(default_factory=dict)
+    """Those whose prompt is still to be computed, the oldest first."""
 
 
 class Placement:
@@ -192,6 +194,7 @@ class Placement:
                 pace.learn(now - found.placed_at, found.queued + STEP)
             replica.work -= found.prompt
             found.prompt = 0.0
+            del replica.unanswered[rid]
         done = min(found.output, tokens * OUTPUT_WEIGHT)
         found.output -= done
         replica.work -= done
@@ -203,6 +206,7 @@ class Placement:
             return
         replica = self._replicas[found.replica]
         del replica.reserved[rid]
+        replica.unanswered.pop(rid, None)
         replica.work -= found.prompt + found.output
         replica.ended[rid] = found.promised
         while len(replica.ended) > KEPT_PROMISES:
@@ -281,6 +285,7 @@ class Placement:
         replica.promised.update(promised)
         reservation = _Reservation(work, name, now, replica.work - output, prompt, output, promised)
         replica.reserved[work.rid] = self._reservations[work.rid] = reservation
+        replica.unanswered[work.rid] = reservation
 
     def _break_promise(self, replica: _Replica, digests: Sequence[int]) -> None:
         for digest in digests:
@@ -293,5 +298,5 @@ class Placement:
     def _pace_of(self, replica: _Replica, now: float) -> float:
         """The replica's pace, or what its oldest unanswered request shows if that is slower."""
         pace = replica.pace.value or self._pace.value or 1.0
-        oldest = next((one for one in replica.reserved.values() if one.prompt), None)
+        oldest = next(iter(replica.unanswered.values()), None)
         return pace if oldest is None else max(pace, (now - oldest.placed_at) / (oldest.queued + STEP))

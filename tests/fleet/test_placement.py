@@ -180,6 +180,59 @@ def test_the_work_of_one_that_leaves_comes_back() -> None:
         placement.place(given[0], 0.0)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_replicas_that_come_and_go_keep_the_sums_right(seed: int) -> None:
+    """Random joins, drains, deaths, events and requests: work is what a scan of the requests says."""
+    draw = random.Random(seed)
+    placement = Placement(PAGE)
+    texts = [tokens(i, 200) for i in range(6)]
+    states: dict[str, str] = {}
+    placed: dict[str, tuple[str, Work]] = {}
+    names = itertools.count()
+    for step in range(400):
+        what = draw.random()
+        if what < 0.1 and len(states) < 6:
+            name = f"r{next(names)}"
+            placement.join(name)
+            states[name] = "up"
+        elif what < 0.14 and states:
+            name = draw.choice(list(states))
+            states[name] = "draining" if draw.random() < 0.7 else "up"
+            (placement.drain if states[name] == "draining" else placement.undrain)(name)
+        elif what < 0.18 and states:
+            name = draw.choice(list(states))
+            del states[name]
+            back = placement.leave(name)
+            own = {rid for rid, (home, _) in placed.items() if home == name}
+            assert {one.rid for one in back} == own
+            for rid in own:
+                del placed[rid]
+        elif what < 0.3 and states:
+            name = draw.choice(list(states))
+            ends = DIGESTS.page_ends(draw.choice(texts), "", PAGE)
+            placement.apply(name, TreeEvents(1, 1, ends, whole=True))
+        elif what < 0.6 and placed:
+            rid = draw.choice(list(placed))
+            placement.progress(rid, draw.randint(1, 20), float(step))
+            if draw.random() < 0.7:
+                placement.ended(rid)
+                del placed[rid]
+        else:
+            one = work(draw.choice(texts)[: draw.randint(20, 200)], program=draw.choice(["", "p", "q"]))
+            usable = {name for name, state in states.items() if state == "up"}
+            if usable:
+                name = placement.place(one, float(step))
+                assert name in usable
+                placed[one.rid] = (name, one)
+            else:
+                with pytest.raises(NoReplica):
+                    placement.place(one, float(step))
+        assert set(placement._reservations) == set(placed)
+        for name in states:
+            own = [placement._reservations[rid] for rid, (home, _) in placed.items() if home == name]
+            assert placement.work_of(name) == pytest.approx(sum(one.prompt + one.output for one in own))
+
+
 def test_ended_work_leaves_nothing() -> None:
     placement = fleet()
     for i in range(600):

@@ -57,7 +57,9 @@ def fleet_of(engine: Engine) -> RingFleet:
 def round_robin(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = itertools.count()
 
-    def place(self: Placement, work: Work, now: float, only: str | None = None) -> str:
+    def place(
+        self: Placement, work: Work, now: float, only: str | None = None, *, force: bool = False
+    ) -> str:
         if not self._replicas:
             raise NoReplica
         name = list(self._replicas)[next(turns) % len(self._replicas)]
