@@ -55,7 +55,7 @@ class Churn:
             self.counts["nothing"] += 1
             return
         what = self.draw.choice(possible)
-        name = self.draw.choice(up)
+        name = self.draw.choice(up) if up else ""
         try:
             if what == "add":
                 self.engine.add_replica()

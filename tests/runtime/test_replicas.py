@@ -7,7 +7,6 @@ import itertools
 import os
 import signal
 from collections.abc import Awaitable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from ramify.runtime.fleet.rings import RingFleet
 from ramify.runtime.frontend.chunks import joined
 from ramify.runtime.server.app import create_app
 from ramify.sampling_params import SamplingParams
-from tests.fleet.jobs import Job
 
 pytestmark = pytest.mark.slow
 
@@ -230,19 +228,6 @@ def test_a_killed_replica_loses_nothing(engine: Engine, monkeypatch: pytest.Monk
         wait(asyncio.wait_for(all_up(), 120))
     assert moved, "no request was in flight at any of the deaths"
     assert engine.stats().running == 0
-
-
-def test_programs_go_on_on_another_replica(engine: Engine) -> None:
-    """`select`, forks, compiled programs and tool calls, with a replica killed under them."""
-    jobs = [Job(kind, index) for kind in ("select", "fork", "compiled", "tools") for index in range(2)]
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        known = list(pool.map(lambda job: job.answer(engine), jobs))
-        found = [pool.submit(job.answer, engine) for job in jobs]
-        while engine._frontend.in_flight < len(jobs):
-            pass
-        running = [one.name for one in engine.replicas() if one.requests]
-        os.kill(engine.pids[f"{running[0]}/scheduler"], signal.SIGKILL)
-        assert [one.result(120) for one in found] == known
 
 
 def test_the_http_surface(engine: Engine, tiny_folder: Path) -> None:
