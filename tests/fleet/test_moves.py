@@ -130,7 +130,9 @@ def moving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Moving:
     monkeypatch.setattr(local, "RingSupervisor", FakeRing)
     monkeypatch.setattr(Placement, "_pace_of", lambda self, replica, now: 1e-3)
     place = Placement.place
-    monkeypatch.setattr(Placement, "place", lambda self, work, now, only=None: place(self, work, now, "1"))
+    monkeypatch.setattr(
+        Placement, "place", lambda self, work, now, only=None, force=False: place(self, work, now, "1")
+    )
     return Moving(tmp_path)
 
 
