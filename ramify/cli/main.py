@@ -14,6 +14,7 @@ from ramify.spelling import nearest
 
 COMMANDS = {
     "serve": "serve a model over HTTP (OpenAI's API and SGLang's)",
+    "deploy": "serve a model on a Ray cluster, with replicas on several machines",
     "run": "run a program from a file and print its outputs and its tree of calls",
     "chat": "chat with a model in the terminal",
     "pull": "fetch a model and print its path",

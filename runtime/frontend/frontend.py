@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import logging
 import random
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -93,12 +94,18 @@ MAX_TOKEN_CHARACTERS = 128
 class Frontend:
     """Sends requests into the ring and returns their chunks.
 
-    `workers`: processes for the first ring, if they were started early.
+    `workers`: processes for the first ring, if they were started early. `make_fleet`: gives a `RingFleet` of
+    rings on other machines, from its callbacks.
     """
 
-    def __init__(self, config: EngineConfig, workers: PrestartedWorkers | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        workers: PrestartedWorkers | None = None,
+        make_fleet: Callable[..., Any] | None = None,
+    ) -> None:
         self._config = config
-        self._ring = self._make_ring(workers)
+        self._ring: RingSupervisor | LocalFleet = self._make_ring(workers, make_fleet)
         self._outputs: dict[str, OutputQueue] = {}
         self._replies: dict[str, asyncio.Future[Reply | Texts]] = {}
         self._rid_prefix = secrets.token_hex(4)
@@ -113,8 +120,8 @@ class Frontend:
         self._loras = Loras(self._post, self.new_rid, self._model_names)
         self._kv_events: KVEvents | None = None
 
-    def _make_ring(self, workers: PrestartedWorkers | None) -> RingSupervisor | LocalFleet:
-        if self._config.replicas == 1:
+    def _make_ring(self, workers: PrestartedWorkers | None, make_fleet: Callable[..., Any] | None) -> Any:
+        if self._config.replicas == 1 and make_fleet is None:
             return RingSupervisor(
                 self._config,
                 workers,
@@ -123,11 +130,11 @@ class Frontend:
                 restarted=self._send_again,
                 gave_up=self._fail_all,
             )
-        from ramify.runtime.fleet.local import LocalFleet  # numpy, which one ring does not need here
+        if make_fleet is None:
+            from ramify.runtime.fleet.local import LocalFleet  # numpy, which one ring does not need here
 
-        fleet = LocalFleet(
-            self._config,
-            workers,
+            make_fleet = functools.partial(LocalFleet, self._config, workers)
+        fleet = make_fleet(
             receive=self._receive,
             lost=self._move,
             restarted=lambda: self._loras.restore(),

@@ -1,0 +1,181 @@
+"""The application of Ray Serve: ``serve run ramify.ray.app:build model=… replicas=2..8``.
+
+    HTTP ─▶ Ray's proxy ─▶ Frontend: the HTTP surface, `Placement`     one actor
+                              │  sessions (`ramify.ray.wire`)
+                              ▼
+                           Model, Model, …: a ring of processes each   an actor for each replica
+
+Ray places, starts, checks, scales and replaces the actors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any
+
+import ray
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.context import _get_global_client
+from ray.serve.handle import DeploymentHandle
+
+from ramify.ray import listed
+from ramify.ray.fleet import ListedFleet
+from ramify.ray.host import RingHost
+from ramify.ray.options import Deployment, read_options
+from ramify.ray.wire import NoSession
+from ramify.runtime.config import ServerConfig
+from ramify.runtime.fleet.shares import whole
+
+CLOSE_S = 10.0
+"""Beyond drain_s: for the requests that have to go on elsewhere, and for the ring's processes to end."""
+POLL_S = 0.5
+"""How often an actor that stops looks whether its requests have ended."""
+
+
+class Model:
+    """A replica: one ring of processes on the actor's machine."""
+
+    async def __init__(self, deployment: Deployment) -> None:  # type: ignore[misc]
+        self._version = deployment.version
+        self._name = serve.get_replica_context().replica_id.unique_id
+        config = deployment.server
+        logging.getLogger("ramify").setLevel(config.log_level.upper())
+        if config.threads is None:
+            cores = ray.get_runtime_context().get_assigned_resources().get("CPU", 1.0)
+            config = dataclasses.replace(config, threads=max(1, int(cores)))
+        # Ray has set CUDA_VISIBLE_DEVICES; which cores are whose it does not say.
+        self._host = RingHost(config, share=whole())
+        await self._host.start()
+
+    async def session(self, replica: str, session: str, version: str) -> AsyncIterator[bytes]:
+        """See `RingHost.session`. Nothing where the call was meant for another replica or another version."""
+        if (replica, version) == (self._name, self._version):
+            async for item in self._host.session(session):
+                yield item
+
+    async def send(self, replica: str, session: str, number: int, message: bytes) -> bool:
+        """See `RingHost.send`."""
+        return replica == self._name and await self._host.send(session, number, message)
+
+    async def check_health(self) -> None:
+        self._host.check()
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_host"):
+            await self._host.aclose()
+
+
+@serve.ingress()
+class Frontend:
+    """The HTTP surface of `ramify serve` over the replicas that Ray Serve lists."""
+
+    async def __init__(  # type: ignore[misc]
+        self, deployment: Deployment, model: DeploymentHandle
+    ) -> None:
+        from ramify.runtime.frontend.frontend import Frontend as RequestFrontend
+
+        self._config = listening(deployment.server, (await asyncio.to_thread(http_options))[0])
+        logging.getLogger("ramify").setLevel(self._config.log_level.upper())
+        make_fleet = functools.partial(
+            ListedFleet,
+            self._config.page_size,
+            transport=HandleTransport(model, deployment.version),
+            listed=listed.here,
+            drain_s=self._config.drain_s,
+        )
+        self._frontend = RequestFrontend(self._config, make_fleet=make_fleet)
+        await self._frontend.start()
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        from ramify.program_route import router
+        from ramify.runtime.server.app import create_app
+
+        app = create_app(self._frontend, self._config)
+        app.include_router(router)
+        return app
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_frontend"):
+            await self._frontend.aclose()
+
+
+class HandleTransport:
+    """Sessions over a handle of Ray Serve; a `Transport`."""
+
+    def __init__(self, handle: DeploymentHandle, version: str) -> None:
+        self._version = version
+        self._open = handle.options(method_name="session", stream=True)
+        self._send = handle.options(method_name="send")
+
+    async def open(self, replica: str, session: str) -> AsyncGenerator[bytes, None]:
+        items = self._open.remote(replica, session, self._version)
+        try:
+            async for item in items:
+                yield item
+        finally:
+            items.cancel()
+
+    async def send(self, replica: str, session: str, number: int, message: bytes) -> None:
+        if not await self._send.remote(replica, session, number, message):
+            raise NoSession(replica)
+
+
+def build(args: Mapping[str, Any]) -> serve.Application:
+    """The application with the options `args`: those of `ramify serve` and of `ClusterConfig`.
+
+    Raises what `read_options` raises.
+    """
+    return application(read_options(args))
+
+
+def application(deployment: Deployment) -> serve.Application:
+    server, cluster = deployment.server, deployment.cluster
+    low, high = cluster.bounds
+    scaling: dict[str, Any] = {"num_replicas": low}
+    if low != high:
+        scaling = {
+            "autoscaling_config": AutoscalingConfig(
+                min_replicas=low, max_replicas=high, target_ongoing_requests=cluster.target(server)
+            )
+        }
+    stopping = {
+        "graceful_shutdown_timeout_s": server.drain_s + CLOSE_S,
+        "graceful_shutdown_wait_loop_s": POLL_S,
+    }
+    model = serve.deployment(Model, name="Model").options(
+        **scaling,
+        **stopping,
+        # The limit is the frontend's (429): Serve would hold back messages about running requests as well.
+        max_ongoing_requests=2 * server.most_requests,
+        ray_actor_options={"num_cpus": cluster.cpus_per_replica, "num_gpus": cluster.gpus(server)},
+        request_router_config=RequestRouterConfig(
+            request_router_class="ramify.ray.router.PlacedRequestRouter"
+        ),
+    )
+    frontend = serve.deployment(Frontend, name="Frontend").options(
+        num_replicas=1,
+        **stopping,
+        max_ongoing_requests=2 * server.most_requests,
+        ray_actor_options={"num_cpus": 0},
+    )
+    return frontend.bind(deployment, model.bind(deployment.replica()))
+
+
+def listening(config: ServerConfig, host: str | None) -> ServerConfig:
+    """The configuration with the address on which Ray Serve listens.
+
+    Raises ValueError where other machines can reach it and there is no API key.
+    """
+    return config if host is None else dataclasses.replace(config, host=host)
+
+
+def http_options() -> tuple[str | None, int]:
+    """Host and port of Ray Serve's proxies; the host is None where there are none."""
+    found = _get_global_client().http_config
+    return found.host, found.port

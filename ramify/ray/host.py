@@ -1,0 +1,291 @@
+"""A replica's side of the sessions: one ring, and the frontends that use it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+
+from ramify.errors import EngineError, InvalidRequest, WorkerDied
+from ramify.messages import Generate
+from ramify.ray.wire import Goodbye, Hello, ToSession, decode_message, encode_item
+from ramify.ring_messages import (
+    Abort,
+    Failed,
+    LoadLora,
+    Reply,
+    StepText,
+    Texts,
+    ToFrontend,
+    ToTokenizer,
+    TreeChange,
+    UnloadLora,
+)
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.frontend.supervisor import RingSupervisor
+
+log = logging.getLogger("ramify")
+
+SILENT_S = 30.0
+"""A session whose frontend has sent nothing for this long ends; frontends send a heartbeat every 2 s."""
+STALE_S = 30.0
+"""A ring that has been silent for this long is unhealthy; a step takes seconds at most."""
+HEARTBEAT = "heartbeat"
+"""The request id of questions whose answers only show that the ring lives."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Adapter:
+    """A LoRA adapter of the ring. `users`: the sessions that have loaded it."""
+
+    path: str
+    revision: str
+    users: set[str]
+
+
+class Session:
+    """What is on its way to one frontend, and which of its requests run."""
+
+    def __init__(self, now: float) -> None:
+        self.heard_at = now
+        self.running: dict[str, asyncio.Future[None]] = {}
+        """By request id: resolved when the request has ended."""
+        self.next_number = 1
+        self.early: dict[int, ToTokenizer | Failed] = {}
+        """Messages whose predecessors have not come yet."""
+        self._queue: deque[ToSession] = deque()
+        self._wake = asyncio.Event()
+        self._ended = False
+
+    def put(self, *messages: ToSession) -> None:
+        self._queue.extend(messages)
+        self._wake.set()
+
+    def end(self, reason: str) -> None:
+        """`reason` is the last thing that the frontend hears."""
+        for future in self.running.values():
+            if not future.done():
+                future.set_result(None)
+        self._ended = True
+        self.put(Goodbye(reason=reason))
+
+    async def items(self) -> AsyncIterator[bytes]:
+        """What has come since the item before, as one item."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            messages = list(self._queue)
+            self._queue.clear()
+            if messages:
+                yield encode_item(messages)
+            if self._ended and not self._queue:
+                return
+
+    def forget(self, rid: str) -> None:
+        future = self.running.pop(rid, None)
+        if future is not None and not future.done():
+            future.set_result(None)
+
+
+class RingHost:
+    """Owns a ring and shares it among the frontends that open sessions.
+
+    `options` go to `RingSupervisor`, which `make_ring` may replace in tests.
+    """
+
+    def __init__(
+        self, config: EngineConfig, make_ring: Callable[..., Any] = RingSupervisor, **options: Any
+    ) -> None:
+        self._ring = make_ring(
+            config,
+            None,
+            **options,
+            receive=self._received,
+            died=self._died,
+            restarted=self._restarted,
+            gave_up=self._gave_up,
+        )
+        self._sessions: dict[str, Session] = {}
+        self._asked: dict[str, Session] = {}
+        """By request id: whose request or question it is."""
+        self._loading: dict[str, tuple[str, LoadLora]] = {}
+        """By request id: the session and its order to load an adapter."""
+        self._adapters: dict[str, _Adapter] = {}
+        """By name. A frontend that starts anew loads what the one before it had."""
+        self._up = asyncio.Event()
+        self._gone: EngineError | None = None
+
+    async def start(self) -> None:
+        """Start the ring. Raises what keeps it from starting."""
+        await self._ring.start()
+        if not self._ring.restarting:
+            self._up.set()
+
+    async def aclose(self) -> None:
+        self._end_all("The replica has been stopped.")
+        await self._ring.aclose()
+
+    def check(self) -> None:
+        """Raises `EngineError` where the ring is gone, or has been silent for `STALE_S`."""
+        if self._gone is not None:
+            raise self._gone
+        if self._up.is_set() and self._ring.heartbeat_age_s > STALE_S:
+            raise EngineError(f"The scheduler has been silent for {self._ring.heartbeat_age_s:.1f} s.")
+
+    # --- sessions ---------------------------------------------------------------------------------
+
+    async def session(self, name: str) -> AsyncIterator[bytes]:
+        """The items of a new session, which begins when the ring is up. Closing the iterator ends it."""
+        await self._up.wait()
+        if self._gone is not None:
+            raise self._gone
+        assert self._ring.info is not None
+        self._end_silent()
+        session = self._sessions[name] = Session(time.monotonic())
+        session.put(Hello(info=self._ring.info, max_prompt_tokens=self._ring.max_prompt_tokens))
+        try:
+            async for item in session.items():
+                yield item
+        finally:
+            self._close(name)
+
+    async def send(self, name: str, number: int, message: bytes) -> bool:
+        """Take message `number` of a session. Of a `Generate` it returns when the request has ended.
+
+        Calls may overtake one another: a message waits for those before it. False where there is no session.
+        """
+        session = self._sessions.get(name)
+        if session is None:
+            return False
+        session.heard_at = time.monotonic()
+        decoded = _decoded(message)
+        ended: asyncio.Future[None] | None = None
+        if isinstance(decoded, Generate):
+            ended = session.running[decoded.rid] = asyncio.get_running_loop().create_future()
+        session.early[number] = decoded
+        while session.next_number in session.early:
+            self._take(name, session, session.early.pop(session.next_number))
+            session.next_number += 1
+        if ended is not None:
+            await ended
+        return True
+
+    def _take(self, name: str, session: Session, message: ToTokenizer | Failed) -> None:
+        rid = getattr(message, "rid", "")
+        if isinstance(message, Failed):
+            session.put(message)
+        elif isinstance(message, LoadLora) and self._has(message):
+            adapter = self._adapters[message.name]
+            adapter.users.add(name)
+            session.put(Reply(rid=rid, lora=adapter.revision))
+        elif isinstance(message, UnloadLora) and self._leave_adapter(name, message.name):
+            session.put(Reply(rid=rid))
+        elif rid != HEARTBEAT:  # the ring has heartbeats of its own, whose answers go to all
+            if rid and not isinstance(message, Abort):
+                self._asked[rid] = session
+            if isinstance(message, LoadLora):
+                self._loading[rid] = (name, message)
+            self._ring.send(message)
+
+    def _has(self, message: LoadLora) -> bool:
+        adapter = self._adapters.get(message.name)
+        return adapter is not None and adapter.path == message.path
+
+    def _leave_adapter(self, session: str, name: str) -> bool:
+        """Whether others have the adapter still."""
+        adapter = self._adapters.get(name)
+        if adapter is None:
+            return False
+        adapter.users.discard(session)
+        if not adapter.users:
+            del self._adapters[name]
+        return bool(adapter.users)
+
+    def _close(self, name: str) -> None:
+        """The frontend is gone, or has a new session: its requests end, and adapters that it alone had."""
+        session = self._sessions.pop(name, None)
+        if session is None:
+            return
+        for rid in list(session.running):
+            session.forget(rid)
+            self._asked.pop(rid, None)
+            self._ring.send(Abort(rid=rid))
+        for adapter in [key for key, one in self._adapters.items() if name in one.users]:
+            if not self._leave_adapter(name, adapter):
+                self._ring.send(UnloadLora(rid="", name=adapter))
+
+    def _end_silent(self) -> None:
+        """Frontends that died with their machine close nothing."""
+        now = time.monotonic()
+        for name, session in list(self._sessions.items()):
+            if now - session.heard_at > SILENT_S:
+                self._close(name)
+                session.end("The frontend has been silent.")
+
+    def _end_all(self, reason: str) -> None:
+        self._up.clear()
+        sessions, self._sessions = self._sessions, {}
+        for ours in (self._asked, self._loading, self._adapters):
+            ours.clear()
+        for session in sessions.values():
+            session.end(reason)
+
+    # --- the ring ---------------------------------------------------------------------------------
+
+    def _received(self, message: ToFrontend) -> None:
+        if isinstance(message, StepText):
+            self._share_out(message)
+        elif isinstance(message, TreeChange):
+            for session in self._sessions.values():
+                session.put(message)
+        elif isinstance(message, Reply | Texts | Failed):
+            loading = self._loading.pop(message.rid, None)
+            if loading is not None and isinstance(message, Reply):
+                user, order = loading
+                self._adapters[order.name] = _Adapter(order.path, message.lora, {user})
+            if message.rid == HEARTBEAT:
+                self._end_silent()
+                for session in self._sessions.values():
+                    session.put(message)
+            elif (asked := self._asked.pop(message.rid, None)) is not None:
+                asked.put(message)
+                asked.forget(message.rid)
+
+    def _share_out(self, message: StepText) -> None:
+        by_session: dict[Session, list[Any]] = {}
+        for chunk in message.chunks:
+            session = self._asked.get(chunk.rid)
+            if session is None:
+                continue
+            by_session.setdefault(session, []).append(chunk)
+            if chunk.finish is not None:
+                del self._asked[chunk.rid]
+                session.forget(chunk.rid)
+        for session, chunks in by_session.items():
+            session.put(StepText(chunks=tuple(chunks)))
+
+    def _died(self, error: WorkerDied) -> None:
+        self._end_all(error.message)
+
+    def _restarted(self) -> None:
+        self._up.set()
+
+    def _gave_up(self, error: EngineError) -> None:
+        self._gone = error
+        self._end_all(error.message)
+        self._up.set()  # who waits for the ring hears of it
+
+
+def _decoded(message: bytes) -> ToTokenizer | Failed:
+    """The message, or the answer to one that is none."""
+    try:
+        return decode_message(message)
+    except msgspec.ValidationError as error:
+        rid = msgspec.msgpack.decode(message).get("rid", "")
+        return Failed(rid=rid, error=InvalidRequest(f"The request is malformed: {error}").to_info())

@@ -1,0 +1,183 @@
+"""The options of a deployment on a Ray cluster: those of the server, and what a cluster adds."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.runtime.config import ELSEWHERE, ServerConfig
+from ramify.spelling import nearest
+
+OF_SERVE = {
+    "host": "Ray Serve listens: give http_options.host in its config file, or `ramify deploy --host`.",
+    "port": "Ray Serve listens: give http_options.port in its config file, or `ramify deploy --port`.",
+}
+"""Options of `ramify serve` that an application of Ray Serve cannot have."""
+
+ONE_SERVER = (
+    "Gateways that read KV events route to servers of one replica each; Ray Serve's frontend routes itself."
+)
+NOT_HERE = dict.fromkeys(("kv_events", "kv_events_replay", "kv_events_topic"), ONE_SERVER) | {
+    "tensor_parallel": "Ramify divides no model on a Ray cluster yet: use `ramify serve --tensor-parallel`.",
+    "prefill_replicas": "Cached pages move between the replicas of one machine alone: use `ramify serve`.",
+}
+"""Options that a deployment on a Ray cluster cannot have."""
+
+REQUESTS_PER_REPLICA = 0.25
+"""Share of `max_running` at which Ray Serve adds replicas."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """Options of the replicas on a Ray cluster."""
+
+    replicas: str = "1"
+    """How many: N, or LOW..HIGH, between which Ray Serve scales by the requests that run and wait."""
+    cpus_per_replica: float = 1.0
+    """Cores that Ray reserves for a replica. It computes with as many threads, at least one, where threads is
+    not given."""
+    gpus_per_replica: float | None = None
+    """GPUs that Ray reserves for a replica. None: 1 where device is cuda, else 0."""
+    requests_per_replica: float | None = None
+    """Requests running and waiting per replica that scaling aims at. None: a quarter of max_running."""
+
+    def __post_init__(self) -> None:
+        self.bounds  # noqa: B018 - raises where it is no number or range
+        for name in ("cpus_per_replica", "gpus_per_replica"):
+            if (value := getattr(self, name)) is not None and not 0 <= value < math.inf:
+                raise ValueError(f"{name} is {value}; it must be 0 or more.")
+        if self.requests_per_replica is not None and not 0 < self.requests_per_replica < math.inf:
+            raise ValueError(f"requests_per_replica is {self.requests_per_replica}; it must be above 0.")
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The fewest and the most replicas."""
+        low, dots, high = self.replicas.partition("..")
+        try:
+            bounds = (int(low), int(high if dots else low))
+        except ValueError:
+            bounds = (0, 0)
+        if not 1 <= bounds[0] <= bounds[1]:
+            raise ValueError(
+                f"replicas is {self.replicas!r}; it must be a number of 1 or more, or a range such as 2..8."
+            )
+        return bounds
+
+    def gpus(self, server: ServerConfig) -> float:
+        if self.gpus_per_replica is not None:
+            return self.gpus_per_replica
+        return 1.0 if server.device == "cuda" else 0.0
+
+    def target(self, server: ServerConfig) -> float:
+        """Requests per replica that scaling aims at."""
+        if self.requests_per_replica is not None:
+            return self.requests_per_replica
+        return max(1.0, server.max_running * REQUESTS_PER_REPLICA)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """What an application of Ray Serve is made of."""
+
+    server: ServerConfig
+    """`replicas` is the most that there will be, and at least 2: schedulers tell of their trees."""
+    cluster: ClusterConfig
+
+    def replica(self) -> Deployment:
+        """What a replica needs to know: the same for any number of them."""
+        return Deployment(
+            server=dataclasses.replace(self.server, replicas=2),
+            cluster=dataclasses.replace(self.cluster, replicas="1", requests_per_replica=None),
+        )
+
+    @property
+    def version(self) -> str:
+        """Differs where a replica of another deployment would not do."""
+        replica = self.replica()
+        text = json.dumps([dataclasses.asdict(one) for one in (replica.server, replica.cluster)])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_options(given: Mapping[str, Any]) -> Deployment:
+    """The options that ``serve run`` or its config file gives: texts, or values of the right type.
+
+    Raises `UnsupportedField` for an unknown one, naming the nearest, and `InvalidRequest` for a wrong value.
+    """
+    names = [field.name for field in dataclasses.fields(ServerConfig)]
+    names += [field.name for field in dataclasses.fields(ClusterConfig)]
+    refused = OF_SERVE | NOT_HERE
+    known = [name for name in names if name not in refused]
+    hints = typing.get_type_hints(ServerConfig) | typing.get_type_hints(ClusterConfig)
+    values: dict[str, Any] = {}
+    for spelled, value in given.items():
+        name = str(spelled).replace("-", "_")
+        if name in refused:
+            raise UnsupportedField(f"{name} is no option here.", field=name, remedy=refused[name])
+        if name not in known:
+            raise UnsupportedField(
+                f"There is no option {spelled!r}.", field=name, remedy=nearest(name, known, ELSEWHERE)
+            )
+        values[name] = _value(hints[name], value, name)
+    return deployment(values)
+
+
+def deployment(values: Mapping[str, Any]) -> Deployment:
+    """Of values of the right types. The address to listen on is checked where it is known.
+
+    Raises `InvalidRequest`.
+    """
+    of_cluster = {field.name for field in dataclasses.fields(ClusterConfig)}
+    try:
+        cluster = ClusterConfig(**{name: values[name] for name in values if name in of_cluster})
+        server = ServerConfig(
+            **{name: values[name] for name in values if name not in of_cluster},
+            replicas=max(2, cluster.bounds[1]),
+        )
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+    return Deployment(server=server, cluster=cluster)
+
+
+def _value(hint: Any, given: Any, name: str) -> Any:
+    """`given` as a field of this type has it."""
+    optional = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    if optional:
+        if given is None or given == "none":
+            return None
+        (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
+    if typing.get_origin(hint) is Mapping:
+        return _pairs(given, name)
+    if typing.get_origin(hint) is typing.Literal:
+        return given  # the config checks it
+    if hint is bool:
+        found = {"true": True, "false": False}.get(str(given).lower())
+        if found is None:
+            raise _wrong(name, given, "true or false")
+        return found
+    if hint is str:
+        return str(given)
+    try:
+        return hint(given)
+    except (TypeError, ValueError):
+        raise _wrong(name, given, "a whole number" if hint is int else "a number") from None
+
+
+def _pairs(given: Any, name: str) -> dict[str, str]:
+    """A mapping, or a text name=path,name=path."""
+    if isinstance(given, Mapping):
+        return {str(key): str(value) for key, value in given.items()}
+    pairs = [part.partition("=") for part in str(given).split(",") if part]
+    if not all(key and equals and value for key, equals, value in pairs):
+        raise _wrong(name, given, "name=path, with commas between several")
+    return {key: value for key, _, value in pairs}
+
+
+def _wrong(name: str, given: Any, expected: str) -> InvalidRequest:
+    return InvalidRequest(f"{name} is {given!r}; it must be {expected}.", field=name)

@@ -1,0 +1,73 @@
+"""What a replica and a frontend on another machine say to each other, as msgpack.
+
+    frontend ──▶ replica    one call for each message, numbered from 1 within a session
+    replica ──▶ frontend    one stream for each session; an item is a list of messages
+
+A session is one life of a ring as one frontend sees it: it begins with `Hello`, and its stream ends when the
+ring dies. Ray's own pickling sees texts, numbers and bytes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+import msgspec
+
+from ramify.messages import Message, ModelInfo
+from ramify.ring_messages import ToFrontend, ToTokenizer
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """The ring is up, and the session has begun."""
+
+    info: ModelInfo
+    max_prompt_tokens: int
+
+
+class Goodbye(Message, frozen=True, kw_only=True):
+    """The last message of a session: the ring is gone, for this `reason`."""
+
+    reason: str
+
+
+ToSession = ToFrontend | Hello | Goodbye
+
+_encoder = msgspec.msgpack.Encoder()
+_items: msgspec.msgpack.Decoder[list[ToSession]] = msgspec.msgpack.Decoder(list[ToSession])
+_messages: msgspec.msgpack.Decoder[ToTokenizer] = msgspec.msgpack.Decoder(ToTokenizer)
+
+
+def encode_item(messages: Sequence[ToSession]) -> bytes:
+    return _encoder.encode(messages)
+
+
+def decode_item(item: bytes) -> list[ToSession]:
+    return _items.decode(item)
+
+
+def encode_message(message: ToTokenizer) -> bytes:
+    """Raises UnicodeEncodeError for text that is not valid Unicode, and OverflowError for a number of more
+    than 64 bits."""
+    return _encoder.encode(message)
+
+
+def decode_message(message: bytes) -> ToTokenizer:
+    """Raises `msgspec.ValidationError`."""
+    return _messages.decode(message)
+
+
+class NoSession(Exception):
+    """The replica does not have this session (any more)."""
+
+
+class Transport(Protocol):
+    """How a frontend reaches replicas: Ray Serve's handle, and another one in tests."""
+
+    def open(self, replica: str, session: str) -> AsyncGenerator[bytes, None]:
+        """The items of a new session. Raises what became of the replica; closing it ends the session."""
+
+    async def send(self, replica: str, session: str, number: int, message: bytes) -> None:
+        """Returns when the replica has the message; for a `Generate` when the request has ended.
+
+        Raises `NoSession`, and what became of the replica."""

@@ -1,0 +1,453 @@
+"""Sessions between frontends and replicas without Ray: a fake ring behind each, and calls in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import types
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from ramify.errors import EngineError, UnsupportedField, WorkerDied
+from ramify.messages import Finish, Generate, ModelInfo, TextChunk
+from ramify.ray import host, listed
+from ramify.ray.fleet import ListedFleet
+from ramify.ray.host import RingHost
+from ramify.ray.ring import RemoteRing
+from ramify.ray.wire import NoSession, decode_item, encode_message
+from ramify.ring_messages import (
+    Abort,
+    EndProgram,
+    Failed,
+    GetStats,
+    GetTree,
+    LoadLora,
+    Reply,
+    StepText,
+    TreeChange,
+    UnloadLora,
+)
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.fleet.ring import RingEvents
+
+INFO = ModelInfo(
+    name="m",
+    path="/m",
+    vocab_size=9,
+    context_length=99,
+    eos_token_ids=(1,),
+    bos_token_id=None,
+    dtype="float32",
+    device="cpu",
+    chat_format=None,
+)
+
+
+class FakeRing:
+    """A `RingSupervisor` without a ring: `sent` is what would have gone into it."""
+
+    def __init__(self, config: EngineConfig, workers: Any, **options: Any) -> None:
+        self.sent: list[Any] = []
+        self.receive: Callable[[Any], None] = options["receive"]
+        self.died: Callable[[WorkerDied], None] = options["died"]
+        self.restarted: Callable[[], None] = options["restarted"]
+        self.gave_up: Callable[[EngineError], None] = options["gave_up"]
+        self.restarting = False
+        self.heartbeat_age_s = 0.0
+        self.info = INFO
+        self.max_prompt_tokens = 98
+
+    async def start(self) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def say(self, rid: str, text: str, *, last: bool = False) -> None:
+        finish = Finish(reason="length") if last else None
+        self.receive(StepText(chunks=(TextChunk(rid=rid, text=text, ids=(1,), finish=finish),)))
+
+    def rids(self, kind: type = Generate) -> list[str]:
+        return [one.rid for one in self.sent if isinstance(one, kind)]
+
+
+class Calls:
+    """A `Transport` within this process."""
+
+    def __init__(self) -> None:
+        self.hosts: dict[str, RingHost] = {}
+        self.killed: dict[str, asyncio.Event] = {}
+        self.lose = 0
+        """Calls that fail."""
+
+    async def add(self, name: str) -> FakeRing:
+        self.hosts[name] = made = RingHost(EngineConfig(), FakeRing)
+        self.killed[name] = asyncio.Event()
+        await made.start()
+        ring: FakeRing = made._ring
+        return ring
+
+    async def open(self, replica: str, session: str) -> AsyncGenerator[bytes, None]:
+        items = self.hosts[replica].session(session)
+        killed = asyncio.ensure_future(self.killed[replica].wait())
+        item: asyncio.Future[bytes] = asyncio.Future()
+        try:
+            while True:
+                item = asyncio.ensure_future(anext(items))  # type: ignore[arg-type]
+                await asyncio.wait((item, killed), return_when=asyncio.FIRST_COMPLETED)
+                if killed.done():
+                    raise ConnectionError("The actor died.")
+                try:
+                    yield item.result()
+                except StopAsyncIteration:
+                    return
+        finally:
+            killed.cancel()
+            item.cancel()
+            await asyncio.gather(item, killed, return_exceptions=True)
+            await items.aclose()  # type: ignore[attr-defined]
+
+    async def send(self, replica: str, session: str, number: int, message: bytes) -> None:
+        if self.lose:
+            self.lose -= 1
+            raise ConnectionError("lost")
+        if self.killed[replica].is_set() or not await self.hosts[replica].send(session, number, message):
+            raise NoSession
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Let other tasks run until `condition` holds."""
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it did not come about")
+
+
+# --- a replica ----------------------------------------------------------------------------------
+
+
+class Reader:
+    """One frontend's session with a `RingHost`."""
+
+    def __init__(self, ring_host: RingHost, name: str) -> None:
+        self.got: list[Any] = []
+        self.host, self.name = ring_host, name
+        self.number = 0
+        self.task = asyncio.ensure_future(self._read())
+
+    async def _read(self) -> None:
+        async for item in self.host.session(self.name):
+            self.got += decode_item(item)
+
+    def send(self, message: Any, number: int | None = None) -> asyncio.Future[bool]:
+        self.number += 1
+        return asyncio.ensure_future(
+            self.host.send(self.name, number or self.number, encode_message(message))
+        )
+
+
+async def opened(calls: Calls, *names: str) -> tuple[FakeRing, list[Reader]]:
+    ring = await calls.add("a")
+    readers = [Reader(calls.hosts["a"], name) for name in names]
+    await until(lambda: all(reader.got for reader in readers))
+    return ring, readers
+
+
+async def test_each_frontend_gets_the_chunks_of_its_own_requests() -> None:
+    ring, (one, two) = await opened(Calls(), "one", "two")
+    ends = [one.send(Generate(rid="1")), two.send(Generate(rid="2"))]
+    await until(lambda: ring.rids() == ["1", "2"])
+    chunks = tuple(TextChunk(rid=rid, text=rid, ids=(1,), finish=Finish(reason="stop")) for rid in "12")
+    ring.receive(StepText(chunks=chunks))
+    ring.receive(TreeChange(epoch=1, number=1, added=(5,)))
+    assert await asyncio.gather(*ends) == [True, True], "the calls last as long as the requests"
+    await until(lambda: len(one.got) == len(two.got) == 3)
+    assert [one.got[1].chunks[0].text, two.got[1].chunks[0].text] == ["1", "2"]
+    assert one.got[2] == two.got[2] == TreeChange(epoch=1, number=1, added=(5,))
+
+
+async def test_calls_that_overtake_one_another_arrive_in_order() -> None:
+    ring, (one,) = await opened(Calls(), "one")
+    await one.send(Abort(rid="1"), number=2)
+    await one.send(EndProgram(program="p"), number=3)
+    assert ring.sent == []
+    ended = one.send(Generate(rid="1"), number=1)
+    await until(lambda: ring.sent)
+    assert [type(message) for message in ring.sent] == [Generate, Abort, EndProgram]
+    ring.say("1", "", last=True)
+    await ended
+
+
+async def test_a_frontend_that_goes_away_leaves_nothing_running() -> None:
+    ring, (one, two) = await opened(Calls(), "one", "two")
+    for reader, rid in ((one, "1"), (two, "2")):
+        reader.send(Generate(rid=rid))
+        reader.send(LoadLora(rid=f"load-{rid}", name="lora", path="/p"))
+        await until(lambda reader=reader: reader.number == 2)
+        if reader is one:
+            await until(lambda: ring.rids(LoadLora) == ["load-1"])
+            ring.receive(Reply(rid="load-1", lora="r"))
+    await until(lambda: two.got[1:] == [Reply(rid="load-2", lora="r")])
+    assert ring.rids(LoadLora) == ["load-1"], "the second frontend has found it loaded"
+    one.task.cancel()
+    await until(lambda: ring.rids(Abort) == ["1"])
+    assert not ring.rids(UnloadLora), "the other frontend has it still"
+    two.task.cancel()
+    await until(lambda: ring.rids(Abort) == ["1", "2"])
+    assert [one.name for one in ring.sent if isinstance(one, UnloadLora)] == ["lora"]
+
+
+async def test_a_silent_frontend_is_taken_to_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(host, "time", types.SimpleNamespace(monotonic=lambda: now))
+    ring, (one, two) = await opened(Calls(), "one", "two")
+    one.send(Generate(rid="1"))
+    await until(lambda: ring.rids() == ["1"])
+    now += host.SILENT_S + 1
+    two.send(GetStats(rid=host.HEARTBEAT))
+    await until(lambda: calls_heard(two))
+    ring.receive(Reply(rid=host.HEARTBEAT))
+    await until(lambda: ring.rids(Abort) == ["1"])
+    assert ring.rids(GetStats) == [], "heartbeats stay outside"
+    await one.task
+    assert not two.task.done()
+    two.task.cancel()
+
+
+def calls_heard(reader: Reader) -> bool:
+    return reader.host._sessions[reader.name].next_number == 2
+
+
+async def test_a_ring_that_is_gone_fails_the_health_check() -> None:
+    calls = Calls()
+    ring = await calls.add("a")
+    calls.hosts["a"].check()
+    ring.heartbeat_age_s = host.STALE_S + 1
+    with pytest.raises(EngineError, match="silent"):
+        calls.hosts["a"].check()
+    ring.gave_up(EngineError("no more"))
+    with pytest.raises(EngineError, match="no more"):
+        calls.hosts["a"].check()
+
+
+async def test_what_is_no_message_is_refused() -> None:
+    _, (one,) = await opened(Calls(), "one")
+    wrong = msgspec.msgpack.encode({"type": "Generate", "rid": "wrong", "scope": 7})
+    assert await one.host.send("one", 1, wrong)
+    await until(lambda: len(one.got) == 2)
+    assert isinstance(one.got[1], Failed)
+    assert (one.got[1].rid, "scope" in one.got[1].error.message) == ("wrong", True)
+    one.task.cancel()
+
+
+# --- a frontend's ring --------------------------------------------------------------------------
+
+
+class Events:
+    """What a `RemoteRing` has told its fleet."""
+
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+        self.deaths = self.returns = 0
+
+    def _died(self, error: WorkerDied) -> None:
+        self.deaths += 1
+
+    def _restarted(self) -> None:
+        self.returns += 1
+
+    @property
+    def events(self) -> RingEvents:
+        return RingEvents(self.got.append, self._died, self._restarted, lambda error: None)
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramify.ray.ring.RETRY_S", 0)
+
+
+@pytest.mark.usefixtures("no_pauses")
+async def test_a_ring_that_restarts_begins_a_new_session() -> None:
+    calls, events = Calls(), Events()
+    ring = await calls.add("a")
+    remote = RemoteRing("a", calls, events.events)
+    await remote.start()
+    assert remote.info == INFO
+    await until(lambda: ring.sent == [GetTree()])
+    remote.send(Generate(rid="1"))
+    await until(lambda: ring.rids() == ["1"])
+    ring.died(WorkerDied("dead"))
+    await until(lambda: events.deaths == 1)
+    assert remote.restarting
+    ring.say("1", "late")
+    remote.send(Generate(rid="2"))
+    ring.restarted()
+    await until(lambda: events.returns == 1)
+    ring.say("1", "later")
+    remote.send(Generate(rid="3"))
+    await until(lambda: ring.rids() == ["1", "3"])
+    assert events.got == [], "nothing of a request that goes on elsewhere"
+    await remote.aclose()
+    await until(lambda: ring.rids(Abort) == ["3"])
+
+
+@pytest.mark.usefixtures("no_pauses")
+async def test_a_lost_call_ends_the_session() -> None:
+    calls, events = Calls(), Events()
+    ring = await calls.add("a")
+    remote = RemoteRing("a", calls, events.events)
+    await remote.start()
+    remote.send(Generate(rid="1"))
+    await until(lambda: ring.rids() == ["1"])
+    calls.lose = 1
+    remote.send(Abort(rid="1"))
+    await until(lambda: events.deaths == 1 and events.returns == 1)
+    assert ring.rids(Abort) == ["1"], "by the replica"
+    await remote.aclose()
+
+
+async def test_messages_about_a_request_are_no_part_of_it() -> None:
+    """Ray Serve cancels the calls of a request whose client is gone, which it finds by a context variable."""
+    request: contextvars.ContextVar[str] = contextvars.ContextVar("request", default="none")
+    seen: list[str] = []
+
+    class Watched(Calls):
+        async def send(self, *arguments: Any) -> None:
+            seen.append(request.get())
+            await super().send(*arguments)
+
+    calls = Watched()
+    await calls.add("a")
+    remote = RemoteRing("a", calls, Events().events)
+    await remote.start()
+    request.set("some client's")
+    remote.send(Abort(rid="1"))
+    await until(lambda: len(seen) == 2)
+    assert seen == ["none", "none"]
+    await remote.aclose()
+
+
+# --- the fleet ----------------------------------------------------------------------------------
+
+
+class Fleet:
+    """A started `ListedFleet` over two replicas."""
+
+    def __init__(self, drain_s: float = 60.0) -> None:
+        self.calls = Calls()
+        self.listed = listed.ListedReplicas()
+        self.lost: list[list[str]] = []
+        self.got: list[Any] = []
+        self.fleet = ListedFleet(
+            16,
+            transport=self.calls,
+            listed=self.listed,
+            drain_s=drain_s,
+            receive=self.got.append,
+            lost=lambda error, rids: self.lost.append(list(rids)),
+            restarted=lambda: None,
+            gave_up=lambda error: None,
+        )
+
+    async def start(self) -> dict[str, FakeRing]:
+        rings = {name: await self.calls.add(name) for name in "ab"}
+        self.listed.update(["a", "b"])
+        await self.fleet.start()
+        await until(lambda: self.up == ["a", "b"])
+        return rings
+
+    @property
+    def up(self) -> list[str]:
+        return sorted(name for name, replica in self.fleet.replicas.items() if replica.up)
+
+    def place(self, rid: str, first: int) -> None:
+        self.fleet.send(Generate(rid=rid, prompt=(tuple(range(first, first + 64)),)))
+
+
+async def test_a_killed_replica_loses_its_requests_to_others() -> None:
+    fleet = Fleet()
+    rings = await fleet.start()
+    for index in range(4):
+        fleet.place(f"r{index}", 100 * index)
+    await until(lambda: sum(len(ring.rids()) for ring in rings.values()) == 4)
+    of_a = rings["a"].rids()
+    assert len(of_a) == 2, "placement by least work"
+    fleet.calls.killed["a"].set()
+    await until(lambda: fleet.lost == [of_a])
+    fleet.listed.update(["b"])
+    await until(lambda: list(fleet.fleet.replicas) == ["b"])
+    new = await fleet.calls.add("c")
+    fleet.listed.update(["b", "c"])
+    await until(lambda: fleet.up == ["b", "c"])
+    fleet.place("next", 900)
+    await until(lambda: new.rids() == ["next"])
+    await fleet.fleet.aclose()
+
+
+async def test_a_replica_that_is_not_listed_any_more_drains() -> None:
+    fleet = Fleet()
+    rings = await fleet.start()
+    fleet.place("r", 0)
+    await until(lambda: rings["a"].rids() == ["r"])
+    replica = types.SimpleNamespace(replica_id=types.SimpleNamespace(unique_id="a"))
+    fleet.listed.update(["b"])
+    await until(lambda: fleet.fleet.replicas["a"].draining)
+    assert fleet.listed.kept([replica], ["b"]) == [replica], "calls about its requests still get there"
+    fleet.place("s", 0)
+    await until(lambda: rings["b"].rids() == ["s"])
+    rings["a"].say("r", "text", last=True)
+    await until(lambda: list(fleet.fleet.replicas) == ["b"])
+    assert fleet.got[-1].chunks[0].text == "text"
+    assert fleet.lost in ([], [[]]), "it has ended there"
+    await until(lambda: fleet.listed.kept([replica], ["b"]) == [])
+    await fleet.fleet.aclose()
+
+
+async def test_what_does_not_end_in_time_goes_on_elsewhere() -> None:
+    fleet = Fleet(drain_s=0.0)
+    rings = await fleet.start()
+    fleet.place("r", 0)
+    await until(lambda: rings["a"].rids() == ["r"])
+    fleet.listed.update(["b"])
+    await until(lambda: ["r"] in fleet.lost)
+    await until(lambda: rings["a"].rids(Abort) == ["r"])
+    await fleet.fleet.aclose()
+
+
+async def test_replicas_are_added_and_stopped_by_ray_alone() -> None:
+    fleet = Fleet()
+    await fleet.start()
+    for refused in (fleet.fleet.add_one(), fleet.fleet.restart("a", 1.0), fleet.fleet.drain("a", 1.0)):
+        with pytest.raises(UnsupportedField, match="ramify deploy --replicas"):
+            await refused
+    assert fleet.up == ["a", "b"]
+    await fleet.fleet.aclose()
+
+
+async def test_without_replicas_requests_wait() -> None:
+    fleet = Fleet()
+    rings = await fleet.start()
+    assert fleet.fleet.max_prompt_tokens == 98
+    fleet.listed.update([])
+    await until(lambda: not fleet.fleet.replicas)
+    assert fleet.fleet.max_prompt_tokens == 98
+    assert fleet.fleet.restarting
+    fleet.place("r", 0)
+    fleet.listed.update(["a"])
+    await until(lambda: rings["a"].rids() == ["r"])
+    await fleet.fleet.aclose()
+
+
+def test_a_call_goes_to_the_replica_that_it_names() -> None:
+    candidates = [
+        types.SimpleNamespace(replica_id=types.SimpleNamespace(unique_id=name)) for name in ("a", "b")
+    ]
+    assert listed.choose("b", candidates) is candidates[1]
+    assert listed.choose("c", candidates) is None
