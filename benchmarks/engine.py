@@ -124,7 +124,8 @@ def measure(args: argparse.Namespace, shape: Path, facts: Row) -> None:
         if args.json:  # after every row, so that an interrupted run keeps its figures
             args.json.write_text(json.dumps({**facts, "rows": rows}, indent=1))
 
-    engine = LocalEngine(shape, engine_config(args))
+    plainly = {"deterministic": False} if args.deterministic else {}  # on the CPU it is the default
+    engine = LocalEngine(shape, engine_config(args, **plainly))
     bandwidth, flops = ceilings(engine.device, engine.dtype)
     facts |= {"model": shape.stem, "dtype": str(engine.dtype)[6:]}
     facts |= {"bandwidth": bandwidth, "flops": flops, "weight_bytes": weight_bytes(engine.model)}
@@ -138,7 +139,7 @@ def measure(args: argparse.Namespace, shape: Path, facts: Row) -> None:
     if not cascades:
         show({"case": f"cascade, {args.branches} branches", "skipped": "these kernels have none"})
     else:
-        flat = branches(LocalEngine(shape, engine_config(args, cascade=False)), args)
+        flat = branches(LocalEngine(shape, engine_config(args, cascade=False, **plainly)), args)
         _free()
         for length, taken in cascades.items():
             case = f"cascade, {args.branches} over {length}"

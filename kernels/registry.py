@@ -18,6 +18,7 @@ from ramify.kernels.errors import KernelUnavailable
 from ramify.kernels.gated_delta import DeltaWeights
 from ramify.kernels.lora import Extra, LoraRows, LoraTable
 from ramify.kernels.packed import PackedWeight
+from ramify.kernels.reference import logits as reference_logits
 from ramify.kernels.reference.lora import lora as reference_lora
 from ramify.kernels.sampling_inputs import LogitEdits, LogProbabilities, SamplingOptions
 from ramify.kernels.stack import ExpertMatrices, LayerWeights, PackedExperts
@@ -30,6 +31,8 @@ CopyPages = Callable[[Tensor, Tensor, Sequence[int], Sequence[int]], None]
 EditLogits = Callable[[Tensor, LogitEdits], Tensor]
 RestoreLogits = Callable[[Tensor, LogitEdits, Tensor], None]
 LogProbabilitiesOf = Callable[[Tensor, Tensor, int], LogProbabilities]
+SoftCap = Callable[[Tensor, float], Tensor]
+LogSum = Callable[[Tensor], Tensor]
 
 
 class PagedAttention(Protocol):
@@ -255,6 +258,10 @@ class Ops:
     add_rms_norm: AddRmsNorm | None = None
     silu_mul: GatedActivation | None = None
     gelu_mul: GatedActivation | None = None
+    soft_cap: SoftCap = reference_logits.soft_cap
+    """Of logits, in place."""
+    log_sum: LogSum = reference_logits.log_sum
+    """Logits minus this are log-probabilities, where the runtime computes them."""
     sampling: SamplingOps | None = None
     """None if the runtime samples on the host, with `sample_tokens`."""
     planner: type[Planner] | None = None
@@ -312,6 +319,7 @@ def ops(
                 lora,
                 norm,
                 rope,
+                rowwise,
             )
             from ramify.kernels.cpu import sampling as drawing
         except ImportError as error:
@@ -332,6 +340,10 @@ def ops(
             masked_linear=linear_masked.row_masked_linear if deterministic else linear_masked.masked_linear,
             expert_block=functools.partial(experts.expert_block, by_row=deterministic, int8=int8),
             layer_linear=(linear.int8_row_linear if deterministic else linear.int8_linear) if int8 else None,
+            silu_mul=rowwise.silu_mul,
+            gelu_mul=rowwise.gelu_mul,
+            soft_cap=rowwise.soft_cap,
+            log_sum=rowwise.log_sum,
             sample_tokens=drawing.sample_tokens,
             layer_stack=functools.partial(layer_stack.LayerStack, by_row=deterministic, int8=int8),
             lora=lora.lora,

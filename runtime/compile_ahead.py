@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import ramify.cache as cache
+from ramify.runtime.cores import usable_cores
 
 log = logging.getLogger("ramify")
 
@@ -40,16 +41,12 @@ class Modules(NamedTuple):
     last: str
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 _CPU, _AUTOMATON = "ramify.kernels.cpu", "ramify.grammar.automaton"
 
 KERNELS = Modules(
     "kernels",
     (
-        (f"{_CPU}.attention", f"{_CPU}.sampling", f"{_CPU}.gated_delta"),
+        (f"{_CPU}.attention", f"{_CPU}.sampling", f"{_CPU}.gated_delta", f"{_CPU}.rowwise"),
         (f"{_CPU}.linear", f"{_CPU}.linear_masked", f"{_CPU}.rope", f"{_CPU}.lora", f"{_CPU}.experts"),
     ),
     f"{_CPU}.layer_stack",
@@ -66,7 +63,7 @@ GRAMMARS = Modules(
 )
 """The grammar compiler and the walk of all tokens: 16 s and 13 s. The first constraint needs them."""
 
-_free_cores = threading.Semaphore(_cores())
+_free_cores = threading.Semaphore(len(usable_cores()))
 """At most one compiling process a core; the kernels' are submitted first."""
 
 

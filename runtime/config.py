@@ -123,9 +123,10 @@ class EngineConfig:
     draft_model: str | None = None
     """A smaller model with the same tokenizer that proposes draft tokens, where prompt lookup finds none that
     are likelier and the measured time says that it pays. Named as the model is."""
-    deterministic: bool = False
+    deterministic: bool | None = None
     """Outputs are equal bit for bit whatever runs beside them, however prefill is chunked, and whatever is
-    cached."""
+    cached. None: on with the cpu backend, but for bfloat16 on processors with AMX, whose prefill would be
+    slower, and for models that run by transformers' code."""
     prefix_cache: Literal["radix", "naive"] = "radix"
     """naive: no sharing of prefixes, as a baseline."""
     page_size: int = 16
@@ -150,6 +151,10 @@ class EngineConfig:
     """Requests in one batch."""
     chunk_tokens: int = 512
     """Prompt tokens computed in one step, over all requests."""
+    itl_target_ms: float | None = None
+    """Inter-token latency, in milliseconds, that prompts should not lengthen: beside decoding requests a step
+    takes only as many prompt tokens as end in time, by measurement. At least 16, at most `chunk_tokens`.
+    None: `chunk_tokens` always."""
     max_waiting: int = 2048
     """Requests queued before the frontend answers 429."""
     policy: Literal["program", "prefix", "fcfs"] = "program"
@@ -222,7 +227,7 @@ class EngineConfig:
         if self.draft_model is not None and self.speculation is False:
             raise ValueError("draft_model is set and speculation is off: nothing would use the draft model.")
         self._check_kv_events()
-        for name in ("kv_memory_gb", "state_memory_gb"):
+        for name in ("kv_memory_gb", "state_memory_gb", "itl_target_ms"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise ValueError(f"{name} is {value}; it must be above 0.")
         for name in self.loras:

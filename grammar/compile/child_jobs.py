@@ -15,12 +15,15 @@ import asyncio
 import ctypes
 import dataclasses
 import gc
+import math
 import os
+import resource
 import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -123,7 +126,8 @@ class CompileJobs:
     def _watch(self, child: _Child, limit_s: float, over: Callable[[_Child], None]) -> None:
         """Call `over` when `child` has taken `limit_s` of processor time, or WALL_FACTOR times that by the
         clock."""
-        left_s = min(limit_s - _cpu_s(child.pid), WALL_FACTOR * limit_s - child.running_s())
+        used_s, running_s = _cpu_s(child.pid), child.running_s()
+        left_s = min(limit_s - (running_s if used_s is None else used_s), WALL_FACTOR * limit_s - running_s)
         if left_s <= 0.0:
             over(child)
         else:
@@ -184,7 +188,7 @@ class CompileJobs:
 
     def _be_child(self, job: CompileGrammar, parent: int, pipe: int) -> None:
         try:
-            _die_with(parent)
+            _die_with(parent, self._timeout_s)
             gc.disable()  # the child lives for one job, which makes little garbage
             self._enter()
             body = _encoder.encode(self._compile(job))
@@ -232,8 +236,13 @@ class CompileJobs:
         self._credit_s -= used.ru_utime + used.ru_stime
 
 
-def _cpu_s(pid: int) -> float:
-    """Processor time of a process in user and system mode (proc(5))."""
+_PROC = Path("/proc")
+
+
+def _cpu_s(pid: int) -> float | None:
+    """Processor time of a process in user and system mode (proc(5)); None where there is no /proc."""
+    if not _PROC.is_dir():
+        return None
     with open(f"/proc/{pid}/stat") as stat:
         fields = stat.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -243,9 +252,13 @@ def _run_on_idle_cores(pid: int) -> None:
     """Run the process only where a core is idle (sched(7), SCHED_IDLE).
 
     The lowest nice value is not enough: beside 100 hostile constraints, a model on two threads took 1.34
-    times as long for a token with it, and 1.04 times as long with SCHED_IDLE.
+    times as long for a token with it, and 1.04 times as long with SCHED_IDLE. Systems without SCHED_IDLE have
+    no better.
     """
-    os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
+    else:
+        os.setpriority(os.PRIO_PROCESS, pid, 19)
 
 
 def _busy(retry_after: float) -> Overloaded:
@@ -260,10 +273,14 @@ def _overrun(timeout_s: float) -> InvalidConstraint:
     return InvalidConstraint(f"The constraint took more than {timeout_s:g} s to compile.", remedy=SIMPLIFY)
 
 
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, for whatever reason (PR_SET_PDEATHSIG)."""
+def _die_with(parent: int, timeout_s: float) -> None:
+    """Have the kernel kill this process when its parent ends, for whatever reason (PR_SET_PDEATHSIG). Where
+    there is no such signal, the process ends after the processor time that the parent would allow."""
     if sys.platform == "linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG, prctl(2)
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    else:
+        seconds = math.ceil(timeout_s) + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     if os.getppid() != parent:
         os._exit(0)

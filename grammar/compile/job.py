@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import resource
+from pathlib import Path
 
 from ramify.errors import InvalidConstraint, RamifyError
 from ramify.grammar.compile.policy import compile_constraint
@@ -11,6 +12,8 @@ from ramify.grammar.vocabulary import Vocabulary
 from ramify.ring_messages import CompileGrammar, GrammarFailed, GrammarReady
 
 log = logging.getLogger("ramify")
+
+_STATM = Path("/proc/self/statm")
 
 
 def answer(
@@ -39,7 +42,10 @@ def answer(
 
 
 def limit_memory(extra_bytes: int) -> None:
-    """Let this process map at most `extra_bytes` more memory than now (RLIMIT_AS)."""
-    with open("/proc/self/statm") as statm:
+    """Let this process map at most `extra_bytes` more memory than now (RLIMIT_AS), where the system tells how
+    much it maps (Linux). Elsewhere the limit on time is the only one."""
+    if not _STATM.is_file():
+        return
+    with _STATM.open() as statm:
         mapped = int(statm.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + extra_bytes, resource.RLIM_INFINITY))

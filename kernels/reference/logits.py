@@ -34,6 +34,18 @@ def masked(logits: Tensor, mask: Tensor | None, mask_rows: Tensor | None) -> Ten
     return logits.masked_fill(refused, -torch.inf)
 
 
+def soft_cap(logits: Tensor, cap: float) -> Tensor:
+    """cap · tanh(logits / cap) in place (arXiv 2408.00118): (R, vocab), rows contiguous; cap above 0."""
+    check_logits(logits)
+    return logits.div_(cap).tanh_().mul_(cap)
+
+
+def log_sum(logits: Tensor) -> Tensor:
+    """log Σ exp(logits) of each row of (R, vocab): (R,) float32."""
+    check_logits(logits)
+    return torch.logsumexp(logits.float(), dim=-1)
+
+
 def edit_logits(logits: Tensor, edits: LogitEdits) -> Tensor:
     """Apply `edits` in place: float32 inside, rounded once. Returns the old logits, (N,).
 

@@ -66,7 +66,7 @@ def resolve_ops(config: EngineConfig, device: torch.device) -> tuple[Backend, Op
     backend = config.attention_backend
     if backend == "auto":
         if device.type == "cuda":
-            return "triton", ops("triton", deterministic=config.deterministic)
+            return "triton", ops("triton", deterministic=bool(config.deterministic))
         try:
             return "cpu", cpu_ops(config)
         except KernelUnavailable as error:
@@ -92,13 +92,30 @@ def resolve_ops(config: EngineConfig, device: torch.device) -> tuple[Backend, Op
         raise _indeterminate()
     if backend == "cpu":
         return backend, cpu_ops(config)
-    return backend, ops(backend, deterministic=config.deterministic)
+    return backend, ops(backend, deterministic=bool(config.deterministic))
 
 
 def cpu_ops(config: EngineConfig) -> Ops:
     """The compiled CPU kernels as the configuration wants them."""
     compile_kernels()
-    return ops("cpu", deterministic=config.deterministic, int8=not config.exact_activations)
+    deterministic = config.deterministic
+    if deterministic is None:
+        deterministic = not _uses_tiles(resolve_dtype(config, torch.device("cpu")))
+        if not deterministic:
+            log.info(
+                "Outputs may differ between runs in their last bits: products of 5 rows and more go through "
+                "AMX. --deterministic makes them equal, with a slower prefill."
+            )
+    return ops("cpu", deterministic=deterministic, int8=not config.exact_activations)
+
+
+def _uses_tiles(dtype: torch.dtype) -> bool:
+    """Whether the products of this dtype take another way from some number of rows on."""
+    try:
+        from ramify.kernels.cpu.linear import tiles_allowed
+    except ImportError:  # `ops` says what is missing
+        return False
+    return dtype == torch.bfloat16 and tiles_allowed()
 
 
 def _indeterminate() -> UnsupportedField:

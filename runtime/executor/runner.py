@@ -78,7 +78,7 @@ class Runner:
         model.adapted.op = ops.lora
         self.adapters = Adapters(model)
         self.sampler: HostSampler | DeviceSampler = (
-            HostSampler(ops.sample_tokens or sample_tokens)
+            HostSampler(ops.sample_tokens or sample_tokens, ops.log_sum)
             if ops.sampling is None
             else DeviceSampler(ops.sampling, self.device)
         )

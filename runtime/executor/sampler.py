@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ramify.kernels.reference.logits import log_sum
 from ramify.kernels.reference.sampling import sample_tokens
-from ramify.kernels.registry import SampleTokens
+from ramify.kernels.registry import LogSum, SampleTokens
 from ramify.kernels.sampling_inputs import SamplingOptions
 from ramify.sampling_params import SamplingParams
 
@@ -55,10 +56,10 @@ class HostDrawing:
 
 
 class HostSampler:
-    """Samples on the host, before it returns. `sample_tokens` draws from float32 logits."""
+    """Samples on the host, before it returns. `sample_tokens` and `log_sum` take float32 logits."""
 
-    def __init__(self, sample_tokens: SampleTokens = sample_tokens) -> None:
-        self._sample_tokens = sample_tokens
+    def __init__(self, sample_tokens: SampleTokens = sample_tokens, log_sum: LogSum = log_sum) -> None:
+        self._sample_tokens, self._log_sum = sample_tokens, log_sum
 
     def begin(
         self, logits: torch.Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int
@@ -70,13 +71,16 @@ class HostSampler:
         logits = logits.float()
         original = logits[list(asked)].clone() if asked else None
         tokens = sample(logits, rows, self._sample_tokens)
-        found = [] if original is None else log_probabilities(original, tokens[list(asked)], top)
+        found: list[RowLogprobs] = []
+        if original is not None:
+            found = log_probabilities(original, tokens[list(asked)], top, self._log_sum)
         return HostDrawing(tokens, found)
 
     def log_probabilities(self, logits: torch.Tensor, tokens: np.ndarray, top: int) -> list[RowLogprobs]:
         """For each row the log-probabilities of its token in `tokens`, (R,) int, and of the `top`
         likeliest."""
-        return log_probabilities(logits.float(), torch.from_numpy(tokens.astype(np.int64)), top)
+        chosen = torch.from_numpy(tokens.astype(np.int64))
+        return log_probabilities(logits.float(), chosen, top, self._log_sum)
 
 
 @torch.inference_mode()
@@ -109,7 +113,9 @@ def options_of(rows: Sequence[SamplingRow], device: torch.device | str = "cpu") 
 
 
 @torch.inference_mode()
-def log_probabilities(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> list[RowLogprobs]:
+def log_probabilities(
+    logits: torch.Tensor, tokens: torch.Tensor, top: int, log_sum: LogSum = log_sum
+) -> list[RowLogprobs]:
     """Log-probabilities of one chosen token a row and of the `top` most likely ones.
 
     Parameters
@@ -117,7 +123,7 @@ def log_probabilities(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> l
     logits : (R, vocab) float32, unmodified
     tokens : (R,) int64
     """
-    normaliser = torch.logsumexp(logits, dim=-1)
+    normaliser = log_sum(logits)
     chosen = (logits.gather(1, tokens[:, None])[:, 0] - normaliser).tolist()
     if top == 0:
         return [(value, ()) for value in chosen]

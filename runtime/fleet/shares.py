@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ramify.errors import UnsupportedField
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.cores import bind, usable_cores
 
 log = logging.getLogger("ramify")
 
@@ -32,7 +33,7 @@ class Share:
     def bind(self, pid: int) -> None:
         """Keep a process that has just been started, and its threads and children, on the cores."""
         with contextlib.suppress(ProcessLookupError):  # it has died; whoever waits for it reports that
-            os.sched_setaffinity(pid, self.cores)
+            bind(pid, self.cores)
 
     def of_ranks(self, count: int) -> list[Share]:
         """The share's cores divided among the ranks of a replica."""
@@ -41,7 +42,7 @@ class Share:
 
 def whole() -> Share:
     """All that this process may use."""
-    return Share(tuple(_by_topology(sorted(os.sched_getaffinity(0)))))
+    return Share(tuple(_by_topology(usable_cores())))
 
 
 def shares(config: EngineConfig) -> list[Share]:
@@ -78,7 +79,7 @@ def share_of(config: EngineConfig, index: int) -> Share:
     """
     if index < config.replicas:
         return shares(config)[index]
-    if index >= (cores := len(os.sched_getaffinity(0))):
+    if index >= (cores := len(usable_cores())):
         raise UnsupportedField(
             f"There are {index} replicas, and this process can use {cores} cores.", field="replicas"
         )

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ramify.errors import UnsupportedField
 from ramify.kernels import registry
 from ramify.kernels.packed import PackedWeight, Rows, pack
 from ramify.kernels.reference import linear as reference
+from ramify.kernels.reference import logits as reference_logits
 from ramify.kernels.stack import LayerWeights
 from ramify.runtime.model.causal_lm import Attend, CausalLM
 from ramify.runtime.model.config import Activation, ModelConfig
@@ -79,6 +79,7 @@ class Model(CausalLM):
         self._head_op: registry.Linear = reference.linear
         self._masked_head_op: registry.MaskedLinear | None = None
         self._matmul: registry.MatMul = plain_matmul
+        self._soft_cap: registry.SoftCap = reference_logits.soft_cap
         self._add_norm: registry.AddRmsNorm | None = None
         self._head_rows: Rows | None = None
         self.embedding_scale = config.embedding_scale
@@ -130,13 +131,6 @@ class Model(CausalLM):
         return weights if len(weights) == len(self.layers) else None
 
     def use(self, ops: registry.Ops) -> None:
-        if ops.deterministic and ops.gelu_mul is None and self.config.activation == "gelu":
-            raise UnsupportedField(
-                f"deterministic is set, but torch computes the gates of {self.config.family} here, "
-                "and their bits depend on the batch.",
-                field="deterministic",
-                remedy="Leave it out, or use a CUDA device.",
-            )
         self.use_norm(ops.rms_norm, ops.add_rms_norm)
         if ops.linear is not None:
             self.use_linear(ops.linear, ops.layer_linear)
@@ -148,6 +142,7 @@ class Model(CausalLM):
             self.use_activation("gelu", ops.gelu_mul)
         if ops.matmul is not None:
             self.use_matmul(ops.matmul)
+        self._soft_cap = ops.soft_cap
         self.use_experts(ops.mixture, ops.expert_block)
 
     def use_norm(self, rms_norm: NormOp, add_rms_norm: registry.AddRmsNorm | None = None) -> None:
@@ -199,7 +194,7 @@ class Model(CausalLM):
         scale, cap = self.config.logit_scale, self.config.logit_soft_cap
         if scale != 1.0:
             logits *= scale
-        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+        return self._soft_cap(logits, cap) if cap else logits
 
     @torch.inference_mode()
     def masked_logits(self, hidden: Tensor, mask: Tensor, mask_rows: Tensor) -> Tensor:

@@ -216,8 +216,11 @@ def read_shape(weights: Path, model_impl: ModelImpl = "auto") -> ModelConfig | T
         raise UnsupportedField(both, field=error.field, remedy=error.remedy) from error
 
 
-def check_transformers(config: EngineConfig) -> None:
-    """Raises `UnsupportedField` for an option that a model of transformers cannot honour."""
+def check_transformers(config: EngineConfig) -> EngineConfig:
+    """The options with which a model of transformers runs: `deterministic` is off.
+
+    Raises `UnsupportedField` for an option that it cannot honour.
+    """
     remedy = "Leave it out, or choose a model of our own families."
     refused = {
         "deterministic": "is set, but the products are torch's, and their bits depend on the batch",
@@ -235,6 +238,7 @@ def check_transformers(config: EngineConfig) -> None:
             field="quantization",
             remedy=remedy,
         )
+    return replace(config, deterministic=False)
 
 
 def _empty(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> Model:

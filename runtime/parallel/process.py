@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from ramify.ring_messages import Ready
+from ramify.runtime.cores import usable_cores
 from ramify.runtime.executor.build import build_runners
 from ramify.runtime.executor.load import loader
 from ramify.runtime.executor.runner import Runner
@@ -34,7 +35,7 @@ def main() -> None:
     sockets = Sockets(Path(orders.sockets))
     inbox: Inbox[Pass] = Inbox(sockets.rank(index), Pass)
     frontend = Outbox(sockets.frontend)
-    torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(config.threads or len(usable_cores()))
     torch.set_grad_enabled(False)
     with reporting_start_up(role, frontend):
         files = ModelFiles(orders.model_name, Path(orders.weights), Path(orders.tokenizer))

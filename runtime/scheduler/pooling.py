@@ -10,7 +10,7 @@ from ramify.messages import Pooling
 class PooledStates:
     """Takes the states of the prompt chunk by chunk, in order.
 
-    Sums are in float64, so that the sizes of the chunks do not show in float32.
+    Sums are in float64, in the order of the positions, so that the sizes of the chunks do not show.
     """
 
     def __init__(self, pooling: Pooling) -> None:
@@ -35,8 +35,10 @@ class PooledStates:
         if not self._mean:
             self._pooled = new[-1].double()
         else:
-            total = new.sum(0, dtype=torch.float64)
-            self._pooled = total if self._pooled is None else self._pooled + total
+            rows = new.double()
+            if self._pooled is not None:
+                rows = torch.cat([self._pooled[None], rows])
+            self._pooled = rows.cumsum(0)[-1]  # row after row, where `sum` would add blocks of rows
 
     def embedding(self) -> bytes:
         """(hidden size,) float32, little-endian."""

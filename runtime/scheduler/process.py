@@ -21,6 +21,7 @@ from ramify.radix.observe.tree_log import TreeLog
 from ramify.ring_messages import CompilerDied, GetTree, Ready, ToScheduler
 from ramify.runtime.compile_ahead import compile_grammars
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.cores import usable_cores
 from ramify.runtime.executor.build import build_runners
 from ramify.runtime.executor.load import loader
 from ramify.runtime.executor.memory import COW_PAGES, check_states
@@ -60,12 +61,12 @@ def main() -> None:
     sockets = Sockets(Path(orders.sockets))
     inbox: Inbox[ToScheduler] = Inbox(sockets.scheduler, ToScheduler)
     detokenizer, frontend = Outbox(sockets.detokenizer), Outbox(sockets.frontend)
-    torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(config.threads or len(usable_cores()))
     torch.set_grad_enabled(False)
     with reporting_start_up("scheduler", frontend):
         shape = read_shape(Path(orders.weights), config.model_impl)
         if not isinstance(shape, ModelConfig):
-            check_transformers(config)
+            config = check_transformers(config)
         config = check_states(config, shape)
         folder = Path(orders.tokenizer)
         vocabulary = load_vocabulary(folder, vocab_size=shape.vocab_size, stop_ids=shape.eos_token_ids)

@@ -24,6 +24,7 @@ from ramify.runtime.executor.runner import Runner
 from ramify.runtime.scheduler.admission import Admission
 from ramify.runtime.scheduler.appending import OutputAppender
 from ramify.runtime.scheduler.arrival import Arrivals
+from ramify.runtime.scheduler.chunk_size import ChunkSize
 from ramify.runtime.scheduler.constraints.healing import Healer
 from ramify.runtime.scheduler.constraints.masks import MaskFiller
 from ramify.runtime.scheduler.control import Control
@@ -88,6 +89,8 @@ class Scheduler:
             pages, programs, self._outputs, grammars, self._drafter, counters, reply, clock
         )
         self._precedence = Precedence(self._drafter.cost)
+        target = None if config.itl_target_ms is None else config.itl_target_ms / 1e3
+        self._chunks = ChunkSize(config.chunk_tokens, target, self._drafter.cost)
         self._admission = Admission(
             pages, POLICIES[config.policy](programs), config.max_running, requests.retract
         )
@@ -149,15 +152,17 @@ class Scheduler:
         self._requests.end_exceeding(began)
         plan = self.schedule(began)
         if plan:
-            decoding = all(request.decoding for request, _ in plan)
+            rows = sum(stop - request.computed_len for request, stop in plan if request.decoding)
             try:
                 hidden = self.run(plan)
             except Exception as error:
                 self._fail_all([request for request, _ in plan], "The forward pass failed", error)
             else:
                 self.postprocess(plan, hidden)
-                if decoding:
-                    self._drafter.learn_cost(len(hidden), self._clock() - began)
+                if rows == len(hidden):
+                    self._drafter.learn_cost(rows, self._clock() - began)
+                else:
+                    self._chunks.learn(rows, len(hidden) - rows, self._clock() - began)
             self.counters.steps += 1
         output = self._outputs.take(self._clock())
         seconds = self._clock() - began
@@ -179,11 +184,12 @@ class Scheduler:
         return plan
 
     def _schedule(self, turn: Turn, now: float) -> list[ScheduledRequest]:
-        budget = self._config.chunk_tokens
         plan: list[ScheduledRequest] = []
         requests, retractions = self._requests, self.counters.retractions
         requests.sitting_out = len(requests.running) - len(turn.first) if turn.leaves_out else None
         self._drafter.propose(turn.first)
+        decoding = [request for request in (*turn.first, *turn.last) if request.decoding]
+        budget = self._chunks.of(sum(request.extend_len + request.computed_ahead for request in decoding))
         budget, short_of_pages = self._go_on(turn.first, budget, plan)
         if not short_of_pages:
             joining = (turn.least, turn.most)

@@ -27,6 +27,8 @@ import numpy as np
 import torch
 
 from ramify.errors import EngineError
+from ramify.kernels.reference.logits import log_sum
+from ramify.kernels.registry import LogSum
 from ramify.messages import ChoiceScore, Finish, ProgramHint, TokenLogprobs
 from ramify.radix.token_tree import TokenTree
 from ramify.ring_messages import Submit
@@ -217,6 +219,7 @@ class Scorer:
             log_probabilities(
                 self.runner.logits(index_select(hidden, rows[first : first + LOGPROB_ROWS])),
                 tokens[first : first + LOGPROB_ROWS],
+                self.runner.ops.log_sum,
             )
             for first in range(0, len(rows), LOGPROB_ROWS)
         ]
@@ -266,7 +269,9 @@ class Scorer:
 
 
 @torch.inference_mode()
-def log_probabilities(logits: torch.Tensor, tokens: Sequence[Sequence[int]]) -> torch.Tensor:
+def log_probabilities(
+    logits: torch.Tensor, tokens: Sequence[Sequence[int]], log_sum: LogSum = log_sum
+) -> torch.Tensor:
     """The log-probabilities of the `tokens` of each row of `logits`, (R, vocab), one after the other: float32
     with the logits. Does not wait for the device."""
     counts = torch.tensor([len(some) for some in tokens])
@@ -274,7 +279,7 @@ def log_probabilities(logits: torch.Tensor, tokens: Sequence[Sequence[int]]) -> 
     wanted = torch.tensor(list(itertools.chain.from_iterable(tokens)))
     rows, wanted = to_device(torch.stack([rows, wanted]), logits.device)
     logits = logits.float()
-    return logits[rows, wanted] - torch.logsumexp(logits, dim=-1)[rows]
+    return logits[rows, wanted] - log_sum(logits)[rows]
 
 
 def _choice(ids: tuple[int, ...], first: int) -> Choice:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 from ramify import constraint
 from ramify.constraint import Constraint
 from ramify.grammar.compile import child_jobs
+from ramify.grammar.compile import job as compile_job
 from ramify.grammar.compile.child_jobs import Answer, CompileJobs
 from ramify.grammar.compile.grammar_files import GrammarFiles
 from ramify.grammar.compile.job import answer, limit_memory
@@ -177,6 +179,47 @@ def test_children_end_with_their_parent() -> None:
     os.close(writing)
     os.waitpid(parent, 0)
     assert os.read(reading, 1) == b"", "the child still holds its end of the pipe"
+    os.close(reading)
+
+
+class Elsewhere:
+    """What a system that is not Linux lacks: /proc, SCHED_IDLE and signals at a parent's death."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, empty: Path) -> None:
+        monkeypatch.setattr(child_jobs, "_PROC", empty / "proc")
+        monkeypatch.setattr(compile_job, "_STATM", empty / "statm")
+        monkeypatch.setattr(child_jobs.sys, "platform", "darwin")
+        monkeypatch.delattr(os, "SCHED_IDLE")
+        monkeypatch.delattr(os, "sched_setscheduler")
+
+
+def test_constraints_compile_without_what_linux_alone_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Elsewhere(monkeypatch, tmp_path)
+    jobs = [job_of(constraint.choices(["a"]))]
+    (good,) = wait(run(jobs, compile_really, enter=lambda: limit_memory(256 << 20)))
+    assert isinstance(good, GrammarReady)
+    answers = wait(run([told("hang"), told("spin"), told("fine")], behave, timeout_s=0.5, quick_s=0.02))
+    ended = {outcome.key: isinstance(outcome, GrammarReady) for outcome in answers}
+    assert ended == {"hang": False, "spin": True, "fine": True}
+
+
+def test_a_child_whose_parents_death_is_not_told_ends_by_its_limit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Elsewhere(monkeypatch, tmp_path)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            child_jobs._die_with(os.getppid(), 30.2)
+            os.write(writing, str(resource.getrlimit(resource.RLIMIT_CPU)).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    assert os.read(reading, 100) == b"(32, 32)"
     os.close(reading)
 
 

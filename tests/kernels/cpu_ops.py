@@ -13,6 +13,10 @@ MODULES = {
     "rope_store_kv": "rope",
     "gated_delta_rule": "gated_delta",
     "output_gate": "gated_delta",
+    "silu_mul": "rowwise",
+    "gelu_mul": "rowwise",
+    "soft_cap": "rowwise",
+    "log_sum": "rowwise",
 }
 
 

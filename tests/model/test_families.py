@@ -12,14 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ramify.errors import UnsupportedField
 from ramify.kernels.registry import ops
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.model.load import Model, load_model
 
-from .checkpoints import CASES, GEMMA2, LONG_ROPE, Case, build, expected, prompt, save
+from .checkpoints import CASES, LONG_ROPE, Case, build, expected, prompt, save
 from .dense import logits
 
 pytestmark = pytest.mark.slow
@@ -94,9 +93,3 @@ def test_the_text_part_of_a_multimodal_checkpoint(tmp_path: Path) -> None:
         save_file(named | image, tmp_path / "model.safetensors", {"format": "pt"})
         model = load_model(files, dtype=torch.float32)
         torch.testing.assert_close(logits(model, ids), expected(text, ids), atol=1e-4, rtol=0)
-
-
-def test_gelu_gates_are_not_deterministic_on_the_cpu(tmp_path: Path) -> None:
-    model = load_model(save(build(GEMMA2), tmp_path), dtype=torch.float32, packed=True, deterministic=True)
-    with pytest.raises(UnsupportedField, match="gates of gemma2"):
-        paged(model, prompt(), ops("cpu", deterministic=True))

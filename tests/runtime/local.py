@@ -127,7 +127,7 @@ class LocalScheduler:
         if not isinstance(model, Path):
             return model
         files = ModelFiles(name="tiny", weights=model, tokenizer=model)
-        whole = self.config.deterministic
+        whole = self._kernels.deterministic
         dtype = getattr(torch, self.config.dtype)
         return load_model(files, dtype=dtype, packed=whole, deterministic=whole)
 

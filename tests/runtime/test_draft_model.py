@@ -179,7 +179,7 @@ def test_a_bad_draft_model_stops(tiny_folder: Path, other_folder: Path, no_looku
 
 def test_a_pass_must_promise_what_its_seconds_cost() -> None:
     cost = StepCost()
-    step = StepDrafts(cost, rows=1, tokens=1.0)
+    step = StepDrafts(cost, rows=1, tokens=1.0, decoding=1)
     assert step.price_of(0.001) == float("inf"), "no step has been measured"
     for _ in range(50):
         cost.learn(1, 0.010)

@@ -88,7 +88,7 @@ def together(local: LocalScheduler, tuned: Tuned) -> None:
     "options",
     [
         {},
-        {"deterministic": True},
+        {"deterministic": False},
         {"chunk_tokens": 7, "page_size": 4, "num_pages": 23, "max_running": 4},
         {"attention_backend": "torch"},
     ],
@@ -99,7 +99,7 @@ def test_a_batch_with_several_adapters_equals_merged_checkpoints(
     local = started(tuned, **options)
     together(local, tuned)
     assert bool(local.scheduler.counters.retractions) == ("num_pages" in options)
-    assert local.runner.stacked == ("deterministic" in options)
+    assert local.runner.stacked == options.keys().isdisjoint({"deterministic", "attention_backend"})
     together(local, tuned)  # again, with hits in the tree
 
 

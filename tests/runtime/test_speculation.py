@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ramify.runtime.scheduler.speculation import acceptance, drafter
+from ramify.runtime.scheduler.speculation.acceptance import WAITING_SHARE
 from tests.runtime.local import LocalScheduler, Result
 from tests.runtime.test_overlap import Load, answer, told
 
@@ -128,3 +130,35 @@ def test_pauses_between_lookups_are_bounded(tiny_folder: Path, monkeypatch: pyte
         local.step()
     pause = local.scheduler._requests.requests[rid].speculation.next_pause
     assert pause == 1024
+
+
+@pytest.mark.parametrize("others", [0, 5])
+def test_drafts_of_some_do_not_hold_up_the_others(tiny_folder: Path, others: int) -> None:
+    """One request is sure of its tokens; those beside it have no drafts, and wait a quarter longer."""
+    local = LocalScheduler(tiny_folder, speculation=True, num_pages=400)
+    for _ in range(4):
+        local.complete([REPEATING], max_tokens=32, ignore_eos=True)
+    cost, seen, run = local.scheduler._drafter.cost, [], local.scheduler.run
+    rng = random.Random(2)
+
+    def recorded(plan: Any) -> Any:
+        decoding = [request for request, _ in plan if request.decoding]
+        lengths = [request.draft_len for request in decoding]
+        if len(decoding) == len(plan) == 1 + others:
+            seen.append((lengths, int(WAITING_SHARE / cost.of_a_row(len(plan)))))
+        return run(plan)
+
+    local.scheduler.run = recorded  # type: ignore[method-assign]
+    for _ in range(others):
+        draws = [rng.randrange(256) for _ in range(9)]
+        local.submit(draws, max_tokens=60, ignore_eos=True, temperature=3.0, seed=rng.randrange(99))
+    for _ in range(3 if others else 0):
+        local.step()
+    local.submit(REPEATING, max_tokens=32, ignore_eos=True)
+    local.run()
+    most = max(sum(lengths) for lengths, _ in seen)
+    if others:
+        assert most > 0
+        assert all(sum(lengths) <= room for lengths, room in seen if 0 in lengths)
+    else:
+        assert most > max(room for _, room in seen)

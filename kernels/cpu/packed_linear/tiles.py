@@ -2,9 +2,10 @@
 
 A panel's weights lie in the order in which they are used (`kernels.packed`), so a kernel reads them as one
 stream. A vector holds 16 outputs, and each input of x is broadcast to all of them, so nothing is added across
-lanes. Every output is summed by two chains, one for even and one for odd inputs (or pairs of inputs), group
-by group in ascending order. That order is the same for any number of rows and panels that a kernel handles at
-once, so the number changes the speed and no bit of the result.
+lanes. With AVX-512 every output is summed by two chains, one for even and one for odd inputs (or pairs of
+inputs), with narrower vectors by one; group by group in ascending order. That order is the same for any
+number of rows and panels that a kernel handles at once, so the number changes the speed and no bit of the
+result.
 
 All kernels take the address of a block of arguments (`code.py`).
 """
@@ -51,6 +52,8 @@ from ramify.kernels.cpu.packed_linear.code import (
 
 ROWS = (1, 2, 4, 8) if LANES == 16 else (1, 2, 4)
 """Rows that a kernel may handle at once."""
+CHAINS = 2 if LANES == 16 else 1
+"""Chains of sums of an output. 16 registers of 8 lanes hold one chain of four rows, but not two."""
 
 _HAS = features()
 TILES = BF16 and "+amx-bf16" in _HAS and "+amx-tile" in _HAS
@@ -178,8 +181,12 @@ def _product(form: str, dots: bool, rows: int, panels: int) -> Any:
         outputs = [place(C, C_ROW, row) for row in range(rows)]
         steps, tables, group_scales = argument(STEPS), argument(TABLES), Scales(builder, block)
         cell: Any = cgutils.alloca_once_value
-        chains = {spot: [cell(builder, zero), cell(builder, zero)] for spot in grid}
+        chains = {spot: [cell(builder, zero) for _ in range(CHAINS)] for spot in grid}
         totals = {spot: cell(builder, zero) for spot in grid}
+
+        def summed(cells: list[Any]) -> ir.Value:
+            return functools.reduce(builder.fadd, [builder.load(chain) for chain in cells])
+
         with cgutils.for_range(builder, argument(GROUPS)) as groups:
             if scaled:
                 for spot in grid:
@@ -199,7 +206,7 @@ def _product(form: str, dots: bool, rows: int, panels: int) -> Any:
                     for index, vector in enumerate(vectors):
                         for row in range(rows):
                             where = builder.add(builder.add(inputs[row], x_offset), _i64(4 * index))
-                            chain = chains[row, panel][index % 2]
+                            chain = chains[row, panel][index % CHAINS]
                             sum_ = builder.load(chain)
                             if dots:
                                 pair = splatted(builder, loaded(builder, where, _i32))
@@ -221,15 +228,13 @@ def _product(form: str, dots: bool, rows: int, panels: int) -> Any:
                             builder.store(total, totals[row, panel])
                     factors = _factors(builder, form, group_scales, at)
                     for row in range(rows):
-                        even, odd = (builder.load(chain) for chain in chains[row, panel])
                         total = builder.load(totals[row, panel])
-                        total = multiply_add(builder, factors, builder.fadd(even, odd), total)
+                        total = multiply_add(builder, factors, summed(chains[row, panel]), total)
                         builder.store(total, totals[row, panel])
         for row, panel in grid:
             result = builder.load(totals[row, panel])
             if not scaled:
-                even, odd = (builder.load(chain) for chain in chains[row, panel])
-                result = builder.fadd(even, odd)
+                result = summed(chains[row, panel])
             to = builder.add(outputs[row], _i64(4 * WIDTH * panel))
             builder.store(result, pointer(builder, to, _floats), align=4)
 
@@ -240,7 +245,7 @@ def panels_at_once(rows: int) -> int:
     """Panels of a kernel for `rows` rows, so that sums, chains, weights and scales stay in registers."""
     if LANES == 16:
         return {1: 4, 2: 4, 4: 2, 8: 1}[rows]
-    return 2 if rows == 1 and LANES == 8 else 1
+    return {1: 4, 2: 2, 4: 1}[rows] if LANES == 8 else 1
 
 
 def products(form: str, dots: bool) -> dict[int, Any]:

@@ -19,6 +19,9 @@ MOST = 15
 """Draft tokens of a request in one step."""
 MOST_IN_STEP = 32
 """Draft tokens of all requests in one step: they add at most some 10 ms to the time between tokens."""
+WAITING_SHARE = 0.25
+"""While a decoding request has no draft, those of others may lengthen its step by this share: it gets one
+token of the step, as ever, and waits longer for it."""
 LEAST_GAIN = 1.5
 """A draft token must promise this multiple of its cost."""
 MOST_ROWS = 256
@@ -174,21 +177,36 @@ class StepDrafts:
     cost : of steps
     rows : tokens that the step computes without drafts
     tokens : that are expected of it
+    decoding : requests that wait for a token of the step
     """
 
-    def __init__(self, cost: StepCost, rows: int, tokens: float) -> None:
+    def __init__(self, cost: StepCost, rows: int, tokens: float, decoding: int) -> None:
         self.cost = cost
         self.rows = rows
         self.tokens = tokens
         self.room = MOST_IN_STEP
+        if decoding > 1:
+            self.room = min(self.room, int(WAITING_SHARE / cost.of_a_row(rows)))
+        self._beyond = MOST_IN_STEP - self.room
+        self.share = max(1, self.room // max(1, decoding))
+        """Draft tokens of a request before others have had theirs."""
         self.seconds = 0.0
         """Spent by the draft model."""
         self.price = self._price()
         """What one more row must promise, in tokens."""
 
+    def lift(self) -> None:
+        """All decoding requests have drafts: no one waits for those of others alone."""
+        self.room, self._beyond = self.room + self._beyond, 0
+
+    def longest(self, request: Request) -> int:
+        """The number of draft tokens that `request` may get once all others have drafts."""
+        most = min(MOST - request.draft_len, request.budget_left - 1 - request.ahead_len)
+        return min(most, self.room + self._beyond)
+
     def most(self, request: Request) -> int:
         """The number of draft tokens that `request` may still get."""
-        return min(MOST - request.draft_len, self.room, request.budget_left - 1 - request.ahead_len)
+        return min(self.longest(request), self.room)
 
     def price_of(self, seconds: float) -> float:
         """What `seconds` of drafting must promise, in tokens; more than there can be where no step has been

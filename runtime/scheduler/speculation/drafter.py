@@ -8,7 +8,8 @@ if there is one (Leviathan et al., arXiv 2211.17192).
 
 One more row costs little while reading the weights takes most of a step, and much in a full batch. So a draft
 token is proposed where the probability that it is accepted outweighs the time that its row takes from all
-requests of the step.
+requests of the step. A request without a draft waits for the drafts of others: while there is one, they
+lengthen a step by a quarter at most (`StepDrafts`).
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ class Drafter:
             return
         with self._off_after_an_error():
             rows = sum(request.target_len - request.computed_len for request in decoding)
-            step = StepDrafts(self.cost, rows, float(len(drafting)))
-            self._propose(drafting, step)
+            step = StepDrafts(self.cost, rows, float(len(drafting)), len(decoding))
+            self._propose(drafting, len(decoding), step)
             self._drafting_s = step.seconds
 
     def learn_cost(self, rows: int, seconds: float) -> None:
@@ -103,38 +104,54 @@ class Drafter:
             log.exception("speculation failed, and is off from now on")
             self._enabled = False
 
-    def _propose(self, requests: Sequence[Request], step: StepDrafts) -> None:
+    def _propose(self, requests: Sequence[Request], decoding: int, step: StepDrafts) -> None:
+        found: list[Request] = []
         without: list[Request] = []
         for request in requests:
-            if not self._look_up(request, step, len(requests) - 1):
-                without.append(request)
+            looked_up = self._look_up(request, step, len(requests) - 1)
+            (found if looked_up else without).append(request)
+        if len(found) == decoding:
+            step.lift()
+        for request in found:
+            self._add(request, step, step.most(request))
         if self._by_model is None:
             return
+        if len(requests) == decoding:
+            step.lift()  # it drafts for all the others together
         self._by_model.propose(without, step)
 
     def _look_up(self, request: Request, step: StepDrafts, longest_pause: int) -> bool:
-        """Give `request` the tokens of prompt lookup that are worth their rows, if there are any."""
+        """Give `request` the first tokens of prompt lookup that are worth their rows, if there are any."""
         speculation = request.speculation
         if speculation.pause > 0:
             speculation.pause -= 1
             return False
         self._learn(request)
-        most = step.most(request)
-        if most <= 0 or self._rates.best(LOOKUPS) < step.price:
+        if step.most(request) <= 0 or self._rates.best(LOOKUPS) < step.price:
             return False
-        speculation.draft = draft = self._draft(request, most)
-        found = speculation.by_model = False
-        for token, chance in () if draft is None else self._chances(request, draft):
-            if chance < step.price or (not found and self._model_is_better(request, chance, step)):
-                break
-            step.add(request, token, chance)
-            found = True
+        speculation.draft = self._draft(request, step.longest(request))
+        speculation.by_model = False
+        found = self._add(request, step, min(step.share, step.most(request)))
         if found:
             speculation.next_pause = 1
         else:
             speculation.pause = min(speculation.next_pause, longest_pause)
             speculation.next_pause = min(2 * speculation.next_pause, MAX_PAUSE)
         return found
+
+    def _add(self, request: Request, step: StepDrafts, most: int) -> bool:
+        """Give `request` up to `most` further tokens of its draft, while they are worth their rows. Whether
+        there were any."""
+        draft, had = request.speculation.draft, request.draft_len
+        for place, (token, chance) in enumerate(self._chances(request, draft) if draft and most > 0 else ()):
+            if place < had:
+                continue
+            if chance < step.price or (not place and self._model_is_better(request, chance, step)):
+                break
+            step.add(request, token, chance)
+            if request.draft_len == had + most:
+                break
+        return request.draft_len > had
 
     def _draft(self, request: Request, most: int) -> Draft | None:
         """The likeliest draft of the three sources."""

@@ -1,0 +1,193 @@
+"""Functions of rows whose bits depend on the row alone: gated activations, soft caps, log-sums.
+
+torch computes whole vectors by one formula and what is left of a thread's share by another, and it divides
+the sum of a single long row among threads. So its last bits depend on the number of rows.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numba import types
+from torch import Tensor
+
+from ramify.kernels.checks import check_gated
+from ramify.kernels.cpu.codegen import simd as vl
+from ramify.kernels.cpu.codegen.arena import Arena
+from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part, sources
+from ramify.kernels.cpu.codegen.records import record
+from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
+from ramify.kernels.cpu.codegen.team import team_entry
+from ramify.kernels.cpu.codegen.thread_team_calls import call_address, run_on_team
+from ramify.kernels.sampling_inputs import check_logits
+
+SILU, GELU, SOFT_CAP, LOG_SUM = range(4)
+
+FRAME = record(
+    "kind", "x", "x_row", "out", "out_row", "bf16", "rows", "size", "counter", floats=("cap",)
+)  # fmt: skip
+"""The arguments of a call, which its threads share. An item is a row of `out`."""
+BLOCK = 1024
+"""Exponentials that are added in float32; the sums of blocks are added in float64."""
+SERIAL_NUMBERS = 1 << 14
+"""Numbers of a call below which a second thread would not help."""
+_COUNTER_AT = -(-FRAME.itemsize // 64) * 64
+
+
+@part
+def _sigmoid_scaled(x, slope):  # type: ignore[no-untyped-def]
+    """x / (1 + 2**slope), with powers up to 2**127, the largest that `exp2` takes."""
+    power = vl.minimum(slope, vl.splat_f32(127.0))
+    return vl.div(x, vl.add(vl.splat_f32(1.0), vl.exp2(power)))
+
+
+@part
+def _gelu(x):  # type: ignore[no-untyped-def]
+    """x (1 + tanh u) / 2 = x / (1 + exp(-2u)) with u = sqrt(2 / pi) (x + 0.044715 x³)."""
+    cube = vl.mul(vl.mul(x, x), x)
+    inner = vl.fma(vl.splat_f32(0.044715), cube, x)
+    return _sigmoid_scaled(x, vl.mul(inner, vl.splat_f32(-2.0 * 0.7978845608028654 * LOG2_E)))
+
+
+@part
+def _value(frame, x, through):  # type: ignore[no-untyped-def]
+    if frame.kind == SILU:
+        return vl.mul(_sigmoid_scaled(x, vl.mul(x, vl.splat_f32(-LOG2_E))), through)
+    if frame.kind == GELU:
+        return vl.mul(_gelu(x), through)
+    cap = vl.splat_f32(frame.cap)
+    return vl.mul(vl.tanh(vl.div(x, cap)), cap)
+
+
+@part
+def _row(frame, row):  # type: ignore[no-untyped-def]
+    size, bf16 = 2 if frame.bf16 else 4, frame.bf16 != 0
+    at, to = frame.x + row * frame.x_row, frame.out + row * frame.out_row
+    up = at if frame.kind == SOFT_CAP else at + size * frame.size
+    whole = frame.size - frame.size % LANES
+    for i in range(0, whole, LANES):
+        y = _value(frame, vl.load_as(at + size * i, bf16), vl.load_as(up + size * i, bf16))
+        vl.store_as(to + size * i, y, bf16)
+    for i in range(whole, frame.size):  # by the same operations, on a vector of equal numbers
+        x, through = vl.read_as(at + size * i, bf16), vl.read_as(up + size * i, bf16)
+        y = _value(frame, vl.broadcast(x), vl.broadcast(through))
+        vl.write_as(to + size * i, vl.first_lane(y), bf16)
+
+
+@part
+def _log_sum(frame, row):  # type: ignore[no-untyped-def]
+    """log Σ exp(x) of a row of float32."""
+    at, size = frame.x + row * frame.x_row, frame.size
+    whole = size - size % LANES
+    best = vl.splat_f32(-np.inf)
+    for i in range(0, whole, LANES):
+        best = vl.maximum(vl.load(at + 4 * i), best)
+    top = vl.max_lanes(best)
+    for i in range(whole, size):
+        top = max(top, vl.read_f32(at + 4 * i))
+    if top == -np.inf or top == np.inf:
+        return top
+    shift, log2_e, total = vl.broadcast(top), vl.splat_f32(LOG2_E), 0.0
+    for first in range(0, whole, BLOCK):
+        mass = vl.splat_f32(0.0)
+        for i in range(first, min(first + BLOCK, whole), LANES):
+            mass = vl.add(mass, vl.exp2(vl.mul(vl.sub(vl.load(at + 4 * i), shift), log2_e)))
+        total += np.float64(vl.sum_lanes(mass))
+    for i in range(whole, size):
+        x = vl.broadcast(vl.read_f32(at + 4 * i))
+        total += np.float64(vl.first_lane(vl.exp2(vl.mul(vl.sub(x, shift), log2_e))))
+    return np.float32(top + math.log(total))
+
+
+def _build_body(sources: str) -> Any:
+    @callback(types.void(types.voidptr))
+    def body(data):  # type: ignore[no-untyped-def]
+        """The body of each thread: take rows until none are left."""
+        sources  # noqa: B018
+        frame = carray(data, 1, FRAME)[0]
+        row = vl.fetch_increment(frame.counter)
+        while row < frame.rows:
+            if frame.kind == LOG_SUM:
+                vl.write_f32(frame.out + row * frame.out_row, _log_sum(frame, row))
+            else:
+                _row(frame, row)
+            row = vl.fetch_increment(frame.counter)
+
+    return body
+
+
+def _build_run(sources: str) -> Any:
+    @compiled(types.int64(*[types.int64] * 12, types.float64))
+    def run(  # type: ignore[no-untyped-def]
+        kind, x, x_row, out, out_row, bf16, rows, size, threads, team, body, arena, cap
+    ):
+        sources  # noqa: B018
+        frame = carray(vl.as_pointer(arena), 1, FRAME)[0]
+        frame.kind, frame.x, frame.x_row, frame.out, frame.out_row = kind, x, x_row, out, out_row
+        frame.bf16, frame.rows, frame.size, frame.cap = bf16, rows, size, cap
+        frame.counter = arena + _COUNTER_AT
+        vl.write_i64(frame.counter, 0)
+        if threads == 1:
+            call_address(body, arena)
+        else:
+            run_on_team(team, body, arena, threads)
+        return 0
+
+    return run
+
+
+_body = _build_body(sources())
+_run = _build_run(sources())
+_body_address = _body.address
+_arena = Arena()
+
+
+def _compute(kind: int, x: Tensor, out: Tensor, size: int, cap: float = 0.0) -> Tensor:
+    """`size` : numbers of a row of x that the kernel reads, or half as many for gates."""
+    rows = len(x)
+    if not rows or not size:
+        return out
+    threads = 1 if rows * size < SERIAL_NUMBERS else min(rows, torch.get_num_threads())
+    bytes_ = x.element_size()
+    _run(
+        kind, x.data_ptr(), bytes_ * x.stride(0), out.data_ptr(), bytes_ * out.stride(0), bytes_ == 2,
+        rows, size, threads, team_entry(), _body_address, _arena.address, cap,
+    )  # fmt: skip
+    return out
+
+
+def _check_dtype(name: str, x: Tensor) -> None:
+    if x.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"{name} is {x.dtype}; here it must be float32 or bfloat16.")
+
+
+def silu_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """As `reference.activation.silu_mul`, for float32 and bfloat16."""
+    _check_dtype("x", x)
+    out = check_gated(x, out)
+    return _compute(SILU, x, out, out.shape[1])
+
+
+def gelu_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """As `reference.activation.gelu_mul`, for float32 and bfloat16."""
+    _check_dtype("x", x)
+    out = check_gated(x, out)
+    return _compute(GELU, x, out, out.shape[1])
+
+
+def soft_cap(logits: Tensor, cap: float) -> Tensor:
+    """As `reference.logits.soft_cap`, for float32 and bfloat16."""
+    check_logits(logits)
+    _check_dtype("logits", logits)
+    return _compute(SOFT_CAP, logits, logits, logits.shape[1], cap)
+
+
+def log_sum(logits: Tensor) -> Tensor:
+    """As `reference.logits.log_sum`, for float32."""
+    check_logits(logits)
+    if logits.dtype != torch.float32:
+        raise ValueError(f"logits are {logits.dtype}; here they must be float32.")
+    return _compute(LOG_SUM, logits, torch.empty(len(logits)), logits.shape[1])

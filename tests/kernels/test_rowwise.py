@@ -1,0 +1,75 @@
+"""Gates, soft caps and log-sums of rows: as exact as torch's, and with bits that depend on the row alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ramify.kernels.reference import logits as reference
+from tests.kernels.cpu_ops import CPU
+
+DTYPES = [torch.float32, torch.bfloat16]
+SIZES = [1, 5, 16, 100, 3001]
+GATES = {"silu_mul": F.silu, "gelu_mul": lambda x: F.gelu(x, approximate="tanh")}
+
+
+def random(rows: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    made = torch.Generator().manual_seed(rows + size)
+    return (6 * torch.randn(rows, size + 8, generator=made)).to(dtype)[:, :size]  # strided rows
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", GATES)
+def test_gates(name: str, dtype: torch.dtype, size: int) -> None:
+    kernel, x = getattr(CPU, name), random(40, 2 * size, dtype)
+    out = torch.full((40, size), torch.nan, dtype=dtype)
+    assert kernel(x, out=out) is out
+    gate, up = x.double().chunk(2, dim=-1)
+    exact = GATES[name](gate) * up
+    assert (out.double() - exact).abs().max() <= 2 * torch.finfo(dtype).eps * exact.abs().max()
+    for row in (0, 7, 39):
+        assert torch.equal(kernel(x[row : row + 1])[0], out[row])
+    with pytest.raises(ValueError, match="2 size"):
+        kernel(torch.zeros(3, 5, dtype=dtype))
+    with pytest.raises(ValueError, match="float32 or bfloat16"):
+        kernel(torch.zeros(3, 6, dtype=torch.float16))
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_gates_of_extremes(name: str) -> None:
+    x = torch.tensor([[90.0, -90.0, -1e30, 1e30, torch.nan, 0.0, *[1.0] * 6]])
+    found = getattr(CPU, name)(x)[0]
+    assert torch.allclose(found[:4], torch.tensor([90.0, 0.0, 0.0, 1e30]))
+    assert found[5] == 0
+    assert found[4].isnan()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_soft_caps(dtype: torch.dtype, size: int) -> None:
+    x = random(40, size, dtype)
+    exact = 9 * torch.tanh(x.double() / 9)
+    alone = [CPU.soft_cap(x[row : row + 1].clone(), 9.0) for row in (0, 39)]
+    assert CPU.soft_cap(x, 9.0) is x
+    assert (x.double() - exact).abs().max() <= 3 * torch.finfo(dtype).eps * 9
+    assert torch.equal(torch.cat(alone), x[[0, 39]])
+
+
+@pytest.mark.parametrize("size", [*SIZES, 49_153])
+def test_log_sums(size: int) -> None:
+    x = random(5, size, torch.float32)
+    x[1, : size // 2] = -torch.inf
+    x[2] = -torch.inf
+    x[3] += 1e4
+    found = CPU.log_sum(x)
+    exact = torch.logsumexp(x.double(), dim=-1).float()
+    assert torch.allclose(reference.log_sum(x), exact, rtol=2e-7, atol=1e-6)
+    assert torch.equal(found[2], exact[2])
+    rest = [0, 1, 3, 4]
+    assert torch.allclose(found[rest], exact[rest], rtol=1.2e-7, atol=2e-7)
+    for row in range(5):
+        assert torch.equal(CPU.log_sum(x[row : row + 1])[0], found[row])
+    with pytest.raises(ValueError, match="must be float32"):
+        CPU.log_sum(x.bfloat16())

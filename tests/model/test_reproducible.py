@@ -1,0 +1,168 @@
+"""By default on the CPU the bits of an output are those of the request alone: for every family and format.
+
+Requests of six kinds come one after the other while others run. The pages are few, the chunks short, prefixes
+shared, some requests aborted, others retracted, and speculation drafts.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ramify.ring_messages import Abort, ChoiceTokens, LoadLora
+from ramify.runtime.model.hub.resolve import ModelFiles
+from ramify.runtime.model.load import load_model
+from ramify.runtime.model.quantization import Quantization
+from tests.runtime.local import LocalScheduler, Result
+
+from .adapters import write_adapter
+from .own_families import FAMILIES, SCHEMES, reference_of, write_gguf_of
+from .quantised_files import write, write_mxfp4
+
+Write = Callable[[Any, Path], Path]
+"""Writes the model of a family, and returns the path to load."""
+
+
+def as_folder(family: Any, folder: Path) -> Path:
+    reference_of(family, folder)
+    return folder
+
+
+def as_gguf(family: Any, folder: Path) -> Path:
+    write_gguf_of(family, folder / "tiny.gguf")
+    return folder / "tiny.gguf"
+
+
+def as_mxfp4(family: Any, folder: Path) -> Path:
+    write_mxfp4(reference_of(family), folder)
+    return folder
+
+
+def as_scheme(place: int) -> Write:
+    def make(family: Any, folder: Path) -> Path:
+        config, quantise, _ = SCHEMES[place]
+        write(reference_of(family), folder, config, quantise)
+        return folder
+
+    return make
+
+
+CASES: dict[str, tuple[str, Write, str, Quantization]] = {
+    "llama float32": ("llama", as_folder, "float32", "none"),
+    "gemma2 int4": ("gemma2", as_folder, "bfloat16", "int4"),
+    "gemma3 gguf in float32": ("gemma3", as_gguf, "float32", "gguf"),
+    "gpt_oss mxfp4": ("gpt_oss", as_mxfp4, "bfloat16", "checkpoint"),
+    "glm4_moe fp8": ("glm4_moe", as_scheme(0), "float32", "checkpoint"),
+    "qwen3_next int8": ("qwen3_next", as_folder, "bfloat16", "int8"),
+    "qwen3_5 packed by four bits": ("qwen3_5", as_scheme(1), "float32", "checkpoint"),
+    "granitemoeshared bfloat16": ("granitemoeshared", as_folder, "bfloat16", "none"),
+}
+OTHERS = {
+    f"{family} {form} {dtype}": (family, as_folder, dtype, form)
+    for family in FAMILIES
+    for dtype, form in (("float32", "none"), ("bfloat16", "int4"))
+}
+
+
+def requests() -> list[dict[str, Any]]:
+    """Six kinds over prompts that share beginnings, some of which repeat themselves, for prompt lookup."""
+    rng = random.Random(3)
+
+    def ids(count: int) -> list[int]:
+        return [rng.randrange(256) for _ in range(count)]
+
+    trunk = ids(9) * 3 + ids(14)
+    found: list[dict[str, Any]] = []
+    for turn in range(3):
+        prompts = [trunk[: 11 + 9 * turn] + ids(3 + turn), trunk + ids(2), ids(5 + 7 * turn), trunk[:26] * 2]
+        for seed, prompt in enumerate(prompts):
+            found.append({"ids": prompt, "max_tokens": 9, "logprobs": 2})
+            found.append({"ids": prompt, "max_tokens": 7, "temperature": 1.2, "seed": seed, "top_p": 0.9})
+        found.append({"ids": prompts[0], "max_tokens": 6, "repetition_penalty": 1.3, "temperature": 0.7})
+        found.append({"ids": prompts[1], "max_tokens": 2, "logprobs": 1, "prompt_logprobs_start": 1})
+        choices = [ChoiceTokens(shared=len(prompts[2]), ids=tuple(ids(2 + n))) for n in range(3)]
+        found.append({"ids": prompts[2], "max_tokens": 0, "choices": choices})
+        found.append({"ids": prompts[3], "max_tokens": 0, "pooling": "mean"})
+    for place, request in enumerate(found):
+        request.setdefault("seed", place)
+        request.setdefault("temperature", 0.0)
+        request["ignore_eos"] = request["max_tokens"] > 0
+    return found
+
+
+def bits(result: Result) -> tuple[Any, ...]:
+    assert result.error is None
+    return result.ids, result.logprobs, result.prompt_logprobs, result.choices, result.embedding
+
+
+def together(local: LocalScheduler, wanted: list[dict[str, Any]], seed: int) -> list[Result]:
+    """All of them, at most four at a time; every sixth is aborted soon after, and submitted once more."""
+    rng = random.Random(seed)
+    order = list(range(len(wanted)))
+    rng.shuffle(order)
+    where: dict[int, str] = {}
+    for count, place in enumerate(order):
+        request = dict(wanted[place])
+        rid = local.submit(request.pop("ids"), **request)
+        where[place] = rid
+        for _ in range(rng.randrange(4)):
+            local.step()
+        if count % 6 == 5 and not local.results[rid].ended:
+            local.scheduler.receive(Abort(rid=rid, silent=False))
+            request = dict(wanted[place])
+            where[place] = local.submit(request.pop("ids"), **request)
+    local.run()
+    return [local.results[where[place]] for place in range(len(wanted))]
+
+
+def check(name: str, family: str, write_model: Write, dtype: str, form: Quantization, folder: Path) -> None:
+    path = write_model(family, folder)
+    files = ModelFiles(name=name, weights=path, tokenizer=path)
+    options: dict[str, Any] = {"dtype": dtype, "page_size": 4}
+    model = load_model(files, dtype=getattr(torch, dtype), quantization=form, packed=True, deterministic=True)
+    adapted = family == "llama"
+    if adapted:
+        write_adapter(folder / "adapter", folder, seed=1, targets=FAMILIES["llama"].adapted)
+
+    def made(**more: Any) -> LocalScheduler:
+        local = LocalScheduler(model, **options | more)
+        assert local.runner.ops.deterministic, "the default"
+        if adapted:
+            local.scheduler.receive(LoadLora(rid="one", name="one", path=str(folder / "adapter")))
+        return local
+
+    wanted = requests()
+    if adapted:
+        for request in wanted[::3]:
+            request["lora"] = "one"
+    one = made(num_pages=200, speculation=False, cascade=False)
+    alone = []
+    for request in wanted:
+        each = dict(request)
+        rid = one.submit(each.pop("ids"), **each)
+        one.run()
+        alone.append(bits(one.results[rid]))
+        one.cache.flush()
+    drafts = model.config.states is None
+    busy = made(num_pages=44, max_running=4, chunk_tokens=9, speculation=drafts or None)
+    for seed in (1, 2):
+        found = [bits(result) for result in together(busy, wanted, seed)]
+        differing = [place for place in range(len(wanted)) if found[place] != alone[place]]
+        assert not differing, [(wanted[place], found[place], alone[place]) for place in differing[:1]]
+    assert busy.scheduler.counters.retractions > 0
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_runs_beside_changes_no_bit(name: str, tmp_path: Path) -> None:
+    check(name, *CASES[name], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_nor_for_any_other_family(name: str, tmp_path: Path) -> None:
+    check(name, *OTHERS[name], tmp_path)
