@@ -124,7 +124,9 @@ def measure(args: argparse.Namespace, shape: Path, facts: Row) -> None:
         if args.json:  # after every row, so that an interrupted run keeps its figures
             args.json.write_text(json.dumps({**facts, "rows": rows}, indent=1))
 
-    plainly = {"deterministic": False} if args.deterministic else {}  # on the CPU it is the default
+    plainly: dict[str, Any] = (
+        {"deterministic": False} if args.deterministic else {}
+    )  # on the CPU it is the default
     engine = LocalEngine(shape, engine_config(args, **plainly))
     bandwidth, flops = ceilings(engine.device, engine.dtype)
     facts |= {"model": shape.stem, "dtype": str(engine.dtype)[6:]}

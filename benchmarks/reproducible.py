@@ -105,7 +105,8 @@ async def beside(engine: rm.Engine, count: int, at_once: int, seed: int) -> dict
     rng = random.Random(seed)
     order = [(name, number) for name in KINDS for number in range(count)]
     rng.shuffle(order)
-    places, found = asyncio.Semaphore(at_once), {}
+    places = asyncio.Semaphore(at_once)
+    found: dict[tuple[str, int], object] = {}
 
     async def one(name: str, number: int, *, abort: bool) -> None:
         async with places:

@@ -101,7 +101,7 @@ def bits(result: Result) -> tuple[Any, ...]:
 
 
 def together(local: LocalScheduler, wanted: list[dict[str, Any]], seed: int) -> list[Result]:
-    """All of them, at most four at a time; every sixth is aborted soon after, and submitted once more."""
+    """All of them, six at a time; every sixth is aborted soon after, and submitted once more."""
     rng = random.Random(seed)
     order = list(range(len(wanted)))
     rng.shuffle(order)
@@ -149,7 +149,7 @@ def check(name: str, family: str, write_model: Write, dtype: str, form: Quantiza
         alone.append(bits(one.results[rid]))
         one.cache.flush()
     drafts = model.config.states is None
-    busy = made(num_pages=44, max_running=4, chunk_tokens=9, speculation=drafts or None)
+    busy = made(num_pages=34, max_running=6, chunk_tokens=9, speculation=drafts or None)
     for seed in (1, 2):
         found = [bits(result) for result in together(busy, wanted, seed)]
         differing = [place for place in range(len(wanted)) if found[place] != alone[place]]

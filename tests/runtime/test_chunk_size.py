@@ -32,7 +32,8 @@ def settled(machine: Machine, target: float | None, most: int = 512) -> tuple[li
     for rows in [2, DECODING, 20] * 20:
         cost.learn(rows, machine(rows, 0))
     size = ChunkSize(most, target, cost)
-    chunks, seconds = [], []
+    chunks: list[int] = []
+    seconds: list[float] = []
     for _ in range(60):
         chunks.append(size.of(DECODING))
         seconds.append(machine(DECODING, chunks[-1]))
@@ -89,7 +90,8 @@ def steps_beside_a_prompt(model: Any, **options: Any) -> list[float]:
     """The seconds of the steps from when a prompt of 400 tokens comes to three streams until its end."""
     clock = Clock()
     local = LocalScheduler(model, clock=clock, num_pages=400, speculation=False, **options)
-    run, found = local.scheduler.run, []
+    run = local.scheduler.run
+    found: list[float] = []
 
     def timed(plan: Any) -> Any:
         rows = sum(stop - request.computed_len for request, stop in plan if request.decoding)

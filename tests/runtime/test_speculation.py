@@ -138,7 +138,8 @@ def test_drafts_of_some_do_not_hold_up_the_others(tiny_folder: Path, others: int
     local = LocalScheduler(tiny_folder, speculation=True, num_pages=400)
     for _ in range(4):
         local.complete([REPEATING], max_tokens=32, ignore_eos=True)
-    cost, seen, run = local.scheduler._drafter.cost, [], local.scheduler.run
+    cost, run = local.scheduler._drafter.cost, local.scheduler.run
+    seen: list[tuple[list[int], int]] = []
     rng = random.Random(2)
 
     def recorded(plan: Any) -> Any:
