@@ -16,7 +16,7 @@ LEAST = 16
 """Prompt tokens of a step at least, whatever the target: prompts go on."""
 FADE = 0.9
 """The weight of a step in the time of a prompt token, against the step after it."""
-GROWTH = 2
+MULTIPLE = 2
 """A chunk is at most this multiple of the longest that was measured beside decoding requests."""
 
 
@@ -40,7 +40,7 @@ class ChunkSize:
         least = min(LEAST, self._most)
         if not self._tokens:
             return least
-        longest = min(self._most, GROWTH * self._longest)
+        longest = min(self._most, MULTIPLE * self._longest)
         room = (self._target - self._cost.of(decoding)) * self._tokens / self._seconds
         return max(least, min(int(room), longest))
 
