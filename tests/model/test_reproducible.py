@@ -112,6 +112,9 @@ def together(local: LocalScheduler, wanted: list[dict[str, Any]], seed: int) -> 
         where[place] = rid
         for _ in range(rng.randrange(4)):
             local.step()
+        running = local.scheduler._requests.running
+        if count % 4 == 3 and running:  # as where pages run out
+            local.scheduler._requests.retract(running[-1])
         if count % 6 == 5 and not local.results[rid].ended:
             local.scheduler.receive(Abort(rid=rid, silent=False))
             request = dict(wanted[place])
@@ -124,12 +127,14 @@ def check(name: str, family: str, write_model: Write, dtype: str, form: Quantiza
     path = write_model(family, folder)
     files = ModelFiles(name=name, weights=path, tokenizer=path)
     options: dict[str, Any] = {"dtype": dtype, "page_size": 4}
-    model = load_model(files, dtype=getattr(torch, dtype), quantization=form, packed=True, deterministic=True)
     adapted = family == "llama"
     if adapted:
         write_adapter(folder / "adapter", folder, seed=1, targets=FAMILIES["llama"].adapted)
 
     def made(**more: Any) -> LocalScheduler:
+        model = load_model(
+            files, dtype=getattr(torch, dtype), quantization=form, packed=True, deterministic=True
+        )
         local = LocalScheduler(model, **options | more)
         assert local.runner.ops.deterministic, "the default"
         if adapted:
@@ -148,13 +153,16 @@ def check(name: str, family: str, write_model: Write, dtype: str, form: Quantiza
         one.run()
         alone.append(bits(one.results[rid]))
         one.cache.flush()
-    drafts = model.config.states is None
+    drafts = one.runner.model.config.states is None
     busy = made(num_pages=34, max_running=6, chunk_tokens=9, speculation=drafts or None)
     for seed in (1, 2):
         found = [bits(result) for result in together(busy, wanted, seed)]
         differing = [place for place in range(len(wanted)) if found[place] != alone[place]]
         assert not differing, [(wanted[place], found[place], alone[place]) for place in differing[:1]]
-    assert busy.scheduler.counters.retractions > 0
+    counters = busy.scheduler.counters
+    assert counters.retractions > 0
+    assert counters.cached_tokens > 0
+    assert bool(counters.accepted_tokens) == drafts
 
 
 @pytest.mark.parametrize("name", CASES)
