@@ -32,7 +32,7 @@ class ListedFleet(RingFleet):
         listed: ListedReplicas,
         drain_s: float,
         receive: Callable[[ToFrontend], None],
-        lost: Callable[[WorkerDied | None, Sequence[str]], None],
+        lost: Callable[[WorkerDied | None, Sequence[str]], bool],
         restarted: Callable[[], None],
         gave_up: Callable[[EngineError], None],
     ) -> None:
