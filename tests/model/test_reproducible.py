@@ -1,4 +1,4 @@
-"""By default on the CPU the bits of an output are those of the request alone: for every family and format.
+"""By default on the CPU the bits of an output are those of the request alone: eight families, eight formats.
 
 Requests of six kinds come one after the other while others run. The pages are few, the chunks short, prefixes
 shared, some requests aborted, others retracted, and speculation drafts.
@@ -61,11 +61,6 @@ CASES: dict[str, tuple[str, Write, str, Quantization]] = {
     "qwen3_next int8": ("qwen3_next", as_folder, "bfloat16", "int8"),
     "qwen3_5 packed by four bits": ("qwen3_5", as_scheme(1), "float32", "checkpoint"),
     "granitemoeshared bfloat16": ("granitemoeshared", as_folder, "bfloat16", "none"),
-}
-OTHERS = {
-    f"{family} {form} {dtype}": (family, as_folder, dtype, form)
-    for family in FAMILIES
-    for dtype, form in (("float32", "none"), ("bfloat16", "int4"))
 }
 
 
@@ -155,10 +150,9 @@ def check(name: str, family: str, write_model: Write, dtype: str, form: Quantiza
         one.cache.flush()
     drafts = one.runner.model.config.states is None
     busy = made(num_pages=34, max_running=6, chunk_tokens=9, speculation=drafts or None)
-    for seed in (1, 2):
-        found = [bits(result) for result in together(busy, wanted, seed)]
-        differing = [place for place in range(len(wanted)) if found[place] != alone[place]]
-        assert not differing, [(wanted[place], found[place], alone[place]) for place in differing[:1]]
+    found = [bits(result) for result in together(busy, wanted, seed=1)]
+    differing = [place for place in range(len(wanted)) if found[place] != alone[place]]
+    assert not differing, [(wanted[place], found[place], alone[place]) for place in differing[:1]]
     counters = busy.scheduler.counters
     assert counters.retractions > 0
     assert counters.cached_tokens > 0
@@ -168,9 +162,3 @@ def check(name: str, family: str, write_model: Write, dtype: str, form: Quantiza
 @pytest.mark.parametrize("name", CASES)
 def test_what_runs_beside_changes_no_bit(name: str, tmp_path: Path) -> None:
     check(name, *CASES[name], tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OTHERS)
-def test_nor_for_any_other_family(name: str, tmp_path: Path) -> None:
-    check(name, *OTHERS[name], tmp_path)
