@@ -58,7 +58,7 @@ class ImitatedRunner:
     """In the place of `Runner`, and of its sampler. A request's tokens depend on its length alone."""
 
     def __init__(self, device: Device) -> None:
-        self.device, self.adapters, self.sampler = device, SimpleNamespace(), self
+        self.device, self.adapters, self.pool, self.sampler = device, SimpleNamespace(), None, self
 
     def forward(self, batch: Any) -> torch.Tensor:
         self.device.launch(WEIGHTS_S + TOKEN_S * batch.tokens.shape[1])

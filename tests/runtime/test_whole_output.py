@@ -147,6 +147,7 @@ class Prolongs(RequestSampler):
 
 class NoModel:
     adapters = None
+    pool = None
 
     def forward(self, batch: Any) -> torch.Tensor:
         return torch.zeros(len(batch.ids), 1)
