@@ -7,13 +7,15 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from msgspec import structs
+
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.lang.backends.scripted import ScriptedBackend
 from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
 from ramify.lang.batch.checkpoint import read_rerun
 from ramify.lang.batch.fingerprint import Record, record_of
+from ramify.lang.graph.recorder import NO_MODEL
 from ramify.lang.program.program import Program
-from ramify.messages import ModelInfo
 from ramify.ray.installed import require
 from ramify.ray.map_actor import Engine, ProgramActor, Work, make_backend
 from ramify.ray.parts import Parts
@@ -165,17 +167,7 @@ def _record(
 ) -> Record:
     """What is run. Made by the caller, where the source of the program is: an actor has its bytecode."""
     model = str(engine.get("model", "")) if isinstance(engine, Mapping) else ""
-    info = ModelInfo(
-        name=model,
-        path="",
-        vocab_size=0,
-        context_length=0,
-        eos_token_ids=(),
-        bos_token_id=None,
-        dtype="",
-        device="",
-        chat_format=None,
-    )
+    info = structs.replace(NO_MODEL, name=model)
     record = record_of(fn, options, common, None, info, {})
     if not isinstance(engine, Mapping):
         return record | {"backend": {"kind": getattr(engine, "__qualname__", type(engine).__qualname__)}}

@@ -98,6 +98,10 @@ class Subscriber:
     def ask(self) -> None:
         self._replay.send_multipart((b"", (self.last + 1).to_bytes(8, "big")))
 
+    def answered(self) -> bool:
+        """Whether the first frame of an answer is there, within 10 ms."""
+        return bool(self._replay.poll(10))
+
     def hear(self) -> None:
         while True:
             assert self._replay.poll(WAIT_MS), "no answer to a request for a replay"

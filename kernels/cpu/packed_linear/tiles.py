@@ -13,6 +13,7 @@ All kernels take the address of a block of arguments (`code.py`).
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 from llvmlite import ir
@@ -102,29 +103,31 @@ def _four_bits(builder: ir.IRBuilder, form: str, packed: ir.Value, place: int, t
     return builder.sitofp(builder.and_(shifted, constant(_ints, 15)), _floats)
 
 
-def _eight_f32(builder: ir.IRBuilder, form: str, at: ir.Value, tables: ir.Value) -> list[ir.Value]:
-    """The weights of a panel for eight inputs, unscaled, as float32: one vector an input."""
-    if form == "f32":
-        return [loaded(builder, builder.add(at, _i64(4 * WIDTH * k)), _floats) for k in range(8)]
-    if form == "int8":
-        rows = [loaded(builder, builder.add(at, _i64(WIDTH * k)), _bytes) for k in range(8)]
-        return [builder.sitofp(builder.sext(row, _ints), _floats) for row in rows]
-    if form == "fp8":
-        vectors = []
-        for k in range(8):
-            byte = builder.sext(loaded(builder, builder.add(at, _i64(WIDTH * k)), _bytes), _halves)
-            bits = builder.and_(builder.shl(byte, constant(_halves, 7)), constant(_halves, 0xBF80))
-            vectors.append(widened(builder, bits))
-        return vectors
+def _eight_f32(builder: ir.IRBuilder, form: str, at: ir.Value, tables: ir.Value) -> Iterator[ir.Value]:
+    """The weights of a panel for eight inputs, unscaled, as float32: one vector an input.
+
+    Each is built when it is asked for, so that registers hold a few of the eight at once.
+    """
     if form in ("int4", "table"):
         packed = loaded(builder, at, _ints)
-        return [_four_bits(builder, form, packed, k // 2 + 4 * (k % 2), tables) for k in range(8)]
-    vectors = []
-    for pair in range(4):
-        packed = loaded(builder, builder.add(at, _i64(4 * WIDTH * pair)), _ints)
-        vectors.append(builder.bitcast(builder.shl(packed, constant(_ints, 16)), _floats))
-        vectors.append(builder.bitcast(builder.and_(packed, constant(_ints, 0xFFFF0000)), _floats))
-    return vectors
+    for k in range(8):
+        if form == "f32":
+            yield loaded(builder, builder.add(at, _i64(4 * WIDTH * k)), _floats)
+        elif form == "int8":
+            row = loaded(builder, builder.add(at, _i64(WIDTH * k)), _bytes)
+            yield builder.sitofp(builder.sext(row, _ints), _floats)
+        elif form == "fp8":
+            byte = builder.sext(loaded(builder, builder.add(at, _i64(WIDTH * k)), _bytes), _halves)
+            bits = builder.and_(builder.shl(byte, constant(_halves, 7)), constant(_halves, 0xBF80))
+            yield widened(builder, bits)
+        elif form == "bf16":
+            if k % 2 == 0:
+                packed = loaded(builder, builder.add(at, _i64(2 * WIDTH * k)), _ints)
+                yield builder.bitcast(builder.shl(packed, constant(_ints, 16)), _floats)
+            else:
+                yield builder.bitcast(builder.and_(packed, constant(_ints, 0xFFFF0000)), _floats)
+        else:
+            yield _four_bits(builder, form, packed, k // 2 + 4 * (k % 2), tables)
 
 
 def _interleaved(builder: ir.IRBuilder, even: ir.Value, odd: ir.Value) -> ir.Value:
@@ -140,7 +143,7 @@ def _four_pairs(builder: ir.IRBuilder, form: str, at: ir.Value, tables: ir.Value
     if form == "bf16":
         return [loaded(builder, builder.add(at, _i64(4 * WIDTH * pair)), _words) for pair in range(4)]
     if form in ("int8", "fp8"):  # bfloat16 holds both exactly
-        wide = _eight_f32(builder, form, at, tables)
+        wide = list(_eight_f32(builder, form, at, tables))
         return [_interleaved(builder, *wide[2 * pair : 2 * pair + 2]) for pair in range(4)]
     # The look-up reads five bits, so the table is there twice.
     table = loaded(builder, builder.add(tables, _i64(packed_weights.TABLE_BF16_AT)), _words)
