@@ -117,8 +117,10 @@ def test_pages_move_to_where_a_request_goes_and_off_a_replica_that_drains(
             await asyncio.sleep(0.01)
 
     def answer(name: str) -> rm.Completion:
-        def there(self: Placement, work: Work, now: float, only: str | None = None) -> str:
-            return place(self, work, now, name)
+        def there(
+            self: Placement, work: Work, now: float, only: str | None = None, *, force: bool = False
+        ) -> str:
+            return place(self, work, now, name, force=force)
 
         monkeypatch.setattr(Placement, "place", there)
         return engine.complete(text, max_tokens=24, temperature=0.0, ignore_eos=True)
