@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo quick test ray-test check serve docs wheelhouse gpu-check clean
+.PHONY: demo quick test long-test ray-test check serve docs wheelhouse gpu-check clean
 
 demo: $(VENV)/.runtime  ## install, get the default model, run examples/judge.py
 	@$(BIN)/ramify pull
@@ -19,11 +19,15 @@ PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --dist loadfil
 
 quick: $(VENV)/.dev  ## the tests that are not slow: under 90 seconds on two cores
 	@$(BIN)/ramify pull
-	$(PYTEST) -m "not slow and not ray"
+	$(PYTEST) -m "not slow and not long and not ray"
 
-test: $(VENV)/.dev check  ## lint, types and all tests but those of Ray
+test: $(VENV)/.dev check  ## lint, types and all tests but the long ones and those of Ray
 	@$(BIN)/ramify pull
-	$(PYTEST) -m "not ray"
+	$(PYTEST) -m "not long and not ray"
+
+long-test: $(VENV)/.dev  ## the tests that `make test` leaves out because they take minutes: before a release
+	@$(BIN)/ramify pull
+	$(PYTEST) -m long
 
 ray-test: $(VENV)/.ray  ## the tests of Ray, in one process: they share a cluster on this machine
 	$(BIN)/python -m pytest tests/ray

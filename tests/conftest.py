@@ -1,10 +1,23 @@
 """What every test starts from."""
 
+import os
 import random
 
 import numpy as np
 import pytest
 import torch
+
+
+def pytest_configure() -> None:
+    """Of several test processes each keeps to one core, with the engines that it starts.
+
+    An engine's threads wait for each other in every layer. Where two engines share two cores, they wait for
+    cores as well: in turn on one core each, tests of engines take a quarter less.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
 
 @pytest.fixture(autouse=True)

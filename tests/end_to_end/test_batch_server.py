@@ -119,7 +119,9 @@ def engine() -> Iterator[rm.Engine]:
 
 
 @pytest.mark.weights
-@pytest.mark.parametrize("program", [classify, extract], ids=["classify", "extract"])
+@pytest.mark.parametrize(
+    "program", [classify, pytest.param(extract, marks=pytest.mark.long)], ids=["classify", "extract"]
+)
 def test_an_estimate_is_within_a_fifth_of_what_the_example_takes(
     program: Any, engine: rm.Engine, tmp_path: Path
 ) -> None:

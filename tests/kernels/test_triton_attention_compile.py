@@ -52,7 +52,10 @@ def compile_attend(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("generation", "head_dim"), [(89, 128), (90, 128), (90, 256)])
+@pytest.mark.parametrize(
+    ("generation", "head_dim"),
+    [pytest.param(89, 128, marks=pytest.mark.long), (90, 128), pytest.param(90, 256, marks=pytest.mark.long)],
+)
 def test_tiles_use_tensor_cores_and_fit_the_shared_memory(generation, head_dim):
     """Blocks of keys arrive asynchronously; from 64 rows on Hopper multiplies by warp groups."""
     device = GENERATIONS[generation].device

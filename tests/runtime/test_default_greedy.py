@@ -16,22 +16,20 @@ from tests.runtime.oracle import Greedy, assert_same, greedy
 
 pytestmark = [pytest.mark.slow, pytest.mark.weights, pytest.mark.timeout(400)]
 
-TOKENS = 24
+TOKENS = 16
 FEW_PAGES = 30
 """Of 8 tokens: room for the longest request, and for little beside it."""
 STORY = "Once upon a time there was a lighthouse keeper who collected clocks. " * 6
 TEXTS = [
     "The capital of France is",
     "def fibonacci(n):\n    ",
-    "Q: What is 17 + 25?\nA:",
     "Les trois couleurs du drapeau français sont",
     '{"name": "',
     STORY + "One morning every clock stopped, and",
     STORY + "One morning a letter arrived, and",
-    STORY + "His favourite clock was",
     STORY,
 ]
-CHATS = ["Count to five.", "Name three primary colours.", "Write a haiku about rivers."]
+CHATS = ["Count to five.", "Write a haiku about rivers."]
 
 
 @pytest.fixture(scope="module")

@@ -196,7 +196,7 @@ def test_every_program_ends_under_overload(policy: str) -> None:
     assert (counts.in_use, counts.leased) == (0, 0)
 
 
-@pytest.mark.parametrize(("running", "rate"), [(4, 0.375), (16, 1.05)])
+@pytest.mark.parametrize(("running", "rate"), [(4, 0.375), pytest.param(16, 1.05, marks=pytest.mark.long)])
 def test_programs_end_sooner_than_by_other_orders_and_nobody_pays(running: int, rate: float) -> None:
     """At half as much again as the engine can do, on simulated time: the same on every machine."""
 
