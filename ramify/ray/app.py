@@ -24,6 +24,7 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 
+from ramify.errors import UnsupportedField
 from ramify.ray import listed
 from ramify.ray.fleet import ListedFleet
 from ramify.ray.host import RingHost
@@ -34,6 +35,8 @@ from ramify.runtime.fleet.shares import whole
 
 CLOSE_S = 10.0
 """Beyond drain_s: for the requests that have to go on elsewhere, and for the ring's processes to end."""
+SESSIONS = 1
+"""Calls that run on each replica while it has no request: the frontend's session, which Serve counts."""
 POLL_S = 0.5
 """How often an actor that stops looks whether its requests have ended."""
 
@@ -80,6 +83,7 @@ class Frontend:
     ) -> None:
         from ramify.runtime.frontend.frontend import Frontend as RequestFrontend
 
+        refuse_several(serve.get_replica_context().world_size)
         self._config = listening(deployment.server, (await asyncio.to_thread(http_options))[0])
         logging.getLogger("ramify").setLevel(self._config.log_level.upper())
         make_fleet = functools.partial(
@@ -141,7 +145,9 @@ def application(deployment: Deployment) -> serve.Application:
     if low != high:
         scaling = {
             "autoscaling_config": AutoscalingConfig(
-                min_replicas=low, max_replicas=high, target_ongoing_requests=cluster.target(server)
+                min_replicas=low,
+                max_replicas=high,
+                target_ongoing_requests=cluster.target(server) + SESSIONS,
             )
         }
     stopping = {
@@ -151,6 +157,7 @@ def application(deployment: Deployment) -> serve.Application:
     model = serve.deployment(Model, name="Model").options(
         **scaling,
         **stopping,
+        logging_config={"enable_access_log": False},  # it has a line for each message
         # The limit is the frontend's (429): Serve would hold back messages about running requests as well.
         max_ongoing_requests=2 * server.most_requests,
         ray_actor_options={"num_cpus": cluster.cpus_per_replica, "num_gpus": cluster.gpus(server)},
@@ -165,6 +172,20 @@ def application(deployment: Deployment) -> serve.Application:
         ray_actor_options={"num_cpus": 0},
     )
     return frontend.bind(deployment, model.bind(deployment.replica()))
+
+
+def refuse_several(frontends: int) -> None:
+    """Raises `UnsupportedField` for more than one frontend.
+
+    Each would place by reservations of its own, count limits of tokens alone, and know adapters that it has
+    loaded itself.
+    """
+    if frontends > 1:
+        raise UnsupportedField(
+            f"Frontend has num_replicas {frontends}; there is one frontend, which places all requests.",
+            field="num_replicas",
+            remedy="Leave num_replicas of Frontend out, and give replicas for those of the model.",
+        )
 
 
 def listening(config: ServerConfig, host: str | None) -> ServerConfig:
